@@ -1,0 +1,20 @@
+"""The distributed PyTorch launch that works the first time; importing it loads nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.current import Current, current
+
+__version__ = "0.1.0"
+__all__ = ["Current", "__version__", "current"]
+
+
+def __getattr__(name: str) -> object:
+    """Load ``current`` on first use, so that ``import ddplaunch`` costs a training script nothing."""
+    if name in ("Current", "current"):
+        from importlib import import_module
+
+        return getattr(import_module("ddplaunch.current"), name)
+    raise AttributeError(f"module 'ddplaunch' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Facts and launch to findings, purely; one family per file."""

@@ -1,0 +1,77 @@
+"""What a check is, and how one is run against facts; refuses to know any particular check."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from ddplaunch.finding import Finding
+from ddplaunch.launch.plan import Launch
+from ddplaunch.probes.facts import Facts
+from ddplaunch.script.report import ScriptReport
+from ddplaunch.values import Unavailable
+
+CheckFunction = Callable[..., Iterable[Finding]]
+Status = Literal["passed", "found", "skipped", "crashed"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check function under its name: ``code`` is the function's name with dashes.
+
+    ``title`` is the first line of the docstring, ``explanation`` the rest (shown by ``explain CODE``).
+    """
+
+    code: str
+    family: str
+    title: str
+    explanation: str
+    needs: tuple[str, ...]
+    function: CheckFunction
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one check. ``reason`` says why it was skipped or how it crashed."""
+
+    check: Check
+    status: Status
+    findings: tuple[Finding, ...] = ()
+    reason: str = ""
+
+
+def declare(family: str, function: CheckFunction) -> Check:
+    """Wrap ``function`` as a check of ``family``; its parameters name the facts that it needs."""
+    document = inspect.cleandoc(function.__doc__ or "")
+    title, _, rest = document.partition("\n")
+    return Check(
+        code=function.__name__.replace("_", "-"),
+        family=family,
+        title=title.rstrip("."),
+        explanation=rest.strip(),
+        needs=tuple(inspect.signature(function).parameters),
+        function=function,
+    )
+
+
+def available(
+    facts: Facts, launch: Launch | Unavailable, script: ScriptReport | Unavailable
+) -> dict[str, Any]:
+    """Return everything that a check may name as a parameter: the fields of ``Facts``, ``launch``, ``script``."""
+    values = {field.name: getattr(facts, field.name) for field in fields(facts)}
+    return {**values, "launch": launch, "script": script}
+
+
+def run_check(check: Check, values: dict[str, Any]) -> Outcome:
+    """Run one check. A missing fact makes it a skip; an exception inside makes it a crash, never an abort."""
+    for need in check.needs:
+        value = values[need]
+        if isinstance(value, Unavailable):
+            return Outcome(check, "skipped", reason=value.reason)
+    try:
+        findings = tuple(check.function(**{need: values[need] for need in check.needs}))
+    except Exception as exception:  # a broken check must never cost a user the launch
+        return Outcome(check, "crashed", reason=f"{type(exception).__name__}: {exception}")
+    return Outcome(check, "found" if findings else "passed", findings)

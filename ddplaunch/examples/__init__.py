@@ -1,0 +1,1 @@
+"""Training scripts that need nothing but torch."""

@@ -1,0 +1,1 @@
+"""What will be executed, decided from options, facts and numbers; refuses to execute it."""

@@ -1,0 +1,1 @@
+"""Batch, learning rate and warmup as pure arithmetic; refuses to read anything."""

@@ -1,0 +1,1 @@
+"""Values to terminal; refuses to decide anything."""
