@@ -40,8 +40,6 @@ class RefusedError(DdplaunchError):
     status = ExitStatus.REFUSED
 
 
-def usage(
-    what: str, *, why: str, fix: str, where: str | tuple[str, ...] = (), code: str = "usage"
-) -> UsageError:
+def usage(what: str, *, why: str, fix: str, where: str | tuple[str, ...] = (), code: str = "usage") -> UsageError:
     """Return a usage error with a single finding, ready to raise."""
     return UsageError(error(code, what, why=why, fix=fix, where=where))

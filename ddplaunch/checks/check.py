@@ -56,9 +56,7 @@ def declare(family: str, function: CheckFunction) -> Check:
     )
 
 
-def available(
-    facts: Facts, launch: Launch | Unavailable, script: ScriptReport | Unavailable
-) -> dict[str, Any]:
+def available(facts: Facts, launch: Launch | Unavailable, script: ScriptReport | Unavailable) -> dict[str, Any]:
     """Return everything that a check may name as a parameter: the fields of ``Facts``, ``launch``, ``script``."""
     values = {field.name: getattr(facts, field.name) for field in fields(facts)}
     return {**values, "launch": launch, "script": script}

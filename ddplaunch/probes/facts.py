@@ -6,6 +6,10 @@ from dataclasses import dataclass, field
 
 from ddplaunch.values import Unavailable
 
+NOT_ASKED = Unavailable("not asked")
+NO_MASTER = Unavailable("no master address was named")
+NO_PORT = Unavailable("no port was named")
+
 
 @dataclass(frozen=True)
 class HostFacts:
@@ -91,21 +95,19 @@ class Gpu:
     name: str
     pci_bus_id: str = ""
     fault: str | None = None
-    compute_capability: tuple[int, int] | Unavailable = Unavailable("not asked")
-    memory_total_bytes: int | Unavailable = Unavailable("not asked")
-    memory_used_bytes: int | Unavailable = Unavailable("not asked")
-    utilization_percent: int | Unavailable = Unavailable("not asked")
-    processes: tuple[GpuProcess, ...] | Unavailable = Unavailable("not asked")
-    ecc_uncorrected: int | Unavailable = Unavailable("not asked")  # volatile: since the driver was loaded
-    remap_pending: bool | Unavailable = Unavailable("not asked")
-    remap_failed: bool | Unavailable = Unavailable("not asked")
-    recovery_action: str | Unavailable = Unavailable("not asked")  # "none", "reset", "reboot", "drain P2P", …
-    throttle_reasons: tuple[str, ...] | Unavailable = Unavailable(
-        "not asked"
-    )  # only those that slow work down
-    temperature_c: int | Unavailable = Unavailable("not asked")
-    compute_mode: str | Unavailable = Unavailable("not asked")  # "default", "exclusive process", "prohibited"
-    mig_enabled: bool | Unavailable = Unavailable("not asked")
+    compute_capability: tuple[int, int] | Unavailable = NOT_ASKED
+    memory_total_bytes: int | Unavailable = NOT_ASKED
+    memory_used_bytes: int | Unavailable = NOT_ASKED
+    utilization_percent: int | Unavailable = NOT_ASKED
+    processes: tuple[GpuProcess, ...] | Unavailable = NOT_ASKED
+    ecc_uncorrected: int | Unavailable = NOT_ASKED  # volatile: since the driver was loaded
+    remap_pending: bool | Unavailable = NOT_ASKED
+    remap_failed: bool | Unavailable = NOT_ASKED
+    recovery_action: str | Unavailable = NOT_ASKED  # "none", "reset", "reboot", "drain P2P", …
+    throttle_reasons: tuple[str, ...] | Unavailable = NOT_ASKED  # only those that slow work down
+    temperature_c: int | Unavailable = NOT_ASKED
+    compute_mode: str | Unavailable = NOT_ASKED  # "default", "exclusive process", "prohibited"
+    mig_enabled: bool | Unavailable = NOT_ASKED
     mig_devices: tuple[MigDevice, ...] = ()
 
 
@@ -220,7 +222,7 @@ class NetworkFacts:
 
     interfaces: tuple[Interface, ...]
     infiniband: tuple[InfinibandPort, ...]
-    route_to_master: Route | Unavailable = Unavailable("no master address was named")
+    route_to_master: Route | Unavailable = NO_MASTER
 
 
 @dataclass(frozen=True)
@@ -261,12 +263,10 @@ class Facts:
     shm: ShmFacts | Unavailable
     limits: LimitFacts | Unavailable
     network: NetworkFacts | Unavailable
-    master_port: PortFact | Unavailable = Unavailable("no port was named")
+    master_port: PortFact | Unavailable = NO_PORT
     data_paths: tuple[PathFact, ...] = ()
     output_paths: tuple[PathFact, ...] = ()
-    environment: dict[str, str] = field(
-        default_factory=dict
-    )  # as ddplaunch found it, secrets replaced by "***"
+    environment: dict[str, str] = field(default_factory=dict)  # as ddplaunch found it, secrets replaced by "***"
 
 
 @dataclass(frozen=True)
