@@ -65,10 +65,13 @@ class Passed:
 
 @dataclass(frozen=True)
 class Launch:
-    """Everything that ``run`` executes and ``plan`` shows. ``argv`` starts with the interpreter."""
+    """Everything that ``run`` executes and ``plan`` shows.
+
+    ``argv`` starts with the interpreter; ``target`` is None in a plan of numbers alone.
+    """
 
     run_id: str
-    target: Target
+    target: Target | None
     topology: Topology
     device: Resolved[Device]
     gpus: tuple[str, ...] | None

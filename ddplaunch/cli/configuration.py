@@ -1,0 +1,101 @@
+"""Reads the project's configuration and environment files; refuses to look outside the working directory."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.errors import UsageError, usage
+from ddplaunch.launch.envfile import parse_assignment, parse_file
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.profile import merge, select_profile
+from ddplaunch.values import Source
+
+_FILES = ("ddplaunch.toml", "pyproject.toml")
+
+
+def with_configuration(flags: Options, profile: str | None, cwd: Path) -> Options:
+    """Return the flags completed by ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` in ``cwd``.
+
+    Raises UsageError for an unreadable file, an unknown key or an unknown profile.
+    """
+    for name in _FILES:
+        table = _table(cwd / name)
+        if table is not None:
+            return merge(flags, select_profile(table, profile, name))
+    if profile is not None:
+        raise usage(
+            f"there is no profile `{profile}`",
+            why=f"neither ddplaunch.toml nor [tool.ddplaunch] in pyproject.toml is in {cwd}",
+            fix=f"write a `ddplaunch.toml` with a section `[profiles.{profile}]`",
+            where="flag: --profile",
+        )
+    return flags
+
+
+def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
+    """Return what --env-file and --env set, in this order, so that --env wins. Raises UsageError."""
+    pairs: dict[str, tuple[str, Source]] = {}
+    for item in options.env_file:
+        for name, value in parse_file(_text(item.value), item.value):
+            pairs[name] = (value, Source(item.source.kind, f"--env-file {item.value}"))
+    for item in options.env:
+        name, value = parse_assignment(item.value)
+        pairs[name] = (value, item.source)
+    return tuple((name, value, source) for name, (value, source) in pairs.items())
+
+
+def _text(name: str) -> str:
+    try:
+        return Path(name).read_bytes().decode("utf-8", "surrogateescape")
+    except OSError as exception:
+        raise usage(
+            f"`{name}` cannot be read: {exception.strerror}",
+            why="it was named by `--env-file`",
+            fix="correct the path",
+            where="flag: --env-file",
+        ) from exception
+
+
+def _table(path: Path) -> dict[str, Any] | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as exception:
+        raise _unreadable(path, str(exception)) from exception
+    if path.name == "pyproject.toml" and "ddplaunch" not in text:
+        return None
+    document = _parse(text, path)
+    if path.name != "pyproject.toml":
+        return document
+    return _nested(document, ("tool", "ddplaunch"))
+
+
+def _nested(document: dict[str, Any], keys: Iterable[str]) -> dict[str, Any] | None:
+    inner: Any = document
+    for key in keys:
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    return inner if isinstance(inner, dict) else None
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as exception:
+        raise _unreadable(path, str(exception)) from exception
+
+
+def _unreadable(path: Path, reason: str) -> UsageError:
+    return usage(
+        f"`{path.name}` cannot be read: {reason}",
+        why="it may change the launch, so it is not skipped",
+        fix=f"correct `{path.name}`",
+        where=str(path),
+    )

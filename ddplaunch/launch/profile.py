@@ -1,0 +1,93 @@
+"""A project's configuration table as options with their source; refuses to read files."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from ddplaunch.errors import UsageError, usage
+from ddplaunch.launch.options import Options
+from ddplaunch.values import Resolved, Source
+
+_TYPES = {field.name: str(field.type) for field in fields(Options)}
+_EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "LrScaling": "text"}
+
+
+def key_of(name: str) -> str:
+    """Return the configuration key of an option: its flag without the leading dashes."""
+    return name.replace("_", "-")
+
+
+def options_from_table(table: Mapping[str, Any], where: str) -> Options:
+    """Return the options that ``table`` sets, each with source "profile".
+
+    Raises UsageError for an unknown key (with the near miss) and for a value of the wrong type.
+    """
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in _TYPES:
+            raise _unknown("key", key, [key_of(known) for known in _TYPES], where)
+        values[name] = _convert(key, value, _TYPES[name], where)
+    return Options(**values)
+
+
+def select_profile(document: Mapping[str, Any], name: str | None, where: str) -> Options:
+    """Merge the document's own keys with those of the named profile, which wins.
+
+    Raises UsageError if the profile does not exist.
+    """
+    profiles = document.get("profiles", {})
+    base = options_from_table({key: value for key, value in document.items() if key != "profiles"}, where)
+    if name is None:
+        return base
+    if not isinstance(profiles, Mapping) or name not in profiles:
+        raise _unknown("profile", name, list(profiles), where)
+    return merge(options_from_table(profiles[name], f"{where}, {name}"), base)
+
+
+def merge(first: Options, second: Options) -> Options:
+    """Return ``first`` completed by ``second``; repeatable options are joined, those of ``first`` last."""
+    values: dict[str, Any] = {}
+    for name in _TYPES:
+        one, other = getattr(first, name), getattr(second, name)
+        values[name] = (*other, *one) if isinstance(one, tuple) else (other if one is None else one)
+    return replace(first, **values)
+
+
+def _convert(key: str, value: object, declared: str, where: str) -> object:
+    source = Source("profile", where)
+    kind = declared[declared.index("[") :].replace("Resolved[", "").strip("[").split("]")[0]
+    if declared.startswith("tuple"):
+        items = value if isinstance(value, list) else [value]
+        return tuple(Resolved(_scalar(key, item, kind, where), source) for item in items)
+    return Resolved(_scalar(key, value, kind, where), source)
+
+
+def _scalar(key: str, value: object, kind: str, where: str) -> object:
+    if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind == "str" and isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    wanted = {"int": int, "float": float, "bool": bool}.get(kind, str)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
+        raise usage(
+            f"`{key} = {value!r}` is not {_EXPECTED[kind]}",
+            why=f"`--{key}` takes {_EXPECTED[kind]}",
+            fix=f"correct `{key}` in {where}",
+            where=where,
+        )
+    return value
+
+
+def _unknown(what: str, name: str, known: list[str], where: str) -> UsageError:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    listed = ", ".join(f"`{item}`" for item in sorted(known)) or "none"
+    return usage(
+        f"unknown {what} `{name}`",
+        why=f"{where} may hold: {listed}",
+        fix=f"did you mean `{near[0]}`?" if near else f"use one of those, or remove `{name}`",
+        where=where,
+    )

@@ -1,0 +1,167 @@
+"""The torchrun command line of a launch, as a list; refuses to run it."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import shlex
+from dataclasses import dataclass
+
+from ddplaunch.errors import usage
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.plan import Target, Topology
+from ddplaunch.values import Unavailable
+
+#: What the launch decides itself; a second value by ``--torchrun-arg`` would contradict the plan.
+_OURS = {
+    "--nnodes": "--nnodes",
+    "--nproc-per-node": "NPROC",
+    "--node-rank": "--node-rank",
+    "--master-addr": "--master-addr",
+    "--master-port": "--master-port",
+    "--max-restarts": "--max-restarts",
+    "--rdzv-backend": "--nnodes and --master-addr",
+    "--rdzv-endpoint": "--master-addr and --master-port",
+    "--rdzv-id": "--run-id",
+    "--standalone": "NPROC without --nnodes",
+    "--module": "`-m` behind `--`",
+    "--no-python": "an executable behind `--`",
+}
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """How nodes find each other: an id that all share, and this node's address on the way to rank 0."""
+
+    id: str
+    local_address: str | None = None
+
+
+def torchrun_argv(
+    python: tuple[str, ...],
+    rendezvous: Rendezvous,
+    topology: Topology,
+    options: Options,
+    extra: tuple[str, ...],
+    target: Target | None,
+) -> tuple[str, ...]:
+    """Return the argument vector: interpreter, ``-m torch.distributed.run``, options, ``--``, target.
+
+    The ``--`` keeps argparse from taking the script's own ``--r=16`` for an abbreviation of a torchrun option
+    (https://github.com/pytorch/pytorch/issues/120601).
+    """
+    restarts = options.max_restarts.value if options.max_restarts else 0
+    argv = [
+        *python,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={_nodes(topology)}",
+        f"--nproc-per-node={topology.nproc_per_node.value}",
+        *_rendezvous(rendezvous, topology, restarts),
+        f"--max-restarts={restarts}",
+        *extra,
+    ]
+    return (*argv, *_target(target))
+
+
+def _nodes(topology: Topology) -> str:
+    high = topology.nnodes.value
+    return str(high) if topology.min_nodes == high else f"{topology.min_nodes}:{high}"
+
+
+def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> list[str]:
+    """Choose the rendezvous.
+
+    One node: c10d on a port that the kernel chooses at bind time, so launches at once never collide. Several nodes:
+    static, because only there ``--node-rank`` decides which ranks a node gets; c10d where nodes may come and go or
+    ranks are restarted (static cannot). ``is_host`` is said outright: c10d's own guess compares host names and is
+    wrong on a host whose name resolves to 127.0.1.1 (https://github.com/pytorch/pytorch/issues/73656).
+    """
+    port = topology.master_port.value if topology.master_port else 0
+    if topology.master_addr is None or topology.node_rank is None:
+        return [
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=localhost:{port}",
+            f"--rdzv-id={rendezvous.id}",
+            "--rdzv-conf=is_host=1",
+            "--local-addr=localhost",
+        ]
+    addr, rank = topology.master_addr.value, topology.node_rank.value
+    if topology.min_nodes == topology.nnodes.value and not restarts:
+        return [
+            "--rdzv-backend=static",
+            f"--rdzv-id={rendezvous.id}",
+            f"--node-rank={rank}",
+            f"--master-addr={addr}",
+            f"--master-port={port}",
+        ]
+    host = f"[{addr}]" if ":" in addr else addr
+    return [
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={host}:{port}",
+        f"--rdzv-id={rendezvous.id}",
+        f"--rdzv-conf=is_host={int(rank == 0)}",
+        *([f"--local-addr={rendezvous.local_address}"] if rendezvous.local_address else []),
+    ]
+
+
+def shared_id(topology: Topology, target: Target | None) -> str:
+    """Return a rendezvous id that every node derives alike from the command that it was given.
+
+    torchrun's default is the word "none", so that two jobs on one port merge.
+    """
+    addr = topology.master_addr.value if topology.master_addr else ""
+    port = topology.master_port.value if topology.master_port else 0
+    words = [addr, str(port), _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
+    digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()
+    return f"ddplaunch-{digest[:12]}"
+
+
+def _target(target: Target | None) -> tuple[str, ...]:
+    if target is None:
+        return ()
+    option = {"script": (), "module": ("--module",), "executable": ("--no-python",)}[target.kind]
+    return (*option, "--", target.name, *target.args)
+
+
+def extra_arguments(options: Options, known: frozenset[str] | Unavailable) -> tuple[str, ...]:
+    """Return the words of every ``--torchrun-arg``.
+
+    ``known`` are the long options of the installed torchrun. Raises UsageError for an option that it does not have
+    (with the near miss) or that ddplaunch decides itself.
+    """
+    words: list[str] = []
+    for item in options.torchrun_arg:
+        try:
+            parts = shlex.split(item.value)
+        except ValueError as exception:
+            raise usage(
+                f"`--torchrun-arg {item.value}` has an unbalanced quote",
+                why=f"it is split like a shell line ({exception})",
+                fix="`--torchrun-arg '--monitor-interval 1'`",
+                where=str(item.source),
+            ) from exception
+        for part in parts:
+            _check_flag(part, known)
+        words += parts
+    return tuple(words)
+
+
+def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
+    if not word.startswith("--"):
+        return
+    flag = "--" + word[2:].partition("=")[0].replace("_", "-")
+    if flag in _OURS:
+        raise usage(
+            f"`--torchrun-arg {word}` contradicts the plan",
+            why=f"ddplaunch decides `{flag}` itself, from {_OURS[flag]}",
+            fix=f"say it by {_OURS[flag]} instead",
+        )
+    if isinstance(known, Unavailable) or flag in known:
+        return
+    near = difflib.get_close_matches(flag, sorted(known), n=1)
+    raise usage(
+        f"the installed torchrun has no option `{flag}`",
+        why="options come and go with torch versions; this one was looked up in the installed torch/distributed/run.py",
+        fix=f"did you mean `{near[0]}`?" if near else "`python -m torch.distributed.run --help` lists them",
+    )
