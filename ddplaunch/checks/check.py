@@ -22,6 +22,8 @@ class Check:
     """A check function under its name: ``code`` is the function's name with dashes.
 
     ``title`` is the first line of the docstring, ``explanation`` the rest (shown by ``explain CODE``).
+    ``needs`` are the parameters without which the check is skipped; ``wants`` those with a default, which stands
+    where the fact is not available (``doctor`` has no launch, yet must see a small /dev/shm).
     """
 
     code: str
@@ -30,6 +32,7 @@ class Check:
     explanation: str
     needs: tuple[str, ...]
     function: CheckFunction
+    wants: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,16 +46,18 @@ class Outcome:
 
 
 def declare(family: str, function: CheckFunction) -> Check:
-    """Wrap ``function`` as a check of ``family``; its parameters name the facts that it needs."""
+    """Wrap ``function`` as a check of ``family``; its parameters name the facts that it needs or, with a default, wants."""
     document = inspect.cleandoc(function.__doc__ or "")
     title, _, rest = document.partition("\n")
+    parameters = inspect.signature(function).parameters.values()
     return Check(
         code=function.__name__.replace("_", "-"),
         family=family,
         title=title.rstrip("."),
         explanation=rest.strip(),
-        needs=tuple(inspect.signature(function).parameters),
+        needs=tuple(item.name for item in parameters if item.default is item.empty),
         function=function,
+        wants=tuple(item.name for item in parameters if item.default is not item.empty),
     )
 
 
@@ -68,8 +73,9 @@ def run_check(check: Check, values: dict[str, Any]) -> Outcome:
         value = values[need]
         if isinstance(value, Unavailable):
             return Outcome(check, "skipped", reason=value.reason)
+    names = (*check.needs, *(want for want in check.wants if not isinstance(values[want], Unavailable)))
     try:
-        findings = tuple(check.function(**{need: values[need] for need in check.needs}))
+        findings = tuple(check.function(**{name: values[name] for name in names}))
     except Exception as exception:  # a broken check must never cost a user the launch
         return Outcome(check, "crashed", reason=f"{type(exception).__name__}: {exception}")
     return Outcome(check, "found" if findings else "passed", findings)
