@@ -46,7 +46,7 @@ class Outcome:
 
 
 def declare(family: str, function: CheckFunction) -> Check:
-    """Wrap ``function`` as a check of ``family``; its parameters name the facts that it needs or, with a default, wants."""
+    """Wrap ``function`` as a check of ``family``; its parameters name what it needs and, with a default, wants."""
     document = inspect.cleandoc(function.__doc__ or "")
     title, _, rest = document.partition("\n")
     parameters = inspect.signature(function).parameters.values()
