@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from ddplaunch.values import Unavailable
 
 CheckFunction = Callable[..., Iterable[Finding]]
 Status = Literal["passed", "found", "skipped", "crashed"]
+PARAMETERS = frozenset({"launch", "script", *(field.name for field in fields(Facts))})
 
 
 @dataclass(frozen=True)
@@ -45,19 +46,25 @@ class Outcome:
     reason: str = ""
 
 
-def declare(family: str, function: CheckFunction) -> Check:
-    """Wrap ``function`` as a check of ``family``; its parameters name what it needs and, with a default, wants."""
+def declare(family: str, function: CheckFunction, accepts: Collection[str] = ()) -> Check:
+    """Wrap ``function`` as a check of ``family``; its parameters name the facts that it needs.
+
+    ``accepts`` are the parameters that it takes as ``Unavailable`` too: because their absence is what it reports, or
+    because it can do without. Raises TypeError for a parameter that no fact has, and for ``accepts`` without one.
+    """
     document = inspect.cleandoc(function.__doc__ or "")
     title, _, rest = document.partition("\n")
-    parameters = inspect.signature(function).parameters.values()
+    needs = tuple(inspect.signature(function).parameters)
+    if strangers := sorted({*needs} - PARAMETERS | {*accepts} - {*needs}):
+        raise TypeError(f"the check {function.__name__} asks for what is no fact or parameter: {', '.join(strangers)}")
     return Check(
         code=function.__name__.replace("_", "-"),
         family=family,
         title=title.rstrip("."),
         explanation=rest.strip(),
-        needs=tuple(item.name for item in parameters if item.default is item.empty),
+        needs=needs,
         function=function,
-        wants=tuple(item.name for item in parameters if item.default is not item.empty),
+        accepts=frozenset(accepts),
     )
 
 
@@ -71,7 +78,7 @@ def run_check(check: Check, values: dict[str, Any]) -> Outcome:
     """Run one check. A missing fact makes it a skip; an exception inside makes it a crash, never an abort."""
     for need in check.needs:
         value = values[need]
-        if isinstance(value, Unavailable):
+        if isinstance(value, Unavailable) and need not in check.accepts:
             return Outcome(check, "skipped", reason=value.reason)
     names = (*check.needs, *(want for want in check.wants if not isinstance(values[want], Unavailable)))
     try:
