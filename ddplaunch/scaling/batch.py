@@ -87,10 +87,12 @@ def _does_not_divide(request: NumbersRequest, asked: Resolved[int], unit: int) -
         share += f" × `--batch-size {request.batch_size.value}`"
     elif request.accum is not None:
         share += f" × `--accum {request.accum.value}`"
+    if unit != world:
+        share += f" = {unit}"
     below = asked.value // unit * unit
     neighbours = [f"`--global-batch-size {size}`" for size in (below, below + unit) if size]
     return usage(
-        f"`--global-batch-size {asked.value}` does not divide by {share} = {unit}: {asked.value % unit} left over",
+        f"`--global-batch-size {asked.value}` does not divide by {share}: {asked.value % unit} left over",
         why="every rank must take equally many samples per optimizer step: DDP weighs all ranks alike",
         fix="; or ".join([" or ".join(neighbours), *_other_ways(request, asked.value)]),
         where=where("--global-batch-size", asked),

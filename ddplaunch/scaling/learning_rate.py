@@ -131,10 +131,9 @@ def _ratio(request: NumbersRequest, batch: Batch) -> tuple[Resolved[int] | None,
 
 
 def _capped(factor: float, formula: str, request: NumbersRequest) -> Resolved[float]:
-    factor = round_significant(factor)
     if request.lr_max_factor is None:
         return Resolved(factor, Source("computed", formula))
-    cap = request.lr_max_factor.value
+    cap = float(request.lr_max_factor.value)
     verdict = f"= {format_factor(factor)}, capped at" if factor > cap else "within the cap of"
     return Resolved(min(factor, cap), Source("computed", f"{formula} {verdict} {format_factor(cap)}"))
 

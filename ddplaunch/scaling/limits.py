@@ -17,8 +17,8 @@ LARGEST_COUNT = 2**63 - 1
 
 
 def where(flag: str, resolved: Resolved[int] | Resolved[float] | Resolved[LrScaling]) -> str:
-    """Return where a value came from, for ``Finding.where``: its source if that says more than the flag."""
-    return flag if resolved.source.kind == "flag" else f"{flag} ({resolved.source})"
+    """Return where a value came from, for ``Finding.where``: the flag that was typed, or the flag and its source."""
+    return resolved.source.detail or flag if resolved.source.kind == "flag" else f"{flag} ({resolved.source})"
 
 
 def refuse_impossible(request: NumbersRequest) -> None:
@@ -30,7 +30,7 @@ def refuse_impossible(request: NumbersRequest) -> None:
 
 def _counts(request: NumbersRequest) -> Iterator[Finding]:
     counts = (
-        ("NPROC", request.world_size, 1, "4", "processes"),
+        (where("NPROC", request.world_size), request.world_size, 1, "4", "processes"),
         ("--batch-size", request.batch_size, 1, "--batch-size 8", "samples"),
         ("--accum", request.accum, 1, "--accum 1", "micro-batches"),
         ("--global-batch-size", request.global_batch_size, 1, "--global-batch-size 64", "samples"),

@@ -1,0 +1,209 @@
+"""Learning rate and warmup: what is computed, where it says it comes from, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.errors import ExitStatus, UsageError
+from ddplaunch.scaling.arithmetic import compute
+from ddplaunch.scaling.numbers import Numbers, NumbersRequest
+from ddplaunch.scaling.rounding import format_lr, round_half_up
+from ddplaunch.values import Resolved, Source
+
+
+counts = st.integers(1, 5000)
+
+
+def ask(world_size: int, **said: Any) -> NumbersRequest:
+    """Return the request of somebody who typed every one of ``said`` as a flag."""
+    flags = {name: Resolved(value, Source("flag", "--" + name.replace("_", "-"))) for name, value in said.items()}
+    return NumbersRequest(Resolved(world_size, Source("flag", "NPROC")), **flags)
+
+
+def value(resolved: Resolved[Any] | None) -> Any:
+    """Return what was resolved; fails where nothing was."""
+    assert resolved is not None
+    return resolved.value
+
+
+def refused(request: NumbersRequest, code: str) -> str:
+    """Return the only finding's what, why and fix as one text."""
+    with pytest.raises(UsageError) as caught:
+        compute(request)
+    assert caught.value.status == ExitStatus.USAGE
+    (finding,) = caught.value.findings
+    assert finding.code == code
+    assert "\n" not in finding.what
+    return f"{finding.what} | {finding.why} | {finding.fix}"
+
+
+def texts(numbers: Numbers) -> str:
+    return " | ".join(f"{assumption.text} [{assumption.source}]" for assumption in numbers.assumptions)
+
+
+# Learning rate and warmup
+
+
+@pytest.mark.parametrize(
+    ("said", "factor", "detail"),
+    [
+        ({}, 8, "linear: 512 / 64"),
+        ({"base_batch_size": 256}, 2, "linear: 512 / 256"),
+        ({"lr_scaling": "sqrt"}, math.sqrt(8), "sqrt(512 / 64)"),
+        ({"lr_scaling": "none"}, 1, "none"),
+        ({"lr_max_factor": 4.0}, 4, "linear: 512 / 64 = 8, capped at 4"),
+        ({"lr_max_factor": 4.0, "lr_scaling": "sqrt"}, math.sqrt(8), "sqrt(512 / 64) within the cap of 4"),
+    ],
+)
+def test_factor(said: dict[str, Any], factor: float, detail: str) -> None:
+    numbers = compute(ask(8, batch_size=16, accum=4, base_lr=5e-5, base_warmup=5000, **said))
+    assert numbers.lr_factor == Resolved(factor, Source("computed", detail))
+    assert isinstance(value(numbers.lr_factor), float)
+    assert value(numbers.lr) == pytest.approx(5e-5 * factor, rel=1e-11)
+    assert value(numbers.warmup_steps) == round_half_up(5000 * factor)
+
+
+def test_computed_values_show_the_numbers_they_came_from() -> None:
+    numbers = compute(ask(8, batch_size=16, base_lr=1e-4, base_warmup=500))
+    assert str(value(numbers.lr)) == "0.0008"
+    assert numbers.lr is not None and numbers.lr.source == Source("computed", "0.0001 × 8")
+    assert numbers.warmup_steps == Resolved(4000, Source("computed", "500 × 8"))
+    assert numbers.base_batch_size == Resolved(16, Source("computed", "16 × 1 × 1"))
+
+
+def test_a_base_without_any_batch_is_one_gpu() -> None:
+    numbers = compute(ask(4, base_lr=1e-4))
+    assert numbers.lr_factor == Resolved(4.0, Source("computed", "linear: 4 / 1 GPU"))
+    assert numbers.base_batch_size is None
+    assert "base_lr was tuned for one GPU with the batch that the script uses" in texts(numbers)
+
+
+def test_defaults_are_assumptions_with_sources() -> None:
+    said = texts(compute(ask(4, batch_size=8, accum=2, base_lr=1e-4)))
+    assert "Goyal et al. 2017" in said
+    assert "the square root is the usual rule" in said
+    assert "base_lr was tuned for one GPU with the same per-GPU batch and accumulation, 16 samples" in said
+    assert "DDP averages gradients over ranks" in said
+    assert "2 accumulated micro-batches" in said
+
+
+def test_what_was_said_is_no_assumption() -> None:
+    request = ask(4, batch_size=8, base_lr=1e-4, base_batch_size=32, lr_scaling="linear")
+    numbers = compute(request)
+    assert value(numbers.lr_factor) == 1
+    assert numbers.assumptions == ()
+
+
+def test_lr_is_final_while_warmup_scales() -> None:
+    request = ask(4, batch_size=8, lr=3e-4, base_warmup=100)
+    numbers = compute(request)
+    assert numbers.lr is request.lr
+    assert value(numbers.warmup_steps) == 400
+    assert "base_warmup was tuned for one GPU" in texts(numbers)
+    assert "gradients" not in texts(numbers)
+
+
+def test_lr_alone_has_no_factor() -> None:
+    numbers = compute(ask(4, batch_size=8, lr=3e-4))
+    assert (numbers.lr_factor, numbers.lr_scaling, numbers.assumptions) == (None, None, ())
+
+
+def test_warmup_halves_go_up_and_zero_stays() -> None:
+    half = ask(1, batch_size=5, base_batch_size=2, base_warmup=5)
+    assert value(compute(half).warmup_steps) == 13  # 12.5, which round() would take to 12
+    assert value(compute(ask(8, base_warmup=0)).warmup_steps) == 0
+
+
+def test_warmup_alone_follows_the_asked_rule() -> None:
+    assert value(compute(ask(4, base_warmup=100, lr_scaling="sqrt")).warmup_steps) == 200
+
+
+def test_lr_and_base_lr_are_refused_together() -> None:
+    text = refused(ask(4, lr=4e-4, base_lr=1e-4), "lr-given-twice")
+    assert "`--lr 0.0004` and `--base-lr 0.0001`" in text
+
+
+@pytest.mark.parametrize(("name", "said"), [("lr_scaling", "linear"), ("lr_max_factor", 2.0), ("base_batch_size", 32)])
+def test_scaling_with_nothing_to_scale_is_refused(name: str, said: object) -> None:
+    flag = "--" + name.replace("_", "-")
+    assert f"`{flag} {said}`" in refused(ask(4, batch_size=8, **{name: said}), "nothing-to-scale")
+    assert "`--lr 0.001` is final" in refused(ask(4, lr=1e-3, **{name: said}), "nothing-to-scale")
+    assert compute(ask(4, batch_size=8, base_lr=1e-3, **{name: said})).lr is not None
+    assert compute(ask(4, batch_size=8, base_warmup=10, **{name: said})).warmup_steps is not None
+
+
+def test_a_base_batch_needs_a_batch_to_compare_with() -> None:
+    assert "--batch-size 8" in refused(ask(4, base_lr=1e-4, base_batch_size=64), "batch-unknown")
+
+
+def test_a_product_outside_a_float_is_refused() -> None:
+    assert "is inf" in refused(ask(2, base_lr=1e308), "number-out-of-range")
+    assert "is 0," in refused(ask(1, base_lr=5e-324, lr_max_factor=1e-9), "number-out-of-range")
+
+
+@given(st.floats(1e-12, 1e3), st.integers(1, 4096), counts, counts, st.sampled_from(["linear", "sqrt", "none"]))
+def test_lr_is_the_product_to_12_digits(lr: float, world: int, batch: int, base: int, rule: str) -> None:
+    numbers = compute(ask(world, batch_size=batch, base_lr=lr, base_batch_size=base, lr_scaling=rule))
+    ratio = batch * world / base
+    exact = lr * {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
+    assert math.isclose(value(numbers.lr), exact, rel_tol=5.1e-12)
+    assert len(format_lr(value(numbers.lr)).split("e")[0].replace(".", "").strip("0")) <= 12
+
+
+# Impossible input
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *((name, n) for name in ("batch_size", "accum", "global_batch_size") for n in (0, -1, 2**63)),
+        *((name, n) for name in ("base_batch_size", "dataset_size") for n in (0, -5)),
+        ("base_warmup", -1),
+        *((name, x) for name in ("lr", "base_lr", "lr_max_factor") for x in (0.0, -1e-4, math.nan, math.inf)),
+    ],
+)
+def test_an_impossible_number_names_its_flag(name: str, wrong: float) -> None:
+    assert "`--" + name.replace("_", "-") in refused(ask(2, **{name: wrong}), "number-out-of-range")
+
+
+@pytest.mark.parametrize("world", [0, -4])
+def test_an_impossible_world_size_is_refused(world: int) -> None:
+    assert f"`NPROC` is {world}" in refused(ask(world, batch_size=8), "number-out-of-range")
+
+
+def test_an_unknown_rule_is_refused_with_the_known_ones() -> None:
+    text = refused(ask(2, base_lr=1e-4, lr_scaling="cosine"), "unknown-lr-scaling")
+    assert "'cosine', not one of linear, sqrt, none" in text
+
+
+def test_all_impossible_numbers_are_told_at_once_with_their_source() -> None:
+    request = ask(2, batch_size=0, base_lr=math.nan)
+    request = replace(request, accum=Resolved(-1, Source("profile", "ddplaunch.toml [big]")))
+    with pytest.raises(UsageError) as caught:
+        compute(request)
+    assert [finding.where for finding in caught.value.findings] == [
+        ("--batch-size",),
+        ("--accum (profile: ddplaunch.toml [big])",),
+        ("--base-lr",),
+    ]
+
+
+# Text
+
+
+@pytest.mark.parametrize(
+    ("x", "text"), [(4e-4, "0.0004"), (1e-5, "1e-05"), (2.0, "2"), (0.1, "0.1"), (1e-4, "0.0001"), (1e16, "1e+16")]
+)
+def test_format_lr(x: float, text: str) -> None:
+    assert format_lr(x) == text
+
+
+@given(st.floats(allow_nan=False))
+def test_format_lr_reads_back_exactly(x: float) -> None:
+    assert float(format_lr(x)) == x
