@@ -24,7 +24,8 @@ class Check:
 
     ``title`` is the first line of the docstring, ``explanation`` the rest (shown by ``explain CODE``).
     ``needs`` are the parameters without which the check is skipped; ``wants`` those with a default, which stands
-    where the fact is not available (``doctor`` has no launch, yet must see a small /dev/shm).
+    where the fact is not available (``doctor`` has no launch, yet must see a small /dev/shm). ``accepts`` are those
+    of ``needs`` that the function takes as ``Unavailable``, because it reports the reason for the absence.
     """
 
     code: str
@@ -34,6 +35,7 @@ class Check:
     needs: tuple[str, ...]
     function: CheckFunction
     wants: tuple[str, ...] = ()
+    accepts: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,16 @@ class Outcome:
 def declare(family: str, function: CheckFunction, accepts: Collection[str] = ()) -> Check:
     """Wrap ``function`` as a check of ``family``; its parameters name the facts that it needs.
 
-    ``accepts`` are the parameters that it takes as ``Unavailable`` too: because their absence is what it reports, or
-    because it can do without. Raises TypeError for a parameter that no fact has, and for ``accepts`` without one.
+    A parameter with a default is wanted, not needed. ``accepts`` names needed ones that may come as ``Unavailable``.
+    Raises TypeError for a parameter that no fact has, and for an ``accepts`` that is no needed parameter.
     """
     document = inspect.cleandoc(function.__doc__ or "")
     title, _, rest = document.partition("\n")
-    needs = tuple(inspect.signature(function).parameters)
-    if strangers := sorted({*needs} - PARAMETERS | {*accepts} - {*needs}):
-        raise TypeError(f"the check {function.__name__} asks for what is no fact or parameter: {', '.join(strangers)}")
+    parameters = inspect.signature(function).parameters.values()
+    needs = tuple(each.name for each in parameters if each.default is inspect.Parameter.empty)
+    wants = tuple(each.name for each in parameters if each.default is not inspect.Parameter.empty)
+    if strangers := sorted(({*needs, *wants} - PARAMETERS) | ({*accepts} - {*needs})):
+        raise TypeError(f"the check {function.__name__} names what it cannot get: {', '.join(strangers)}")
     return Check(
         code=function.__name__.replace("_", "-"),
         family=family,
@@ -64,6 +68,7 @@ def declare(family: str, function: CheckFunction, accepts: Collection[str] = ())
         explanation=rest.strip(),
         needs=needs,
         function=function,
+        wants=wants,
         accepts=frozenset(accepts),
     )
 
