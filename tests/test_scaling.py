@@ -16,7 +16,6 @@ from ddplaunch.scaling.numbers import Numbers, NumbersRequest
 from ddplaunch.scaling.rounding import format_lr, round_half_up
 from ddplaunch.values import Resolved, Source
 
-
 counts = st.integers(1, 5000)
 
 
