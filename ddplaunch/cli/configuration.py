@@ -87,9 +87,10 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(text)
+        document: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as exception:
         raise _unreadable(path, str(exception)) from exception
+    return document
 
 
 def _unreadable(path: Path, reason: str) -> UsageError:

@@ -27,16 +27,24 @@ def _option(panel: str, text: str, metavar: str | None = None, flags: tuple[str,
 _DECLARED: dict[str, tuple[Any, Any]] = {
     "nproc": (
         Text,
-        typer.Argument(help="Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).", metavar="[NPROC]"),
+        typer.Argument(
+            help="Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).", metavar="[NPROC]"
+        ),
     ),
-    "gpus": (Text, _option(_SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to pick and hold 4 idle ones.", "LIST")),
+    "gpus": (
+        Text,
+        _option(_SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to pick and hold 4 idle ones.", "LIST"),
+    ),
     "device": (Text, _option(_SIZE, "auto, cuda or cpu.", "KIND")),
     "nnodes": (Text, _option(_SIZE, "Nodes, or MIN:MAX.", "N")),
     "batch_size": (Integer, _option(_NUMBERS, "Samples per process and forward pass.", "N")),
     "accum": (Integer, _option(_NUMBERS, "Gradient accumulation: forward passes per optimizer step.", "N")),
     "global_batch_size": (Integer, _option(_NUMBERS, "Samples per optimizer step over all processes.", "N")),
     "base_lr": (Number, _option(_NUMBERS, "Learning rate to scale from.", "X")),
-    "base_batch_size": (Integer, _option(_NUMBERS, "Effective batch that --base-lr was tuned for [one process's].", "N")),
+    "base_batch_size": (
+        Integer,
+        _option(_NUMBERS, "Effective batch that --base-lr was tuned for [one process's].", "N"),
+    ),
     "lr": (Number, _option(_NUMBERS, "Final learning rate, never scaled.", "X")),
     "lr_scaling": (Text, _option(_NUMBERS, "linear, sqrt or none.", "RULE")),
     "lr_max_factor": (Number, _option(_NUMBERS, "Largest factor that scaling may apply.", "X")),
@@ -54,7 +62,10 @@ _DECLARED: dict[str, tuple[Any, Any]] = {
     "master_port": (Integer, _option(_NETWORK, "Port of the rendezvous [a free one on one node].", "PORT")),
     "socket_ifname": (Text, _option(_NETWORK, "Network interface for NCCL and gloo.", "NAME")),
     "nccl_debug": (Text, _option(_NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE.", "LEVEL")),
-    "nccl_ib": (Switch, _option(_NETWORK, "Use InfiniBand or not [if a port is up].", None, ("--nccl-ib/--no-nccl-ib",))),
+    "nccl_ib": (
+        Switch,
+        _option(_NETWORK, "Use InfiniBand or not [if a port is up].", None, ("--nccl-ib/--no-nccl-ib",)),
+    ),
     "env": (Many, _option(_ENVIRONMENT, "Set a variable for the ranks (repeatable).", "K=V")),
     "env_file": (Many, _option(_ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE")),
     "max_restarts": (Integer, _option(_ENVIRONMENT, "Restarts of the ranks after a failure.", "N")),

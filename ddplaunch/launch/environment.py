@@ -10,8 +10,6 @@ from ddplaunch.launch.plan import Device, Topology, Variable
 from ddplaunch.probes.facts import Facts, NetworkFacts
 from ddplaunch.values import Source, Unavailable
 
-DETECTED = "detected"
-
 
 @dataclass(frozen=True)
 class Surroundings:
@@ -69,7 +67,7 @@ def _general(topology: Topology, surroundings: Surroundings) -> list[Variable]:
         processes = topology.nproc_per_node.value
         threads = max(1, cpu.usable // processes)
         reason = f"{cpu.usable} usable CPUs / {processes} processes; unset, torchrun would say 1"
-        variables.append(Variable("OMP_NUM_THREADS", str(threads), Source(DETECTED), reason))
+        variables.append(Variable("OMP_NUM_THREADS", str(threads), Source("detected"), reason))
     return variables
 
 
@@ -78,7 +76,7 @@ def _cuda(options: Options, surroundings: Surroundings) -> list[Variable]:
     if surroundings.device == "cpu":
         if isinstance(nvml, Unavailable) or not nvml.gpus:
             return []
-        source = options.device.source if options.device else Source(DETECTED)
+        source = options.device.source if options.device else Source("detected")
         return [Variable("CUDA_VISIBLE_DEVICES", "", source, "hides the GPUs: this launch runs on the CPU")]
     variables = []
     if surroundings.gpus is not None:
@@ -103,7 +101,7 @@ def _infiniband(options: Options, network: NetworkFacts | Unavailable) -> list[V
     if isinstance(network, Unavailable) or any(port.state == "ACTIVE" for port in network.infiniband):
         return []
     reason = "no InfiniBand port is up" if network.infiniband else "this machine has no InfiniBand device"
-    return [Variable("NCCL_IB_DISABLE", "1", Source(DETECTED), reason)]
+    return [Variable("NCCL_IB_DISABLE", "1", Source("detected"), reason)]
 
 
 def _flight_recorder(surroundings: Surroundings) -> list[Variable]:
@@ -133,7 +131,7 @@ def _interfaces(options: Options, topology: Topology, surroundings: Surroundings
         route = network.route_to_master
         if isinstance(route, Unavailable) or route.interface is None or route.interface == "lo":
             return []
-        name, source = route.interface, Source(DETECTED)
+        name, source = route.interface, Source("detected")
         exact, reason = f"={name}", f"on the route to {route.destination}"
     variables = [Variable("GLOO_SOCKET_IFNAME", name, source, reason)]
     if surroundings.device == "cuda":

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from ddplaunch.errors import UsageError, usage
 from ddplaunch.launch.plan import Passed
-from ddplaunch.scaling.learning_rate import format_lr
 from ddplaunch.scaling.numbers import Numbers
+from ddplaunch.scaling.rounding import format_lr
 from ddplaunch.script.arguments import given
 from ddplaunch.script.report import DeclaredOption, ScriptReport
 from ddplaunch.values import Unavailable

@@ -10,11 +10,12 @@ from ddplaunch.errors import usage
 from ddplaunch.launch.environment import Surroundings, decide_environment
 from ddplaunch.launch.forward import Forwarded, forward, texts
 from ddplaunch.launch.from_script import complete_from_script
-from ddplaunch.launch.gpus import Selection, visible
+from ddplaunch.launch.gpus import Selection
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Device, Launch, Target, Topology, Variable
 from ddplaunch.launch.topology import resolve_topology, split_nproc
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
+from ddplaunch.launch.visible_gpus import visible
 from ddplaunch.probes.facts import Facts
 from ddplaunch.scaling.arithmetic import compute
 from ddplaunch.scaling.numbers import Numbers, NumbersRequest
@@ -198,7 +199,7 @@ def _from_script(numbers: Numbers, name: str) -> bool:
 
 
 def _entries(selection: Selection | None) -> tuple[str, ...] | None:
-    return None if selection is None else selection.entries
+    return None if selection is None else tuple(entry.text for entry in selection.entries)
 
 
 def _argv(options: Options, topology: Topology, target: Target | None, situation: Situation) -> tuple[str, ...]:

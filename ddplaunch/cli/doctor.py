@@ -1,0 +1,99 @@
+"""``ddplaunch doctor``: all checks of this machine, and of a launch if one is named; changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from ddplaunch.checks.all_checks import ALL
+from ddplaunch.checks.check import Outcome
+from ddplaunch.cli.configuration import with_configuration
+from ddplaunch.cli.options import launch_options
+from ddplaunch.cli.prepare import check, prepare, probe_request
+from ddplaunch.cli.say import answer, answer_json, tell
+from ddplaunch.cli.script_words import optional_script_words
+from ddplaunch.cli.target import parse_target
+from ddplaunch.errors import ExitStatus, usage
+from ddplaunch.launch.options import Options
+from ddplaunch.probes.facts import Facts
+from ddplaunch.probes.gather import gather
+from ddplaunch.ui.doctor_view import doctor_json, doctor_text, list_json, list_text
+from ddplaunch.ui.report import report_text
+from ddplaunch.ui.streams import styled, unicode_ok, width
+from ddplaunch.values import Unavailable
+
+_PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py")
+
+
+@launch_options
+def doctor(
+    context: typer.Context,
+    options: Options,
+    profile: Annotated[Optional[str], typer.Option(help="Named profile of ddplaunch.toml.")] = None,  # noqa: UP045
+    list_checks: Annotated[bool, typer.Option("--list", help="Every check, with what it looks at.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Outcomes and facts as JSON.")] = False,
+    report: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--report", metavar="FILE", help="Write a text for a bug report, without secrets (- is stdout)."),
+    ] = None,
+) -> None:
+    """Check this machine; with a launch behind it, as for run, check that too."""
+    if list_checks:
+        answer_json(list_json(ALL)) if json else answer(list_text(ALL, width(sys.stdout), styled(sys.stdout)))
+        return
+    options = with_configuration(options, profile, Path.cwd())
+    facts, outcomes = examine(options, optional_script_words(context))
+    ignored = {item.value for item in options.ignore}
+    outcomes = tuple(outcome for outcome in outcomes if outcome.check.code not in ignored)
+    if report is not None:
+        write_report(report, report_text(facts, outcomes, versions()))
+    elif json:
+        answer_json(doctor_json(outcomes, facts))
+    else:
+        answer(doctor_text(outcomes, facts, width(sys.stdout), styled(sys.stdout), unicode=unicode_ok(sys.stdout)))
+    found = any(outcome.status in ("found", "crashed") for outcome in outcomes)
+    raise typer.Exit(ExitStatus.FINDINGS if found else ExitStatus.DONE)
+
+
+def examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Outcome, ...]]:
+    """Gather everything, torch's own answer included, and run every check that has its facts."""
+    if words is not None:
+        prepared = prepare(options, parse_target(words), import_torch=True)
+        return prepared.facts, prepared.outcomes
+    facts = gather(probe_request(options, os.environ, import_torch=True))
+    nothing = Unavailable("no launch was named: `ddplaunch doctor 4 -- train.py` checks one")
+    return facts, check(nothing, facts, Unavailable(nothing.reason))
+
+
+def write_report(path: Path, text: str) -> None:
+    """Write the report to ``path`` (``-`` is stdout). Raises UsageError where it cannot be written."""
+    if str(path) == "-":
+        answer(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as exception:
+        raise usage(
+            f"the report cannot be written to `{path}`: {exception.strerror}",
+            why="`--report` takes the file to write",
+            fix="`ddplaunch doctor --report -` prints it",
+            where="flag: --report",
+        ) from exception
+    tell(f"report written to {path}\n")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python, the platform and the packages that matter."""
+    found = {"Python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found

@@ -1,0 +1,170 @@
+"""From options to a checked launch, the path that ``run`` and ``plan`` share; refuses to show or start anything."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from ddplaunch.checks.all_checks import run_all
+from ddplaunch.checks.check import Outcome, available
+from ddplaunch.cli.configuration import variables
+from ddplaunch.errors import usage
+from ddplaunch.finding import Finding, Severity
+from ddplaunch.launch.gpus import Selection, select
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.plan import Launch, Target
+from ddplaunch.launch.resolve import Situation, resolve
+from ddplaunch.launch.topology import split_nproc
+from ddplaunch.probes.facts import Facts, NvmlFacts, ProbeRequest
+from ddplaunch.probes.gather import gather
+from ddplaunch.records.directory import run_directory, runs_directory
+from ddplaunch.records.gpu_lock import GpuLocks, pick_free
+from ddplaunch.records.run_id import new_run_id
+from ddplaunch.script.locate import locate
+from ddplaunch.script.read import read_script
+from ddplaunch.script.report import ScriptReport
+from ddplaunch.values import Unavailable
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A decided launch, the facts it was decided from and every check's outcome; ``base`` holds the records."""
+
+    launch: Launch
+    facts: Facts
+    outcomes: tuple[Outcome, ...]
+    base: Path
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Everything the checks found, errors first."""
+        every = [finding for outcome in self.outcomes for finding in outcome.findings]
+        return tuple(sorted(every, key=lambda finding: finding.severity is not Severity.ERROR))
+
+    def refusing(self) -> tuple[Finding, ...]:
+        """Return the errors that nobody asked to ignore."""
+        ignored = {item.value for item in self.launch.options.ignore}
+        return tuple(item for item in self.findings if item.severity is Severity.ERROR and item.code not in ignored)
+
+
+def prepare(
+    options: Options, target: Target | None, *, locks: GpuLocks | None = None, import_torch: bool = False
+) -> Prepared:
+    """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks;
+    ``import_torch`` asks a child interpreter as well (seconds).
+
+    Raises UsageError or RefusedError where no launch can be decided at all.
+    """
+    environ, cwd = os.environ, Path.cwd()
+    pairs = variables(options)
+    facts = gather(probe_request(options, environ, import_torch=import_torch))
+    script = script_report(target, cwd)
+    run_id = options.run_id.value if options.run_id else new_run_id()
+    base = runs_directory(environ, options.run_dir.value if options.run_dir else None, cwd)
+    situation = Situation(
+        facts=facts,
+        script=script,
+        environ=environ,
+        pairs=pairs,
+        selection=choose_gpus(options, facts, environ, locks, run_id),
+        python=interpreter(),
+        run_id=run_id,
+        record=str(record_directory(base, run_id)),
+    )
+    launch = resolve(options, target, situation)
+    return Prepared(launch, facts, check(launch, facts, script), base)
+
+
+def check(launch: Launch | Unavailable, facts: Facts, script: ScriptReport | Unavailable) -> tuple[Outcome, ...]:
+    """Run the checks, none with ``--no-checks``."""
+    if isinstance(launch, Launch) and launch.options.checks is not None and not launch.options.checks.value:
+        return ()
+    return run_all(available(facts, launch, script))
+
+
+def probe_request(options: Options, environ: Mapping[str, str], *, import_torch: bool = False) -> ProbeRequest:
+    """Return what to look at for these options; an explicit port counts on the node that will bind it."""
+    port = options.master_port.value if options.master_port else _port(environ)
+    rank = options.node_rank.value if options.node_rank else 0
+    addr = options.master_addr.value if options.master_addr else environ.get("MASTER_ADDR")
+    several = options.nnodes is not None or split_nproc(options)[0] is not None
+    return ProbeRequest(
+        data_paths=tuple(item.value for item in options.data),
+        output_paths=tuple(item.value for item in options.output),
+        master_addr=addr if several else None,
+        master_port=port if rank == 0 and port and 0 < port < 65536 else None,
+        import_torch=import_torch,
+    )
+
+
+def _port(environ: Mapping[str, str]) -> int | None:
+    text = environ.get("MASTER_PORT", "")
+    return int(text) if text.isascii() and text.isdigit() else None
+
+
+def choose_gpus(
+    options: Options, facts: Facts, environ: Mapping[str, str], locks: GpuLocks | None, run_id: str
+) -> Selection | None:
+    """Return the GPUs of ``--gpus``, None where it was not given. Raises UsageError or RefusedError."""
+    if options.gpus is None:
+        return None
+    if not isinstance(facts.nvml, NvmlFacts):
+        raise usage(
+            f"`--gpus {options.gpus.value}`, but no GPU can be asked: {facts.nvml.reason}",
+            why="GPUs are found through NVML, the driver's library",
+            fix="`ddplaunch doctor` says what is wrong with the driver; `--device cpu` runs without GPUs",
+            where=str(options.gpus.source),
+            code="gpu-not-found",
+        )
+    seen = environ.get("CUDA_VISIBLE_DEVICES")
+    _, processes = split_nproc(options)
+    need = None if processes == "auto" else int(processes)
+    if locks is not None and options.gpus.value.startswith("free"):
+        return pick_free(options.gpus.value, facts.nvml, seen, locks, run_id, need)
+    return select(options.gpus.value, facts.nvml, seen, frozenset(), need)
+
+
+def record_directory(base: Path, run_id: str) -> Path:
+    """Return the directory of the run's record. Raises UsageError for an id that cannot name a directory."""
+    try:
+        return run_directory(base, run_id)
+    except ValueError as exception:
+        raise usage(str(exception), why="it names the run's record", fix="`--run-id my-run-1`") from exception
+
+
+def script_report(target: Target | None, cwd: Path) -> ScriptReport | Unavailable:
+    """Read the target's source. Raises UsageError for a module that exists nowhere."""
+    if target is None:
+        return Unavailable("no script was named")
+    search = tuple(Path(entry) for entry in sys.path if entry)
+    path = locate(target.kind, target.name, cwd, search)
+    if isinstance(path, Path):
+        return read_script(path, cwd, search)
+    if target.kind == "module" and not (cwd / target.name.split(".")[0]).exists() and not _installed(target.name):
+        raise usage(
+            f"there is no module `{target.name}`",
+            why=f"neither {cwd} nor {sys.executable} has it",
+            fix="`cd` to the directory that holds the package, or install it",
+            code="script-not-found",
+        )
+    return path
+
+
+def _installed(module: str) -> bool:
+    try:
+        return find_spec(module.split(".")[0]) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def interpreter() -> tuple[str, ...]:
+    """Return the interpreter that torchrun runs in.
+
+    ``-P`` keeps a ``logging.py`` or ``types.py`` of the working directory from shadowing the standard library
+    inside torchrun; the ranks are started without it.
+    """
+    return (sys.executable, "-P") if sys.version_info >= (3, 11) else (sys.executable,)

@@ -1,0 +1,112 @@
+"""``ddplaunch run``: check, plan, show, record, and become torchrun."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, NoReturn, Optional
+
+import typer
+
+from ddplaunch.cli.configuration import with_configuration
+from ddplaunch.cli.options import launch_options
+from ddplaunch.cli.prepare import Prepared, prepare
+from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.script_words import script_words
+from ddplaunch.cli.target import parse_target
+from ddplaunch.errors import ExitStatus, usage
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.plan import Launch
+from ddplaunch.records.gpu_lock import GpuLocks
+from ddplaunch.records.record import write
+from ddplaunch.ui.dry_run import dry_run_text
+from ddplaunch.ui.export import plan_json
+from ddplaunch.ui.panel import launch_panel
+from ddplaunch.ui.speech import refusal_text
+from ddplaunch.ui.streams import styled, unicode_ok, width
+
+
+@launch_options
+def run(
+    context: typer.Context,
+    options: Options,
+    profile: Annotated[Optional[str], typer.Option(help="Named profile of ddplaunch.toml.")] = None,  # noqa: UP045
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launch as shell text; start nothing.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="With --dry-run: the whole plan as JSON.")] = False,
+) -> None:
+    """Check, plan, and become torchrun: ddplaunch run 4 --batch-size 8 -- train.py --epochs 20"""
+    if json and not dry_run:
+        raise usage(
+            "`--json` without `--dry-run`",
+            why="stdout belongs to the script once it runs",
+            fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
+        )
+    options = with_configuration(options, profile, Path.cwd())
+    target = parse_target(script_words(context))
+    locks = GpuLocks()
+    prepared = prepare(options, target, locks=None if dry_run else locks)
+    refusing = prepared.refusing()
+    if dry_run:
+        _print_dry_run(prepared, json)
+        raise typer.Exit(ExitStatus.REFUSED if refusing else ExitStatus.DONE)
+    if refusing:
+        _refuse(prepared)
+    environment = environment_of(prepared.launch)
+    noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base)
+    _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
+    execute(prepared.launch, environment)
+
+
+def environment_of(launch: Launch) -> dict[str, str]:
+    """Return the environment that torchrun gets: this process's with the launch's variables set and removed."""
+    environment = dict(os.environ)
+    for variable in launch.environment:
+        if variable.value is None:
+            environment.pop(variable.name, None)
+        else:
+            environment[variable.name] = variable.value
+    return environment
+
+
+def shown_path(path: Path) -> str:
+    """Return ``path`` relative to the working directory where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def execute(launch: Launch, environment: dict[str, str]) -> NoReturn:
+    """Replace this process by torchrun."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(launch.argv[0], list(launch.argv), environment)
+
+
+def _print_dry_run(prepared: Prepared, json: bool) -> None:
+    tell_findings(prepared.findings)
+    if json:
+        answer_json(plan_json(prepared.launch, prepared.findings))
+    else:
+        answer(dry_run_text(prepared.launch))
+
+
+def _refuse(prepared: Prepared) -> NoReturn:
+    tell_findings(prepared.findings)
+    tell(refusal_text(prepared.refusing(), width(sys.stderr), styled(sys.stderr)))
+    raise typer.Exit(ExitStatus.REFUSED)
+
+
+def _show(prepared: Prepared, record: str) -> None:
+    tell(
+        launch_panel(
+            prepared.launch,
+            prepared.findings,
+            width(sys.stderr),
+            styled(sys.stderr),
+            unicode=unicode_ok(sys.stderr),
+            facts=prepared.facts,
+            record=record,
+        )
+    )

@@ -1,0 +1,34 @@
+"""Hands findings and texts to the terminal, stderr for speech and stdout for data; refuses to format."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ddplaunch.finding import Finding
+from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.streams import speak, styled, unicode_ok, width, write
+
+
+def tell(text: str) -> None:
+    """Write speech to stderr."""
+    speak(text)
+
+
+def answer(text: str) -> None:
+    """Write data to stdout; a reader that went away (``| head -1``) is no error."""
+    write(text)
+
+
+def answer_json(value: Any) -> None:
+    """Write a value to stdout as JSON."""
+    import json
+
+    write(json.dumps(value, indent=2) + "\n")
+
+
+def tell_findings(findings: Sequence[Finding]) -> None:
+    """Write findings to stderr, each in four lines."""
+    if findings:
+        tell(findings_text(findings, width(sys.stderr), styled(sys.stderr), unicode_ok(sys.stderr)) + "\n")
