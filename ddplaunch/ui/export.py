@@ -1,0 +1,160 @@
+"""A launch as data for other programs: JSON, YAML and shell exports; refuses to leave out where a value came from."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ddplaunch.finding import Finding
+from ddplaunch.launch.plan import Launch, Variable
+from ddplaunch.probes.environment import redact
+from ddplaunch.scaling.numbers import Numbers
+from ddplaunch.ui.dry_run import is_secret
+from ddplaunch.ui.plan_view import resolved_numbers
+from ddplaunch.ui.shell import quote
+from ddplaunch.ui.style import visible
+from ddplaunch.values import Resolved, Source
+
+SCHEMA = 1
+
+
+def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any]:
+    """Return the launch as JSON values; every resolved one is ``{"value", "source", "detail"}``.
+
+    The schema's number rises when a key changes its meaning or goes away, not when one is added.
+    """
+    topology = launch.topology
+    target = launch.target
+    return {
+        "schema": SCHEMA,
+        "run_id": launch.run_id,
+        "target": None if target is None else {"kind": target.kind, "name": target.name, "args": list(target.args)},
+        "topology": {
+            "world_size": topology.world_size,
+            "nnodes": resolved_json(topology.nnodes),
+            "min_nodes": topology.min_nodes,
+            "nproc_per_node": resolved_json(topology.nproc_per_node),
+            "node_rank": resolved_json(topology.node_rank),
+            "master_addr": resolved_json(topology.master_addr),
+            "master_port": resolved_json(topology.master_port),
+        },
+        "device": resolved_json(launch.device),
+        "gpus": None if launch.gpus is None else list(launch.gpus),
+        "numbers": numbers_json(launch.numbers),
+        "passed": [
+            {
+                "number": passed.number,
+                "value": passed.value,
+                "arguments": list(passed.arguments),
+                "declared_at": None if passed.at is None else str(passed.at),
+            }
+            for passed in launch.passed
+        ],
+        "environment": [_variable(variable) for variable in launch.environment],
+        "argv": list(launch.argv),
+        "findings": [finding_json(finding) for finding in findings],
+    }
+
+
+def numbers_json(numbers: Numbers) -> dict[str, Any]:
+    """Return the numbers that are known and the assumptions behind them."""
+    known = {name: resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
+    said = [{"text": each.text, **_source(each.source)} for each in numbers.assumptions]
+    return {**known, "assumptions": said}
+
+
+def compare_json(numbers: Sequence[Numbers]) -> dict[str, Any]:
+    """Return the numbers of several world sizes."""
+    return {"schema": SCHEMA, "numbers": [numbers_json(each) for each in numbers]}
+
+
+def finding_json(finding: Finding) -> dict[str, Any]:
+    """Return a finding as JSON values."""
+    return {
+        "code": finding.code,
+        "severity": finding.severity.value,
+        "what": finding.what,
+        "where": list(finding.where),
+        "why": finding.why,
+        "fix": finding.fix,
+    }
+
+
+def resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:
+    """Return value, source and detail, or None for what nobody said."""
+    return None if resolved is None else {"value": resolved.value, **_source(resolved.source)}
+
+
+def _source(source: Source) -> dict[str, str]:
+    return {"source": source.kind, "detail": source.detail}
+
+
+def _variable(variable: Variable) -> dict[str, Any]:
+    value = None if variable.value is None else redact(variable.name, variable.value)
+    return {"name": variable.name, "value": value, **_source(variable.source), "reason": variable.reason}
+
+
+def plan_env(launch: Launch) -> str:
+    """Return the environment of the launch as shell text: ``export NAME=value`` and ``unset NAME``."""
+    lines = []
+    for variable in launch.environment:
+        if not variable.name.isidentifier():
+            lines.append(f"# {visible(variable.name)}: a shell cannot export this name")
+        elif variable.value is None:
+            lines.append(f"unset {variable.name}")
+        elif is_secret(variable):
+            lines.append(f"# {variable.name}: its value is not printed")
+        else:
+            lines.append(f"export {variable.name}={quote(variable.value)}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def plan_yaml(launch: Launch, findings: Sequence[Finding] = ()) -> str:
+    """Return ``plan_json`` as YAML (1.1 and 1.2), ASCII only, strings always in double quotes."""
+    return "\n".join(_yaml(plan_json(launch, findings), "")) + "\n"
+
+
+def _yaml(value: Any, indent: str) -> Iterator[str]:
+    """Yield the lines of a non-empty mapping or sequence in block style."""
+    items = value.items() if isinstance(value, Mapping) else ((None, each) for each in value)
+    for key, each in items:
+        lead = f"{indent}-" if key is None else f"{indent}{_scalar(key, plain_key=True)}:"
+        if isinstance(each, (Mapping, list)) and each:
+            yield lead
+            yield from _yaml(each, f"{indent}  ")
+        else:
+            yield f"{lead} {_scalar(each)}"
+
+
+def _scalar(value: Any, plain_key: bool = False) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (Mapping, list)):
+        return "{}" if isinstance(value, Mapping) else "[]"
+    if isinstance(value, float):
+        return _float(value)
+    text = str(value)
+    if isinstance(value, int) or (plain_key and re.fullmatch(r"[a-z]+(_[a-z]+)+|[a-z]{4,}", text)):
+        return text
+    return '"' + "".join(_escaped(char) for char in text) + '"'
+
+
+def _float(value: float) -> str:
+    """YAML 1.1 takes ``1e-05`` for a text: a number needs its point there."""
+    if not math.isfinite(value):
+        return ".nan" if math.isnan(value) else ".inf" if value > 0 else "-.inf"
+    text = repr(value)
+    return text if "." in text else text.replace("e", ".0e")
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    code = ord(char)
+    if 0x20 <= code < 0x7F:
+        return char
+    return f"\\U{code:08x}" if code > 0xFFFF else f"\\u{code:04x}"

@@ -1,0 +1,62 @@
+"""Words as shell text that can be pasted; refuses to run any of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Sequence
+
+
+def quote(word: str, unicode: bool = True) -> str:
+    """Return ``word`` as one word of shell text, whatever bytes are in it.
+
+    ``shlex.quote`` wherever it serves, also for newlines. Bytes that are no text, and control characters that a
+    terminal would act on, need ``$'\\xff'`` (bash, zsh, ksh, busybox; POSIX.1-2024), as does everything beyond ASCII if
+    the stream cannot encode it (``unicode`` False).
+    """
+    lines = word.replace("\n", "")
+    if not lines or (lines.isprintable() and (unicode or lines.isascii())):
+        return shlex.quote(word)
+    return "$'" + "".join(_ansi_c(byte) for byte in os.fsencode(word)) + "'"
+
+
+def _ansi_c(byte: int) -> str:
+    # Three octal digits, because a hexadecimal escape would swallow a following letter in some shells.
+    char = chr(byte)
+    if char in "\\'":
+        return f"\\{char}"
+    return char if 0x20 <= byte < 0x7F else f"\\{byte:03o}"
+
+
+def assignment(name: str, value: str, unicode: bool = True) -> str:
+    """Return ``NAME=value`` as one word; ``env`` accepts names that a shell does not, and those are quoted too."""
+    return quote(f"{name}={value}", unicode) if not name.isidentifier() else f"{name}={quote(value, unicode)}"
+
+
+def command_lines(argv: Sequence[str], width: int, unicode: bool = True) -> list[str]:
+    """Return ``argv`` over several lines that end in a backslash, an option and its values kept together."""
+    groups: list[str] = []
+    for i, word in enumerate(argv):
+        text = quote(word, unicode)
+        if not groups or (word.startswith("-") and not _belongs(argv, i) and "--" not in argv[:i]):
+            groups.append(text)
+        else:
+            groups[-1] += f" {text}"
+    return continued(groups, width)
+
+
+def _belongs(argv: Sequence[str], i: int) -> bool:
+    """``-m`` right behind the interpreter stays with it."""
+    return i <= 2 and argv[i] == "-m"
+
+
+def continued(groups: Sequence[str], width: int) -> list[str]:
+    """Return ``groups`` joined into lines of about ``width``, all but the last with a backslash at their end."""
+    lines: list[str] = []
+    for group in groups:
+        fits = len(lines) > 1 and len(lines[-1]) + len(group) + 3 <= width
+        if fits and group.split(" ")[0] != "--":  # the script starts a line of its own
+            lines[-1] += f" {group}"
+        else:
+            lines.append(f"  {group}" if lines else group)
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]

@@ -1,0 +1,73 @@
+"""Findings as people read them, in one form everywhere; refuses to choose which ones matter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ddplaunch.finding import Finding, Severity
+from ddplaunch.ui.style import Emphasis, ascii_only, paint, visible
+from ddplaunch.ui.wrapping import wrap
+
+_SHOWN = 2  # places named before the rest is counted
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 error``, ``2 errors``: ``noun`` in the singular takes an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def where_text(where: Sequence[str]) -> str:
+    """Return the places in a line: all of up to three, else two and the number of the others."""
+    if len(where) <= _SHOWN + 1:
+        return ", ".join(where)
+    return f"{', '.join(where[:_SHOWN])}, and {len(where) - _SHOWN} more{_noun(where)}"
+
+
+def _noun(where: Sequence[str]) -> str:
+    """Return what the places are, as far as their spelling tells: hosts, or "rank 1", "rank 2" → ranks."""
+    if len({place.split(" ")[0] for place in where}) == 1 and " " in where[0]:
+        return f" {where[0].split(' ')[0]}s"
+    return " hosts" if all(_HOST.fullmatch(place) for place in where) else ""
+
+
+def finding_text(finding: Finding, width: int, styled: bool, unicode: bool = True) -> str:
+    """Return a finding in its four parts, wrapped at ``width`` cells; commands in backticks are never broken."""
+    emphasis: Emphasis = "error" if finding.severity is Severity.ERROR else "warning"
+    label = f"{finding.severity.value}[{finding.code}]:"
+    lines = wrap(visible(finding.what), width, f"{label} ", "  ")
+    lines[0] = paint(label, emphasis, styled) + paint(lines[0][len(label) :], "bold", styled)
+    if finding.where:
+        lines += _part("  --> ", visible(where_text(finding.where)), width, styled)
+    lines += _part("  why: ", visible(finding.why, keep_newlines=True), width, styled)
+    lines += _part("  fix: ", visible(finding.fix, keep_newlines=True), width, styled)
+    return ascii_only("\n".join(lines), unicode) + "\n"
+
+
+def _part(label: str, text: str, width: int, styled: bool) -> list[str]:
+    lines = wrap(text, width, label, " " * len(label))
+    return [paint(label, "dim", styled) + lines[0][len(label) :], *lines[1:]]
+
+
+def findings_text(findings: Iterable[Finding], width: int, styled: bool, unicode: bool = True) -> str:
+    """Return all findings, errors last, because the eye lands there; an empty line between two."""
+    ordered = sorted(findings, key=lambda finding: finding.severity is Severity.ERROR)
+    return "\n".join(finding_text(finding, width, styled, unicode) for finding in ordered)
+
+
+def counted(findings: Sequence[Finding]) -> str:
+    """Return ``2 errors, 1 warning``, or an empty text if there is no finding."""
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    warnings = len(findings) - errors
+    parts = [count(errors, "error")] if errors else []
+    return ", ".join([*parts, count(warnings, "warning")] if warnings else parts)
+
+
+def refusal_text(findings: Sequence[Finding], width: int, styled: bool) -> str:
+    """Return the last lines of a refused launch: that nothing was launched, and the way to override."""
+    codes = [finding.code for finding in findings if finding.severity is Severity.ERROR]
+    ignore = " ".join(f"--ignore {code}" for code in dict.fromkeys(codes))
+    lines = wrap(f"nothing was launched: {counted(findings)}. To launch all the same, add `{ignore}`.", width, "", "  ")
+    head = "nothing was launched"
+    return paint(head, "error", styled) + "\n".join(lines)[len(head) :] + "\n"

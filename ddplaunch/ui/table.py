@@ -1,0 +1,56 @@
+"""Rows as an aligned table, or as blocks where the terminal is narrow; refuses to know what the cells mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch.ui.style import cells, paint, visible
+from ddplaunch.ui.wrapping import wrap
+
+_GAP = 2
+_LEAST_LAST = 24  # a last column narrower than this is hard to read
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], width: int, styled: bool, right: frozenset[int] = frozenset()
+) -> list[str]:
+    """Return the lines of a table; the last column wraps. ``right`` are the indices of right-aligned columns.
+
+    Where fewer than 24 cells would be left for a last column that needs more, each row becomes a block instead.
+    """
+    shown = [[visible(cell) for cell in row] for row in rows]
+    widths = [max(cells(row[i]) for row in [list(header), *shown]) for i in range(len(header))]
+    offset = 2 + sum(widths[:-1]) + _GAP * (len(header) - 1)
+    if offset + min(widths[-1], _LEAST_LAST) > width:
+        return _blocks(header, shown, width, styled)
+    head = _row(header, widths, width, right)
+    lines = [paint(head[0], "dim", styled)] if any(header) else []
+    for row in shown:
+        lines += _row(row, widths, width, right)
+    return lines
+
+
+def _row(row: Sequence[str], widths: Sequence[int], width: int, right: frozenset[int]) -> list[str]:
+    lead = "  "
+    for i, cell in enumerate(row[:-1]):
+        pad = " " * (widths[i] - cells(cell))
+        lead += (pad + cell if i in right else cell + pad) + " " * _GAP
+    last = len(row) - 1
+    pad = " " * (widths[last] - cells(row[last])) if last in right else ""
+    return [line.rstrip() for line in wrap(row[last], width, lead + pad, " " * cells(lead))]
+
+
+def _blocks(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, styled: bool) -> list[str]:
+    lines: list[str] = []
+    for row in rows:
+        name, *rest = wrap(row[0], width, "  ", "    ")
+        lines += [paint(name, "bold", styled), *rest]
+        for title, cell in zip(header[1:], row[1:], strict=True):
+            if cell:
+                lines += wrap(cell, width, f"    {title}: " if title else "    ", "      ")
+    return lines
+
+
+def section(title: str, lines: Sequence[str], styled: bool) -> list[str]:
+    """Return ``lines`` under a title with an empty line after them; nothing at all if there are none."""
+    return [paint(title, "bold", styled), *lines, ""] if lines else []

@@ -1,0 +1,34 @@
+"""Options and markers that all tests share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+from tests.golden import compare
+
+Golden = Callable[[str, str], None]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--accept-golden", action="store_true", help="write tests/golden/*.txt from what the code says now"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Golden:
+    """``golden(name, text)`` compares with tests/golden/NAME.txt, or writes it with ``--accept-golden``."""
+    accept = bool(request.config.getoption("--accept-golden"))
+    return lambda name, text: compare(name, text, accept=accept)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("root") is None or os.geteuid() == 0:
+        return
+    reason = "needs root: network namespaces and mounts are made for real"
+    if os.environ.get("DDPLAUNCH_REQUIRE_ALL") == "1":
+        pytest.fail(f"{reason}; DDPLAUNCH_REQUIRE_ALL=1 lets nothing be skipped", pytrace=False)
+    pytest.skip(reason)
