@@ -1,4 +1,4 @@
-"""Work that may hang for ever (a dead mount, a silent DNS server) in forked children with a deadline they cannot pass."""
+"""Work that may hang for ever (a dead mount, a silent DNS server) in forked children; refuses to outwait a deadline."""
 
 from __future__ import annotations
 

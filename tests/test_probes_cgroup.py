@@ -1,0 +1,160 @@
+"""CPU, memory and process limits: made-up v1 and v2 trees, and a real cgroup where one can be made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.probes import cgroup, deadline
+from ddplaunch.probes.cpu import probe_cpu
+from ddplaunch.probes.facts import MemoryFacts, ShmFacts
+from ddplaunch.probes.limits import probe_limits
+from ddplaunch.probes.memory import probe_memory, probe_shm
+from ddplaunch.values import Unavailable
+
+GIB = 1024**3
+MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nCached: 5 kB\n"
+
+
+def write(root: Path, **texts: str) -> None:
+    for path, text in texts.items():
+        target = root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+
+def tree(root: Path, membership: str, mountinfo: str, files: dict[str, str]) -> Path:
+    write(root, **{"proc/self/cgroup": membership, "proc/self/mountinfo": mountinfo, "proc/meminfo": MEMINFO, **files})
+    return root
+
+
+V2_MOUNT = "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n"
+
+
+def v2(root: Path, files: dict[str, str], membership: str = "0::/job/step\n") -> Path:
+    (root / "sys/fs/cgroup/job/step").mkdir(parents=True)
+    return tree(root, membership, V2_MOUNT, {f"sys/fs/cgroup/{name}": text for name, text in files.items()})
+
+
+def v1(root: Path, controller: str, files: dict[str, str], inside: str = "/") -> Path:
+    mountinfo = f"32 31 0:29 {inside} /sys/fs/cgroup/{controller} rw - cgroup cgroup rw,{controller}\n" + (
+        "33 31 0:30 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    )
+    files = {f"sys/fs/cgroup/{controller}/{name}": text for name, text in files.items()}
+    return tree(root, f"5:{controller}:/docker/abc\n0::/\n", mountinfo, files)
+
+
+def test_v2_cpu_takes_the_tightest_level(tmp_path: Path) -> None:
+    facts = probe_cpu(v2(tmp_path, {"job/step/cpu.max": "max 100000\n", "job/cpu.max": "150000 100000\n"}))
+    assert facts.quota_cpus == 1.5
+    assert facts.usable == 1
+
+
+def test_v2_cpu_without_quota(tmp_path: Path) -> None:
+    facts = probe_cpu(v2(tmp_path, {"job/step/cpu.max": "max 100000\n"}))
+    assert facts.quota_cpus is None
+    assert facts.usable == facts.affinity == len(os.sched_getaffinity(0))
+
+
+def test_a_fraction_of_a_cpu_still_counts_as_one(tmp_path: Path) -> None:
+    assert probe_cpu(v2(tmp_path, {"job/cpu.max": "50000 100000\n"})).usable == 1
+
+
+def test_v1_cpu_quota(tmp_path: Path) -> None:
+    files = {"docker/abc/cpu.cfs_quota_us": "-1", "cpu.cfs_quota_us": "400000", "cpu.cfs_period_us": "100000"}
+    assert probe_cpu(v1(tmp_path, "cpu", files)).quota_cpus == 4.0
+
+
+def test_v1_mount_that_shows_only_the_containers_part(tmp_path: Path) -> None:
+    files = {"cpu.cfs_quota_us": "200000", "cpu.cfs_period_us": "100000"}
+    assert probe_cpu(v1(tmp_path, "cpu", files, inside="/docker/abc")).quota_cpus == 2.0
+
+
+def test_membership_outside_of_the_namespace_uses_the_mounts_top(tmp_path: Path) -> None:
+    root = v2(tmp_path, {"cpu.max": "100000 100000\n"}, membership="0::/../../other\n")
+    assert cgroup.levels("cpu", root).folders == (f"{root}/sys/fs/cgroup",)
+    assert probe_cpu(root).quota_cpus == 1.0
+
+
+def test_v2_memory_counts_reclaimable_cache_as_available(tmp_path: Path) -> None:
+    files = {
+        "job/memory.max": f"{4 * GIB}\n",
+        "job/memory.current": f"{3 * GIB}\n",
+        "job/memory.stat": f"anon 5\ninactive_file {1 * GIB}\n",
+        "job/step/memory.max": "max\n",
+    }
+    assert probe_memory(v2(tmp_path, files)) == MemoryFacts(16 * GIB, 2 * GIB, 4 * GIB)
+
+
+def test_v1_memory(tmp_path: Path) -> None:
+    files = {
+        "docker/abc/memory.limit_in_bytes": str(2 * GIB),
+        "docker/abc/memory.usage_in_bytes": str(GIB),
+        "docker/abc/memory.stat": "inactive_file 7\ntotal_inactive_file 1024\n",
+        "memory.limit_in_bytes": "9223372036854771712",
+    }
+    assert probe_memory(v1(tmp_path, "memory", files)) == MemoryFacts(16 * GIB, GIB + 1024, 2 * GIB)
+
+
+def test_memory_without_limit(tmp_path: Path) -> None:
+    facts = probe_memory(v1(tmp_path, "memory", {"docker/abc/memory.limit_in_bytes": "9223372036854771712"}))
+    assert facts == MemoryFacts(16 * GIB, 8 * GIB, None)
+
+
+def test_memory_without_meminfo(tmp_path: Path) -> None:
+    assert isinstance(probe_memory(tmp_path), Unavailable)
+
+
+def test_pids_max_is_the_smallest_on_the_way_up(tmp_path: Path) -> None:
+    assert probe_limits(v2(tmp_path, {"job/step/pids.max": "max", "job/pids.max": "512"})).cgroup_pids_max == 512
+
+
+def test_no_pids_limit(tmp_path: Path) -> None:
+    assert probe_limits(v2(tmp_path, {"job/pids.max": "max"})).cgroup_pids_max is None
+
+
+def test_this_machine() -> None:
+    memory, shm = probe_memory(), probe_shm()
+    assert isinstance(memory, MemoryFacts) and isinstance(shm, ShmFacts)
+    assert 0 < memory.available_bytes <= memory.total_bytes
+    assert 0 < shm.free_bytes <= shm.size_bytes
+    assert probe_cpu().usable >= 1
+
+
+def test_missing_shm_says_so(tmp_path: Path) -> None:
+    assert probe_shm(tmp_path) == Unavailable("/dev/shm: No such file or directory")
+
+
+@pytest.mark.root
+def test_a_real_cgroup_with_a_quota() -> None:
+    base = cgroup.levels("cpu")
+    folder = Path(base.folders[0]) / "ddplaunch-test" if base.folders else None
+    if folder is None or os.geteuid() != 0:
+        pytest.skip("needs root and a mounted cgroup hierarchy")
+    try:
+        folder.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made here: {error}")
+    try:
+        name, text = ("cpu.cfs_quota_us", "50000") if base.version == 1 else ("cpu.max", "50000 100000")
+        if not (folder / name).exists():
+            pytest.skip(f"{folder} has no {name}: the controller is not delegated")
+        (folder / name).write_text(text)
+
+        def inside() -> tuple[float | None, int]:
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+            facts = probe_cpu()
+            return facts.quota_cpus, facts.usable
+
+        answer = deadline.collect([deadline.start(inside)], _soon())[0]
+        assert answer.error is None and answer.value == (0.5, 1)
+    finally:
+        folder.rmdir()
+
+
+def _soon() -> float:
+    import time
+
+    return time.monotonic() + 20

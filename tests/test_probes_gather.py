@@ -1,0 +1,209 @@
+"""Facts of this machine as a whole: gathering, secrets, JSON there and back, the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.probes import encode, gather, host
+from ddplaunch.probes.environment import is_secret, probe_environment, redact
+from ddplaunch.probes.facts import Facts, Gpu, HostFacts, NvmlFacts, PathFact, PortFact, ProbeRequest, Route
+from ddplaunch.values import Unavailable
+
+BANNED = ["torch", "psutil", "subprocess", "asyncio", "logging", "tempfile", "importlib.metadata"]
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    return gather.gather(ProbeRequest(gpu_details=False), {"RANK": "0", "HF_TOKEN": "abc", "SHELL": "/bin/sh"})
+
+
+def test_this_machine_has_facts(facts: Facts) -> None:
+    for each in fields(facts):
+        value = getattr(facts, each.name)
+        assert not (isinstance(value, Unavailable) and value.reason.startswith("probe failed")), (each.name, value)
+    assert facts.environment == {"RANK": "0", "HF_TOKEN": "***"}
+
+
+def test_paths_and_a_local_master(tmp_path: Path) -> None:
+    request = ProbeRequest((str(tmp_path),), (f"{tmp_path}/out",), "localhost", 0, gpu_details=False)
+    found = gather.gather(request)
+    assert [fact.kind for fact in found.data_paths + found.output_paths] == ["directory", "missing"]
+    assert not isinstance(found.network, Unavailable)
+    assert isinstance(found.network.route_to_master, Route) and found.network.route_to_master.is_local
+    assert found.master_port == PortFact(0, free=True)
+
+
+def test_a_port_of_another_host_is_not_tried() -> None:
+    found = gather.gather(ProbeRequest(master_addr="198.51.100.77", master_port=29500, gpu_details=False))
+    assert isinstance(found.master_port, Unavailable) and "198.51.100.77" in found.master_port.reason
+
+
+def test_a_probe_that_breaks_becomes_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("oops")
+
+    for module in (
+        "cpu.probe_cpu",
+        "network.probe_interfaces",
+        "paths.Looks",
+        "names.start",
+        "environment.probe_environment",
+    ):
+        monkeypatch.setattr(f"ddplaunch.probes.{module}", broken)
+    found = gather.gather(ProbeRequest(data_paths=("/x",), master_addr="h", master_port=1, gpu_details=False))
+    reason = "probe failed: ZeroDivisionError: oops"
+    assert found.cpu == found.network == Unavailable(reason)
+    assert found.data_paths == (PathFact("/x", "unreachable", error=reason),)
+    assert isinstance(found.master_port, Unavailable)
+    assert not isinstance(found.memory, Unavailable)
+
+
+def test_nothing_slow_is_imported() -> None:
+    code = (
+        "import sys; from ddplaunch.probes.gather import gather; from ddplaunch.probes.facts import ProbeRequest\n"
+        f"gather(ProbeRequest(gpu_details=False)); print([m for m in {BANNED!r} if m in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.strip() == "[]"
+
+
+SECRETS = [
+    ("WANDB_API_KEY", "1"), ("HF_TOKEN", "x"), ("MASTER_PASSWORD", "x"), ("apiToken", "x"), ("DB_PASS", "x"),
+    ("AWS_CREDENTIALS", "x"), ("X", "http://user:pw@proxy:3128"), ("X", "see hf_abcdefghijklmnopqrst"),
+    ("X", "https://h/x?token=abc"), ("X", "postgres://u:p@h/db"), ("X", "-----BEGIN RSA PRIVATE KEY-----"),
+]  # fmt: skip
+HARMLESS = [
+    ("TOKENIZERS_PARALLELISM", "false"), ("MASTER_ADDR", "10.0.0.1"), ("NCCL_SOCKET_IFNAME", "=eth0"), ("PWD", "/x"),
+    ("HTTP_PROXY", "http://proxy:3128"), ("HF_TOKEN", ""),
+    ("PATH", "/usr/bin:/sk-tools/bin"), ("WANDB_MODE", "offline"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), SECRETS)
+def test_secrets_are_hidden(name: str, value: str) -> None:
+    assert is_secret(name, value) and redact(name, value) == "***"
+
+
+@pytest.mark.parametrize(("name", "value"), HARMLESS)
+def test_harmless_values_stay(name: str, value: str) -> None:
+    assert redact(name, value) == value
+
+
+def test_environment_keeps_what_matters_to_a_launch() -> None:
+    given_names = {
+        "SLURM_JOB_ID": "1",
+        "PET_NNODES": "2",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "EDITOR": "vi",
+        "AWS_REGION": "x",
+    }
+    assert list(probe_environment(given_names)) == ["CUDA_VISIBLE_DEVICES", "PET_NNODES", "SLURM_JOB_ID"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "file", "text", "kind"),
+    [
+        ({"KUBERNETES_SERVICE_HOST": "1"}, ".dockerenv", "", "kubernetes"),
+        ({"APPTAINER_CONTAINER": "x.sif"}, "etc/x", "", "apptainer"),
+        ({"ENROOT_ROOTFS": "/x", "SLURM_JOB_ID": "3"}, "etc/x", "", "slurm-pyxis"),
+        ({}, ".dockerenv", "", "docker"),
+        ({}, "run/.containerenv", "", "podman"),
+        ({}, "proc/self/cgroup", "4:memory:/docker/0123456789abcdef\n", "docker"),
+        ({}, "proc/1/cgroup", "0::/kubepods.slice/kubepods-pod1.slice\n", "kubernetes"),
+        ({}, "proc/1/cgroup", "0::/lxc.payload.c1/x\n", "lxc"),
+        ({}, "proc/self/cgroup", "0::/system.slice/docker.service\n", None),
+        ({"SLURM_JOB_ID": "3"}, "etc/x", "", None),
+    ],
+)
+def test_containers(tmp_path: Path, environ: dict[str, str], file: str, text: str, kind: str | None) -> None:
+    (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / file).write_text(text)
+    assert host.container(environ, tmp_path) == kind
+
+
+def test_real_facts_survive_json(facts: Facts) -> None:
+    assert encode.from_json(encode.to_json(facts)) == facts
+
+
+def test_text_that_is_no_utf8_survives_json(facts: Facts) -> None:
+    odd = replace(facts, data_paths=(PathFact("/\udcff\udcfe", "missing"),), environment={"PATH": "/\udc80"})
+    text = encode.to_json(odd)
+    assert text.isascii() and encode.from_json(text) == odd
+
+
+gpus = st.builds(Gpu, index=st.integers(0, 64), uuid=st.text(), name=st.text())
+paths = st.builds(PathFact, path=st.text(), kind=st.sampled_from(["file", "missing"]))
+requests = st.builds(ProbeRequest)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(gpus, max_size=3), st.lists(paths, max_size=3), st.builds(HostFacts), st.dictionaries(st.text(), st.text())
+)
+def test_any_facts_survive_json(cards: list[Gpu], looked: list[PathFact], who: HostFacts, env: dict[str, str]) -> None:
+    none = Unavailable("no")
+    nvml = NvmlFacts("550", (12, 4), tuple(cards))
+    given_facts = Facts(
+        who, none, none, none, none, nvml, none, none, none, none, none, data_paths=tuple(looked), environment=env
+    )
+    assert encode.from_json(encode.to_json(given_facts)) == given_facts
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests)
+def test_any_request_survives_json(request_: ProbeRequest) -> None:
+    assert encode.request_from_json(encode.request_to_json(request_)) == request_
+
+
+def test_newer_and_older_hosts(facts: Facts) -> None:
+    data = json.loads(encode.to_json(facts))
+    data["schema"], data["future"], data["cpu"]["future"] = 2, [1], {}
+    del data["nvidia"]
+    found = encode.from_json(json.dumps(data))
+    assert found.cpu == facts.cpu
+    assert found.nvidia == Unavailable("this host's ddplaunch does not report it")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("cpu", "usable"), "2", "Facts.cpu.usable: str instead of int"),
+        (("cpu", "usable"), True, "Facts.cpu.usable: bool instead of int"),
+        (("environment", "A"), 1, "Facts.environment.A: int instead of str"),
+    ],
+)
+def test_values_that_do_not_fit(facts: Facts, path: tuple[str, str], value: object, message: str) -> None:
+    data = json.loads(encode.to_json(facts))
+    data[path[0]][path[1]] = value
+    with pytest.raises(ValueError, match=message):
+        encode.from_json(json.dumps(data))
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "login banner", ""])
+def test_text_that_is_no_facts(text: str) -> None:
+    with pytest.raises(ValueError):
+        encode.from_json(text)
+
+
+def module(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "ddplaunch.probes", *arguments]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+
+
+def test_the_module_prints_facts(tmp_path: Path) -> None:
+    request = encode.request_to_json(ProbeRequest(data_paths=(str(tmp_path),), gpu_details=False))
+    assert encode.from_json(module(text=request).stdout).data_paths == ()  # stdin is not read unless told to
+    assert encode.from_json(module("--request", "-", text=request).stdout).data_paths[0].kind == "directory"
+
+
+def test_the_module_refuses_what_it_cannot_read() -> None:
+    for run in (module("--request", "-", text="nonsense"), module("--help-me")):
+        assert (run.returncode, run.stdout) == (2, "") and run.stderr.strip()

@@ -1,0 +1,154 @@
+"""Interfaces, routes, names and ports: real sockets of this machine and made-up kernel files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.probes import names
+from ddplaunch.probes.facts import InfinibandPort, Interface, Route
+from ddplaunch.probes.network import ipv4_addresses, probe_infiniband, probe_interfaces, probe_route
+from ddplaunch.probes.ports import probe_port
+from ddplaunch.values import Unavailable
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_loopback_of_this_machine() -> None:
+    loopback = next(each for each in probe_interfaces() if each.loopback)
+    assert "127.0.0.1" in loopback.addresses
+    assert loopback.name in dict(ipv4_addresses())
+
+
+def test_made_up_interfaces(tmp_path: Path) -> None:
+    write(tmp_path / "proc/net/dev", "Inter-|\n face |\n  eth0: 1 2\n  ib0: 1 2\n")
+    write(tmp_path / "proc/net/if_inet6", "fd000000000000000000000000000002 04 40 00 82     eth0\n")
+    write(tmp_path / "sys/class/net/eth0/speed", "100000\n")
+    write(tmp_path / "sys/class/net/ib0/speed", "-1\n")
+    flags = {"eth0": 0x1 | 0x40, "ib0": 0x1}
+    found = probe_interfaces(tmp_path, flags.__getitem__, lambda: [("eth0", "10.0.0.2"), ("eth0", "10.0.0.3")])
+    assert found == (
+        Interface("eth0", True, False, ("10.0.0.2", "10.0.0.3", "fd00::2"), 100000),
+        Interface("ib0", False, False, ()),
+    )
+
+
+def test_infiniband(tmp_path: Path) -> None:
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    write(port / "state", "4: ACTIVE\n")
+    write(port / "link_layer", "InfiniBand\n")
+    assert probe_infiniband(tmp_path) == (InfinibandPort("mlx5_0", 1, "ACTIVE", "InfiniBand"),)
+    assert probe_infiniband(tmp_path / "none") == ()
+
+
+def test_route_to_this_host() -> None:
+    interfaces = probe_interfaces()
+    route = probe_route("node-1", ("127.0.1.1",), interfaces)
+    assert isinstance(route, Route) and route.is_local and route.interface == "lo"
+    for name, address in ipv4_addresses():
+        route = probe_route("me", (address,), interfaces)
+        assert isinstance(route, Route) and route.is_local, name
+
+
+def test_route_elsewhere() -> None:
+    if len(ipv4_addresses()) < 2:
+        pytest.skip("this machine has no network beyond loopback")
+    route = probe_route("other", ("198.51.100.77",), probe_interfaces())
+    if isinstance(route, Unavailable):
+        pytest.skip(route.reason)
+    assert not route.is_local and route.local_address in dict.fromkeys(a for _, a in ipv4_addresses())
+
+
+def test_route_to_nowhere() -> None:
+    assert probe_route("x", Unavailable("`x` does not resolve"), ()) == Unavailable("`x` does not resolve")
+    assert probe_route("x", (), ()) == Unavailable("this host has no route to `x`: it has no address")
+
+
+def test_hosts_file_answers_without_a_resolver(tmp_path: Path) -> None:
+    write(tmp_path / "etc/hosts", "127.0.1.1 node-1.example Node-1 # node-2\n10.0.0.1\tnode-1\n")
+    lookup = names.start("node-1", tmp_path)
+    assert lookup.child is None and names.finish(lookup, 0) == ("127.0.1.1", "10.0.0.1")
+    assert names.in_hosts_file("127.0.1.1 node-1 # node-2\n", "node-2") == ()
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1%eth0", "::1"])
+def test_addresses_need_no_resolver(address: str) -> None:
+    assert names.finish(names.start(address), 0) == (address,)
+
+
+def test_resolver_in_a_child(tmp_path: Path) -> None:
+    assert "127.0.0.1" in str(names.finish(names.start("localhost", tmp_path), 20))
+    unknown = names.finish(names.start("a..b", tmp_path), 20)
+    assert isinstance(unknown, Unavailable) and "`a..b` does not resolve" in unknown.reason
+
+
+def test_a_silent_name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def silence(name: str) -> None:
+        import time
+
+        time.sleep(600)
+
+    monkeypatch.setattr(names, "_ask", silence)
+    late = names.finish(names.start("node-9", tmp_path), 0.1)
+    assert late == Unavailable("`node-9` did not resolve within 0.1 s (the name server is silent)")
+
+
+HOLD = """
+import socket, sys, time
+s = socket.create_server((sys.argv[1], 0), family=socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET)
+print(s.getsockname()[1], flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1", "::"])
+def test_a_taken_port_names_its_holder(address: str) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLD, address], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        line = holder.stdout.readline()
+        if not line:
+            pytest.skip(f"{address} cannot be bound here")
+        fact = probe_port(int(line))
+    finally:
+        holder.kill()
+        holder.communicate()
+    assert (fact.free, fact.error, fact.holder_pid) == (False, "Address already in use", holder.pid)
+    assert fact.holder_command is not None and fact.holder_command.startswith(sys.executable)
+    assert fact.holder_user
+
+
+def test_a_port_is_free_before_and_after() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert not probe_port(port).free
+    assert probe_port(port).free
+    assert probe_port(port).free
+
+
+def test_ports_that_are_none() -> None:
+    assert not probe_port(70000).free
+    assert probe_port(0).free
+
+
+@pytest.mark.root
+def test_a_privileged_port_is_explained() -> None:
+    if os.geteuid() != 0:
+        fact = probe_port(1)
+    else:
+        code = "import os; os.setgid(65534); os.setuid(65534)\nfrom ddplaunch.probes.ports import probe_port as p"
+        run = [sys.executable, "-c", f"from ddplaunch.probes import ports\n{code}\nprint(p(1).error)"]
+        text = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
+        if "None" in text:
+            pytest.skip("unprivileged ports start below 1 here")
+        assert text.startswith("Permission denied: ports below ") and "CAP_NET_BIND_SERVICE" in text
+        return
+    assert fact.free or "CAP_NET_BIND_SERVICE" in (fact.error or "")

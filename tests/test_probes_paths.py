@@ -1,0 +1,158 @@
+"""Paths: what is there, what is missing, and mounts that never answer (a real one where root can make it)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.probes import deadline, storage
+from ddplaunch.probes.paths import Role, describe, look_all, look_at
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def hang_on_dead(path: str, role: Role) -> dict[str, Any]:
+    if path == "/dead":
+        time.sleep(600)
+    return describe(path, role)
+
+
+def test_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "a b.bin"
+    file.write_bytes(b"x")
+    fact = look_at(str(file), "data", 20)
+    assert (fact.kind, fact.readable, fact.empty, fact.error) == ("file", True, False, None)
+    assert fact.free_bytes is not None and fact.total_bytes is not None and fact.free_bytes <= fact.total_bytes
+    assert fact.filesystem and fact.owner
+
+
+def test_empty_and_full_folders(tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/x").touch()
+    (tmp_path / "bare").mkdir()
+    full, bare, nothing = look_all([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")], 20)
+    assert (full.kind, full.empty) == ("directory", False)
+    assert (bare.kind, bare.empty) == ("directory", True)
+    assert (nothing.kind, nothing.empty) == ("file", True)
+
+
+def test_missing_data_has_no_sizes(tmp_path: Path) -> None:
+    fact = look_at(f"{tmp_path}/nope", "data", 20)
+    assert (fact.kind, fact.free_bytes, fact.writable) == ("missing", None, False)
+
+
+def test_missing_output_describes_its_nearest_parent(tmp_path: Path) -> None:
+    fact = look_at(f"{tmp_path}/runs/today/out", "output", 20)
+    assert (fact.kind, fact.writable, fact.error) == ("missing", True, None)
+    assert fact.free_bytes is not None
+
+
+def test_output_below_a_file_is_not_writable(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    fact = look_at(f"{tmp_path}/file/out", "output", 20)
+    assert (fact.kind, fact.writable, fact.error) == ("missing", False, f"{tmp_path}/file is not a directory")
+
+
+def test_a_pattern_stands_for_its_first_match(tmp_path: Path) -> None:
+    (tmp_path / "part-0.bin").write_bytes(b"x")
+    assert look_at(f"{tmp_path}/*.bin", "data", 20).kind == "file"
+    assert look_at(f"{tmp_path}/*.txt", "data", 20).kind == "missing"
+    (tmp_path / "[raw]").mkdir()
+    assert look_at(f"{tmp_path}/[raw]", "data", 20).kind == "directory"
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
+    Path(name).touch()
+    assert look_at(name, "data", 20).kind == "file"
+    assert look_at(f"{tmp_path}/\0", "data", 20).kind == "missing"
+
+
+def test_a_dead_path_does_not_hide_the_others_and_leaves_nothing(tmp_path: Path) -> None:
+    processes, descriptors = children(), open_files()
+    dead, alive = look_all([("/dead", "data"), (str(tmp_path), "data")], 1.0, hang_on_dead)
+    assert (dead.kind, dead.error) == ("unreachable", "no answer within 1 s")
+    assert alive.kind == "directory"
+    assert children() == processes
+    assert open_files() == descriptors
+
+
+def test_a_look_that_crashes_is_an_answer() -> None:
+    def crash(path: str, role: Role) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGKILL) if role == "output" else 1 / 0
+        return {}
+
+    divided, killed = look_all([("/x", "data"), ("/x", "output")], 20, crash)
+    assert divided.error == "ZeroDivisionError: division by zero"
+    assert killed.error == "the child process that looked died without an answer"
+
+
+def test_an_answer_larger_than_a_pipe() -> None:
+    answer = deadline.collect([deadline.start(lambda: "x" * 1_000_000)], time.monotonic() + 20)[0]
+    assert answer.value == "x" * 1_000_000
+
+
+@pytest.mark.root
+def test_a_real_mount_whose_server_never_answers(tmp_path: Path) -> None:
+    """A FUSE mount that nobody serves blocks stat(2) exactly as a dead NFS server does."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        server = os.open("/dev/fuse", os.O_RDWR)
+    except OSError as error:
+        pytest.skip(f"no FUSE here: {error}")
+    target = str(tmp_path / "mnt")
+    Path(target).mkdir()
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"dead", target.encode(), b"fuse", 0, options):
+        os.close(server)
+        pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
+    try:
+        before = children()
+        dead, below, alive = look_all([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")], 1.0)
+        assert (dead.kind, below.kind, alive.kind) == ("unreachable", "unreachable", "directory")
+        assert children() == before
+    finally:
+        os.close(server)  # ends the connection: the mount now answers ENOTCONN
+        gone = look_at(target, "data", 20)
+        libc.umount2(target.encode(), 2)
+    assert (gone.kind, gone.filesystem) == ("unreachable", "fuse")
+
+
+def test_file_system_by_the_longest_prefix(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    mounts = "/dev/sda1 / ext4 rw 0 0\nsrv:/a /data nfs4 rw 0 0\n"
+    mounts += "/dev/b /my\\040data xfs rw 0 0\nsrv:/b /data lustre rw 0 0\n"
+    (tmp_path / "proc/mounts").write_text(mounts)
+    assert storage.filesystem("/datasets/x", tmp_path) == ("ext4", "/dev/sda1")
+    assert storage.filesystem("/data/x", tmp_path) == ("lustre", "srv:/b")
+    assert storage.filesystem("/my data", tmp_path) == ("xfs", "/dev/b")
+
+
+def test_rotational_of_disk_and_partition(tmp_path: Path) -> None:
+    disk = tmp_path / "sys/devices/pci0/ata1/block/sda"
+    (disk / "sda1").mkdir(parents=True)
+    (disk / "queue").mkdir()
+    (disk / "queue/rotational").write_text("1\n")
+    virtual = tmp_path / "sys/devices/pci0/virtio2/block/vda"
+    (virtual / "queue").mkdir(parents=True)
+    (virtual / "queue/rotational").write_text("1\n")
+    links = tmp_path / "sys/dev/block"
+    links.mkdir(parents=True)
+    for number, target in (("8:0", disk), ("8:1", disk / "sda1"), ("253:0", virtual)):
+        (links / number).symlink_to(target)
+    assert storage.rotational(os.makedev(8, 0), root=tmp_path) is True
+    assert storage.rotational(os.makedev(8, 1), root=tmp_path) is True
+    assert storage.rotational(os.makedev(253, 0), root=tmp_path) is None
+    assert storage.rotational(os.makedev(0, 40), root=tmp_path) is None
