@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -114,7 +114,7 @@ def _bug(exception: Exception) -> ExitStatus:
     where = traceback.extract_tb(exception.__traceback__)[-1]
     tell(
         f"\nthis is a bug in ddplaunch {__version__}, not in your command: {type(exception).__name__} at "
-        f"{os.path.basename(where.filename)}:{where.lineno}\n"
+        f"{Path(where.filename).name}:{where.lineno}\n"
         "  fix: report it with the lines above and `ddplaunch doctor --report -`\n"
     )
     return ExitStatus.BUG

@@ -151,7 +151,7 @@ def _restarts(options: Options) -> list[Variable]:
 
 
 def _removed(surroundings: Surroundings, decided: set[str]) -> list[Variable]:
-    """Take stale ``PET_*`` away, which torchrun would read as options; on Kubernetes an operator sets them on purpose."""
+    """Take stale ``PET_*`` away, which torchrun reads as options; on Kubernetes an operator sets them on purpose."""
     if "KUBERNETES_SERVICE_HOST" in surroundings.environ:
         return []
     names = sorted(name for name in surroundings.environ if name.startswith("PET_") and name not in decided)

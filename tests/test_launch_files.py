@@ -1,0 +1,95 @@
+"""Profiles and environment files: what they may say, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.errors import UsageError
+from ddplaunch.launch.envfile import parse_assignment, parse_file
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.profile import merge, options_from_table, select_profile
+from ddplaunch.values import Resolved, Source
+
+FLAG = Source("flag")
+
+
+def test_a_table_sets_options_with_their_source() -> None:
+    options = options_from_table(
+        {"batch-size": 8, "base-lr": 1, "data": ["a", "b"], "nccl-ib": False}, "ddplaunch.toml"
+    )
+    source = Source("profile", "ddplaunch.toml")
+    assert options.batch_size == Resolved(8, source)
+    assert options.base_lr == Resolved(1.0, source)
+    assert options.data == (Resolved("a", source), Resolved("b", source))
+    assert options.nccl_ib == Resolved(False, source)
+
+
+def test_nproc_may_be_written_as_a_number() -> None:
+    assert options_from_table({"nproc": 4}, "f").nproc == Resolved("4", Source("profile", "f"))
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"batch-sise": 8}, "batch-size"),
+        ({"batch-size": "8"}, "an integer"),
+        ({"batch-size": True}, "an integer"),
+        ({"lr": "fast"}, "a number"),
+        ({"forward": 1}, "true or false"),
+        ({"gpus": 1.5}, "text"),
+        ({"data": [1.5]}, "text"),
+    ],
+)
+def test_unknown_keys_and_wrong_types_are_refused(table: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        options_from_table(table, "ddplaunch.toml")
+    finding = caught.value.findings[0]
+    assert expected in f"{finding.what} {finding.why} {finding.fix}"
+
+
+def test_a_profile_wins_over_the_base_and_flags_over_both() -> None:
+    document = {"batch-size": 4, "accum": 2, "profiles": {"big": {"batch-size": 16}}}
+    chosen = select_profile(document, "big", "ddplaunch.toml")
+    assert chosen.batch_size == Resolved(16, Source("profile", "ddplaunch.toml, big"))
+    assert chosen.accum is not None and chosen.accum.value == 2
+    merged = merge(Options(batch_size=Resolved(32, FLAG)), chosen)
+    assert merged.batch_size == Resolved(32, FLAG)
+
+
+def test_an_unknown_profile_is_refused_with_the_near_miss() -> None:
+    with pytest.raises(UsageError) as caught:
+        select_profile({"profiles": {"big": {}}}, "bigg", "ddplaunch.toml")
+    assert "`big`" in caught.value.findings[0].fix
+
+
+def test_repeatable_options_are_joined_and_the_flag_comes_last() -> None:
+    first = Options(env=(Resolved("A=flag", FLAG),))
+    second = options_from_table({"env": ["A=file"]}, "f")
+    assert [item.value for item in merge(first, second).env] == ["A=file", "A=flag"]
+
+
+@pytest.mark.parametrize("text", ["A", "=1", "1A=2", "A B=1", "", "A-B=1"])
+def test_env_without_a_name_or_a_value_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_assignment(text)
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\0")))
+def test_any_value_arrives_unharmed(value: str) -> None:
+    assert parse_assignment(f"NAME={value}") == ("NAME", value)
+
+
+def test_an_environment_file_is_read_line_by_line() -> None:
+    text = "# comment\n\nA=1\nexport B='two words' # why\nC=\"x=y\"\nD=\n"
+    assert parse_file(text, ".env") == (("A", "1"), ("B", "two words"), ("C", "x=y"), ("D", ""))
+
+
+@pytest.mark.parametrize("line", ["A", "A B=1", "A='x", "A='x' y"])
+def test_a_bad_line_is_named_by_its_number(line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_file(f"OK=1\n{line}\n", "vars.env")
+    assert "vars.env:2" in caught.value.findings[0].what
