@@ -1,0 +1,203 @@
+"""Locks that keep two launches from choosing the same idle GPU; refuses to stop a launch when it cannot lock.
+
+One file per GPU under a directory that all users of the machine share. A lock is an flock(2): it belongs to the open
+file, so it survives exec into torchrun, goes with the process however that ends, and leaves nothing stale.
+https://man7.org/linux/man-pages/man2/flock.2.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import stat
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ddplaunch.launch.gpus import Selection, select
+from ddplaunch.launch.visible_gpus import VisibleGpu
+from ddplaunch.probes.facts import NvmlFacts
+
+DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
+DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
+ATTEMPTS = 5
+CHOOSING_DEADLINE_S = 2.0
+_PAUSE_S = 0.01
+_HOLDER_LENGTH = 200
+
+
+class GpuLocks:
+    """The GPUs that this process holds. ``notes`` say in clauses why locking did not work, if it did not."""
+
+    def __init__(self, directory: Path) -> None:
+        self.held: dict[str, int] = {}
+        self.notes: tuple[str, ...] = ()
+        self._directory: int | None = None
+        try:
+            self._directory = _open_directory(directory)
+        except OSError as error:
+            self._give_up(directory, error)
+
+    def try_hold(self, uuid: str, run_id: str) -> bool:
+        """Take the lock of a GPU; False only if another process has it. Where locking is impossible, True and a note.
+
+        The descriptor is inheritable: torchrun keeps it after exec, its workers (``close_fds``) do not get it.
+        """
+        if uuid in self.held or self._directory is None:
+            return True
+        try:
+            descriptor = _open_file(self._directory, _file_name(uuid))
+        except OSError as error:
+            self._give_up(Path(_file_name(uuid)), error)
+            return True
+        try:
+            taken = _flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks
+            os.close(descriptor)
+            self._give_up(Path(_file_name(uuid)), error)
+            return True
+        if not taken:
+            os.close(descriptor)
+            return False
+        with suppress(OSError):  # who holds it is a courtesy; the lock is what counts
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()}, run {run_id}\n".encode(errors="replace"), 0)
+        os.set_inheritable(descriptor, True)
+        self.held[uuid] = descriptor
+        return True
+
+    def locked(self, uuids: Iterable[str]) -> frozenset[str]:
+        """Return those that another process holds."""
+        return frozenset(uuid for uuid in uuids if self._is_locked(uuid))
+
+    def holder(self, uuid: str) -> str | None:
+        """Return what the last holder wrote about itself ("pid 7, run abc"), or None."""
+        with suppress(OSError), self._reading(uuid) as descriptor:
+            text = os.pread(descriptor, _HOLDER_LENGTH, 0).decode(errors="replace").strip()
+            return "".join(letter for letter in text if letter.isprintable()) or None
+        return None
+
+    def release(self) -> None:
+        """Let go of everything; the files stay, since removing a lock file lets two processes hold "it"."""
+        for descriptor in self.held.values():
+            os.close(descriptor)
+        self.held.clear()
+
+    @contextmanager
+    def choosing(self) -> Iterator[None]:
+        """Let one process at a time choose, for at most CHOOSING_DEADLINE_S seconds of waiting, then go on anyway."""
+        descriptor: int | None = None
+        if self._directory is not None:
+            with suppress(OSError):
+                descriptor = _open_file(self._directory, "choosing")
+        if descriptor is None:
+            yield
+            return
+        try:
+            with suppress(OSError):
+                deadline = time.monotonic() + CHOOSING_DEADLINE_S
+                while not _flock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
+                    time.sleep(_PAUSE_S)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _is_locked(self, uuid: str) -> bool:
+        if uuid in self.held:
+            return False
+        with suppress(OSError), self._reading(uuid) as descriptor:
+            return not _flock(descriptor, fcntl.LOCK_SH)
+        return False
+
+    @contextmanager
+    def _reading(self, uuid: str) -> Iterator[int]:
+        if self._directory is None:
+            raise FileNotFoundError(uuid)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(_file_name(uuid), flags, dir_fd=self._directory)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _give_up(self, path: Path, error: OSError) -> None:
+        note = f"GPUs are not locked against other launches: {path}: {error.strerror or error}"
+        self.notes = (*self.notes, note) if note not in self.notes else self.notes
+
+
+def lock_directory(environment: Mapping[str, str]) -> Path:
+    """Return where this machine's lock files are: DDPLAUNCH_LOCK_DIR, or a directory that all users share."""
+    return Path(environment.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY)
+
+
+def pick_free(
+    requested: str, nvml: NvmlFacts, environ_visible: str | None, locks: GpuLocks, need: int | None, run_id: str
+) -> Selection:
+    """Resolve ``--gpus`` and hold what it resolves to; GPUs named one by one are used even if another launch has them.
+
+    Raises what ``select`` raises, with no lock held.
+    """
+    uuids = [name for gpu in nvml.gpus for name in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices)) if name]
+    by_choice = requested.strip().startswith("free")
+    for attempt in range(ATTEMPTS):
+        with locks.choosing():
+            selection = select(requested, nvml, environ_visible, locks.locked(uuids), need)
+            taken = [entry for entry in selection.entries if entry.uuid and not locks.try_hold(entry.uuid, run_id)]
+        if not taken or not by_choice:
+            shared = tuple(_shared(entry, locks) for entry in taken)
+            return replace(selection, notes=selection.notes + shared + locks.notes)
+        locks.release()  # only when the wait for `choosing` ran out: somebody else chose at the same moment
+        time.sleep(_PAUSE_S * (attempt + 1))
+    return select(requested, nvml, environ_visible, frozenset(uuids), need)  # raises: all that is idle is contended
+
+
+def _shared(entry: VisibleGpu, locks: GpuLocks) -> str:
+    holder = locks.holder(entry.uuid)
+    return f"GPU {entry.gpu.index} is held by another ddplaunch launch" + (f" ({holder})" if holder else "")
+
+
+def _open_directory(path: Path) -> int:
+    """Create the directory for everybody, and open it; a symbolic link in its place is refused."""
+    try:
+        path.mkdir()
+        path.chmod(0o1777)  # past the umask; sticky, so that nobody removes the files of others
+    except FileExistsError:
+        pass
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _open_file(directory: int, name: str) -> int:
+    """Open or create a lock file that all users can lock.
+
+    Opened without O_CREAT first: fs.protected_regular forbids O_CREAT on the files of others in a sticky directory,
+    https://docs.kernel.org/admin-guide/sysctl/fs.html#protected-regular
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, dir_fd=directory)
+    except FileNotFoundError:
+        try:
+            descriptor = os.open(name, flags | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=directory)
+            os.fchmod(descriptor, 0o666)
+        except FileExistsError:  # another launch was quicker
+            descriptor = os.open(name, flags, dir_fd=directory)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:  # a pipe, or a hard link to a file to be overwritten
+        os.close(descriptor)
+        raise OSError(f"{name} is not a plain file")
+    return descriptor
+
+
+def _flock(descriptor: int, operation: int) -> bool:
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _file_name(uuid: str) -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "_", uuid)[:128] + ".lock"

@@ -1,0 +1,237 @@
+"""Which GPUs CUDA shows, and which ones `--gpus` means."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.errors import ExitStatus, RefusedError, UsageError
+from ddplaunch.launch.gpus import GIB, busy_reason, select
+from ddplaunch.launch.visible_gpus import VisibleGpu, visible
+from ddplaunch.probes.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
+from ddplaunch.values import Unavailable
+
+IDLE = Gpu(
+    index=0,
+    uuid="",
+    name="H100",
+    compute_capability=(9, 0),
+    memory_total_bytes=80 * GIB,
+    memory_used_bytes=0,
+    utilization_percent=0,
+    processes=(),
+    compute_mode="default",
+    mig_enabled=False,
+)
+NOBODY: frozenset[str] = frozenset()
+
+
+def gpu(index: int, **changes: object) -> Gpu:
+    return replace(IDLE, **{"index": index, "uuid": f"GPU-{index}{index}aa-{index}", **changes})  # type: ignore[arg-type]
+
+
+def machine(*gpus: Gpu) -> NvmlFacts:
+    return NvmlFacts("570.124.06", (12, 8), gpus)
+
+
+FOUR = machine(*(gpu(index) for index in range(4)))
+SPLIT = gpu(
+    1,
+    mig_enabled=True,
+    utilization_percent=Unavailable("NVML: Not Supported"),
+    mig_devices=(MigDevice("MIG-a1", "1g", GIB), MigDevice("MIG-b2", "1g", GIB)),
+)
+
+
+def shown(nvml: NvmlFacts, value: str | None, order: str | None = None) -> list[int]:
+    return [entry.gpu.index for entry in visible(nvml, value, order).entries]
+
+
+@pytest.mark.parametrize(
+    ("value", "indices", "unknown", "unread"),
+    [
+        (None, [0, 1, 2, 3], (), ()),
+        ("", [], (), ()),
+        ("  ", [], (), ()),
+        ("2,0", [2, 0], (), ()),
+        (" 1 , 3 ", [1, 3], (), ()),
+        ("1gpu,+2", [1, 2], (), ()),  # as strtoul reads it
+        ("-1", [], (), ()),
+        ("0,-1,2", [0], (), ("2",)),
+        ("0,9,2", [0], ("9",), ("2",)),
+        ("0,,2", [0], ("",), ("2",)),
+        ("none", [], ("none",), ()),
+        ("99999999999999999999999", [], ("99999999999999999999999",), ()),
+        ("²", [], ("²",), ()),
+        ("1,1", [], ("1 (duplicate)",), ()),
+        ("GPU-22aa-2,GPU-00", [2, 0], (), ()),
+        ("GPU-", [], ("GPU-",), ()),  # four begin like this
+        ("GPU-22aa,GPU-22aa-2", [], ("GPU-22aa-2 (duplicate)",), ()),
+        ("GPU-22aa-2,0", [2], ("0",), ()),  # the first entry decides how all are read
+        ("0,GPU-22aa-2", [0], ("GPU-22aa-2",), ()),
+        ("MIG-a1", [], ("MIG-a1",), ()),
+    ],
+)
+def test_visible_devices(
+    value: str | None, indices: list[int], unknown: tuple[str, ...], unread: tuple[str, ...]
+) -> None:
+    found = visible(FOUR, value, None)
+    assert [entry.gpu.index for entry in found.entries] == indices
+    assert (found.unknown, found.unread, found.order_guessed) == (unknown, unread, False)
+
+
+def test_mixed_models_are_fastest_first_unless_pci_order_is_set() -> None:
+    mixed = machine(gpu(0, name="T4", compute_capability=(7, 5)), gpu(1), gpu(2))
+    assert shown(mixed, None) == [1, 2, 0]
+    assert shown(mixed, "0") == [1]
+    assert shown(mixed, None, "PCI_BUS_ID") == [0, 1, 2]
+    assert visible(mixed, None, "FASTEST_FIRST").order_guessed
+    assert not visible(mixed, None, "PCI_BUS_ID").order_guessed
+    assert not visible(mixed, "GPU-00", None).order_guessed
+
+
+def test_with_mig_a_process_sees_one_instance_and_nothing_else() -> None:
+    found = visible(machine(gpu(0), SPLIT), None, None)
+    assert [entry.text for entry in found.entries] == ["MIG-a1"]
+    assert [entry.text for entry in found.hidden_by_mig] == ["0", "MIG-b2"]
+
+
+def test_mig_instance_by_uuid_and_the_whole_gpu_beside_it() -> None:
+    assert [entry.uuid for entry in visible(machine(gpu(0), SPLIT), "MIG-b2", None).entries] == ["MIG-b2"]
+    assert shown(machine(gpu(0), SPLIT), "0") == [0]
+
+
+def test_a_split_gpu_without_instances_is_no_device() -> None:
+    assert shown(machine(replace(SPLIT, mig_devices=()), gpu(1)), None) == [1]
+
+
+def test_indices_and_uuids_are_taken_in_the_order_given() -> None:
+    chosen = select("3,0", FOUR, None, NOBODY, None)
+    assert (chosen.cuda_visible_devices, chosen.notes) == ("3,0", ())
+    assert chosen.uuids == ("GPU-33aa-3", "GPU-00aa-0")
+    assert select("GPU-22", FOUR, None, NOBODY, None).entries[0].gpu.index == 2
+
+
+def test_a_list_of_both_kinds_becomes_uuids() -> None:
+    assert select("0,GPU-22", FOUR, None, NOBODY, None).cuda_visible_devices == "GPU-00aa-0,GPU-22aa-2"
+
+
+def test_indices_count_within_cuda_visible_devices() -> None:
+    chosen = select("1", FOUR, "2,3", NOBODY, None)
+    assert chosen.cuda_visible_devices == "3"
+    assert chosen.notes == ("`--gpus` counts within CUDA_VISIBLE_DEVICES=2,3",)
+    with pytest.raises(RefusedError, match="within CUDA_VISIBLE_DEVICES=2,3"):
+        select("2", FOUR, "2,3", NOBODY, None)
+
+
+def test_mig_by_uuid_or_by_the_index_of_its_gpu() -> None:
+    both = machine(gpu(0), SPLIT)
+    assert select("MIG-b2", both, None, NOBODY, None).uuids == ("MIG-b2",)
+    assert select("1", both, None, NOBODY, None).cuda_visible_devices == "MIG-a1"
+    assert select("0", both, None, NOBODY, None).cuda_visible_devices == "0"
+    assert select("free:1", both, None, NOBODY, None).cuda_visible_devices == "0"
+    assert select("free:1", machine(SPLIT), None, frozenset({"MIG-a1"}), None).uuids == ("MIG-b2",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "0,",
+        "a",
+        "-1",
+        "0-3",
+        "1.0",
+        "²",
+        "99999",
+        "0,0",
+        "0,GPU-00",
+        "GPU-",
+        "free:",
+        "free:0",
+        "free:x",
+        "free:-2",
+    ],
+)
+def test_a_wrong_list_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        select(text, FOUR, None, NOBODY, None)
+    assert [finding.code for finding in caught.value.findings] == ["gpus-invalid"]
+    assert caught.value.status == ExitStatus.USAGE
+
+
+@pytest.mark.parametrize("text", ["4", "0,7", "GPU-9", "MIG-x"])
+def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(text: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        select(text, FOUR, None, NOBODY, None)
+    (finding,) = caught.value.findings
+    assert finding.code == "gpu-not-found"
+    assert "3 (H100, GPU-33aa-3)" in finding.what
+    assert finding.fix == "use `--gpus 0,1,2,3` or fewer of them"
+
+
+def test_a_beginning_of_two_uuids_names_neither() -> None:
+    with pytest.raises(RefusedError, match="`GPU-5` names several GPUs"):
+        select("GPU-5", machine(gpu(0, uuid="GPU-5a"), gpu(1, uuid="GPU-5b")), None, NOBODY, None)
+
+
+def test_no_gpu_at_all() -> None:
+    with pytest.raises(RefusedError, match="there is no GPU on this machine"):
+        select("0", machine(), None, NOBODY, None)
+
+
+def test_free_prefers_little_memory_and_keeps_pci_order() -> None:
+    used = machine(gpu(0, memory_used_bytes=GIB // 2), gpu(1), gpu(2, memory_used_bytes=5 * 2**20), gpu(3))
+    assert select("free:2", used, None, NOBODY, None).cuda_visible_devices == "1,2"
+    assert select("free:4", used, None, NOBODY, None).cuda_visible_devices == "0,1,2,3"
+    assert select("free", used, None, NOBODY, 1).cuda_visible_devices == "1"
+    assert select("free", used, None, NOBODY, None).cuda_visible_devices == "0,1,2,3"
+
+
+def test_free_leaves_out_what_is_locked_lost_or_prohibited() -> None:
+    nvml = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohibited"), gpu(3))
+    assert select("free:1", nvml, None, frozenset({"GPU-00aa-0"}), None).cuda_visible_devices == "3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),
+        ({"memory_used_bytes": GIB - 1, "memory_total_bytes": 4 * GIB}, None),  # under 1 GiB
+        ({"memory_used_bytes": 3 * GIB}, None),  # under 5 % of 80 GiB
+        ({"memory_used_bytes": 4 * GIB}, "4.0 GiB used, by a process that is not visible from here"),
+        ({"utilization_percent": 9}, None),
+        ({"utilization_percent": 10}, "10 % utilisation, by a process that is not visible from here"),
+        (
+            {"processes": (GpuProcess(7, 30 * GIB, "ann", "python train.py"),)},
+            "pid 7, ann, `python train.py`, 30.0 GiB",
+        ),
+        ({"processes": (GpuProcess(7, None, None, None, orphan=True),)}, "pid 7, orphaned worker"),
+        ({"processes": Unavailable("x"), "memory_used_bytes": Unavailable("x")}, None),
+    ],
+)
+def test_what_keeps_a_gpu_busy(changes: dict[str, object], reason: str | None) -> None:
+    assert busy_reason(VisibleGpu("0", gpu(0, **changes)), NOBODY) == reason
+
+
+def test_too_few_free_gpus_say_who_is_on_the_others() -> None:
+    process = GpuProcess(7, 30 * GIB, "ann", "python train.py")
+    nvml = machine(gpu(0, processes=(process,)), gpu(1), gpu(2))
+    with pytest.raises(RefusedError) as caught:
+        select("free:2", nvml, None, frozenset({"GPU-22aa-2"}), None)
+    (finding,) = caught.value.findings
+    assert finding.code == "gpus-not-free"
+    assert finding.what == "2 free GPUs asked for, 1 of 3 is free"
+    assert finding.where == (
+        "GPU 0: pid 7, ann, `python train.py`, 30.0 GiB",
+        "GPU 2: held by another ddplaunch launch",
+    )
+    assert "`--gpus free:1`" in finding.fix
+
+
+def test_free_on_a_machine_without_gpus() -> None:
+    with pytest.raises(RefusedError) as caught:
+        select("free:1", machine(), None, NOBODY, None)
+    assert caught.value.findings[0].what == "1 free GPU asked for, 0 of 0 are free"
