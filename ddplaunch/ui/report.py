@@ -17,11 +17,9 @@ _RELEVANT = re.compile(
     r"(NCCL|TORCH|PYTORCH|CUDA|NVIDIA|GLOO|PET|OMP|MKL|SLURM|DDPLAUNCH|UCX|FI|MASTER)_"
     r"|(RANK|LOCAL_RANK|GROUP_RANK|NODE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LD_LIBRARY_PATH|PATH|PYTHON\w*|VIRTUAL_ENV)$"
 )
-# A command line or an address can carry a secret outside of any variable: --api-key=x, TOKEN=x, https://user:x@host.
-_SECRET = re.compile(
-    r"(?i)((?:--?)?[\w-]*(?:token|secret|passw(?:or)?d|passphrase|api[-_]?key|access[-_]?key|credential)[\w-]*"
-    r"(?:=|:\s*|\s+))(\"[^\"]*\"|'[^']*'|[^\s\"',`]+)"
-)
+# A command line or an address can carry a secret outside of any variable: --api-key x, TOKEN=x, https://user:x@host.
+_NAME = r"(?:token|secret|password|passwd|passphrase|credential|(?:api|access|secret|private)[-_]?key)s?"
+_SECRET = re.compile(rf"(--?[\w-]*{_NAME}(?:=|\s+)|\b\w*{_NAME}=)(\"[^\"]*\"|'[^']*'|[^\s\"',`]+)", re.IGNORECASE)
 _LOGIN = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
 
 

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import pytest
+
+from ddplaunch.ui.streams import speak, styled, unicode_ok, width, write
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "terminal", "expected"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"TERM": "dumb"}, True, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"CLICOLOR": "0"}, True, False),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "0"}, False, False),
+        ({"CLICOLOR_FORCE": "1", "TERM": "dumb"}, False, True),
+        ({"NO_COLOR": "1", "FORCE_COLOR": "1"}, True, False),
+    ],
+)
+def test_styled(environ: Mapping[str, str], terminal: bool, expected: bool) -> None:
+    assert styled(Terminal() if terminal else io.StringIO(), environ) is expected
+
+
+@pytest.mark.parametrize(("columns", "expected"), [("40", 40), ("", 80), ("0", 80), ("wide", 80), ("3", 20), ("²", 80)])
+def test_width_of_what_is_no_terminal(columns: str, expected: int) -> None:
+    assert width(io.StringIO(), {"COLUMNS": columns}) == expected
+
+
+def test_width_of_a_real_terminal() -> None:
+    import fcntl
+    import struct
+    import termios
+
+    master, slave = os.openpty()
+    try:
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
+        with open(slave, "w", closefd=False) as stream:
+            assert width(stream, {}) == 47
+            assert styled(stream, {"TERM": "xterm"})
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+def test_streams_that_are_gone() -> None:
+    closed = io.TextIOWrapper(io.BytesIO())
+    closed.close()
+    assert (width(None, {}), styled(None, {}), unicode_ok(None)) == (80, False, False)
+    assert (width(closed, {}), styled(closed, {})) == (80, False)
+    assert write("x", closed) is False
+
+
+def test_unicode_ok_follows_the_encoding() -> None:
+    assert unicode_ok(io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    assert not unicode_ok(io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"), [("utf-8", "ü × \\udcff".encode()), ("ascii", b"\\xfc \\xd7 \\udcff")]
+)
+def test_what_the_encoding_lacks_is_written_as_escapes(encoding: str, expected: bytes) -> None:
+    buffer = io.BytesIO()
+    stream = io.TextIOWrapper(buffer, encoding=encoding)
+    assert write("ü × \udcff", stream)
+    assert buffer.getvalue() == expected
+
+
+def run(code: str, stdout: int | None = None, stderr: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], stdout=stdout, stderr=stderr, text=True, timeout=60)
+
+
+def test_a_reader_that_leaves_costs_neither_a_traceback_nor_the_exit_status() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        done = run("from ddplaunch.ui.streams import write; assert write('x' * 100000) is False", stdout=writer)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_is_told_for_data_and_forgiven_for_speech() -> None:
+    with open("/dev/full", "w") as full:
+        data = run("from ddplaunch.ui.streams import write; write('x')", stdout=full.fileno())
+        speech = run("from ddplaunch.ui.streams import speak; speak('x')", stderr=full.fileno())
+    assert "No space left" in data.stderr
+    assert speech.returncode == 0
+
+
+def test_speaking_into_a_closed_descriptor() -> None:
+    code = "import sys; sys.stderr = sys.stdout = None\nfrom ddplaunch.ui.streams import speak, write\n"
+    assert run(code + "sys.exit(speak('x') or write('x'))").returncode == 0
+    assert speak("x", io.StringIO()) is True
+
+
+def test_the_panel_loads_neither_rich_nor_typer() -> None:
+    code = "import sys, ddplaunch.ui.panel, ddplaunch.ui.streams, ddplaunch.records.record\n"
+    done = run(code + "print([name for name in ('rich', 'typer', 'torch', 'psutil') if name in sys.modules])", -1)
+    assert done.stdout == "[]\n"
