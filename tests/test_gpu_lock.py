@@ -33,7 +33,7 @@ locks = GpuLocks(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    print(pick_free("free:1", NvmlFacts("1", (12, 8), gpus), None, locks, None, "race").uuids[0], flush=True)
+    print(pick_free("free:1", NvmlFacts("1", (12, 8), gpus), None, locks, "race", None).uuids[0], flush=True)
 except RefusedError as error:
     print(error.findings[0].code, flush=True)
 sys.stdin.readline()
@@ -130,8 +130,8 @@ def test_what_is_held_here_is_not_locked_by_others(tmp_path: Path) -> None:
 
 def test_a_named_gpu_is_shared_but_said(tmp_path: Path) -> None:
     first, second = GpuLocks(tmp_path), GpuLocks(tmp_path)
-    assert pick_free("0", facts(2), None, first, None, "one").notes == ()
-    selection = pick_free("0,1", facts(2), None, second, None, "two")
+    assert pick_free("0", facts(2), None, first, "one", None).notes == ()
+    selection = pick_free("0,1", facts(2), None, second, "two", None)
     assert selection.cuda_visible_devices == "0,1"
     assert selection.notes == (f"GPU 0 is held by another ddplaunch launch (pid {os.getpid()}, run one)",)
     first.release()
@@ -141,7 +141,7 @@ def test_a_named_gpu_is_shared_but_said(tmp_path: Path) -> None:
 def test_a_refusal_leaves_no_lock(tmp_path: Path) -> None:
     locks = GpuLocks(tmp_path)
     with pytest.raises(RefusedError):
-        pick_free("free:3", facts(2), None, locks, None, "a")
+        pick_free("free:3", facts(2), None, locks, "a", None)
     assert locks.held == {}
 
 
@@ -159,7 +159,7 @@ def test_every_user_may_lock(tmp_path: Path) -> None:
 
 
 def launches_unlocked(locks: GpuLocks) -> None:
-    selection = pick_free("free:1", facts(1), None, locks, None, "a")
+    selection = pick_free("free:1", facts(1), None, locks, "a", None)
     assert selection.cuda_visible_devices == "0"
     assert len(selection.notes) == 1
     assert selection.notes[0].startswith("GPUs are not locked against other launches: ")
@@ -198,7 +198,7 @@ def test_a_launch_stuck_while_choosing_holds_nobody_up_for_ever(tmp_path: Path) 
     stuck, other = GpuLocks(tmp_path), GpuLocks(tmp_path)
     begin = time.monotonic()
     with stuck.choosing():
-        assert pick_free("free:1", facts(1), None, other, None, "a").uuids == ("GPU-0",)
+        assert pick_free("free:1", facts(1), None, other, "a", None).uuids == ("GPU-0",)
     assert time.monotonic() - begin < 60
     other.release()
 

@@ -30,9 +30,13 @@ _HOLDER_LENGTH = 200
 
 
 class GpuLocks:
-    """The GPUs that this process holds. ``notes`` say in clauses why locking did not work, if it did not."""
+    """The GPUs that this process holds, in ``directory`` or where ``lock_directory`` says.
 
-    def __init__(self, directory: Path) -> None:
+    ``notes`` say in clauses why locking did not work, if it did not.
+    """
+
+    def __init__(self, directory: Path | None = None) -> None:
+        directory = lock_directory(os.environ) if directory is None else directory
         self.held: dict[str, int] = {}
         self.notes: tuple[str, ...] = ()
         self._directory: int | None = None
@@ -134,7 +138,7 @@ def lock_directory(environment: Mapping[str, str]) -> Path:
 
 
 def pick_free(
-    requested: str, nvml: NvmlFacts, environ_visible: str | None, locks: GpuLocks, need: int | None, run_id: str
+    requested: str, nvml: NvmlFacts, environ_visible: str | None, locks: GpuLocks, run_id: str, need: int | None
 ) -> Selection:
     """Resolve ``--gpus`` and hold what it resolves to; GPUs named one by one are used even if another launch has them.
 
