@@ -67,13 +67,14 @@ def forward(
         number = option.meaning
         if number not in _AUTOMATIC or number not in unsaid:
             continue
-        if given(args, option):
-            _refuse_contradiction(option, number, unsaid[number], given(replaced, option))
+        if given(args, option, script.options):
+            _refuse_contradiction(option, number, unsaid[number], given(replaced, option, script.options))
         elif number not in already:
             already.add(number)
             passed.append(Passed(number, unsaid[number], _spell(option, unsaid[number]), option.at))
     appended = tuple(word for item in passed for word in item.arguments)
-    return Forwarded((*replaced, *appended), tuple(passed))
+    end = replaced.index("--") if "--" in replaced else len(replaced)  # behind it, an option is a positional
+    return Forwarded((*replaced[:end], *appended, *replaced[end:]), tuple(passed))
 
 
 def _spell(option: DeclaredOption, value: str) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def complete_from_script(options: Options, target: Target | None, script: Script
         name = option.meaning
         if name not in ("batch_size", "accum", "lr") or name in values or not _open(options, name):
             continue
-        adopted = _passed(target, option) or _default(options, option)
+        adopted = _passed(target, option, script) or _default(options, option)
         if adopted is not None:
             values[name] = adopted
     return replace(options, **values)
@@ -38,8 +38,8 @@ def _open(options: Options, name: str) -> bool:
     return getattr(options, name) is None
 
 
-def _passed(target: Target, option: DeclaredOption) -> Resolved[Any] | None:
-    values = given(target.args, option)
+def _passed(target: Target, option: DeclaredOption, script: ScriptReport) -> Resolved[Any] | None:
+    values = given(target.args, option, script.options)
     number = _number(option, values[-1]) if values else None
     source = Source("script", f"`{option.flags[0]}` behind `--`")
     return None if number is None else Resolved(number, source)
