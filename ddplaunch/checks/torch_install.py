@@ -1,0 +1,199 @@
+"""Is there a torch that can train here: installed, new enough, built for these GPUs; refuses to import it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+
+from ddplaunch.checks.check import Check, declare
+from ddplaunch.checks.cuda_arch import driver_suffices, runs_on
+from ddplaunch.checks.used_gpus import counted, cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
+from ddplaunch.finding import Finding, error
+from ddplaunch.launch.plan import Launch
+from ddplaunch.probes.facts import NOT_ASKED, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
+from ddplaunch.values import Unavailable
+
+OLDEST = (2, 3)
+SELECTOR = "https://pytorch.org/get-started/locally"
+
+
+def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Iterator[Finding]:
+    """torch is not installed where ddplaunch is.
+
+    ddplaunch replaces itself by torchrun with the interpreter that it runs in, so that interpreter has to be the one
+    of the environment that trains. Install torch there, or install ddplaunch into the environment that has torch.
+    """
+    if not isinstance(torch, Unavailable) or torch == NOT_ASKED:
+        return
+    pip = f"{shlex.quote(python.executable)} -m pip install torch"
+    yield error(
+        "torch-missing",
+        torch.reason,
+        why="the ranks run in the interpreter that ddplaunch is installed in",
+        fix=f"`{pip}`; or, in the environment that has torch, `python -m pip install ddplaunch`",
+        where=python.executable,
+    )
+
+
+def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Iterator[Finding]:
+    """torch is older than 2.3.
+
+    ddplaunch hands torchrun a logs-specs plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3. An
+    older torchrun ends at once with "unrecognized arguments".
+    """
+    if _major_minor(torch.version) < OLDEST:
+        yield error(
+            "torch-too-old",
+            f"torch {torch.version} is older than 2.3",
+            why="its torchrun has no `--logs-specs`, by which ddplaunch captures and explains each rank",
+            fix=f"`{shlex.quote(python.executable)} -m pip install --upgrade 'torch>=2.3'`",
+            where=torch.path,
+        )
+
+
+def torch_import_failed(torch: TorchFacts, torch_import: TorchImport | Unavailable) -> Iterator[Finding]:
+    """torch is installed, but importing it fails.
+
+    `doctor` imports torch in a child interpreter with a deadline. Where that fails every rank fails the same way: a
+    shared library is missing, packages do not fit each other, or the file system is too slow to read torch from.
+    """
+    if isinstance(torch_import, Unavailable) and torch_import != NOT_ASKED:
+        yield error(
+            "torch-import-failed",
+            torch_import.reason,
+            why="each rank begins with this import",
+            fix="`python -c 'import torch'` shows the whole message; reinstalling torch repairs a mixed installation",
+            where=torch.path,
+        )
+
+
+def torch_cpu_build_on_gpu_machine(
+    torch: TorchFacts,
+    environment: Mapping[str, str],
+    python: PythonFacts,
+    nvidia: NvidiaFacts | None = None,
+    nvml: NvmlFacts | None = None,
+    launch: Launch | None = None,
+) -> Iterator[Finding]:
+    """torch is a CPU build on a machine with NVIDIA GPUs.
+
+    A CPU build contains neither CUDA kernels nor NCCL: `torch.cuda.is_available()` is False whatever the driver says,
+    and a script that falls back trains on the CPU, orders of magnitude slower, without a word. pip picks a CPU build
+    on some platforms and from some indexes; install a CUDA build, or ask for the CPU with `--device cpu`.
+    """
+    count = present_gpus(nvidia, nvml)
+    if torch.cuda or torch.hip or not count or cpu_was_chosen(environment, launch):
+        return
+    yield error(
+        "torch-cpu-build-on-gpu-machine",
+        f"torch {torch.version} is a CPU build, and this machine has {counted(count, 'NVIDIA GPU')}",
+        why="a CPU build has no CUDA kernels and no NCCL, so the GPUs would stay idle",
+        fix=f"install a CUDA build with the command that {SELECTOR} shows, after "
+        f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
+        where=torch.path,
+    )
+
+
+def nccl_unavailable(
+    torch: TorchFacts,
+    torch_import: TorchImport,
+    environment: Mapping[str, str],
+    nvml: NvmlFacts,
+    launch: Launch | None = None,
+) -> Iterator[Finding]:
+    """This CUDA build of torch was compiled without NCCL.
+
+    `init_process_group("nccl")` then raises "Distributed package doesn't have NCCL built in". Official Linux wheels
+    contain it; builds from source with USE_NCCL=0, some distributions and Jetson builds do not.
+    """
+    if torch.cuda is None or torch_import.nccl_available or not nvml.gpus or cpu_was_chosen(environment, launch):
+        return
+    yield error(
+        "nccl-unavailable",
+        f"torch {torch.version} is a CUDA build without NCCL",
+        why='`init_process_group("nccl")` raises, and gloo moves gradients through the CPU',
+        fix=f"install an official wheel with the command that {SELECTOR} shows, or build with `USE_NCCL=1`",
+        where=torch.path,
+    )
+
+
+def gpu_arch_not_in_wheel(
+    torch_import: TorchImport, nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Iterator[Finding]:
+    """The torch build has no kernels for this GPU's architecture.
+
+    Machine code for sm_XY runs on the same major architecture with the same or a higher minor number; PTX for
+    compute_XY is compiled by the driver for anything newer. Where neither fits, the first kernel fails with
+    "no kernel image is available for execution on the device".
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
+    """
+    for entry in used_gpus(nvml, environment, launch):
+        capability = entry.gpu.compute_capability
+        if isinstance(capability, Unavailable) or runs_on(torch_import.arch_list, capability):
+            continue
+        major, minor = capability
+        yield error(
+            "gpu-arch-not-in-wheel",
+            f"torch {torch_import.version} has no kernels for {entry.gpu.name} (sm_{major}{minor}); "
+            f"it has {' '.join(torch_import.arch_list)}",
+            why='the first kernel would fail with "no kernel image is available for execution on the device"',
+            fix=f"install a build of torch that contains sm_{major}{minor}: {SELECTOR}",
+            where=gpu_word(entry),
+        )
+
+
+def cuda_unavailable_reason(
+    torch: TorchFacts,
+    torch_import: TorchImport,
+    nvml: NvmlFacts,
+    environment: Mapping[str, str],
+    launch: Launch | None = None,
+) -> Iterator[Finding]:
+    """torch cannot use CUDA although GPUs are visible.
+
+    `torch.cuda.is_available()` answers False and keeps the reason to itself. `doctor` asks CUDA for it in a child
+    interpreter: an unknown error often means that nvidia_uvm is not loaded or that the GPU needs a reset, 802 on
+    NVSwitch machines that nvidia-fabricmanager does not run.
+    """
+    if torch.cuda is None or torch_import.cuda_available or cpu_was_chosen(environment, launch):
+        return
+    if not driver_suffices(torch.cuda, nvml.cuda_driver_version):
+        return  # driver-too-old says it better
+    count = len(seen_by_ranks(nvml, environment, launch).entries)
+    if not count:
+        return
+    reason = torch_import.cuda_error or "CUDA gave no reason"
+    yield error(
+        "cuda-unavailable-reason",
+        f"torch cannot use CUDA, although {counted(count)} should be visible",
+        why=f"CUDA says: {reason}",
+        fix=_cure(reason),
+        where=torch.path,
+    )
+
+
+def _cure(reason: str) -> str:
+    if "802" in reason or "not yet initialized" in reason:
+        return "`sudo systemctl start nvidia-fabricmanager`, in the very version of the driver"
+    if "insufficient" in reason or "too old" in reason:
+        return f"update the NVIDIA driver, or install a torch for an older CUDA: {SELECTOR}"
+    return (
+        "`sudo modprobe nvidia_uvm`; if that changes nothing, `sudo dmesg | grep -i -e nvrm -e xid` may name the cause"
+    )
+
+
+def _major_minor(version: str) -> tuple[int, int]:
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else OLDEST  # an odd version is no reason to refuse
+
+
+CHECKS: tuple[Check, ...] = (
+    declare("torch", torch_missing, accepts=("torch",)),
+    declare("torch", torch_too_old),
+    declare("torch", torch_import_failed, accepts=("torch_import",)),
+    declare("torch", torch_cpu_build_on_gpu_machine),
+    declare("torch", nccl_unavailable),
+    declare("torch", gpu_arch_not_in_wheel),
+    declare("torch", cuda_unavailable_reason),
+)
