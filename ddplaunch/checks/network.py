@@ -134,7 +134,8 @@ def infiniband_port_down(
     down = [
         port
         for port in network.infiniband
-        if port.state != "ACTIVE" and (not active or (port.link_layer in links and port.link_layer == "InfiniBand"))
+        if port.state not in ("ACTIVE", "unknown")
+        and (not active or (port.link_layer in links and port.link_layer == "InfiniBand"))
     ]
     if down:
         yield warning(

@@ -1,4 +1,4 @@
-"""Checks of whether the nodes of a launch can find each other by name and address; refuses to look at one node alone."""
+"""Checks of whether the nodes of a launch can find each other by name and address; refuses to look at devices."""
 
 from __future__ import annotations
 

@@ -1,0 +1,181 @@
+"""Checks of what a training script's source says against the launch; refuses to read the source itself."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from ddplaunch.checks.check import Check, declare
+from ddplaunch.finding import Finding, error, warning
+from ddplaunch.launch.plan import Launch, Target
+from ddplaunch.script.arguments import given
+from ddplaunch.script.report import ScriptReport
+
+LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
+LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli",
+    "deepspeed.launcher.runner",
+    "ddplaunch",
+)
+LOCAL_RANK_FLAGS = ("--local-rank", "--local_rank")
+
+
+def script_syntax_error(script: ScriptReport) -> Iterator[Finding]:
+    """The script does not compile in this Python.
+
+    Every rank would end in the same SyntaxError after torch was started for all of them. A script written for a newer
+    Python than the one that ddplaunch runs in looks like this as well. Remedy: the line that the finding names.
+    """
+    if script.syntax_error is not None:
+        yield error(
+            "script-syntax-error",
+            f"{script.path} does not compile: {script.syntax_error}",
+            why="every rank would end in this SyntaxError",
+            fix=f"correct the line; `python -m py_compile {shlex.quote(script.path)}` shows it",
+            where=script.path,
+        )
+
+
+def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+    """The script starts its own ranks, and torchrun would start it once per rank.
+
+    `mp.spawn` with one process per GPU, run by N ranks, gives N x N processes that fight for the same GPUs and port.
+    Remedy: `python train.py` alone; or let the script take its rank from RANK and LOCAL_RANK and call the training
+    function directly.
+    """
+    processes = launch.topology.nproc_per_node.value
+    if script.spawns is None or processes == 1:
+        return
+    # A script that also looks at torchrun's variables may well spawn only where they are absent.
+    aware = any(name in script.reads_env for name in ("LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"))
+    yield (warning if aware else error)(
+        "script-spawns-processes",
+        f"{script.path} starts its own processes, and {processes} copies of it would run",
+        why=f"with one process per rank in each copy that is up to {processes} x {processes} processes on the same "
+        "GPUs and port",
+        fix=f"run it without a launcher, `python {shlex.quote(script.path)}`; or replace the spawn by a call of its "
+        'function with `int(os.environ["LOCAL_RANK"])`',
+        where=str(script.spawns),
+    )
+
+
+def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+    """The script requires --local-rank, which torchrun does not pass.
+
+    torch.distributed.launch appended it to the arguments; torchrun gives each rank LOCAL_RANK in its environment, and
+    a required option ends every rank in a usage error. One argument cannot differ from rank to rank.
+    Remedy: read LOCAL_RANK in the script, or let a shell between the two write the option.
+    https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
+    """
+    if script.demands_local_rank is None:
+        return
+    spellings = [flag for option in script.options for flag in option.flags if flag in LOCAL_RANK_FLAGS]
+    flag = spellings[0] if spellings else LOCAL_RANK_FLAGS[0]
+    target = launch.target
+    arguments = shlex.join(["python", script.path, *(target.args if target else ())])
+    yield error(
+        "script-demands-local-rank",
+        f"{script.path} requires `{flag}`, which torchrun does not pass",
+        why="torchrun tells each rank its number by LOCAL_RANK in the environment, and argparse ends the script",
+        fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))` and without `required=True`; or let a '
+        f"shell pass it: `-- sh -c {shlex.quote(f'exec {arguments} {flag} "$LOCAL_RANK"')}`",
+        where=str(script.demands_local_rank),
+    )
+
+
+def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+    """The script sets up no process group and uses no framework that would.
+
+    Each rank would then train alone, on the whole data, with its own model: N times the work for nothing.
+    Source that cannot be read completely keeps this check silent. Remedy: `torch.distributed.init_process_group()`
+    and DistributedDataParallel, or one process.
+    """
+    if launch.topology.world_size == 1 or not script.complete or script.syntax_error is not None:
+        return
+    if script.framework is not None or script.initialises is not None or script.spawns is not None:
+        return
+    yield warning(
+        "script-never-initialises",
+        f"{script.path} sets up no process group and imports no framework that does",
+        why=f"each of the {launch.topology.world_size} ranks would train a model of its own on all of the data",
+        fix="call `torch.distributed.init_process_group()` and wrap the model in DistributedDataParallel, or run one "
+        "process: `ddplaunch run 1 -- …`",
+        where=script.path,
+    )
+
+
+def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+    """One of the script's numbers is passed twice with different values.
+
+    argparse and its relatives take the last one without a word, so one of the two is not what runs. Only options that
+    stand for a number of the plan are looked at: others may collect values on purpose. Remedy: keep one.
+    """
+    for option in script.options:
+        if option.meaning is None or not option.takes_value or launch.target is None:
+            continue
+        values = given(launch.target.args, option, script.options)
+        if len({_number(value) for value in values}) > 1:
+            yield error(
+                "option-given-twice",
+                f"`{option.flags[0]}` is given {len(values)} times, with {' and '.join(dict.fromkeys(values))}",
+                why=f"the script takes the last one, {values[-1]}, without a word",
+                fix=f"keep one of them behind `--`: `{option.flags[0]} {shlex.quote(values[-1])}`",
+                where=str(option.at),
+            )
+
+
+def _number(value: str) -> float | str:
+    """Return what tells two values apart: 0.001 and 1e-3 are the same."""
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def script_is_launcher(launch: Launch) -> Iterator[Finding]:
+    """What should run on every rank is itself a launcher.
+
+    Each rank would start a launcher, and each of those all ranks again: N x N processes, or ranks that wait for each
+    other at the same port. Remedy: the training script itself behind `--`.
+    """
+    if launch.target is None or (found := _launcher(launch.target)) is None:
+        return
+    name, rest = found
+    script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
+    behind = shlex.join(rest[script:]) if script is not None else "train.py"
+    yield error(
+        "script-is-launcher",
+        f"every rank would run `{name}`, which is a launcher",
+        why="each rank would start all ranks again",
+        fix=f"put the training script behind `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {behind}`",
+        where="--",
+    )
+
+
+def _launcher(target: Target) -> tuple[str, tuple[str, ...]] | None:
+    """Return the launcher's name and its arguments, None where the target is none; sees through ``python -m``."""
+    name = PurePath(target.name).name
+    if target.kind == "module":
+        return (target.name, target.args) if target.name in LAUNCHER_MODULES else None
+    if name in LAUNCHERS:
+        return name, target.args
+    if name.startswith("python") and target.args[:1] == ("-m",) and target.args[1:2]:
+        return (target.args[1], target.args[2:]) if target.args[1] in LAUNCHER_MODULES else None
+    return None
+
+
+CHECKS: tuple[Check, ...] = tuple(
+    declare("script", check)
+    for check in (
+        script_syntax_error,
+        script_is_launcher,
+        script_spawns_processes,
+        script_demands_local_rank,
+        script_never_initialises,
+        option_given_twice,
+    )
+)

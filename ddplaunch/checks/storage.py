@@ -1,0 +1,214 @@
+"""Checks of the paths that a launch reads and writes; refuses to touch any path itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from shlex import quote
+
+from ddplaunch.checks.check import Check, declare
+from ddplaunch.checks.quantities import GIB, MIB, size
+from ddplaunch.finding import Finding, error, warning
+from ddplaunch.probes.facts import PathFact
+
+REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
+# Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for this and are not on the list.
+REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
+NO_INODE_COUNT = ("btrfs", "vfat", "exfat", "cifs", "smb3", "nfs", "nfs4")  # they report 0, or the server's idea
+FULL_BYTES = 100 * MIB
+LOW_BYTES = GIB
+LOW_SHARE, LOW_SHARE_BYTES = 0.02, 20 * GIB
+LOW_INODES = 1000
+
+
+def data_missing(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """A data path does not exist.
+
+    Every rank would start, take its GPU and fail at the same line. Remedy: the right path; on several nodes the data
+    has to be there on each of them.
+    """
+    for path in data_paths:
+        if path.kind == "missing":
+            yield error(
+                "data-missing",
+                f"data path {quote(path.path)} does not exist",
+                why="every rank would fail when it opens it",
+                fix=f"name the right one with `--data`; what there is: `ls -d {_parent(path.path)}/*`",
+                where="--data",
+            )
+
+
+def _parent(path: str) -> str:
+    return quote(path.rstrip("/").rpartition("/")[0]) if "/" in path.strip("/") else "."
+
+
+def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """A data path exists, but this user may not read it.
+
+    A directory needs the rights r and x, and every directory above it x. Remedy: ask the owner, or `chmod -R a+rX`.
+    """
+    for path in data_paths:
+        if path.kind not in ("missing", "unreachable") and not path.readable:
+            owner = f" of {path.owner}" if path.owner else ""
+            yield error(
+                "data-unreadable",
+                f"data path {quote(path.path)}{owner} is not readable for this user",
+                why=path.error or "every rank would end in `Permission denied`",
+                fix=f"as its owner, `chmod -R a+rX {quote(path.path)}`; `namei -l {quote(path.path)}` shows which "
+                "part of the path refuses",
+                where="--data",
+            )
+
+
+def data_empty(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """A data path is an empty directory or file.
+
+    An unfinished download or a mount that is not there leaves an empty directory; a sampler over it has nothing to
+    share out, and the ranks fail with "num_samples=0". Remedy: mount or fetch the data, or leave `--data` away.
+    """
+    for path in data_paths:
+        if path.empty and path.readable and path.kind in ("file", "directory"):
+            yield error(
+                "data-empty",
+                f"data path {quote(path.path)} is an empty {path.kind}",
+                why="a download did not finish or a mount is not there, and the ranks have nothing to share out",
+                fix=f"`findmnt -T {quote(path.path)}` shows its mount; leave `--data` away if the script fills it",
+                where="--data",
+            )
+
+
+def data_unreachable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """A data path does not answer: a dead mount.
+
+    The server of a network mount is gone, and whatever looks at the path hangs in the kernel, where not even SIGKILL
+    ends it. ddplaunch looks from a child process with a deadline. Remedy: `umount -l` and mount again.
+    """
+    yield from _unreachable("data-unreachable", "data path", "--data", data_paths)
+
+
+def output_unreachable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """An output path does not answer: a dead mount.
+
+    A rank that saves a checkpoint there hangs in the kernel while the others wait in a collective until it times out.
+    Remedy: `umount -l` and mount again, or another path.
+    """
+    yield from _unreachable("output-unreachable", "output path", "--output", output_paths)
+
+
+def _unreachable(code: str, noun: str, flag: str, paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    for path in paths:
+        if path.kind == "unreachable":
+            yield error(
+                code,
+                f"{noun} {quote(path.path)} did not answer{f' ({path.filesystem})' if path.filesystem else ''}",
+                why=f"{path.error or 'the deadline passed'}; every rank would hang there and could not be killed",
+                fix=f"`sudo umount -l {quote(path.path)}` and mount it again, or name another path",
+                where=flag,
+            )
+
+
+def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """A data path lies on a network mount or on a spinning disk.
+
+    All ranks and workers read at once and at random, which is what such storage is worst at: GPUs then wait for data.
+    Remedy: a copy on a local SSD, or few large files (shards) that are read from front to back.
+    """
+    for path in data_paths:
+        if path.kind in ("missing", "unreachable"):
+            continue
+        if is_remote(path.filesystem):
+            medium = f"is on a network mount ({path.filesystem})"
+        elif path.rotational:
+            medium = "is on a spinning disk"
+        else:
+            continue
+        yield warning(
+            "data-on-slow-storage",
+            f"data path {quote(path.path)} {medium}",
+            why="all ranks and DataLoader workers read from it at once, and GPUs wait for data",
+            fix=f"copy it to a local SSD first: `rsync -a {quote(path.path)} /path/on/local/ssd/`, and name the copy",
+            where="--data",
+        )
+
+
+def is_remote(filesystem: str | None) -> bool:
+    """Whether a file system type of /proc/mounts is a general network mount."""
+    kind = filesystem or ""
+    return kind in REMOTE or kind.removeprefix("fuse.") in REMOTE_FUSE
+
+
+def output_not_writable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """An output path cannot be written.
+
+    The training would run until the first checkpoint and lose it. For a path that does not exist yet, the nearest
+    directory above it is what counts. Remedy: another path, or the right to write.
+    """
+    for path in output_paths:
+        if path.kind != "unreachable" and not path.writable:
+            owner = f", it belongs to {path.owner}" if path.owner else ""
+            yield error(
+                "output-not-writable",
+                f"output path {quote(path.path)} cannot be written by this user{owner}",
+                why=path.error or "the first checkpoint would be lost",
+                fix='name another with `--output`, for instance `--output "$PWD/out"`; '
+                f"`namei -l {quote(path.path)}` shows the rights",
+                where="--output",
+            )
+
+
+def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """The disk of an output path is nearly full.
+
+    `torch.save` on a full disk says "iostream error" or "unexpected pos" and leaves a broken checkpoint behind.
+    Less than 100 MiB is an error; less than 1 GiB, or 2 % and 20 GiB, a warning. Remedy: free some, or another disk.
+    """
+    for path in output_paths:
+        free, total = path.free_bytes, path.total_bytes
+        if free is None or not path.writable or path.kind == "unreachable" or not _low(free, total):
+            continue
+        of_total = f" of {size(total)}" if total else ""
+        yield (error if free < FULL_BYTES else warning)(
+            "disk-nearly-full",
+            f"output path {quote(path.path)} has {size(free)}{of_total} free",
+            why="`torch.save` on a full disk fails with `unexpected pos` and leaves a broken checkpoint behind",
+            fix=f"find what to remove, `du -xh {_parent(path.path)} | sort -h | tail`, or name another disk with "
+            "`--output`",
+            where="--output",
+        )
+
+
+def _low(free: int, total: int | None) -> bool:
+    return free < LOW_BYTES or (total is not None and free < LOW_SHARE * total and free < LOW_SHARE_BYTES)
+
+
+def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+    """The file system of an output path has hardly any inodes left.
+
+    Each file takes one. Without any, creating a file fails with "No space left on device" though `df -h` shows room.
+    Remedy: remove many small files (caches, old logs), or another disk.
+    """
+    for path in output_paths:
+        counted = path.filesystem not in NO_INODE_COUNT and not (path.filesystem or "").startswith("fuse")
+        if counted and path.free_inodes is not None and path.free_inodes < LOW_INODES and path.writable:
+            yield (error if path.free_inodes == 0 else warning)(
+                "output-inodes",
+                f"output path {quote(path.path)} has {path.free_inodes} inodes free",
+                why="each new file takes one, and creating one fails with `No space left on device`",
+                fix=f"`du --inodes -x {_parent(path.path)} | sort -n | tail` shows where the many small files are",
+                where="--output",
+            )
+
+
+CHECKS: tuple[Check, ...] = tuple(
+    declare("storage", check)
+    for check in (
+        data_missing,
+        data_unreadable,
+        data_empty,
+        data_unreachable,
+        data_on_slow_storage,
+        output_not_writable,
+        output_unreachable,
+        disk_nearly_full,
+        output_inodes,
+    )
+)
