@@ -77,12 +77,13 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
     flag = spellings[0] if spellings else LOCAL_RANK_FLAGS[0]
     target = launch.target
     arguments = shlex.join(["python", script.path, *(target.args if target else ())])
+    command = shlex.quote(f'exec {arguments} {flag} "$LOCAL_RANK"')
     yield error(
         "script-demands-local-rank",
         f"{script.path} requires `{flag}`, which torchrun does not pass",
         why="torchrun tells each rank its number by LOCAL_RANK in the environment, and argparse ends the script",
         fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))` and without `required=True`; or let a '
-        f"shell pass it: `-- sh -c {shlex.quote(f'exec {arguments} {flag} "$LOCAL_RANK"')}`",
+        f"shell pass it: `-- sh -c {command}`",
         where=str(script.demands_local_rank),
     )
 
