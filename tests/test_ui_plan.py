@@ -88,3 +88,12 @@ def test_exports_arrive_in_bash_byte_for_byte() -> None:
         ["bash", "-c", os.fsencode(script)], capture_output=True, check=True, env={**os.environ, "GONE": "1"}
     )
     assert done.stdout == os.fsencode(f"{NASTY}|unset")
+
+
+def test_a_long_value_stands_below_the_table_and_harms_no_terminal() -> None:
+    long = Variable("DDPLAUNCH_PLAN", '{"a": 1, "b": "\x1b[2J", "c": 22222222}', Source("computed"), "the whole plan")
+    lines = plan_text(launch(environment=(long, *launch().environment)), 80, False).splitlines()
+    place = next(i for i, line in enumerate(lines) if "DDPLAUNCH_PLAN=" in line)
+    assert "\\x1b[2J" in lines[place]
+    assert lines[place + 1] == "      the whole plan (computed)"
+    assert any(line.startswith("  OMP_NUM_THREADS       4 ") for line in lines[:place])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -40,7 +40,7 @@ def write(
     """
     try:
         directory = run_directory(base, launch.run_id)
-        text = json.dumps(_record(launch, argv, environment, facts, findings), indent=1) + "\n"
+        text = _lines(_record(launch, argv, environment, facts, findings))
         _own(base)
         rank = launch.topology.node_rank
         holder = directory if rank is None or rank.value == 0 else directory / f"node-{rank.value}"
@@ -52,6 +52,11 @@ def write(
         return f"{type(error).__name__}: {error}"
     _point_latest(base, launch.run_id)
     return directory
+
+
+def _lines(record: Mapping[str, Any]) -> str:
+    """Return JSON with one line for each key; with ``indent`` json would do without its encoder in C (5 ms, not 1)."""
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in record.items()) + "\n}\n"
 
 
 def _record(
@@ -74,7 +79,7 @@ def _record(
         "findings": plain(findings),
         "versions": {
             "ddplaunch": __version__,
-            "python": platform.python_version(),
+            "python": sys.version.split()[0],
             "torch": None if isinstance(facts.torch, Unavailable) else facts.torch.version,
         },
         "host": host,

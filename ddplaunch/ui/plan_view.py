@@ -12,10 +12,12 @@ from ddplaunch.probes.facts import Facts
 from ddplaunch.scaling.numbers import Assumption, Numbers
 from ddplaunch.ui.launch_words import batch_text, device_text, lr_text, nodes_text, number_text, target_text
 from ddplaunch.ui.shell import command_lines
-from ddplaunch.ui.style import ascii_only
+from ddplaunch.ui.style import ascii_only, visible
 from ddplaunch.ui.table import section, table
 from ddplaunch.ui.wrapping import wrap
 from ddplaunch.values import Resolved
+
+_SHORT = 24  # cells; values of variables that are longer do not fit beside their reasons
 
 #: Fields of ``Numbers`` as rows, in the order in which one follows from another.
 NUMBER_TITLES = {
@@ -121,12 +123,13 @@ def _environment(launch: Launch, width: int, styled: bool) -> list[str]:
 
 
 def environment_table(rows: Sequence[Sequence[str]], width: int, styled: bool) -> list[str]:
-    """Return name, value and reason; a long value would squeeze the reasons, so each then gets lines of its own."""
-    if all(len(row[1]) <= 24 for row in rows):
-        return table(["name", "value", "reason (source)"], rows, width, styled) if rows else []
-    lines = []
-    for name, value, reason in rows:
-        lines += wrap(f"{name}={value}", width, "  ", "    ") + wrap(reason, width, "      ", "      ")
+    """Return name, value and reason as a table; long values, which would squeeze the reasons, stand below it."""
+    short = [row for row in rows if len(row[1]) <= _SHORT]
+    lines = table(["name", "value", "reason (source)"], short, width, styled) if short else []
+    for name, value, reason in (row for row in rows if len(row[1]) > _SHORT):
+        lines += wrap(visible(f"{name}={value}"), width, "  ", "    ") + wrap(
+            visible(reason), width, "      ", "      "
+        )
     return lines
 
 

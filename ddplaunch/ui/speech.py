@@ -10,7 +10,7 @@ from ddplaunch.ui.style import Emphasis, ascii_only, paint, visible
 from ddplaunch.ui.wrapping import wrap
 
 _SHOWN = 2  # places named before the rest is counted
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?")
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"  # compiled when first needed: most launches have no finding
 
 
 def count(number: int, noun: str) -> str:
@@ -29,7 +29,7 @@ def _noun(where: Sequence[str]) -> str:
     """Return what the places are, as far as their spelling tells: hosts, or "rank 1", "rank 2" → ranks."""
     if len({place.split(" ")[0] for place in where}) == 1 and " " in where[0]:
         return f" {where[0].split(' ')[0]}s"
-    return " hosts" if all(_HOST.fullmatch(place) for place in where) else ""
+    return " hosts" if all(re.fullmatch(_HOST, place) for place in where) else ""
 
 
 def finding_text(finding: Finding, width: int, styled: bool, unicode: bool = True) -> str:
