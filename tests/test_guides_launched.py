@@ -1,0 +1,134 @@
+"""The guides' own commands, each launched for real on CPU: environment, shards, numbers and rank-0-only saving."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.test_guides import Guide, distributed, free_port, quantumgrav, underwater, uniref50
+
+pytestmark = pytest.mark.slow
+
+MODULE = ("-m", "underwater_ir.student.train_student")
+PATHS = ("--train-root", "Dataset/train", "--pseudo-root", "pseudo-labels/daclip")
+
+
+def test_underwater_train_ddp_4_4_20_256(tmp_path: Path) -> None:
+    guide = underwater(tmp_path)
+    run = guide.run("train_ddp.sh", "4", "4", "20", "256")
+    distributed(run, world_size=4, epochs=20, batch_size=4)
+    assert run.ranks[0]["arguments"]["img_size"] == "256"
+    assert run.ranks[0]["arguments"]["val_nonref_root"] == "Dataset/testset(non-ref)"
+    assert (guide.folder / "experiments" / "daclip_student_ddp.pt").is_file()
+
+
+def test_underwater_torchrun_directly_becomes_run_with_a_port(tmp_path: Path) -> None:
+    port = free_port()
+    run = underwater(tmp_path).run(
+        "ddplaunch", "run", "2", "--master-port", str(port), "--", *MODULE, *PATHS, "--epochs", "2", "--batch-size",
+        "16", "--ddp",
+    )  # fmt: skip
+    distributed(run, world_size=2, epochs=2, batch_size=16)
+    assert run.ranks[0]["environment"]["MASTER_PORT"] == str(port)
+
+
+def test_underwater_port_from_the_environment(tmp_path: Path) -> None:
+    port = free_port()
+    run = underwater(tmp_path).run("train_ddp.sh", "2", "8", "1", MASTER_PORT=str(port))
+    distributed(run, world_size=2, epochs=1, batch_size=8)
+    assert run.ranks[1]["environment"]["MASTER_PORT"] == str(port)
+
+
+def test_underwater_missing_data_launches_nothing(tmp_path: Path) -> None:
+    guide = Guide("underwater-ir", tmp_path)
+    done = guide.start("train_ddp.sh", "2")
+    assert done.returncode == 4, done.stdout
+    assert "Dataset/train" in done.stdout
+    assert not list(guide.out.iterdir())
+
+
+def test_crowd_bt_train_distributed_4(tmp_path: Path) -> None:
+    run = Guide("crowd-bt", tmp_path).run("train_distributed.sh", "4", "--epochs", "20", "--batch-size", "16")
+    distributed(run, world_size=4, epochs=20, batch_size=16)
+    assert run.ranks[0]["arguments"]["world_size"] == "4"
+    assert "Distributed training initialized with 4 processes" in run.output
+
+
+def test_crowd_bt_train_distributed_2_with_custom_settings(tmp_path: Path) -> None:
+    run = Guide("crowd-bt", tmp_path).run(
+        "train_distributed.sh", "2", "--data-source", "s3", "--backbone", "efficientnet_b5", "--lr", "5e-5"
+    )
+    distributed(run, world_size=2, epochs=1, batch_size=16)
+    assert run.ranks[1]["arguments"]["backbone"] == "efficientnet_b5"
+    assert run.ranks[1]["arguments"]["lr"] == "5e-05"
+
+
+def test_crowd_bt_by_hand_on_another_port(tmp_path: Path) -> None:
+    port = free_port()
+    run = Guide("crowd-bt", tmp_path).run(
+        "ddplaunch", "run", "2", "--master-port", str(port), "--", "train.py", "--distributed", "--world-size", "2"
+    )
+    distributed(run, world_size=2, epochs=1, batch_size=16)
+    assert run.ranks[1]["environment"]["MASTER_PORT"] == str(port)
+
+
+@pytest.mark.parametrize("projection", ["True", "False"])
+def test_retriever_run_ddp(tmp_path: Path, projection: str) -> None:
+    guide = Guide("retriever-distillation", tmp_path)
+    run = guide.run("run_ddp.sh", "2", projection)
+    distributed(run, world_size=2, epochs=4, batch_size=64)
+    assert run.ranks[1]["arguments"]["use_projection"] == projection
+    assert (guide.folder / "checkpoints" / "model.pt").is_file()
+
+
+def test_retriever_four_processes_with_a_batch_size_of_their_own(tmp_path: Path) -> None:
+    run = Guide("retriever-distillation", tmp_path).run(
+        "ddplaunch", "run", "4", "--batch-size", "5", "--", "train_ddp.py", "--batch_size={batch_size}"
+    )
+    distributed(run, world_size=4, epochs=4, batch_size=5)
+
+
+def test_retriever_batch_size_is_filled_in_where_the_script_declares_it(tmp_path: Path) -> None:
+    run = Guide("retriever-distillation", tmp_path).run(
+        "ddplaunch", "run", "2", "--batch-size", "3", "--", "train_ddp.py", "--skip_phase1"
+    )
+    distributed(run, world_size=2, epochs=3, batch_size=3)
+
+
+def test_retriever_mrl_mode_with_custom_learning_rates(tmp_path: Path) -> None:
+    run = Guide("retriever-distillation", tmp_path).run(
+        "ddplaunch", "run", "2", "--", "train_ddp.py", "--use_projection=False", "--phase1_lr=3e-5", "--phase2_lr=1e-5"
+    )
+    distributed(run, world_size=2, epochs=4, batch_size=64)
+    arguments = run.ranks[0]["arguments"]
+    assert [arguments[name] for name in ("use_projection", "phase1_lr", "phase2_lr")] == ["False", "3e-05", "1e-05"]
+
+
+def test_retriever_saves_to_artifacts(tmp_path: Path) -> None:
+    guide = Guide("retriever-distillation", tmp_path)
+    run = guide.run("ddplaunch", "run", "2", "--", "train_ddp.py", "--save_to_artifacts", "--artifacts_dir=./my_models")
+    distributed(run, world_size=2, epochs=4, batch_size=64)
+    assert (guide.folder / "my_models" / "model.pt").is_file()
+
+
+def test_uniref50_with_a_configuration(tmp_path: Path) -> None:
+    guide = uniref50(tmp_path)
+    config = guide.folder / "configs" / "my_ddp_config.yaml"
+    (guide.folder / "configs" / "config_uniref50_ddp.yaml").rename(config)
+    run = guide.run(
+        "run_train_uniref50_ddp.sh", "--config", "configs/my_ddp_config.yaml", "--work_dir", "my work", NPROC="2"
+    )
+    distributed(run, world_size=2, epochs=1, batch_size=6)
+    assert run.ranks[1]["arguments"]["config"] == "configs/my_ddp_config.yaml"
+    assert (guide.folder / "my work" / "checkpoints" / "sedd.pt").is_file()
+
+
+def test_quantumgrav_as_its_yaml_says(tmp_path: Path) -> None:
+    port = free_port()
+    guide = quantumgrav(tmp_path, port)
+    run = guide.run("train_quantumgrav.sh", "configs/train_ddp.yaml")
+    distributed(run, world_size=3, epochs=2, batch_size=8)
+    assert run.ranks[2]["environment"]["MASTER_PORT"] == str(port)
+    assert run.ranks[2]["arguments"]["world_size"] == "3"
+    assert (guide.folder / "output" / "model.pt").is_file()
