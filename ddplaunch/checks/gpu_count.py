@@ -170,7 +170,7 @@ def gpu_mixed_models(
         "gpu-mixed-models",
         f"the GPUs differ: {models}",
         why="every step waits for the slowest GPU, and the smallest memory limits the batch of all",
-        fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest, environment)} …` for {_model(largest[0].gpu)} alone",
+        fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest, environment)} …` for one model only",
         where=tuple(f"GPU {indices(group)}: {_model(group[0].gpu)}" for group in groups),
     )
 
