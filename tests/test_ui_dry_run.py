@@ -78,6 +78,11 @@ def test_a_secret_is_taken_from_the_shell_that_the_text_is_pasted_into() -> None
     assert subprocess.run(["bash", "-c", text], env=bare, capture_output=True).returncode != 0
 
 
+def test_options_of_the_interpreter_stay_with_it() -> None:
+    argv = ("/opt/venv/bin/python", "-P", "-m", "torch.distributed.run", "--nnodes=1", "--", "-m")
+    assert "/opt/venv/bin/python -P -m torch.distributed.run \\\n    --nnodes=1" in dry_run_text(launch(argv=argv))
+
+
 def test_without_variables_there_is_no_env() -> None:
     assert "\nenv" not in dry_run_text(launch(environment=()))
 

@@ -17,7 +17,7 @@ from ddplaunch.ui.table import section, table
 from ddplaunch.ui.wrapping import wrap
 from ddplaunch.values import Resolved
 
-_SHORT = 24  # cells; values of variables that are longer do not fit beside their reasons
+_SHORT = 12  # cells; values of variables that are longer do not fit beside their reasons
 
 #: Fields of ``Numbers`` as rows, in the order in which one follows from another.
 NUMBER_TITLES = {

@@ -46,8 +46,8 @@ def command_lines(argv: Sequence[str], width: int, unicode: bool = True) -> list
 
 
 def _belongs(argv: Sequence[str], i: int) -> bool:
-    """``-m`` right behind the interpreter stays with it."""
-    return i <= 2 and argv[i] == "-m"
+    """The interpreter's own options, the last of which is ``-m``, stay with it."""
+    return "-m" in argv[i:] and "-m" not in argv[:i] and all(word.startswith("-") for word in argv[1:i])
 
 
 def continued(groups: Sequence[str], width: int) -> list[str]:
