@@ -13,7 +13,6 @@ from ddplaunch.probes.facts import PathFact
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for this and are not on the list.
 REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
-NO_INODE_COUNT = ("btrfs", "vfat", "exfat", "cifs", "smb3", "nfs", "nfs4")  # they report 0, or the server's idea
 FULL_BYTES = 100 * MIB
 LOW_BYTES = GIB
 LOW_SHARE, LOW_SHARE_BYTES = 0.02, 20 * GIB
@@ -52,7 +51,7 @@ def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
             yield error(
                 "data-unreadable",
                 f"data path {quote(path.path)}{owner} is not readable for this user",
-                why=path.error or "every rank would end in `Permission denied`",
+                why=f"every rank would end in `{path.error or 'Permission denied'}`",
                 fix=f"as its owner, `chmod -R a+rX {quote(path.path)}`; `namei -l {quote(path.path)}` shows which "
                 "part of the path refuses",
                 where="--data",
@@ -187,8 +186,7 @@ def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     Remedy: remove many small files (caches, old logs), or another disk.
     """
     for path in output_paths:
-        counted = path.filesystem not in NO_INODE_COUNT and not (path.filesystem or "").startswith("fuse")
-        if counted and path.free_inodes is not None and path.free_inodes < LOW_INODES and path.writable:
+        if path.free_inodes is not None and path.free_inodes < LOW_INODES and path.writable:
             yield (error if path.free_inodes == 0 else warning)(
                 "output-inodes",
                 f"output path {quote(path.path)} has {path.free_inodes} inodes free",
