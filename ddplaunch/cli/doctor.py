@@ -7,17 +7,12 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Optional
-
-import typer
 
 from ddplaunch.checks.all_checks import ALL
 from ddplaunch.checks.check import Outcome
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.options import launch_options
 from ddplaunch.cli.prepare import check, prepare, probe_request
 from ddplaunch.cli.say import answer, answer_json, tell
-from ddplaunch.cli.script_words import optional_script_words
 from ddplaunch.cli.target import parse_target
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.launch.options import Options
@@ -31,34 +26,30 @@ from ddplaunch.values import Unavailable
 _PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py")
 
 
-@launch_options
 def doctor(
-    context: typer.Context,
     options: Options,
-    profile: Annotated[Optional[str], typer.Option(help="Named profile of ddplaunch.toml.")] = None,  # noqa: UP045
-    list_checks: Annotated[bool, typer.Option("--list", help="Every check, with what it looks at.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Outcomes and facts as JSON.")] = False,
-    report: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--report", metavar="FILE", help="Write a text for a bug report, without secrets (- is stdout)."),
-    ] = None,
-) -> None:
-    """Check this machine; with a launch behind it, as for run, check that too."""
+    script: list[str] | None,
+    profile: str | None,
+    list_checks: bool | None,
+    json: bool | None,
+    report: str | None,
+) -> int:
+    """Run every check and show what became of each."""
     if list_checks:
         answer_json(list_json(ALL)) if json else answer(list_text(ALL, width(sys.stdout), styled(sys.stdout)))
-        return
+        return ExitStatus.DONE
     options = with_configuration(options, profile, Path.cwd())
-    facts, outcomes = examine(options, optional_script_words(context))
+    facts, outcomes = examine(options, script)
     ignored = {item.value for item in options.ignore}
     outcomes = tuple(outcome for outcome in outcomes if outcome.check.code not in ignored)
     if report is not None:
-        write_report(report, report_text(facts, outcomes, versions()))
+        write_report(Path(report), report_text(facts, outcomes, versions()))
     elif json:
         answer_json(doctor_json(outcomes, facts))
     else:
         answer(doctor_text(outcomes, facts, width(sys.stdout), styled(sys.stdout), unicode=unicode_ok(sys.stdout)))
     found = any(outcome.status in ("found", "crashed") for outcome in outcomes)
-    raise typer.Exit(ExitStatus.FINDINGS if found else ExitStatus.DONE)
+    return ExitStatus.FINDINGS if found else ExitStatus.DONE
 
 
 def examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Outcome, ...]]:

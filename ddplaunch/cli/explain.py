@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import difflib
 import sys
-from typing import Annotated
-
-import typer
 
 from ddplaunch.checks.all_checks import ALL, by_code
 from ddplaunch.cli.say import answer
-from ddplaunch.errors import usage
+from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.ui.doctor_view import explain_text
 from ddplaunch.ui.streams import styled, width
 
 
-def explain(code: Annotated[str, typer.Argument(help="The code of a finding, such as shm-too-small.")]) -> None:
+def explain(code: str | None) -> int:
     """Describe a check by the code of its finding."""
+    if code is None:
+        raise usage(
+            "no code was named",
+            why="`explain` describes one check",
+            fix="`ddplaunch explain shm-too-small`; `ddplaunch doctor --list` names them all",
+        )
     check = by_code(code)
     if check is None:
         near = difflib.get_close_matches(code, [each.code for each in ALL], n=1)
@@ -26,3 +29,4 @@ def explain(code: Annotated[str, typer.Argument(help="The code of a finding, suc
             fix=f"`ddplaunch explain {near[0]}`" if near else "`ddplaunch doctor --list`",
         )
     answer(explain_text(check, width(sys.stdout), styled(sys.stdout)))
+    return ExitStatus.DONE

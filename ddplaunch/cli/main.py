@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from ddplaunch import __version__
-from ddplaunch.cli.say import tell, tell_findings
+from ddplaunch.cli.flags import HELP, LAUNCHING
+from ddplaunch.cli.options import options_from_flags
+from ddplaunch.cli.quick import parse as parse_quickly
+from ddplaunch.cli.say import answer, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
-from ddplaunch.errors import DdplaunchError, ExitStatus, usage
-
-#: Command -> module under ``ddplaunch.cli`` that holds the function of the same name; only the one asked for is loaded.
-_COMMANDS = {
-    "run": "Check, plan, and become torchrun.",
-    "plan": "Show everything that run would decide; start nothing.",
-    "doctor": "Check this machine.",
-    "explain": "Describe a check by the code of its finding.",
-}
-_LAUNCHING = ("run", "plan", "doctor")
+from ddplaunch.errors import DdplaunchError, ExitStatus
+from ddplaunch.launch.options import Options
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +27,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         status = ExitStatus.INTERRUPTED
     except DdplaunchError as problem:
         tell_findings(problem.findings)
-        tell("nothing was launched\n" if words[:1] == ["run"] else "")
+        if words[:1] == ["run"]:
+            tell("nothing was launched\n")
         status = problem.status
     except Exception as exception:
         status = _bug(exception)
@@ -44,58 +38,37 @@ def main(argv: Sequence[str] | None = None) -> None:
 def dispatch(words: list[str]) -> int:
     """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
     ours, script = split_arguments(words)
-    if script is None and ours[:1] and ours[0] in _LAUNCHING and "--help" not in ours:
+    if not ours:
+        parse_with_typer(["--help"])
+        return ExitStatus.USAGE
+    if ours == ["--version"]:
+        answer(f"ddplaunch {__version__}\n")
+        return ExitStatus.DONE
+    if script is None and ours[:1] and ours[0] in LAUNCHING and "--help" not in ours:
         problem = misplaced_script(ours)
         if problem is not None:
             raise problem
     if ours[:1] == ["plan"]:
         ours = _bare_env(ours)
-    app = application(ours[0] if ours else None)
-    try:
-        result = app(args=ours, prog_name="ddplaunch", obj=script, standalone_mode=False)
-    except Exception as exception:
-        if not hasattr(exception, "format_message"):
-            raise
-        raise usage(
-            exception.format_message().rstrip("."),
-            why="the command line could not be understood",
-            fix=f"`ddplaunch{' ' + ours[0] if ours and ours[0] in _COMMANDS else ''} --help` lists what there is",
-        ) from exception
-    return int(result or 0)
+    command, values = (ours[0], parse_quickly(ours[0], ours[1:])) if ours and ours[0] in HELP else ("", None)
+    if values is None:
+        parsed = parse_with_typer(ours)
+        if parsed is None:
+            return ExitStatus.DONE
+        command, values = parsed
+    function = getattr(import_module(f"ddplaunch.cli.{command}"), command)
+    if command not in LAUNCHING:
+        return int(function(**values))
+    options = options_from_flags(values)
+    own = {name: value for name, value in values.items() if name not in Options.__dataclass_fields__}
+    return int(function(options=options, script=script, **own))
 
 
-def application(command: str | None) -> Callable[..., Any]:
-    """Return the Typer application; only ``command`` is really imported, the others are named for ``--help``."""
-    app = typer.Typer(
-        help="Launch distributed PyTorch: what runs is torchrun, checked and explained.",
-        add_completion=False,
-        no_args_is_help=True,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-    )
-    app.callback()(_version)
-    for name, text in _COMMANDS.items():
-        function = getattr(import_module(f"ddplaunch.cli.{name}"), name) if name == command else _placeholder
-        app.command(name, help=text)(function)
-    return app
+def parse_with_typer(words: list[str]) -> tuple[str, dict[str, Any]] | None:
+    """Let Typer answer; it is imported only here, because that takes longer than deciding a launch."""
+    from ddplaunch.cli.typer_app import parse
 
-
-def _placeholder() -> None:
-    """Stand in for a command that this invocation does not run."""
-
-
-def _version(
-    version: bool = typer.Option(
-        False, "--version", help="Print the version.", is_eager=True, callback=lambda value: _print(value)
-    ),
-) -> None:
-    pass
-
-
-def _print(asked: bool) -> None:
-    if asked:
-        sys.stdout.write(f"ddplaunch {__version__}\n")
-        raise typer.Exit()
+    return parse(words)
 
 
 def _bare_env(words: list[str]) -> list[str]:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
-
-import typer
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.options import launch_options
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.say import answer, answer_json, tell_findings
-from ddplaunch.cli.script_words import optional_script_words
 from ddplaunch.cli.target import parse_target
-from ddplaunch.errors import usage
+from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.resolve import request_numbers
 from ddplaunch.scaling.compare import compare as compare_sizes
@@ -24,27 +19,22 @@ from ddplaunch.ui.plan_view import compare_text, plan_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
 
 
-@launch_options
 def plan(
-    context: typer.Context,
     options: Options,
-    profile: Annotated[Optional[str], typer.Option(help="Named profile of ddplaunch.toml.")] = None,  # noqa: UP045
-    compare: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--compare", metavar="1,2,4,8", help="The numbers for several world sizes, side by side."),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="The whole plan as JSON.")] = False,
-    exports: Annotated[bool, typer.Option("--exports", help="Shell exports (a bare --env says the same).")] = False,
-    yaml: Annotated[bool, typer.Option("--yaml", help="The whole plan as YAML.")] = False,
-) -> None:
-    """Show everything that run would decide; start nothing."""
-    if json + exports + yaml > 1:
+    script: list[str] | None,
+    profile: str | None,
+    compare: str | None,
+    json: bool | None,
+    exports: bool | None,
+    yaml: bool | None,
+) -> int:
+    """Print the plan in the format that was asked for."""
+    if sum(map(bool, (json, exports, yaml))) > 1:
         raise usage(
             "several formats at once", why="stdout carries one", fix="choose one of `--json`, `--env` and `--yaml`"
         )
     options = with_configuration(options, profile, Path.cwd())
-    words = optional_script_words(context)
-    prepared = prepare(options, None if words is None else parse_target(words))
+    prepared = prepare(options, None if script is None else parse_target(script))
     sizes = None if compare is None else _compared(prepared, compare)
     tell_findings(prepared.findings)
     if json:
@@ -53,6 +43,7 @@ def plan(
         answer(plan_env(prepared.launch) if exports else plan_yaml(prepared.launch, prepared.findings))
     else:
         answer(_tables(prepared, sizes))
+    return ExitStatus.DONE
 
 
 def _tables(prepared: Prepared, sizes: tuple[Numbers, ...] | None) -> str:

@@ -123,7 +123,7 @@ def choose_gpus(
     seen = environ.get("CUDA_VISIBLE_DEVICES")
     _, processes = split_nproc(options)
     need = None if processes == "auto" else int(processes)
-    if locks is not None and options.gpus.value.startswith("free"):
+    if locks is not None:
         return pick_free(options.gpus.value, facts.nvml, seen, locks, run_id, need)
     return select(options.gpus.value, facts.nvml, seen, frozenset(), need)
 

@@ -5,16 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
-
-import typer
+from typing import NoReturn
 
 from ddplaunch.cli.configuration import with_configuration
-from ddplaunch.cli.options import launch_options
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
-from ddplaunch.cli.script_words import script_words
-from ddplaunch.cli.target import parse_target
+from ddplaunch.cli.target import parse_target, required
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
@@ -27,15 +23,10 @@ from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
 
 
-@launch_options
 def run(
-    context: typer.Context,
-    options: Options,
-    profile: Annotated[Optional[str], typer.Option(help="Named profile of ddplaunch.toml.")] = None,  # noqa: UP045
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the launch as shell text; start nothing.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="With --dry-run: the whole plan as JSON.")] = False,
-) -> None:
-    """Check, plan, and become torchrun: ddplaunch run 4 --batch-size 8 -- train.py --epochs 20"""
+    options: Options, script: list[str] | None, profile: str | None, dry_run: bool | None, json: bool | None
+) -> int:
+    """Launch what ``script`` names; return only where nothing is to be launched."""
     if json and not dry_run:
         raise usage(
             "`--json` without `--dry-run`",
@@ -43,15 +34,17 @@ def run(
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
     options = with_configuration(options, profile, Path.cwd())
-    target = parse_target(script_words(context))
+    target = parse_target(required(script))
     locks = GpuLocks()
     prepared = prepare(options, target, locks=None if dry_run else locks)
     refusing = prepared.refusing()
     if dry_run:
-        _print_dry_run(prepared, json)
-        raise typer.Exit(ExitStatus.REFUSED if refusing else ExitStatus.DONE)
+        _print_dry_run(prepared, bool(json))
+        return ExitStatus.REFUSED if refusing else ExitStatus.DONE
     if refusing:
-        _refuse(prepared)
+        tell_findings(prepared.findings)
+        tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
+        return ExitStatus.REFUSED
     environment = environment_of(prepared.launch)
     noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base)
     _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
@@ -90,12 +83,6 @@ def _print_dry_run(prepared: Prepared, json: bool) -> None:
         answer_json(plan_json(prepared.launch, prepared.findings))
     else:
         answer(dry_run_text(prepared.launch))
-
-
-def _refuse(prepared: Prepared) -> NoReturn:
-    tell_findings(prepared.findings)
-    tell(refusal_text(prepared.refusing(), width(sys.stderr), styled(sys.stderr)))
-    raise typer.Exit(ExitStatus.REFUSED)
 
 
 def _show(prepared: Prepared, record: str) -> None:

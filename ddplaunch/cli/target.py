@@ -53,6 +53,18 @@ def parse_target(words: Sequence[str]) -> Target:
     raise _missing(path)
 
 
+def required(script: list[str] | None) -> list[str]:
+    """Return the words behind ``--``. Raises UsageError where there is no ``--`` at all."""
+    if script is None:
+        raise usage(
+            "no script was named",
+            why="the script and its arguments go behind `--`",
+            fix="`ddplaunch run 4 -- train.py --epochs 20`",
+            code="script-missing",
+        )
+    return script
+
+
 def misplaced_script(argv: Sequence[str]) -> UsageError | None:
     """Return the error for a command without ``--`` that seems to name a script, with the corrected command."""
     for position, word in enumerate(argv):

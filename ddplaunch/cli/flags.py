@@ -1,0 +1,106 @@
+"""Every flag of every command, declared once as data; refuses to parse."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["argument", "text", "integer", "number", "switch", "pair", "many"]
+
+
+class Flag(NamedTuple):
+    """One flag. ``kind`` "pair" is ``--x/--no-x``, "switch" a plain ``--x``, "many" may be repeated."""
+
+    name: str
+    kind: Kind
+    panel: str
+    text: str
+    metavar: str = ""
+    spelling: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The spelling on the command line."""
+        return self.spelling or "--" + self.name.replace("_", "-")
+
+
+_SIZE, _NUMBERS, _INPUTS = "Size and devices", "Numbers", "Inputs"
+_NETWORK, _ENVIRONMENT, _CHECKING = "Network", "Environment and torchrun", "Checking and records"
+_OUTPUT = "Output"
+
+#: What describes a launch: the fields of ``Options`` in the order of ``--help``.
+LAUNCH = (
+    Flag(
+        "nproc",
+        "argument",
+        "",
+        "Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).",
+        "[NPROC]",
+    ),
+    Flag("gpus", "text", _SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to pick and hold 4 idle ones.", "LIST"),
+    Flag("device", "text", _SIZE, "auto, cuda or cpu.", "KIND"),
+    Flag("nnodes", "text", _SIZE, "Nodes, or MIN:MAX.", "N"),
+    Flag("batch_size", "integer", _NUMBERS, "Samples per process and forward pass.", "N"),
+    Flag("accum", "integer", _NUMBERS, "Gradient accumulation: forward passes per optimizer step.", "N"),
+    Flag("global_batch_size", "integer", _NUMBERS, "Samples per optimizer step over all processes.", "N"),
+    Flag("base_lr", "number", _NUMBERS, "Learning rate to scale from.", "X"),
+    Flag("base_batch_size", "integer", _NUMBERS, "Effective batch that --base-lr was tuned for [one process's].", "N"),
+    Flag("lr", "number", _NUMBERS, "Final learning rate, never scaled.", "X"),
+    Flag("lr_scaling", "text", _NUMBERS, "linear, sqrt or none [linear].", "RULE"),
+    Flag("lr_max_factor", "number", _NUMBERS, "Largest factor that scaling may apply.", "X"),
+    Flag("base_warmup", "integer", _NUMBERS, "Warmup steps, scaled like --base-lr.", "N"),
+    Flag("dataset_size", "integer", _NUMBERS, "Samples in the training set: gives steps per epoch.", "N"),
+    Flag("forward", "pair", _NUMBERS, "Fill in the options that the script declares [yes]."),
+    Flag("data", "many", _INPUTS, "A file or directory that must be readable (repeatable).", "PATH"),
+    Flag("output", "many", _INPUTS, "A file or directory that must be writable (repeatable).", "PATH"),
+    Flag("workers", "integer", _INPUTS, "DataLoader workers per process, for the checks.", "N"),
+    Flag("node_rank", "integer", _NETWORK, "This node's rank, from 0.", "K"),
+    Flag("master_addr", "text", _NETWORK, "Address of the node with rank 0.", "ADDR"),
+    Flag("master_port", "integer", _NETWORK, "Port of the rendezvous [a free one on one node].", "PORT"),
+    Flag("socket_ifname", "text", _NETWORK, "Network interface for NCCL and gloo.", "NAME"),
+    Flag("nccl_debug", "text", _NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL"),
+    Flag("nccl_ib", "pair", _NETWORK, "Use InfiniBand or not [if a port is up]."),
+    Flag("env", "many", _ENVIRONMENT, "Set a variable for the ranks (repeatable).", "K=V"),
+    Flag("env_file", "many", _ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE"),
+    Flag("max_restarts", "integer", _ENVIRONMENT, "Restarts of the ranks after a failure [0].", "N"),
+    Flag("torchrun_arg", "many", _ENVIRONMENT, "Any other option of the installed torchrun.", "ARG"),
+    Flag("ignore", "many", _CHECKING, "Do not let this finding stop the launch (repeatable).", "CODE"),
+    Flag("checks", "pair", _CHECKING, "Check before launching [yes]."),
+    Flag("run_id", "text", _CHECKING, "Name of the run [time and a random part].", "ID"),
+    Flag("run_dir", "text", _CHECKING, "Where records go [.ddplaunch].", "DIR"),
+)
+_PROFILE = Flag("profile", "text", _CHECKING, "Named profile of ddplaunch.toml.", "NAME")
+
+#: What each command has beside that. ``plan --env`` without K=V is another spelling of ``--exports``.
+OWN: dict[str, tuple[Flag, ...]] = {
+    "run": (
+        _PROFILE,
+        Flag("dry_run", "switch", _OUTPUT, "Print the launch as shell text; start nothing."),
+        Flag("json", "switch", _OUTPUT, "With --dry-run: the whole plan as JSON."),
+    ),
+    "plan": (
+        _PROFILE,
+        Flag("compare", "text", _OUTPUT, "The numbers for several world sizes, side by side.", "1,2,4,8"),
+        Flag("json", "switch", _OUTPUT, "The whole plan as JSON."),
+        Flag("exports", "switch", _OUTPUT, "Shell exports; a bare --env says the same."),
+        Flag("yaml", "switch", _OUTPUT, "The whole plan as YAML."),
+    ),
+    "doctor": (
+        _PROFILE,
+        Flag("list_checks", "switch", _OUTPUT, "Every check, with what it looks at.", spelling="--list"),
+        Flag("json", "switch", _OUTPUT, "Outcomes and facts as JSON."),
+        Flag("report", "text", _OUTPUT, "Write a text for a bug report, without secrets (- is stdout).", "FILE"),
+    ),
+    "explain": (Flag("code", "argument", "", "The code of a finding, such as shm-too-small.", "CODE"),),
+}
+HELP = {
+    "run": "Check, plan, and become torchrun: ddplaunch run 4 --batch-size 8 -- train.py --epochs 20",
+    "plan": "Show everything that run would decide; start nothing.",
+    "doctor": "Check this machine; with a launch behind it, as for run, check that too.",
+    "explain": "Describe a check by the code of its finding.",
+}
+LAUNCHING = ("run", "plan", "doctor")
+
+
+def flags_of(command: str) -> tuple[Flag, ...]:
+    """Return every flag of a command."""
+    return (*LAUNCH, *OWN[command]) if command in LAUNCHING else OWN[command]

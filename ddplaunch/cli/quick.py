@@ -1,0 +1,58 @@
+"""Parses command lines that are plainly right, without Typer, whose import costs more than the rest of a launch.
+
+Whatever is not plainly right, ``--help`` included, is left to Typer: this parser refuses to report errors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ddplaunch.cli.flags import Flag, flags_of
+
+
+def parse(command: str, words: list[str]) -> dict[str, Any] | None:
+    """Return the value of every flag by name, None where it was not given; None if Typer has to look.
+
+    It accepts a subset of what Typer accepts, with the same result; a test holds the two against each other.
+    """
+    flags = flags_of(command)
+    values: dict[str, Any] = {flag.name: [] if flag.kind == "many" else None for flag in flags}
+    spelled = _spellings(flags)
+    arguments = [flag.name for flag in flags if flag.kind == "argument"]
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-"):
+            if not arguments:
+                return None
+            values[arguments.pop(0)] = word
+            continue
+        name, equals, attached = word.partition("=")
+        if name not in spelled:
+            return None
+        flag, meaning = spelled[name]
+        if meaning is not None:
+            if equals:
+                return None
+            values[flag.name] = meaning
+            continue
+        if not equals and (not rest or rest[0].startswith("-")):
+            return None
+        value = attached if equals else rest.pop(0)
+        if flag.kind == "many":
+            values[flag.name].append(value)
+        else:
+            values[flag.name] = value
+    return values
+
+
+def _spellings(flags: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:
+    """Return each spelling with its flag and, for one that takes no value, what it means."""
+    found: dict[str, tuple[Flag, bool | None]] = {}
+    for flag in flags:
+        if flag.kind == "argument":
+            continue
+        found[flag.flag] = (flag, True if flag.kind in ("switch", "pair") else None)
+        if flag.kind == "pair":
+            found["--no-" + flag.flag[2:]] = (flag, False)
+    return found
