@@ -14,6 +14,8 @@ from ddplaunch.script.source import Source, SyntaxProblem, parse, read_text
 
 FILE_LIMIT = 40
 DEPTH_LIMIT = 3
+#: Characters of imported files that are parsed, about 50 ms of work; this is read at every launch.
+PARSED_LIMIT = 150_000
 
 # An imported file without any of these words can neither declare options nor set up processes.
 _WORTH_PARSING = re.compile(
@@ -37,13 +39,14 @@ class LocalFile:
 
 @dataclass
 class Program:
-    """Everything that was followed. ``reason`` says what could not be, empty if nothing was left out."""
+    """Everything that was followed. ``complete`` is False where something had to be left out."""
 
     root: LocalFile
     roots: Roots
     files: dict[Path, LocalFile] = field(default_factory=dict)
     foreign: list[tuple[LocalFile, ImportRecord]] = field(default_factory=list)
     complete: bool = True
+    parsed_characters: int = 0
 
     @property
     def sources(self) -> list[Source]:
@@ -134,6 +137,10 @@ def _read(path: Path, cwd: Path, program: Program) -> LocalFile | None:
         return None
     file = LocalFile(path, show(path, cwd), text.text, [])
     if _WORTH_PARSING.search(text.text):
+        program.parsed_characters += len(text.text)
+        if program.parsed_characters > PARSED_LIMIT:
+            program.complete = False
+            return None
         parsed = parse(path, file.shown, text.text)
         if isinstance(parsed, SyntaxProblem):
             program.complete = False
