@@ -41,7 +41,7 @@ def read_script(path: Path, cwd: Path, search: Sequence[Path] = ()) -> ScriptRep
         return ScriptReport(shown, syntax_error=message, complete=False)
     try:
         return _report(follow(parsed, cwd, search), parsed)
-    except RecursionError:  # names nested deeper than the walks over them can follow
+    except (RecursionError, OSError):  # names nested too deep to follow, a directory that may not be entered
         return ScriptReport(shown, complete=False)
 
 
