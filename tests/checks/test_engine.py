@@ -1,0 +1,193 @@
+"""How checks are declared and run, and what holds for all of them together."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.checks import all_checks
+from ddplaunch.checks.all_checks import ALL, by_code, families, near_miss, refuse_unknown, run_all
+from ddplaunch.checks.check import PARAMETERS, available, declare, run_check
+from ddplaunch.errors import ExitStatus, UsageError
+from ddplaunch.finding import Finding, error
+from ddplaunch.launch.plan import Launch
+from ddplaunch.probes.facts import CpuFacts, Facts, TorchFacts
+from ddplaunch.values import Resolved, Unavailable
+from tests.checks import test_gpu, test_gpu_health, test_torch
+from tests.checks.cases import NO_LAUNCH
+from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
+
+TABLES = (test_torch, test_gpu, test_gpu_health)
+ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
+NO_SCRIPT = Unavailable("no script was named")
+
+
+def too_few_cpus(cpu: CpuFacts, launch: Launch | None = None) -> Iterator[Finding]:
+    """There are not enough CPUs.
+
+    Each rank needs at least one.
+    """
+    wanted = 1 if launch is None else launch.topology.nproc_per_node.value
+    if cpu.usable < wanted:
+        yield error("too-few-cpus", f"{cpu.usable} CPUs", why="ranks share them", fix="use a larger machine")
+
+
+def no_torch(torch: TorchFacts | Unavailable) -> Iterator[Finding]:
+    """torch is not there."""
+    if isinstance(torch, Unavailable):
+        yield error("no-torch", torch.reason, why="it is needed", fix="install it")
+
+
+def broken(cpu: CpuFacts) -> Iterator[Finding]:
+    """This check divides by zero."""
+    yield error("broken", str(cpu.usable / 0), why="", fix="")
+
+
+def few_cpus() -> Facts:
+    return healthy_facts(cpu=CpuFacts(logical=2, affinity=2, quota_cpus=None, usable=2))
+
+
+def test_declaration_reads_name_docstring_and_parameters() -> None:
+    check = declare("host", too_few_cpus)
+    assert (check.code, check.family) == ("too-few-cpus", "host")
+    assert (check.title, check.explanation) == ("There are not enough CPUs", "Each rank needs at least one.")
+    assert (check.needs, check.wants) == (("cpu",), ("launch",))
+
+
+def test_parameter_that_is_no_fact_is_refused_at_once() -> None:
+    def typo(cpus: CpuFacts) -> Iterator[Finding]:
+        """Never runs."""
+        yield from ()
+
+    with pytest.raises(TypeError, match="typo names what it cannot get: cpus"):
+        declare("host", typo)
+    with pytest.raises(TypeError, match="shm"):
+        declare("host", too_few_cpus, accepts=("shm",))
+
+
+def test_found_and_passed() -> None:
+    check = declare("host", too_few_cpus)
+    outcome = run_check(check, available(few_cpus(), healthy_launch(8), NO_SCRIPT))
+    assert outcome.status == "found"
+    assert [finding.what for finding in outcome.findings] == ["2 CPUs"]
+    assert run_check(check, available(healthy_facts(), healthy_launch(8), NO_SCRIPT)).status == "passed"
+
+
+def test_missing_fact_is_a_skip_with_its_reason() -> None:
+    outcome = run_check(
+        declare("host", too_few_cpus), available(healthy_facts(cpu=Unavailable("no /proc")), NO_LAUNCH, NO_SCRIPT)
+    )
+    assert (outcome.status, outcome.reason, outcome.findings) == ("skipped", "no /proc", ())
+
+
+def test_wanted_fact_falls_back_to_the_default() -> None:
+    assert run_check(declare("host", too_few_cpus), available(few_cpus(), NO_LAUNCH, NO_SCRIPT)).status == "passed"
+
+
+def test_accepted_fact_arrives_as_unavailable() -> None:
+    values = available(healthy_facts(torch=Unavailable("not installed")), NO_LAUNCH, NO_SCRIPT)
+    assert run_check(declare("torch", no_torch), values).status == "skipped"
+    assert run_check(declare("torch", no_torch, accepts=("torch",)), values).findings[0].what == "not installed"
+
+
+def test_crash_is_an_outcome() -> None:
+    outcome = run_check(declare("host", broken), available(healthy_facts(), NO_LAUNCH, NO_SCRIPT))
+    assert (outcome.status, outcome.reason) == ("crashed", "ZeroDivisionError: division by zero")
+
+
+@pytest.mark.parametrize("launch", [healthy_launch(), healthy_launch(1), ON_CPU, NO_LAUNCH], ids=["8", "1", "cpu", "-"])
+def test_healthy_machine_has_nothing(launch: Launch | Unavailable) -> None:
+    script = NO_SCRIPT if isinstance(launch, Unavailable) else healthy_script()
+    outcomes = run_all(available(healthy_facts(), launch, script))
+    assert [(item.check.code, item.reason, item.findings) for item in outcomes if item.status == "crashed"] == []
+    assert [finding.what for item in outcomes for finding in item.findings] == []
+
+
+def test_most_checks_can_look_at_the_healthy_machine() -> None:
+    outcomes = run_all(available(healthy_facts(), healthy_launch(), healthy_script()))
+    skipped = {item.check.code: item.reason for item in outcomes if item.status == "skipped"}
+    assert set(skipped.values()) <= {"no port was named", "no master address was named"}, skipped
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS - {"environment", "data_paths", "output_paths"}))
+def test_no_check_crashes_when_a_fact_is_missing(name: str) -> None:
+    values = available(healthy_facts(), healthy_launch(), healthy_script())
+    outcomes = run_all({**values, name: Unavailable("gone")})
+    assert [(item.check.code, item.reason) for item in outcomes if item.status == "crashed"] == []
+
+
+def test_no_check_crashes_when_nothing_is_known() -> None:
+    nothing = {
+        field.name: Unavailable("gone") for field in dataclasses.fields(Facts) if field.default is dataclasses.MISSING
+    }
+    outcomes = run_all(available(healthy_facts(**{**nothing, "environment": {}}), healthy_launch(), NO_SCRIPT))
+    assert [(item.check.code, item.reason) for item in outcomes if item.status == "crashed"] == []
+
+
+def test_codes_are_unique_and_every_check_explains_itself() -> None:
+    codes = [check.code for check in ALL]
+    assert sorted(set(codes)) == sorted(codes)
+    for check in ALL:
+        assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", check.code)
+        assert check.title and not check.title.endswith("."), check.code
+        assert check.explanation, f"{check.code} has a title but no explanation"
+
+
+def test_families_keep_together() -> None:
+    seen = [check.family for check in ALL]
+    assert seen == sorted(seen, key=families().index)
+    assert families()[:2] == ("torch", "gpu")
+
+
+def test_every_check_function_is_listed() -> None:
+    folder = Path(all_checks.__file__).parent
+    declared = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
+    functions = set(re.findall(r'^def ([a-z]\w*)\([^"]*?\) -> Iterator\[Finding\]:$', declared, re.MULTILINE))
+    assert len(functions) > 20
+    assert functions - {check.function.__name__ for check in ALL} == set()
+
+
+def test_every_torch_and_gpu_check_has_a_case_that_fires_and_one_that_does_not() -> None:
+    ours = {check.code for check in ALL if check.family in ("torch", "gpu")}
+    assert {case.code for table in TABLES for case in table.FIRES} == ours
+    assert {case.code for table in TABLES for case in table.SILENT} == ours
+
+
+def test_every_other_check_is_named_by_a_test() -> None:
+    tests = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    assert [check.code for check in ALL if f'"{check.code}"' not in tests] == []
+
+
+def test_ignored_check_is_a_skip_that_says_so() -> None:
+    outcomes = run_all(available(healthy_facts(), healthy_launch(16), healthy_script()), ["more-processes-than-gpus"])
+    (outcome,) = [item for item in outcomes if item.check.code == "more-processes-than-gpus"]
+    assert (outcome.status, outcome.reason) == ("skipped", "ignored by `--ignore more-processes-than-gpus`")
+    assert len(outcomes) == len(ALL)
+
+
+def test_by_code() -> None:
+    check = by_code("gpu-busy")
+    assert check is not None and check.family == "gpu"
+    assert by_code("gpu_busy") is None
+
+
+@pytest.mark.parametrize(
+    ("code", "near"), [("gpu_busy", "gpu-busy"), ("GPU-BUSY", "gpu-busy"), ("gpu-bussy", "gpu-busy"), ("zzz", None)]
+)
+def test_near_miss(code: str, near: str | None) -> None:
+    assert near_miss(code) == near
+
+
+def test_unknown_ignore_is_refused_with_the_near_miss() -> None:
+    refuse_unknown(["gpu-busy", "torch-missing"])
+    with pytest.raises(UsageError) as caught:
+        refuse_unknown(["gpu-busy", "torch-mising"])
+    assert caught.value.status is ExitStatus.USAGE
+    assert caught.value.findings[0].fix == "`--ignore torch-missing`"
+    with pytest.raises(UsageError) as caught:
+        refuse_unknown(["zzz"])
+    assert "doctor --list" in caught.value.findings[0].fix

@@ -1,0 +1,226 @@
+"""The checks of the gpu family about number, names and use: where each fires and where it stays silent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from ddplaunch.launch.plan import Variable
+from ddplaunch.probes.facts import GpuProcess, MigDevice, NvidiaFacts
+from ddplaunch.values import Resolved, Source, Unavailable
+from tests.checks.cases import NO_LAUNCH, Case, assert_fires, assert_silent
+from tests.checks.healthy import (
+    FLAG,
+    GIB,
+    healthy_facts,
+    healthy_gpu,
+    healthy_launch,
+    healthy_nvml,
+    healthy_torch,
+    topology,
+    with_gpu,
+)
+
+ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
+FELL_BACK = healthy_launch(device=Resolved("cpu", Source("detected", "0 visible GPUs")))
+NO_NVML = Unavailable("`libnvidia-ml.so.1` of the NVIDIA driver is not installed")
+NO_NVIDIA = NvidiaFacts(0, None, 0)
+EMPTY = healthy_nvml(gpus=())
+TRAINER = GpuProcess(4242, 60 * GIB, "eve", "python train.py --big", orphan=False)
+ORPHAN = GpuProcess(777, 2 * GIB, "ada", "python train.py", orphan=True)
+NOTEBOOK = GpuProcess(31, GIB // 2, "eve", "jupyter", orphan=False)
+BUSY = with_gpu(3, processes=(TRAINER,), memory_used_bytes=61 * GIB)
+SLICES = tuple(MigDevice(f"MIG-{number}aaa-bbbb", "H100 MIG 1g.10gb", 10 * GIB) for number in range(2))
+SPLIT = healthy_nvml(healthy_gpu(0, mig_enabled=True, mig_devices=SLICES), healthy_gpu(1))
+A100 = {"name": "NVIDIA A100-SXM4-40GB", "memory_total_bytes": 40 * GIB, "compute_capability": (8, 0)}
+MIXED = healthy_nvml(healthy_gpu(0), healthy_gpu(1), healthy_gpu(2, **A100))
+CHOSEN = (Variable("CUDA_VISIBLE_DEVICES", "0,1", Source("flag", "--gpus"), "the GPUs of this launch"),)
+
+
+def showing(devices: str) -> dict[str, str]:
+    return {"CUDA_VISIBLE_DEVICES": devices}
+
+
+FIRES = (
+    Case(
+        "more-processes-than-gpus",
+        "sixteen on eight",
+        launch=healthy_launch(16),
+        says=("16 processes", "8 GPUs", "`ddplaunch run 8 …`", "--device cpu"),
+    ),
+    Case(
+        "more-processes-than-gpus",
+        "most are hidden",
+        healthy_facts(environment=showing("2,3")),
+        healthy_launch(4),
+        says=("4 processes", "2 GPUs", "hides 6 of 8", "`ddplaunch run 2 …`"),
+    ),
+    Case(
+        "more-processes-than-gpus",
+        "on two nodes",
+        launch=healthy_launch(16, topology=topology(16, nnodes=2)),
+        says=("`ddplaunch run 2x8 …`",),
+    ),
+    Case("more-processes-than-gpus", "--gpus chose two", launch=healthy_launch(4, environment=CHOSEN), says=("run 2",)),
+    Case("no-gpu-for-cuda", "none here", healthy_facts(nvml=EMPTY), says=("no NVIDIA GPU", "--device cpu")),
+    Case(
+        "no-gpu-for-cuda",
+        "no driver",
+        healthy_facts(nvml=NO_NVML, nvidia=NO_NVIDIA),
+        says=("libnvidia-ml.so.1",),
+    ),
+    Case(
+        "no-gpu-for-cuda",
+        "all hidden",
+        healthy_facts(environment=showing("")),
+        says=("hides all 8 GPUs", "unset CUDA_VISIBLE_DEVICES"),
+    ),
+    Case(
+        "visible-devices-unknown",
+        "index too high hides what follows",
+        healthy_facts(environment=showing("0,8,1,2")),
+        NO_LAUNCH,
+        says=("`8`", "0 to 7", "1 GPU of 8", "`1,2`", "CUDA_VISIBLE_DEVICES=0`"),
+    ),
+    Case(
+        "visible-devices-unknown",
+        "UUID of another machine",
+        healthy_facts(environment=showing("GPU-deadbeef")),
+        says=("GPU-deadbeef", "0 GPUs of 8"),
+    ),
+    Case(
+        "visible-devices-unknown",
+        "MIG instance that was destroyed",
+        healthy_facts(environment=showing("MIG-9999"), nvml=SPLIT),
+        says=("MIG-9999",),
+    ),
+    Case(
+        "visible-devices-unknown",
+        "the launch fell back to the CPU because of it",
+        healthy_facts(environment=showing("8")),
+        dataclasses.replace(FELL_BACK, environment=(dataclasses.replace(CHOSEN[0], value=""),)),
+        says=("`8`",),
+    ),
+    Case("duplicate-gpu", "twice", healthy_facts(environment=showing("1,1")), NO_LAUNCH, says=("`1` twice",)),
+    Case(
+        "gpu-busy",
+        "by somebody's training",
+        healthy_facts(nvml=BUSY),
+        says=("GPU 3", "pid 4242 of eve", "`python train.py --big`", "60.0 GiB", "--gpus free:8"),
+    ),
+    Case("gpu-busy", "doctor looks at all", healthy_facts(nvml=BUSY), NO_LAUNCH, says=("GPU 3", "--gpus free:N")),
+    Case(
+        "gpu-busy",
+        "an orphan",
+        healthy_facts(nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB)),
+        says=("orphaned rank of a dead launcher", "`kill 777`"),
+    ),
+    Case(
+        "gpu-busy",
+        "a notebook only warns",
+        healthy_facts(nvml=with_gpu(0, processes=(NOTEBOOK,))),
+        severity="warning",
+        says=("jupyter", "0.5 GiB"),
+    ),
+    Case(
+        "gpu-busy",
+        "somebody outside of this container",
+        healthy_facts(nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
+        says=("not visible from here (40.0 GiB)",),
+    ),
+    Case(
+        "gpu-exclusive-mode",
+        "prohibited",
+        healthy_facts(nvml=with_gpu(1, compute_mode="prohibited")),
+        says=("GPU 1", "prohibited", "nvidia-smi -i 1 -c DEFAULT"),
+    ),
+    Case(
+        "gpu-exclusive-mode",
+        "taken",
+        healthy_facts(nvml=with_gpu(1, compute_mode="exclusive process", processes=(TRAINER,))),
+        NO_LAUNCH,
+        says=("exclusive process", "pid 4242"),
+    ),
+    Case(
+        "gpu-mixed-models",
+        "two H100 and an A100",
+        healthy_facts(nvml=MIXED),
+        healthy_launch(3),
+        severity="warning",
+        says=("2 × NVIDIA H100", "1 × NVIDIA A100-SXM4-40GB (40 GiB)", "ddplaunch run 2 --gpus 0,1"),
+    ),
+    Case(
+        "gpu-mixed-models",
+        "by UUID where indices are relative",
+        healthy_facts(nvml=MIXED, environment={**showing("2,1,0"), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}),
+        healthy_launch(3),
+        severity="warning",
+        says=(f"--gpus {MIXED.gpus[1].uuid},{MIXED.gpus[0].uuid}",),
+    ),
+    Case(
+        "gpu-mixed-models",
+        "same name, other memory",
+        healthy_facts(nvml=with_gpu(1, memory_total_bytes=94 * GIB)),
+        NO_LAUNCH,
+        severity="warning",
+        says=("94 GiB",),
+    ),
+    Case(
+        "mig-one-per-process",
+        "two ranks",
+        healthy_facts(nvml=SPLIT),
+        healthy_launch(2),
+        says=("2 processes", SLICES[0].uuid, "`ddplaunch run 1 …`", "nvidia-smi -i 0 -mig 0"),
+    ),
+)
+
+SILENT = (
+    Case("more-processes-than-gpus", "on the CPU", launch=dataclasses.replace(ON_CPU, topology=topology(64))),
+    Case("more-processes-than-gpus", "MIG is another check", healthy_facts(nvml=SPLIT), healthy_launch(2)),
+    Case(
+        "more-processes-than-gpus", "bad list is another", healthy_facts(environment=showing("0,9")), healthy_launch(4)
+    ),
+    Case("more-processes-than-gpus", "doctor", healthy_facts(environment=showing("0")), NO_LAUNCH),
+    Case("no-gpu-for-cuda", "on the CPU", healthy_facts(nvml=EMPTY), ON_CPU),
+    Case("no-gpu-for-cuda", "ROCm", healthy_facts(nvml=NO_NVML, torch=healthy_torch(cuda=None, hip="6.2"))),
+    Case("no-gpu-for-cuda", "device nodes without NVML", healthy_facts(nvml=NO_NVML)),
+    Case("visible-devices-unknown", "a good list", healthy_facts(environment=showing("7,0")), NO_LAUNCH),
+    Case("visible-devices-unknown", "hidden on purpose", healthy_facts(environment=showing("-1")), NO_LAUNCH),
+    Case("visible-devices-unknown", "asked for the CPU", healthy_facts(environment=showing("99")), ON_CPU),
+    Case(
+        "visible-devices-unknown",
+        "--gpus decides",
+        healthy_facts(environment=showing("99")),
+        healthy_launch(2, environment=CHOSEN),
+    ),
+    Case("duplicate-gpu", "asked for the CPU", healthy_facts(environment=showing("1,1")), ON_CPU),
+    Case("duplicate-gpu", "an unknown one is another check", healthy_facts(environment=showing("9")), NO_LAUNCH),
+    Case("gpu-busy", "not one of ours", healthy_facts(nvml=BUSY), healthy_launch(2)),
+    Case("gpu-busy", "hidden", healthy_facts(nvml=BUSY, environment=showing("4,5")), healthy_launch(2)),
+    Case("gpu-busy", "on the CPU", healthy_facts(nvml=BUSY), ON_CPU),
+    Case(
+        "gpu-busy",
+        "nobody can tell whose instance",
+        healthy_facts(nvml=with_gpu(0, mig_enabled=True, mig_devices=SLICES, processes=(TRAINER,))),
+        NO_LAUNCH,
+    ),
+    Case("gpu-busy", "not told", healthy_facts(nvml=with_gpu(0, processes=Unavailable("NVML: Not Supported")))),
+    Case("gpu-exclusive-mode", "and idle", healthy_facts(nvml=with_gpu(1, compute_mode="exclusive process"))),
+    Case("gpu-mixed-models", "the other model is not used", healthy_facts(nvml=MIXED), healthy_launch(2)),
+    Case("gpu-mixed-models", "a few MiB apart", healthy_facts(nvml=with_gpu(1, memory_total_bytes=80 * GIB - 2**20))),
+    Case("mig-one-per-process", "one rank", healthy_facts(nvml=SPLIT), healthy_launch(1)),
+    Case(
+        "mig-one-per-process", "whole GPU named", healthy_facts(nvml=SPLIT, environment=showing("1")), healthy_launch(2)
+    ),
+)
+
+
+@pytest.mark.parametrize("case", FIRES, ids=str)
+def test_fires(case: Case) -> None:
+    assert_fires(case)
+
+
+@pytest.mark.parametrize("case", SILENT, ids=str)
+def test_stays_silent(case: Case) -> None:
+    assert_silent(case)
