@@ -32,7 +32,7 @@ def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | N
     rest = f"; meanwhile `ddplaunch run {len(well)} --gpus {choice(well, environment)} …`" if well else ""
     yield error(
         "gpu-lost",
-        f"{_listed(lost)} of {len(nvml.gpus)} not answering: {lost[0].gpu.fault}",
+        f"{_listed(lost)} of {len(nvml.gpus)} {'does' if len(lost) == 1 else 'do'} not answer: {lost[0].gpu.fault}",
         why="CUDA touches every visible GPU when it starts and fails at one that does not answer",
         fix=f"`sudo dmesg | grep -i xid` names the cause; restart the machine{rest}",
         where=tuple(f"{gpu_word(entry)}: {entry.gpu.fault}" for entry in lost),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.used_gpus import gpu_word, indices, used_gpus
+from ddplaunch.checks.used_gpus import gpu_word, indices, seen_by_ranks, used_gpus
 from ddplaunch.finding import Finding, error, warning
 from ddplaunch.launch.gpus import GIB, IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE
 from ddplaunch.launch.plan import Launch
@@ -31,10 +31,11 @@ def gpu_busy(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | N
     entries = [entry for entry, _ in busy]
     orphans = sorted({process.pid for entry in entries for process in _processes(entry.gpu) if process.orphan})
     serious = bool(orphans) or any(_share_held(entry.gpu) >= _SERIOUS_SHARE for entry in entries)
-    pick = f"`--gpus free:{launch.topology.nproc_per_node.value}`" if launch else "`--gpus free:N`"
-    fix = f"let ddplaunch pick idle GPUs with {pick}, or wait"
+    pool = used if launch is None else seen_by_ranks(nvml, environment, launch).entries
+    idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in pool)
+    fix = _way_out(idle, launch.topology.nproc_per_node.value if launch else idle)
     if orphans:
-        fix = f"`kill {' '.join(map(str, orphans))}` ends what its dead launcher left; or use {pick}"
+        fix = f"`kill {' '.join(map(str, orphans))}` ends what its dead launcher left; or {fix}"
     first, words = busy[0]
     others = f", and {len(busy) - 1} more of {len(used)}" if len(busy) > 1 else ""
     yield (error if serious else warning)(
@@ -71,6 +72,13 @@ def gpu_exclusive_mode(
             fix=f"choose other GPUs with `--gpus`, or `sudo nvidia-smi -i {indices([entry])} -c DEFAULT`",
             where=gpu_word(entry),
         )
+
+
+def _way_out(idle: int, wanted: int) -> str:
+    if not idle:
+        return "wait: no GPU is idle"
+    number = min(idle, wanted)
+    return f"take idle ones with `ddplaunch run {number} --gpus free:{number} …`, or wait"
 
 
 def _processes(gpu: Gpu) -> tuple[GpuProcess, ...]:

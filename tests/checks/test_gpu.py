@@ -107,14 +107,21 @@ FIRES = (
         "gpu-busy",
         "by somebody's training",
         healthy_facts(nvml=BUSY),
-        says=("GPU 3", "pid 4242 of eve", "`python train.py --big`", "60.0 GiB", "--gpus free:8"),
+        says=("GPU 3", "pid 4242 of eve", "`python train.py --big`", "60.0 GiB", "`ddplaunch run 7 --gpus free:7 …`"),
     ),
-    Case("gpu-busy", "doctor looks at all", healthy_facts(nvml=BUSY), NO_LAUNCH, says=("GPU 3", "--gpus free:N")),
+    Case("gpu-busy", "doctor looks at all", healthy_facts(nvml=BUSY), NO_LAUNCH, says=("GPU 3", "--gpus free:7")),
     Case(
         "gpu-busy",
         "an orphan",
         healthy_facts(nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB)),
         says=("orphaned rank of a dead launcher", "`kill 777`"),
+    ),
+    Case(
+        "gpu-busy",
+        "the only GPU",
+        healthy_facts(nvml=healthy_nvml(BUSY.gpus[3])),
+        healthy_launch(1),
+        says=("no GPU is idle",),
     ),
     Case(
         "gpu-busy",
