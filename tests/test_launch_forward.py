@@ -56,13 +56,13 @@ def test_a_placeholder_without_a_number_is_refused_with_the_flag_that_gives_it()
 def test_declared_options_are_filled_in_with_the_place_of_their_declaration() -> None:
     script = report(option("--batch_size", "batch_size"), option("--learning-rate", "lr"))
     result = forward(("--epochs", "3"), KNOWN, KNOWN, script, True)
-    assert result.args == ("--epochs", "3", "--batch_size", "8", "--learning-rate", "0.0004")
+    assert result.args == ("--batch_size", "8", "--learning-rate", "0.0004", "--epochs", "3")
     assert result.passed[0] == Passed("batch_size", "8", ("--batch_size", "8"), AT)
 
 
 def test_options_are_filled_in_before_the_scripts_own_separator() -> None:
     result = forward(("-v", "--", "a"), KNOWN, KNOWN, report(option("--lr", "lr")), True)
-    assert result.args == ("-v", "--lr", "0.0004", "--", "a")
+    assert result.args == ("--lr", "0.0004", "-v", "--", "a")
 
 
 def test_no_forward_leaves_the_arguments_alone() -> None:

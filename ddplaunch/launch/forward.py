@@ -53,7 +53,7 @@ def forward(
     script: ScriptReport | Unavailable,
     automatic: bool,
 ) -> Forwarded:
-    """Replace placeholders in ``args`` and append the options that the script declares and the user left out.
+    """Replace placeholders in ``args`` and put in front the options that the script declares and the user left out.
 
     ``known`` are all numbers as text, ``unsaid`` those that the script does not have already. Braces that are no
     placeholder stay as they are. Raises UsageError for a placeholder without a number and for an
@@ -73,8 +73,8 @@ def forward(
             already.add(number)
             passed.append(Passed(number, unsaid[number], _spell(option, unsaid[number]), option.at))
     appended = tuple(word for item in passed for word in item.arguments)
-    end = replaced.index("--") if "--" in replaced else len(replaced)  # behind it, an option is a positional
-    return Forwarded((*replaced[:end], *appended, *replaced[end:]), tuple(passed))
+    # In front: behind a `--` of the script, or a positional that takes all the rest, an option would be none.
+    return Forwarded((*appended, *replaced), tuple(passed))
 
 
 def _spell(option: DeclaredOption, value: str) -> tuple[str, ...]:

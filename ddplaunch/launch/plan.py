@@ -53,7 +53,7 @@ class Variable:
 class Passed:
     """A number that was put into the script's arguments.
 
-    ``arguments`` are what was appended (empty for a placeholder, which was replaced in place);
+    ``arguments`` are what was put in front of the others (empty for a placeholder, which was replaced in place);
     ``at`` is where the script declares the option.
     """
 
