@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from shlex import quote
 
 from ddplaunch.checks.check import Check, declare
@@ -31,13 +32,14 @@ def data_missing(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
                 "data-missing",
                 f"data path {quote(path.path)} does not exist",
                 why="every rank would fail when it opens it",
-                fix=f"name the right one with `--data`; what there is: `ls -d {_parent(path.path)}/*`",
+                fix=f"name the right one with `--data`; what there is: `ls {_parent(path.path)}`",
                 where="--data",
             )
 
 
 def _parent(path: str) -> str:
-    return quote(path.rstrip("/").rpartition("/")[0]) if "/" in path.strip("/") else "."
+    """Return the directory above ``path``, quoted for a shell."""
+    return quote(str(PurePosixPath(path).parent))
 
 
 def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:

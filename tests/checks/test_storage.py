@@ -87,6 +87,14 @@ def test_one_bad_path_gives_one_finding() -> None:
         assert findings == [f"data-{kind}"]
 
 
+@pytest.mark.parametrize(
+    ("path", "listing"), [("/nope", "`ls /`"), ("text", "`ls .`"), ("/my data/text/", "`ls '/my data'`")]
+)
+def test_data_missing_says_where_to_look(path: str, listing: str) -> None:
+    finding = found(CHECKS, "data-missing", data(path=path, kind="missing", readable=False))
+    assert finding and finding.fix.endswith(listing)
+
+
 @pytest.mark.parametrize("kind", [None, "ext4", "xfs", "lustre", "gpfs", "beegfs", "fuse.juicefs", "tmpfs"])
 def test_built_for_training_is_not_slow(kind: str | None) -> None:
     assert not is_remote(kind)
