@@ -227,7 +227,7 @@ def parse_arguments() -> argparse.Namespace:
     """Read the command line; the defaults finish in seconds on two CPU cores."""
     parser = argparse.ArgumentParser(description="Train a small character-level transformer with DDP.")
     parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--steps-per-epoch", type=int, default=100, help="optimizer steps; 0 for the whole text")
+    parser.add_argument("--steps-per-epoch", type=int, default=80, help="optimizer steps; 0 for the whole text")
     parser.add_argument("--batch-size", type=int, default=32, help="blocks per rank and micro-batch")
     parser.add_argument("--accum", type=int, default=1, help="micro-batches per optimizer step")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
