@@ -16,8 +16,19 @@ if [ "${1-}" = --quick ]; then
   set -- -m 'not slow' "$@"
 fi
 
-ruff format --check .
-ruff check .
-mypy
-lint-imports
-exec python -m pytest "$@"
+# Every check runs, so that one look shows all that is wrong.
+failed=
+check() {
+  "$@" || failed="$failed \`$*\`"
+}
+check ruff format --check .
+check ruff check .
+check mypy
+check lint-imports
+status=0
+python -m pytest "$@" || status=$?
+if [ -n "$failed" ]; then
+  echo "error: failed:$failed" >&2
+  [ "$status" != 0 ] || status=1
+fi
+exit "$status"
