@@ -41,7 +41,7 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
     assert found["CUDA_DEVICE_ORDER"].value == "PCI_BUS_ID"
     assert found["PYTHONFAULTHANDLER"].value == "1"
     assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"].value == "1"
-    assert found["TORCH_FR_DUMP_TEMP_FILE"].value == "/runs/r1/flight-recorder/rank_"
+    assert found["TORCH_FR_DUMP_TEMP_FILE"].value == "/runs/r1/flight-recorder-rank-"
     assert "NCCL_IB_DISABLE" not in found, "an InfiniBand port is up"
     assert "CUDA_VISIBLE_DEVICES" not in found, "nobody asked for particular GPUs"
 

@@ -164,7 +164,7 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     """
     for path in output_paths:
         free, total = path.free_bytes, path.total_bytes
-        if free is None or not path.writable or path.kind == "unreachable" or not _low(free, total):
+        if free is None or total == 0 or not path.writable or path.kind == "unreachable" or not _low(free, total):
             continue
         of_total = f" of {size(total)}" if total else ""
         yield (error if free < FULL_BYTES else warning)(

@@ -107,7 +107,7 @@ def _infiniband(options: Options, network: NetworkFacts | Unavailable) -> list[V
 def _flight_recorder(surroundings: Surroundings) -> list[Variable]:
     if surroundings.device == "cpu":
         return []
-    dump = f"{surroundings.record}/flight-recorder/rank_"
+    dump = f"{surroundings.record}/flight-recorder-rank-"
     reason = "after a collective timeout, which ranks did not join"
     pairs = [
         ("TORCH_FR_BUFFER_SIZE", "2000"),
