@@ -19,12 +19,12 @@ SCRIPT = Target("script", "train.py", ("--r=16", "--", "--help"))
 
 
 def said(**values: Any) -> Options:
-    return Options(
-        **{
-            name: tuple(Resolved(item, FLAG) for item in value) if isinstance(value, list) else Resolved(value, FLAG)
-            for name, value in values.items()
-        }
-    )
+    """Return options as if typed: a list is a repeatable one."""
+    typed: dict[str, Any] = {}
+    for name, value in values.items():
+        repeated = isinstance(value, list)
+        typed[name] = tuple(Resolved(item, FLAG) for item in value) if repeated else Resolved(value, FLAG)
+    return Options(**typed)
 
 
 def topology(options: Options, environ: dict[str, str] | None = None, processes: int = 4) -> Topology:
