@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ddplaunch.checks import (
+    delivery,
     environment,
     gpu_count,
     gpu_health,
@@ -36,6 +37,7 @@ ALL: tuple[Check, ...] = (
     *environment.CHECKS,
     *script.CHECKS,
     *numbers.CHECKS,
+    *delivery.CHECKS,
 )
 _NEAR = 0.6
 
