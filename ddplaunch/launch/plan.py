@@ -67,7 +67,8 @@ class Passed:
 class Launch:
     """Everything that ``run`` executes and ``plan`` shows.
 
-    ``argv`` starts with the interpreter; ``target`` is None in a plan of numbers alone.
+    ``argv`` starts with the interpreter; ``target`` is None in a plan of numbers alone. ``notes`` are clauses on how
+    it was decided that a user may not expect.
     """
 
     run_id: str
@@ -80,3 +81,4 @@ class Launch:
     environment: tuple[Variable, ...]
     argv: tuple[str, ...]
     options: Options
+    notes: tuple[str, ...] = ()

@@ -72,6 +72,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         environment=decide_environment(options, topology, surroundings, plan),
         argv=_argv(options, topology, final, situation),
         options=options,
+        notes=situation.selection.notes if situation.selection is not None and gpus is not None else (),
     )
 
 

@@ -54,6 +54,7 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
         ],
         "environment": [_variable(variable) for variable in launch.environment],
         "argv": list(launch.argv),
+        "notes": list(launch.notes),
         "findings": [finding_json(finding) for finding in findings],
     }
 

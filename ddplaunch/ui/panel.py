@@ -37,6 +37,7 @@ def launch_panel(
         ("steps", schedule_text(launch.numbers)),
         ("pass", "; ".join(passed_text(passed) for passed in launch.passed)),
         ("env", _environment_text(launch)),
+        ("note", "; ".join(launch.notes)),
         ("record", record or ""),
     ]
     lines = [paint("ddplaunch", "bold", styled) + " " + paint(visible(launch.run_id), "dim", styled)]

@@ -95,6 +95,7 @@ def _launch(launch: Launch, width: int, facts: Facts | None, styled: bool) -> li
         ["device", f"{device_text(launch, facts)} ({launch.device.source})"],
         ["batch", batch_text(launch)],
         ["learning rate", lr_text(launch.numbers)],
+        *(["note", note] for note in launch.notes),
     ]
     return table(["", ""], [row for row in rows if row[1]], width, styled)
 
