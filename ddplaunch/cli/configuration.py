@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.checks.all_checks import refuse_unknown
+from ddplaunch.cli.ranges import refuse_impossible
 from ddplaunch.errors import UsageError, usage
 from ddplaunch.launch.envfile import parse_assignment, parse_file
 from ddplaunch.launch.options import Options
@@ -24,15 +28,35 @@ def with_configuration(flags: Options, profile: str | None, cwd: Path) -> Option
     for name in _FILES:
         table = _table(cwd / name)
         if table is not None:
-            return merge(flags, select_profile(table, profile, name))
+            return _possible(merge(flags, select_profile(table, profile, name)))
     if profile is not None:
+        section = profile if re.fullmatch(r"[A-Za-z0-9_-]+", profile) else json.dumps(profile)
         raise usage(
             f"there is no profile `{profile}`",
             why=f"neither ddplaunch.toml nor [tool.ddplaunch] in pyproject.toml is in {cwd}",
-            fix=f"write a `ddplaunch.toml` with a section `[profiles.{profile}]`",
+            fix=f"write a `ddplaunch.toml` with a section `[profiles.{section}]`, or leave `--profile` out",
             where="flag: --profile",
         )
-    return flags
+    return _possible(flags)
+
+
+def working_directory() -> Path:
+    """Return the working directory. Raises UsageError where it was deleted."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError as exception:
+        raise usage(
+            "the working directory does not exist any more",
+            why="scripts, configuration and records are looked up from it",
+            fix="`cd` to a directory that exists",
+            code="working-directory-missing",
+        ) from exception
+
+
+def _possible(options: Options) -> Options:
+    refuse_impossible(options)
+    refuse_unknown([item.value for item in options.ignore])
+    return options
 
 
 def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
@@ -42,7 +66,7 @@ def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
         for name, value in parse_file(_text(item.value), item.value):
             pairs[name] = (value, Source(item.source.kind, f"--env-file {item.value}"))
     for item in options.env:
-        name, value = parse_assignment(item.value)
+        name, value = parse_assignment(item.value, str(item.source))
         pairs[name] = (value, item.source)
     return tuple((name, value, source) for name, (value, source) in pairs.items())
 
@@ -64,8 +88,10 @@ def _table(path: Path) -> dict[str, Any] | None:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, UnicodeDecodeError) as exception:
-        raise _unreadable(path, str(exception)) from exception
+    except OSError as exception:
+        raise _unreadable(path, exception.strerror or str(exception)) from exception
+    except UnicodeDecodeError as exception:
+        raise _unreadable(path, f"byte {exception.start} is not UTF-8") from exception
     if path.name == "pyproject.toml" and "ddplaunch" not in text:
         return None
     document = _parse(text, path)
@@ -74,11 +100,18 @@ def _table(path: Path) -> dict[str, Any] | None:
     return _nested(document, ("tool", "ddplaunch"))
 
 
-def _nested(document: dict[str, Any], keys: Iterable[str]) -> dict[str, Any] | None:
+def _nested(document: dict[str, Any], keys: Sequence[str]) -> dict[str, Any] | None:
     inner: Any = document
     for key in keys:
         inner = inner.get(key) if isinstance(inner, dict) else None
-    return inner if isinstance(inner, dict) else None
+    if inner is not None and not isinstance(inner, dict):
+        raise usage(
+            f"`{'.'.join(keys)}` in pyproject.toml is not a table",
+            why="the options stand in it, one a line",
+            fix="write `[tool.ddplaunch]`, and below it `batch-size = 8`",
+            where="pyproject.toml",
+        )
+    return inner
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:
@@ -88,8 +121,10 @@ def _parse(text: str, path: Path) -> dict[str, Any]:
         import tomli as tomllib
     try:
         document: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as exception:
+    except ValueError as exception:  # TOMLDecodeError, and what int() says to a number of 5000 digits
         raise _unreadable(path, str(exception)) from exception
+    except RecursionError as exception:
+        raise _unreadable(path, "brackets are nested too deeply") from exception
     return document
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddplaunch.checks.all_checks import ALL
 from ddplaunch.checks.check import Outcome
-from ddplaunch.cli.configuration import with_configuration
+from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import check, prepare, probe_request
 from ddplaunch.cli.say import answer, answer_json, tell
 from ddplaunch.cli.target import parse_target
@@ -38,7 +38,7 @@ def doctor(
     if list_checks:
         answer_json(list_json(ALL)) if json else answer(list_text(ALL, width(sys.stdout), styled(sys.stdout)))
         return ExitStatus.DONE
-    options = with_configuration(options, profile, Path.cwd())
+    options = with_configuration(options, profile, working_directory())
     facts, outcomes = examine(options, script)
     ignored = {item.value for item in options.ignore}
     outcomes = tuple(outcome for outcome in outcomes if outcome.check.code not in ignored)

@@ -34,7 +34,7 @@ LAUNCH = (
         "argument",
         "",
         "Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).",
-        "[NPROC]",
+        "NPROC",
     ),
     Flag("gpus", "text", _SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to pick and hold 4 idle ones.", "LIST"),
     Flag("device", "text", _SIZE, "auto, cuda or cpu.", "KIND"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -14,25 +16,58 @@ from ddplaunch.cli.options import options_from_flags
 from ddplaunch.cli.quick import parse as parse_quickly
 from ddplaunch.cli.say import answer, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
-from ddplaunch.errors import DdplaunchError, ExitStatus
+from ddplaunch.errors import DdplaunchError, ExitStatus, UsageError, usage
 from ddplaunch.launch.options import Options
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     words = list(sys.argv[1:] if argv is None else argv)
+    occupy_standard_descriptors()
     try:
         status = dispatch(words)
     except KeyboardInterrupt:
         status = ExitStatus.INTERRUPTED
     except DdplaunchError as problem:
-        tell_findings(problem.findings)
-        if words[:1] == ["run"]:
-            tell("nothing was launched\n")
-        status = problem.status
+        status = _report(words, problem)
     except Exception as exception:
-        status = _bug(exception)
+        unwritable = _unwritable(exception)
+        status = _bug(exception) if unwritable is None else _report(words, unwritable)
     sys.exit(int(status))
+
+
+def occupy_standard_descriptors() -> None:
+    """Open /dev/null in the place of a closed stdin, stdout or stderr.
+
+    The next file that is opened, a GPU lock or the rendezvous of torchrun, would otherwise become somebody's stdout.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.set_inheritable(descriptor, True)
+
+
+def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
+    tell_findings(problem.findings)
+    if words[:1] == ["run"]:
+        tell("nothing was launched\n")
+    return problem.status
+
+
+def _unwritable(exception: Exception) -> UsageError | None:
+    """A full disk behind ``> plan.txt`` is no bug; an error at a file of ours carries its name."""
+    if not isinstance(exception, OSError) or exception.filename is not None:
+        return None
+    if exception.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+        return None
+    return usage(
+        f"stdout cannot be written: {exception.strerror}",
+        why="what was asked for goes there",
+        fix="send it to a file system with space left",
+        code="stdout-not-writable",
+    )
 
 
 def dispatch(words: list[str]) -> int:
@@ -44,8 +79,8 @@ def dispatch(words: list[str]) -> int:
     if ours == ["--version"]:
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
-    if script is None and ours[:1] and ours[0] in LAUNCHING and "--help" not in ours:
-        problem = misplaced_script(ours)
+    if ours[0] in LAUNCHING and not {"--help", "-h"} & {*ours}:
+        problem = misplaced_script(ours, script)
         if problem is not None:
             raise problem
     if ours[:1] == ["plan"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,18 @@ from ddplaunch.cli.flags import LAUNCH, Flag
 from ddplaunch.errors import usage
 from ddplaunch.launch.options import Options
 from ddplaunch.values import Resolved, Source
+
+_EXAMPLE = {
+    "accum": "4",
+    "base_warmup": "500",
+    "dataset_size": "50000",
+    "global_batch_size": "64",
+    "lr_max_factor": "4",
+    "master_port": "29500",
+    "max_restarts": "3",
+    "node_rank": "0",
+    "workers": "4",
+}
 
 
 def options_from_flags(values: Mapping[str, Any]) -> Options:
@@ -42,6 +55,10 @@ def _converted(flag: Flag, value: Any) -> Any:
     return _number(flag, value) if flag.kind == "number" else value
 
 
+def _meaning(flag: Flag) -> str:
+    return flag.text[:1].lower() + flag.text[1:].partition(" [")[0].rstrip(".")
+
+
 def _integer(flag: Flag, text: str) -> int:
     try:
         if text.isascii():  # int() takes the digits of every script, and underscores
@@ -49,9 +66,9 @@ def _integer(flag: Flag, text: str) -> int:
     except ValueError:
         pass
     raise usage(
-        f"`{flag.flag} {text}` is not an integer",
-        why=f"{flag.text.rstrip('.')}: a whole number",
-        fix=f"`{flag.flag} 8`",
+        f"`{flag.flag} {shlex.quote(text)}` is not an integer",
+        why=f"it takes a whole number ({_meaning(flag)})",
+        fix=f"`{flag.flag} {_EXAMPLE.get(flag.name, '8')}`",
         where=f"flag: {flag.flag}",
     )
 
@@ -64,8 +81,8 @@ def _number(flag: Flag, text: str) -> float:
     if math.isfinite(number):
         return number
     raise usage(
-        f"`{flag.flag} {text}` is not a number",
-        why=f"{flag.text.rstrip('.')}: a decimal number",
-        fix=f"`{flag.flag} 1e-4`",
+        f"`{flag.flag} {shlex.quote(text)}` is not a number",
+        why=f"it takes a finite decimal number ({_meaning(flag)})",
+        fix=f"`{flag.flag} {_EXAMPLE.get(flag.name, '1e-4')}`",
         where=f"flag: {flag.flag}",
     )

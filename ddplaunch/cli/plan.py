@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from pathlib import Path
 
-from ddplaunch.cli.configuration import with_configuration
+from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.say import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
@@ -33,7 +33,7 @@ def plan(
         raise usage(
             "several formats at once", why="stdout carries one", fix="choose one of `--json`, `--env` and `--yaml`"
         )
-    options = with_configuration(options, profile, Path.cwd())
+    options = with_configuration(options, profile, working_directory())
     prepared = prepare(options, None if script is None else parse_target(script))
     sizes = None if compare is None else _compared(prepared, compare)
     tell_findings(prepared.findings)
@@ -56,7 +56,7 @@ def _tables(prepared: Prepared, sizes: tuple[Numbers, ...] | None) -> str:
 def _compared(prepared: Prepared, text: str) -> tuple[Numbers, ...]:
     """Return the numbers for each world size. Raises UsageError unless all are positive integers."""
     words = [word.strip() for word in text.split(",")]
-    if not all(word.isascii() and word.isdigit() and int(word) > 0 for word in words):
+    if not all(re.fullmatch("[0-9]{1,30}", word) and int(word) > 0 for word in words):
         raise usage(
             f"`--compare {text}` is not a list of world sizes",
             why="it takes numbers of processes, separated by commas",

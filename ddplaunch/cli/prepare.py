@@ -103,15 +103,15 @@ def probe_request(options: Options, environ: Mapping[str, str], *, import_torch:
 
 def _port(environ: Mapping[str, str]) -> int | None:
     text = environ.get("MASTER_PORT", "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else None
 
 
 def choose_gpus(
     options: Options, facts: Facts, environ: Mapping[str, str], locks: GpuLocks | None, run_id: str
 ) -> Selection | None:
     """Return the GPUs of ``--gpus``, None where it was not given. Raises UsageError or RefusedError."""
-    if options.gpus is None:
-        return None
+    if options.gpus is None or (options.device is not None and options.device.value == "cpu"):
+        return None  # a contradiction is refused in ``resolve``
     if not isinstance(facts.nvml, NvmlFacts):
         raise usage(
             f"`--gpus {options.gpus.value}`, but no GPU can be asked: {facts.nvml.reason}",
@@ -131,6 +131,8 @@ def choose_gpus(
 def record_directory(base: Path, run_id: str) -> Path:
     """Return the directory of the run's record. Raises UsageError for an id that cannot name a directory."""
     try:
+        if not run_id.isprintable():
+            raise ValueError(f"the run id {run_id!r} holds a character that cannot be printed")
         return run_directory(base, run_id)
     except ValueError as exception:
         raise usage(str(exception), why="it names the run's record", fix="`--run-id my-run-1`") from exception

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from ddplaunch.cli.configuration import with_configuration
+from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
-from ddplaunch.errors import ExitStatus, usage
+from ddplaunch.errors import ExitStatus, RefusedError, usage
+from ddplaunch.finding import error
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
 from ddplaunch.records.gpu_lock import GpuLocks
@@ -21,6 +23,8 @@ from ddplaunch.ui.export import plan_json
 from ddplaunch.ui.panel import launch_panel
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
+
+LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
 
 
 def run(
@@ -33,7 +37,7 @@ def run(
             why="stdout belongs to the script once it runs",
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
-    options = with_configuration(options, profile, Path.cwd())
+    options = with_configuration(options, profile, working_directory())
     target = parse_target(required(script))
     locks = GpuLocks()
     prepared = prepare(options, target, locks=None if dry_run else locks)
@@ -46,6 +50,7 @@ def run(
         tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
         return ExitStatus.REFUSED
     environment = environment_of(prepared.launch)
+    refuse_too_long(prepared.launch.argv, environment)
     noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base)
     _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
     execute(prepared.launch, environment)
@@ -72,9 +77,30 @@ def shown_path(path: Path) -> str:
 
 def execute(launch: Launch, environment: dict[str, str]) -> NoReturn:
     """Replace this process by torchrun."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it is None where its descriptor was closed
+            stream.flush()
     os.execve(launch.argv[0], list(launch.argv), environment)
+
+
+def refuse_too_long(argv: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise RefusedError for an argument or variable that the kernel would not pass on (MAX_ARG_STRLEN, execve(2))."""
+    words = [(f"the argument `{word[:20]}…`", os.fsencode(word)) for word in argv if len(word) > LONGEST_WORD // 4]
+    words += [
+        (f"the variable `{name}`", os.fsencode(f"{name}={value}"))
+        for name, value in environment.items()
+        if len(name) + len(value) > LONGEST_WORD // 4
+    ]
+    for what, word in words:
+        if len(word) >= LONGEST_WORD:
+            raise RefusedError(
+                error(
+                    "argument-too-long",
+                    f"{what} has {len(word)} bytes; Linux passes at most {LONGEST_WORD - 1} to a program",
+                    why="torchrun could not be started with it",
+                    fix="write it to a file, and pass the file's name",
+                )
+            )
 
 
 def _print_dry_run(prepared: Prepared, json: bool) -> None:
@@ -82,7 +108,7 @@ def _print_dry_run(prepared: Prepared, json: bool) -> None:
     if json:
         answer_json(plan_json(prepared.launch, prepared.findings))
     else:
-        answer(dry_run_text(prepared.launch))
+        answer(dry_run_text(prepared.launch, unicode=unicode_ok(sys.stdout)))
 
 
 def _show(prepared: Prepared, record: str) -> None:

@@ -9,8 +9,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddplaunch.cli.flags import Flag, flags_of
 from ddplaunch.errors import UsageError, usage
 from ddplaunch.launch.plan import Target
+
+_LONGEST = 160  # of a path in a message
 
 
 def split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -31,26 +34,32 @@ def parse_target(words: Sequence[str]) -> Target:
             code="script-missing",
         )
     if words[0] == "-m":
-        if len(words) < 2 or not words[1].replace(".", "_").isidentifier():
-            name = words[1] if len(words) > 1 else ""
-            raise usage(f"`-m {name}` names no module", why="a module is `package.name`", fix="`-- -m package.train`")
-        return Target("module", words[1], tuple(words[2:]))
+        return _module(words)
     name, args = words[0], tuple(words[1:])
     path = Path(name)
-    if path.is_dir():
+    if os.path.isdir(name):  # noqa: PTH112 - Path.is_dir() raises for a name that is too long
         raise _not_runnable(name, "is a directory", f"name the file, as in `-- {shlex.quote(str(path / 'train.py'))}`")
     if name.endswith(".py"):
-        if not path.exists():
+        if not _exists(name):
             raise _missing(path)
         if not os.access(path, os.R_OK):
             raise _not_runnable(name, "cannot be read", f"`chmod +r {shlex.quote(name)}`")
-        return Target("script", name, args)
+        return Target("script", f"./{name}" if name.startswith("-") else name, args)  # Python would read an option
     found = shutil.which(name)
     if found is not None:
         return Target("executable", found, args)
-    if path.exists():
+    if name.startswith("-") and not _exists(name):
+        raise _option_behind(words)
+    if _exists(name):
         raise _not_runnable(name, "is not executable", f"`chmod +x {shlex.quote(name)}`, or give it the name `….py`")
     raise _missing(path)
+
+
+def _module(words: Sequence[str]) -> Target:
+    if len(words) < 2 or not words[1].replace(".", "_").isidentifier():
+        name = words[1] if len(words) > 1 else ""
+        raise usage(f"`-m {name}` names no module", why="a module is `package.name`", fix="`-- -m package.train`")
+    return Target("module", words[1], tuple(words[2:]))
 
 
 def required(script: list[str] | None) -> list[str]:
@@ -65,24 +74,42 @@ def required(script: list[str] | None) -> list[str]:
     return script
 
 
-def misplaced_script(argv: Sequence[str]) -> UsageError | None:
-    """Return the error for a command without ``--`` that seems to name a script, with the corrected command."""
-    for position, word in enumerate(argv):
-        if position > 0 and (word.endswith(".py") or word == "-m" or (position > 1 and _is_program(argv, position))):
-            corrected = [*argv[:position], "--", *argv[position:]]
+def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -> UsageError | None:
+    """Return the error for a command that names a script in front of ``--`` or without it, with the corrected command.
+
+    ``script`` is what stands behind ``--``. What follows an option that takes a value is that value, not a script.
+    An option that ddplaunch does not have ends the search: it is reported first.
+    """
+    takes_value = _spellings(flags_of(argv[0]))
+    position, arguments = 1, 0
+    while position < len(argv):
+        word = argv[position]
+        if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):
+            corrected = [*argv[:position], "--", *argv[position:], *(script or ())]
             return usage(
-                f"`{word}` stands where ddplaunch's own options go",
+                f"`{_shortened(word)}` stands where ddplaunch's own options go",
                 why="the script and everything that belongs to it goes behind `--`",
                 fix=f"`{shlex.join(['ddplaunch', *corrected])}`",
                 code="separator-missing",
             )
+        name, equals, _ = word.partition("=")
+        if word.startswith("-") and name not in takes_value:
+            return None
+        arguments += not word.startswith("-")
+        position += 2 if takes_value.get(name) and not equals else 1
     return None
 
 
-def _is_program(argv: Sequence[str], position: int) -> bool:
-    """A word that is no option, no option's value and a program: ``run 4 ./train``."""
-    word, before = argv[position], argv[position - 1]
-    return not word.startswith("-") and not before.startswith("-") and shutil.which(word) is not None
+def _names_script(word: str, arguments: int) -> bool:
+    """The first word may be NPROC; what follows it can only be a script, and is one if there is such a program."""
+    return word.endswith(".py") or (shutil.which(word) is not None and (arguments > 0 or "/" in word))
+
+
+def _spellings(flags: Sequence[Flag]) -> dict[str, bool]:
+    """Return every spelling of an option, and whether a value follows it."""
+    found = {flag.flag: flag.kind not in ("switch", "pair") for flag in flags if flag.kind != "argument"}
+    found.update({"--no-" + flag.flag[2:]: False for flag in flags if flag.kind == "pair"})
+    return {**found, "--help": False, "-h": False}
 
 
 def _not_runnable(name: str, problem: str, fix: str) -> UsageError:
@@ -93,8 +120,29 @@ def _not_runnable(name: str, problem: str, fix: str) -> UsageError:
 
 def _missing(path: Path) -> UsageError:
     parent = path.parent
-    names = [item.name for item in parent.iterdir()] if parent.is_dir() and os.access(parent, os.R_OK) else []
+    there = os.path.isdir(parent)  # noqa: PTH112
+    names = os.listdir(parent) if there and os.access(parent, os.R_OK | os.X_OK) else []  # noqa: PTH208
     near = difflib.get_close_matches(path.name, names, n=1)
     fix = f"did you mean `{shlex.quote(str(parent / near[0]))}`?" if near else "correct the path, or `cd` to it first"
-    where = f"looked in {parent.resolve()}" if parent.is_dir() else f"there is no directory {parent}"
-    return usage(f"`{path}` does not exist", why=where, fix=fix, code="script-not-found")
+    where = f"looked in {os.path.realpath(parent)}" if there else f"there is no directory {_shortened(str(parent))}"
+    return usage(f"`{_shortened(str(path))}` does not exist", why=where, fix=fix, code="script-not-found")
+
+
+def _exists(name: str) -> bool:
+    return os.path.exists(name)  # noqa: PTH110 - Path.exists() raises for a name that is too long
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
+
+
+def _option_behind(words: Sequence[str]) -> UsageError:
+    """``run -- --batch-size 8 train.py``: an option stands where the script should."""
+    script = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
+    moved = None if script is None else [*words[:script], "--", *words[script:]]
+    return usage(
+        f"`{words[0]}` stands behind `--`, where the script goes",
+        why="ddplaunch's own options go in front of `--`, the script and its options behind it",
+        fix="`ddplaunch run 4 -- train.py --epochs 20`" if moved is None else f"`ddplaunch run {shlex.join(moved)}`",
+        code="script-not-found",
+    )

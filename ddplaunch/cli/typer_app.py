@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Optional
@@ -29,6 +30,7 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
     """
     parsed: list[tuple[str, dict[str, Any]]] = []
     app = typer.Typer(
+        context_settings={"help_option_names": ["-h", "--help"]},
         help="Launch distributed PyTorch: what runs is torchrun, checked and explained.",
         add_completion=False,
         rich_markup_mode=None,
@@ -75,13 +77,49 @@ def _described(flag: Flag) -> Any:
 
 
 def _in_our_words(words: list[str], exception: Any) -> UsageError:
+    """Return the parser's complaint with a fix; the kinds are told apart by what the exceptions carry."""
     command = words[0] if words and words[0] in HELP else ""
-    near = list(getattr(exception, "possibilities", None) or [])
+    listed = f"`ddplaunch{' ' + command if command else ''} --help` lists what there is"
+    message = exception.format_message().rstrip(".")
     unknown = getattr(exception, "option_name", None)
-    where = f"`ddplaunch{' ' + command if command else ''} --help` lists what there is"
-    if near and unknown:
-        listed = " or ".join(f"`{each}`" for each in near[:3])
+    kind = type(exception).__name__
+    if kind == "NoSuchOption" and unknown:
+        return _unknown_option(unknown, list(exception.possibilities or []), listed)
+    if kind == "BadOptionUsage" and unknown and "requires an argument" in message:
         return usage(
-            f"there is no option `{unknown}`", why="it is not one of ddplaunch's", fix=f"did you mean {listed}?"
+            f"`{unknown}` lacks its value",
+            why=f"nothing follows it in front of `--`; a value that begins with `-` is attached: `{unknown}=-1`",
+            fix=f"`{unknown} VALUE`, or leave it out; {listed}",
+            where=f"flag: {unknown}",
         )
-    return usage(exception.format_message().rstrip("."), why="the command line could not be understood", fix=where)
+    if not command and words and not words[0].startswith("-"):
+        near = difflib.get_close_matches(words[0], list(HELP), n=1)
+        return usage(
+            f"`{words[0]}` is no command of ddplaunch",
+            why=f"the commands are {', '.join(f'`{name}`' for name in HELP)}",
+            fix=f"did you mean `ddplaunch {near[0]}`?" if near else "`ddplaunch run 4 -- train.py`",
+        )
+    if "unexpected extra argument" in message:
+        extra = message.partition("(s) (")[2].rstrip(")") or message
+        return usage(
+            f"`{extra}` is one word too many",
+            why="in front of `--` there is one word beside the options, and it was there already",
+            fix=f"leave it out, or put it behind `--` if it is the script's; {listed}",
+        )
+    return usage(message, why="the command line could not be understood", fix=listed)
+
+
+def _unknown_option(unknown: str, near: list[str], listed: str) -> UsageError:
+    if unknown[1:].isdigit():
+        return usage(
+            f"`{unknown}` is not a number of processes",
+            why="NPROC is a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
+            fix="`ddplaunch run 4 -- train.py`",
+        )
+    if unknown.replace("_", "-") in ("--nproc-per-node", "--nproc"):
+        fix = "the number stands alone: `ddplaunch run 4 -- train.py`"
+    elif near:
+        fix = f"did you mean {' or '.join(f'`{each}`' for each in near[:3])}?"
+    else:
+        fix = f"put it behind `--` if it is the script's, into `--torchrun-arg` if it is torchrun's; {listed}"
+    return usage(f"there is no option `{unknown}`", why="it is not one of ddplaunch's", fix=fix)

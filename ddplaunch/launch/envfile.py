@@ -10,8 +10,8 @@ from ddplaunch.errors import usage
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
-def parse_assignment(text: str) -> tuple[str, str]:
-    """Return (name, value) of ``K=V``. Raises UsageError without ``=`` or with an impossible name."""
+def parse_assignment(text: str, where: str = "flag: --env") -> tuple[str, str]:
+    """Return (name, value) of ``K=V``, which ``where`` says. Raises UsageError without ``=`` or a possible name."""
     name, equals, value = text.partition("=")
     if not equals or not _NAME.match(name):
         example = name if _NAME.match(name) else "NAME"
@@ -19,7 +19,7 @@ def parse_assignment(text: str) -> tuple[str, str]:
             f"`--env {text}` sets nothing" if not equals else f"`{name}` cannot name an environment variable",
             why="`--env` takes NAME=VALUE; names are letters, digits and `_`",
             fix=f"`--env {example}=VALUE`",
-            where="flag: --env",
+            where=where,
         )
     return name, value
 
@@ -30,13 +30,14 @@ def parse_file(text: str, name: str) -> tuple[tuple[str, str], ...]:
     Raises UsageError with file:line for any other line.
     """
     pairs = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    lines = text.removeprefix("\ufeff").split("\n")  # not splitlines(), which also ends a line at U+2028 and form feeds
+    for number, line in enumerate(lines, start=1):
         stripped = line.strip().removeprefix("export ").lstrip()
         if not stripped or stripped.startswith("#"):
             continue
         key, equals, raw = stripped.partition("=")
         value = _unquote(raw.strip())
-        if not equals or not _NAME.match(key) or value is None:
+        if not equals or not _NAME.match(key) or value is None or "\0" in value:
             raise usage(
                 f"{name}:{number} is not NAME=VALUE",
                 why="every line of an environment file sets one variable",

@@ -15,6 +15,10 @@ _TYPES = {field.name: str(field.type) for field in fields(Options)}
 _EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "LrScaling": "text"}
 
 
+_EXAMPLE = {"env": '["NAME=VALUE"]', "nproc": '"auto"', "gpus": '"0,1"', "lr-scaling": '"sqrt"'}
+_EXAMPLE_OF = {"int": "8", "float": "1e-4", "bool": "true", "str": '"text"', "LrScaling": '"sqrt"'}
+
+
 def key_of(name: str) -> str:
     """Return the configuration key of an option: its flag without the leading dashes."""
     return name.replace("_", "-")
@@ -30,6 +34,13 @@ def options_from_table(table: Mapping[str, Any], where: str) -> Options:
         name = key.replace("-", "_")
         if name not in _TYPES:
             raise _unknown("key", key, [key_of(known) for known in _TYPES], where)
+        if name in values:
+            raise usage(
+                f"`{key_of(name)}` is set twice",
+                why="`-` and `_` spell the same key",
+                fix=f"keep one of `{key_of(name)}` and `{name}` in {where}",
+                where=where,
+            )
         values[name] = _convert(key, value, _TYPES[name], where)
     return Options(**values)
 
@@ -39,13 +50,27 @@ def select_profile(document: Mapping[str, Any], name: str | None, where: str) ->
 
     Raises UsageError if the profile does not exist.
     """
-    profiles = document.get("profiles", {})
+    profiles = _table_of_tables(document.get("profiles", {}), where)
     base = options_from_table({key: value for key, value in document.items() if key != "profiles"}, where)
     if name is None:
         return base
-    if not isinstance(profiles, Mapping) or name not in profiles:
+    if name not in profiles:
         raise _unknown("profile", name, list(profiles), where)
     return merge(options_from_table(profiles[name], f"{where}, {name}"), base)
+
+
+def _table_of_tables(profiles: object, where: str) -> Mapping[str, Mapping[str, Any]]:
+    wrong = "profiles" if not isinstance(profiles, Mapping) else None
+    if isinstance(profiles, Mapping):
+        wrong = next((f"profiles.{name}" for name, table in profiles.items() if not isinstance(table, Mapping)), None)
+    if not isinstance(profiles, Mapping) or wrong is not None:
+        raise usage(
+            f"`{wrong}` is not a table",
+            why="each profile is a section with keys of its own",
+            fix="write `[profiles.big]`, and below it `batch-size = 8`",
+            where=where,
+        )
+    return profiles
 
 
 def merge(first: Options, second: Options) -> Options:
@@ -75,8 +100,8 @@ def _scalar(key: str, value: object, kind: str, where: str) -> object:
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
         raise usage(
             f"`{key} = {value!r}` is not {_EXPECTED[kind]}",
-            why=f"`--{key}` takes {_EXPECTED[kind]}",
-            fix=f"correct `{key}` in {where}",
+            why=f"`{key}` takes {_EXPECTED[kind]}",
+            fix=f"correct it in {where}, as in `{key} = {_EXAMPLE.get(key, _EXAMPLE_OF[kind])}`",
             where=where,
         )
     return value

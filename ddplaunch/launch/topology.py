@@ -10,8 +10,9 @@ from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Topology
 from ddplaunch.values import DEFAULT, Resolved, Source
 
-_NODES_BY_PROCESSES = re.compile(r"(\d+)x(\d+|auto)\Z")
-_NODES = re.compile(r"(\d+)(?::(\d+))?\Z")
+_NODES_BY_PROCESSES = re.compile(r"([0-9]{1,19})x([0-9]{1,19}|auto)\Z")
+_NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
+_COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
 PORT_MAX = 65535
 
 
@@ -25,9 +26,9 @@ def split_nproc(options: Options) -> tuple[int | None, str]:
     text = options.nproc.value.strip()
     if match := _NODES_BY_PROCESSES.match(text):
         nodes, processes = int(match[1]), match[2]
-        if nodes > 0 and processes != "0":
+        if nodes > 0 and (processes == "auto" or int(processes) > 0):
             return nodes, processes
-    elif text == "auto" or (text.isascii() and text.isdigit() and int(text) > 0):
+    elif text == "auto" or (_COUNT.match(text) and int(text) > 0):
         return None, text
     raise usage(
         f"`{options.nproc.value}` is not a number of processes",
@@ -99,7 +100,7 @@ def _refuse_several_node_options(options: Options) -> None:
         raise usage(
             f"`--node-rank {options.node_rank.value}` without `--nnodes`",
             why="with one node there is only node rank 0",
-            fix=f"add `--nnodes {options.node_rank.value + 1}`, or leave `--node-rank` out",
+            fix=f"add `--nnodes {max(options.node_rank.value + 1, 2)}`, or leave `--node-rank` out",
         )
 
 
@@ -138,7 +139,7 @@ def _integer(environ: Mapping[str, str], name: str, low: int, high: int) -> Reso
     text = _text(environ, name)
     if text is None:
         return None
-    if not text.value.isdigit() or not low <= int(text.value) <= high:
+    if not _COUNT.match(text.value) or not low <= int(text.value) <= high:
         raise usage(
             f"{name}={text.value} in the environment is not a number from {low} to {high}",
             why=f"{name} is read where the flag is not given",

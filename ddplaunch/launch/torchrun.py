@@ -26,6 +26,7 @@ _OURS = {
     "--standalone": "NPROC without --nnodes",
     "--module": "`-m` behind `--`",
     "--no-python": "an executable behind `--`",
+    "-m": "`-m` behind `--`",
 }
 
 
@@ -72,13 +73,17 @@ def _nodes(topology: Topology) -> str:
 def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> list[str]:
     """Choose the rendezvous.
 
-    One node: c10d on a port that the kernel chooses at bind time, so launches at once never collide. Several nodes:
-    static, because only there ``--node-rank`` decides which ranks a node gets; c10d where nodes may come and go or
-    ranks are restarted (static cannot). ``is_host`` is said outright: c10d's own guess compares host names and is
-    wrong on a host whose name resolves to 127.0.1.1 (https://github.com/pytorch/pytorch/issues/73656).
+    One node: c10d on a port that the kernel chooses at bind time, so launches at once never collide. A port that was
+    named, or several nodes: static, because only there the ranks' MASTER_PORT is that port and ``--node-rank`` decides
+    which ranks a node gets. c10d where nodes may come and go or ranks are restarted, which static cannot. ``is_host``
+    is said outright: c10d's own guess compares host names and is wrong on a host whose name resolves to 127.0.1.1
+    (https://github.com/pytorch/pytorch/issues/73656).
     """
     port = topology.master_port.value if topology.master_port else 0
+    static = topology.min_nodes == topology.nnodes.value and not restarts
     if topology.master_addr is None or topology.node_rank is None:
+        if port and static:
+            return _static(rendezvous, 0, "localhost", port)
         return [
             "--rdzv-backend=c10d",
             f"--rdzv-endpoint=localhost:{port}",
@@ -87,14 +92,8 @@ def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> li
             "--local-addr=localhost",
         ]
     addr, rank = topology.master_addr.value, topology.node_rank.value
-    if topology.min_nodes == topology.nnodes.value and not restarts:
-        return [
-            "--rdzv-backend=static",
-            f"--rdzv-id={rendezvous.id}",
-            f"--node-rank={rank}",
-            f"--master-addr={addr}",
-            f"--master-port={port}",
-        ]
+    if static:
+        return _static(rendezvous, rank, addr, port)
     host = f"[{addr}]" if ":" in addr else addr
     return [
         "--rdzv-backend=c10d",
@@ -102,6 +101,16 @@ def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> li
         f"--rdzv-id={rendezvous.id}",
         f"--rdzv-conf=is_host={int(rank == 0)}",
         *([f"--local-addr={rendezvous.local_address}"] if rendezvous.local_address else []),
+    ]
+
+
+def _static(rendezvous: Rendezvous, rank: int, addr: str, port: int) -> list[str]:
+    return [
+        "--rdzv-backend=static",
+        f"--rdzv-id={rendezvous.id}",
+        f"--node-rank={rank}",
+        f"--master-addr={addr}",
+        f"--master-port={port}",
     ]
 
 
@@ -143,14 +152,27 @@ def extra_arguments(options: Options, known: frozenset[str] | Unavailable) -> tu
             ) from exception
         for part in parts:
             _check_flag(part, known)
-        words += parts
+            _refuse_positional(part, words[-1] if words else "")
+            words.append(part)
     return tuple(words)
 
 
-def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
-    if not word.startswith("--"):
+def _refuse_positional(word: str, before: str) -> None:
+    """A word that no option takes would be run by torchrun in the place of the script."""
+    if word.startswith("-") or (before.startswith("-") and "=" not in before):
         return
-    flag = "--" + word[2:].partition("=")[0].replace("_", "-")
+    raise usage(
+        f"`--torchrun-arg {word}` is no option of torchrun",
+        why="torchrun would take it for the script to run",
+        fix="give an option with its value, as in `--torchrun-arg --monitor-interval=1`; the script stands behind `--`",
+        where="flag: --torchrun-arg",
+    )
+
+
+def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
+    flag = "--" + word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else word
+    if not word.startswith("--") and flag not in _OURS:
+        return
     if flag in _OURS:
         raise usage(
             f"`--torchrun-arg {word}` contradicts the plan",
