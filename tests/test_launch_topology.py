@@ -84,8 +84,13 @@ def test_one_node_leaves_the_port_to_c10d() -> None:
     ]
 
 
-def test_a_named_port_on_one_node_is_the_endpoint() -> None:
-    assert "--rdzv-endpoint=localhost:29501" in argv(said(nproc="4", master_port=29501))
+def test_a_named_port_on_one_node_is_the_ranks_master_port() -> None:
+    words = argv(said(nproc="4", master_port=29501))
+    assert {"--rdzv-backend=static", "--master-addr=localhost", "--master-port=29501"} <= set(words)
+
+
+def test_a_named_port_with_restarts_is_the_rendezvous() -> None:
+    assert "--rdzv-endpoint=localhost:29501" in argv(said(nproc="4", master_port=29501, max_restarts=1))
 
 
 def test_several_nodes_of_fixed_number_meet_statically_so_that_node_rank_counts() -> None:
