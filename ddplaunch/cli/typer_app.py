@@ -23,6 +23,9 @@ _TYPES: dict[str, Any] = {
 }
 
 
+_NEAR = 0.7
+
+
 def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
     """Return (command, values) as Typer understands the command line; None if it was ``--help`` that it answered.
 
@@ -88,7 +91,7 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
     if kind == "BadOptionUsage" and unknown and "requires an argument" in message:
         return usage(
             f"`{unknown}` lacks its value",
-            why=f"nothing follows it in front of `--`; a value that begins with `-` is attached: `{unknown}=-1`",
+            why="nothing follows it in front of `--`",
             fix=f"`{unknown} VALUE`, or leave it out; {listed}",
             where=f"flag: {unknown}",
         )
@@ -118,8 +121,8 @@ def _unknown_option(unknown: str, near: list[str], listed: str) -> UsageError:
         )
     if unknown.replace("_", "-") in ("--nproc-per-node", "--nproc"):
         fix = "the number stands alone: `ddplaunch run 4 -- train.py`"
-    elif near:
-        fix = f"did you mean {' or '.join(f'`{each}`' for each in near[:3])}?"
+    elif near := difflib.get_close_matches(unknown, near, cutoff=_NEAR):
+        fix = f"did you mean {' or '.join(f'`{each}`' for each in near)}? An option of the script goes behind `--`"
     else:
         fix = f"put it behind `--` if it is the script's, into `--torchrun-arg` if it is torchrun's; {listed}"
     return usage(f"there is no option `{unknown}`", why="it is not one of ddplaunch's", fix=fix)
