@@ -1,0 +1,169 @@
+"""What others build on when they start `ddplaunch run`: exit statuses, and arguments that arrive byte for byte."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.errors import ExitStatus
+from tests.hosts.launching import clean_environment, ddplaunch, write_script
+
+TIMEOUT_S = 120
+
+#: Everything that a shell, Typer, argparse or a placeholder might touch. Options that torchrun has too come first.
+ARGUMENTS: tuple[bytes, ...] = (
+    b"--help", b"-h", b"--version", b"--r=16", b"--nnodes=9", b"--max-restarts", b"3", b"-m", b"--module",
+    b"--no-python", b"--", b"--", b"-", b"", b" ", b"a b", b"tab\there", b"line\nbreak", b"cr\r", b"'", b'"', b"`id`",
+    b"$HOME", b"$(id)", b"\\", b"\\n", b"*", b"~", b"@file", b"#", b"a=b", b"--flag=",
+    b"{x}", b"{{", b"}}", b"{", b"{{}}", b"{0}", b"%s", b"%(x)s",
+    "größe".encode(), b"\xff\xfe", b"--name=\xe9", b"\x01\x7f", b"--run-id", b"--dry-run",
+)  # fmt: skip
+
+#: Writes its arguments, separated by NUL, as the bytes that they are.
+WRITE = """
+import os, sys
+from pathlib import Path
+Path(os.environ["OUT"], os.environ["RANK"]).write_bytes(b"".join(os.fsencode(word) + b"\\0" for word in sys.argv[1:]))
+"""
+SHELL = 'IFS= ; out=$1; shift; for word; do printf "%s\\0" "$word"; done > "$OUT/$RANK"'
+
+
+def run(
+    folder: Path, *words: str | bytes, before: tuple[str, ...] = ("1", "--device", "cpu")
+) -> subprocess.CompletedProcess[str]:
+    """Run `ddplaunch run … -- WORDS` in ``folder`` to its end."""
+    return subprocess.run(
+        ddplaunch("run", *before, "--", *words),
+        cwd=folder,
+        env=clean_environment(OUT=str(folder)),
+        capture_output=True,
+        text=True,
+        errors="backslashreplace",
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def arrived(path: Path) -> list[bytes]:
+    return path.read_bytes().split(b"\0")[:-1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["script", "module", "executable"])
+def test_arguments_reach_every_rank_byte_for_byte(kind: str, tmp_path: Path) -> None:
+    write_script(tmp_path / "take.py", WRITE.splitlines())
+    (tmp_path / "package").mkdir()
+    write_script(tmp_path / "package" / "take.py", WRITE.splitlines())
+    words = {
+        "script": ("take.py",),
+        "module": ("-m", "package.take"),
+        "executable": ("/bin/sh", "-c", SHELL, "sh", "first"),
+    }
+    done = run(tmp_path, *words[kind], *ARGUMENTS, before=("2", "--device", "cpu"))
+    assert done.returncode == 0, done.stderr
+    for rank in ("0", "1"):
+        assert arrived(tmp_path / rank) == list(ARGUMENTS)
+
+
+@pytest.mark.slow
+def test_script_whose_name_is_odd(tmp_path: Path) -> None:
+    name = b"tr\xe4in $HOME 'n' \n {lr} --x.py"
+    with open(os.path.join(os.fsencode(tmp_path), name), "w") as script:  # noqa: PTH118 - bytes, which Path refuses
+        script.write(WRITE)
+    done = run(tmp_path, name, b"--r=16")
+    assert done.returncode == 0, done.stderr
+    assert arrived(tmp_path / "0") == [b"--r=16"]
+
+
+@pytest.mark.slow
+def test_stdout_is_the_scripts_own(tmp_path: Path) -> None:
+    write_script(tmp_path / "say.py", ["import sys", "sys.stdout.write('said\\n')"])
+    done = run(tmp_path, "say.py")
+    assert (done.returncode, done.stdout) == (ExitStatus.DONE, "said\n")
+
+
+def test_the_numbers_are_frozen() -> None:
+    assert {status.name: int(status) for status in ExitStatus} == {
+        "DONE": 0, "FINDINGS": 1, "USAGE": 2, "BUG": 3, "REFUSED": 4, "INTERRUPTED": 130,
+    }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails(tmp_path: Path) -> None:
+    done = run(tmp_path, "/bin/sh", "-c", "exit 7", before=("2", "--device", "cpu"))
+    assert done.returncode not in (0, 2, 3, 4, 130), done.stderr  # none of those that mean that nothing ran
+    assert "exitcode" in done.stderr and "7" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("before", "words"),
+    [
+        (("0",), ("take.py",)),
+        (("1", "--nonsense"), ("take.py",)),
+        (("1", "--json"), ("take.py",)),
+        (("1", "--env", "NOVALUE"), ("take.py",)),
+        (("1",), ("not-there.py",)),
+        (("1",), ()),
+    ],
+)
+def test_usage_is_2_and_nothing_runs(before: tuple[str, ...], words: tuple[str, ...], tmp_path: Path) -> None:
+    write_script(tmp_path / "take.py", WRITE.splitlines())
+    done = run(tmp_path, *words, before=before)
+    assert done.returncode == 2, done.stderr
+    assert "nothing was launched" in done.stderr and done.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["take.py"]
+
+
+def test_refusal_is_4_names_the_holder_and_nothing_runs(tmp_path: Path) -> None:
+    write_script(tmp_path / "take.py", WRITE.splitlines())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = run(tmp_path, "take.py", before=("1", "--device", "cpu", "--master-port", port))
+    assert done.returncode == 4, done.stderr
+    assert f"error[port-taken]: port {port} is in use by pid {os.getpid()}" in done.stderr
+    assert "nothing was launched" in done.stderr and done.stdout == ""
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["take.py"]
+
+
+def test_dry_run_of_a_refused_launch_is_4_and_prints_it(tmp_path: Path) -> None:
+    write_script(tmp_path / "take.py", WRITE.splitlines())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = run(tmp_path, "take.py", before=("1", "--device", "cpu", "--master-port", port, "--dry-run"))
+    assert done.returncode == 4
+    assert "torch.distributed.run" in done.stdout and port in done.stdout
+
+
+def test_interrupt_before_the_launch_is_130(tmp_path: Path) -> None:
+    """A named pipe without a writer holds ddplaunch in the middle of reading its settings."""
+    write_script(tmp_path / "take.py", WRITE.splitlines())
+    os.mkfifo(tmp_path / "settings")
+    argv = ddplaunch("run", "1", "--device", "cpu", "--env-file", "settings", "--", "take.py")
+    process = subprocess.Popen(
+        argv, cwd=tmp_path, env=clean_environment(OUT=str(tmp_path)), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until_opening(process.pid)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "Traceback" not in said
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["settings", "take.py"]
+
+
+def wait_until_opening(pid: int) -> None:
+    """Return when the process sleeps in the kernel's wait for a pipe's other end; half a second asleep will do."""
+    asleep, end = 0, time.monotonic() + 60
+    while asleep < 10:
+        assert time.monotonic() < end, "ddplaunch never came to rest"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        asleep = asleep + 1 if state == "S" else 0
+        time.sleep(0.05)
