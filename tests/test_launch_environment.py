@@ -89,6 +89,13 @@ def test_the_interface_on_the_route_is_named_to_nccl_exactly_and_to_gloo() -> No
     assert "10.0.0.1" in found["NCCL_SOCKET_IFNAME"].reason
 
 
+@pytest.mark.parametrize(("asked", "gloo"), [("eth0", "eth0"), ("=eth0", "eth0"), ("^docker0,lo", None)])
+def test_an_interface_in_nccls_spelling_reaches_gloo_in_its_own(asked: str, gloo: str | None) -> None:
+    found = decide(Options(socket_ifname=Resolved(asked, FLAG)))
+    assert found["NCCL_SOCKET_IFNAME"].value == asked
+    assert (found["GLOO_SOCKET_IFNAME"].value if "GLOO_SOCKET_IFNAME" in found else None) == gloo
+
+
 def test_one_node_needs_no_interface() -> None:
     assert "GLOO_SOCKET_IFNAME" not in decide()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ddplaunch.checks.user_variables import user_variables
+from ddplaunch.launch.environment import gloo_interfaces
 from ddplaunch.launch.plan import Launch
 
 NCCL = "NCCL_SOCKET_IFNAME"
@@ -59,7 +60,9 @@ def chosen_interfaces(environment: dict[str, str], launch: Launch | None) -> Ite
         if option is not None:
             typed = f"--socket-ifname is {option.value}"
             for library in libraries.values():
-                yield Choice(library, option.value, typed, "leave `--socket-ifname` away", str(option.source))
+                value = option.value if library == "NCCL" else gloo_interfaces(option.value)
+                if value is not None:
+                    yield Choice(library, value, typed, "leave `--socket-ifname` away", str(option.source))
             return
     for setting in user_variables(environment, launch):
         if setting.name in libraries and setting.value.strip():

@@ -122,8 +122,8 @@ def _flight_recorder(surroundings: Surroundings) -> list[Variable]:
 def _interfaces(options: Options, topology: Topology, surroundings: Surroundings) -> list[Variable]:
     """Name the interface to NCCL and gloo where it is known; ``=`` makes NCCL match exactly, not by prefix."""
     if options.socket_ifname is not None:
-        name, source, reason = options.socket_ifname.value, options.socket_ifname.source, "asked for"
-        exact = name
+        exact, source, reason = options.socket_ifname.value, options.socket_ifname.source, "asked for"
+        name = gloo_interfaces(exact)
     else:
         network = surroundings.facts.network
         if topology.nnodes.value == 1 or isinstance(network, Unavailable):
@@ -133,10 +133,17 @@ def _interfaces(options: Options, topology: Topology, surroundings: Surroundings
             return []
         name, source = route.interface, Source("detected")
         exact, reason = f"={name}", f"on the route to {route.destination}"
-    variables = [Variable("GLOO_SOCKET_IFNAME", name, source, reason)]
-    if surroundings.device == "cuda":
-        variables.insert(0, Variable("NCCL_SOCKET_IFNAME", exact, source, reason))
-    return variables
+    nccl = [Variable("NCCL_SOCKET_IFNAME", exact, source, reason)] if surroundings.device == "cuda" else []
+    return [*nccl, *([Variable("GLOO_SOCKET_IFNAME", name, source, reason)] if name is not None else [])]
+
+
+def gloo_interfaces(value: str) -> str | None:
+    """Return what gloo is told for a value in NCCL's spelling; None where it only excludes (``^``), which gloo cannot.
+
+    Gloo takes names, NCCL prefixes or, behind ``=``, names:
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    return None if value.startswith("^") else value.removeprefix("=")
 
 
 def _restarts(options: Options) -> list[Variable]:
