@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Optional
 
@@ -11,6 +12,7 @@ import typer
 
 from ddplaunch.cli.flags import HELP, Flag, flags_of
 from ddplaunch.errors import UsageError, usage
+from ddplaunch.ui.streams import width
 
 _TYPES: dict[str, Any] = {
     "argument": Optional[str],  # noqa: UP045 - Typer reads these at run time
@@ -24,6 +26,7 @@ _TYPES: dict[str, Any] = {
 
 
 _NEAR = 0.7
+_WIDEST = 80
 
 
 def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
@@ -33,7 +36,10 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
     """
     parsed: list[tuple[str, dict[str, Any]]] = []
     app = typer.Typer(
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings={
+            "help_option_names": ["-h", "--help"],
+            "terminal_width": min(width(sys.stdout), _WIDEST) - 2,  # on its own it would not go below 50
+        },
         help="Launch distributed PyTorch: what runs is torchrun, checked and explained.",
         add_completion=False,
         rich_markup_mode=None,
