@@ -16,6 +16,7 @@ from ddplaunch.cli.main import main
 
 TRAIN = """
 import argparse
+import sys
 import torch.distributed as dist
 
 parser = argparse.ArgumentParser()
@@ -24,7 +25,9 @@ parser.add_argument("--lr", type=float)
 parser.add_argument("--note")
 arguments, rest = parser.parse_known_args()
 dist.init_process_group("gloo")
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}", arguments.batch_size, arguments.note, rest, flush=True)
+line = f"rank {dist.get_rank()} of {dist.get_world_size()}: {arguments.batch_size} {arguments.note} {rest}"
+sys.stdout.write(line + "\\n")  # one write: the ranks share the pipe
+sys.stdout.flush()
 dist.destroy_process_group()
 """
 #: Variables of whoever runs the tests that would change a launch or how it is shown.
