@@ -60,6 +60,31 @@ def test_a_profile_wins_over_the_base_and_flags_over_both() -> None:
     assert merged.batch_size == Resolved(32, FLAG)
 
 
+@pytest.mark.parametrize(
+    ("flags", "table", "gone"),
+    [
+        ({"lr": 0.1}, {"base-lr": 1e-4, "lr-scaling": "sqrt", "base-batch-size": 8}, ("base_lr", "lr_scaling")),
+        ({"base_lr": 0.1}, {"lr": 1e-4}, ("lr",)),
+        ({"device": "cpu"}, {"gpus": "0,1"}, ("gpus",)),
+        ({"gpus": "0"}, {"device": "cpu"}, ("device",)),
+        ({"nnodes": "2"}, {"nproc": "4x8"}, ("nproc",)),
+    ],
+)
+def test_a_flag_takes_away_what_would_contradict_it(
+    flags: dict[str, Any], table: dict[str, Any], gone: tuple[str, ...]
+) -> None:
+    said = {name: Resolved(value, FLAG) for name, value in flags.items()}
+    merged = merge(Options(**said), options_from_table(table, "f"))
+    assert all(getattr(merged, name) is None for name in gone)
+    assert all(getattr(merged, name) == value for name, value in said.items())
+
+
+def test_scaling_stays_where_a_warmup_is_left_to_scale() -> None:
+    table = {"base-lr": 1e-4, "base-warmup": 100, "lr-scaling": "sqrt"}
+    merged = merge(Options(lr=Resolved(0.1, FLAG)), options_from_table(table, "f"))
+    assert merged.base_lr is None and merged.lr_scaling is not None
+
+
 def test_an_unknown_profile_is_refused_with_the_near_miss() -> None:
     with pytest.raises(UsageError) as caught:
         select_profile({"profiles": {"big": {}}}, "bigg", "ddplaunch.toml")

@@ -40,8 +40,6 @@ def doctor(
         return ExitStatus.DONE
     options = with_configuration(options, profile, working_directory())
     facts, outcomes = examine(options, script)
-    ignored = {item.value for item in options.ignore}
-    outcomes = tuple(outcome for outcome in outcomes if outcome.check.code not in ignored)
     if report is not None:
         write_report(Path(report), report_text(facts, outcomes, versions()))
     elif json:
@@ -59,7 +57,7 @@ def examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Out
         return prepared.facts, prepared.outcomes
     facts = gather(probe_request(options, os.environ, import_torch=True))
     nothing = Unavailable("no launch was named: `ddplaunch doctor 4 -- train.py` checks one")
-    return facts, check(nothing, facts, Unavailable(nothing.reason))
+    return facts, check(options, nothing, facts, Unavailable(nothing.reason))
 
 
 def write_report(path: Path, text: str) -> None:

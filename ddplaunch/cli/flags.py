@@ -63,7 +63,7 @@ LAUNCH = (
     Flag("env_file", "many", _ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE"),
     Flag("max_restarts", "integer", _ENVIRONMENT, "Restarts of the ranks after a failure [0].", "N"),
     Flag("torchrun_arg", "many", _ENVIRONMENT, "Any other option of the installed torchrun.", "ARG"),
-    Flag("ignore", "many", _CHECKING, "Do not let this finding stop the launch (repeatable).", "CODE"),
+    Flag("ignore", "many", _CHECKING, "Leave this check out (repeatable).", "CODE"),
     Flag("checks", "pair", _CHECKING, "Check before launching [yes]."),
     Flag("run_id", "text", _CHECKING, "Name of the run [time and a random part].", "ID"),
     Flag("run_dir", "text", _CHECKING, "Where records go [.ddplaunch].", "DIR"),

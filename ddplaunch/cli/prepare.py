@@ -46,9 +46,8 @@ class Prepared:
         return tuple(sorted(every, key=lambda finding: finding.severity is not Severity.ERROR))
 
     def refusing(self) -> tuple[Finding, ...]:
-        """Return the errors that nobody asked to ignore."""
-        ignored = {item.value for item in self.launch.options.ignore}
-        return tuple(item for item in self.findings if item.severity is Severity.ERROR and item.code not in ignored)
+        """Return the errors, which stop the launch."""
+        return tuple(item for item in self.findings if item.severity is Severity.ERROR)
 
 
 def prepare(
@@ -76,14 +75,16 @@ def prepare(
         record=str(record_directory(base, run_id)),
     )
     launch = resolve(options, target, situation)
-    return Prepared(launch, facts, check(launch, facts, script), base)
+    return Prepared(launch, facts, check(options, launch, facts, script), base)
 
 
-def check(launch: Launch | Unavailable, facts: Facts, script: ScriptReport | Unavailable) -> tuple[Outcome, ...]:
-    """Run the checks, none with ``--no-checks``."""
-    if isinstance(launch, Launch) and launch.options.checks is not None and not launch.options.checks.value:
+def check(
+    options: Options, launch: Launch | Unavailable, facts: Facts, script: ScriptReport | Unavailable
+) -> tuple[Outcome, ...]:
+    """Run the checks: none with ``--no-checks``, not those of ``--ignore``."""
+    if options.checks is not None and not options.checks.value:
         return ()
-    return run_all(available(facts, launch, script))
+    return run_all(available(facts, launch, script), {item.value for item in options.ignore})
 
 
 def probe_request(options: Options, environ: Mapping[str, str], *, import_torch: bool = False) -> ProbeRequest:

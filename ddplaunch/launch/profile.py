@@ -74,12 +74,34 @@ def _table_of_tables(profiles: object, where: str) -> Mapping[str, Mapping[str, 
 
 
 def merge(first: Options, second: Options) -> Options:
-    """Return ``first`` completed by ``second``; repeatable options are joined, those of ``first`` last."""
+    """Return ``first`` completed by ``second``; repeatable options are joined, those of ``first`` last.
+
+    What ``first`` says also takes away from ``second`` what would contradict it, so that a flag wins over a profile.
+    """
+    displaced = _displaced(first, second)
     values: dict[str, Any] = {}
     for name in _TYPES:
-        one, other = getattr(first, name), getattr(second, name)
+        one, other = getattr(first, name), None if name in displaced else getattr(second, name)
         values[name] = (*other, *one) if isinstance(one, tuple) else (other if one is None else one)
     return replace(first, **values)
+
+
+def _displaced(first: Options, second: Options) -> set[str]:
+    """Return the options of ``second`` that cannot stand beside those of ``first``."""
+    names: set[str] = set()
+    if first.lr is not None:
+        names |= {"base_lr"}
+        if first.base_warmup is None and second.base_warmup is None:  # nothing is left that could be scaled
+            names |= {"base_batch_size", "lr_scaling", "lr_max_factor"}
+    if first.base_lr is not None:
+        names.add("lr")
+    if first.gpus is not None:
+        names.add("device")
+    if first.device is not None and first.device.value == "cpu":
+        names.add("gpus")
+    if first.nnodes is not None and second.nproc is not None and "x" in second.nproc.value:
+        names.add("nproc")
+    return names
 
 
 def _convert(key: str, value: object, declared: str, where: str) -> object:
