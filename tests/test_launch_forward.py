@@ -40,7 +40,7 @@ def test_a_doubled_brace_is_literal_and_other_braces_are_left_alone() -> None:
     assert forward(words, KNOWN, KNOWN, NO_SCRIPT, True).args == ("{lr}", *words[1:])
 
 
-@given(st.lists(st.text(st.characters(blacklist_characters="\0"))))
+@given(st.lists(st.text(st.characters(exclude_characters="\0"))))
 def test_words_without_placeholders_arrive_byte_for_byte(words: list[str]) -> None:
     clean = tuple(word for word in words if not any("{" + name + "}" in word for name in NAMES))
     assert forward(clean, KNOWN, KNOWN, NO_SCRIPT, True).args == clean
