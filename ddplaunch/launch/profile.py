@@ -81,8 +81,11 @@ def merge(first: Options, second: Options) -> Options:
     displaced = _displaced(first, second)
     values: dict[str, Any] = {}
     for name in _TYPES:
-        one, other = getattr(first, name), None if name in displaced else getattr(second, name)
-        values[name] = (*other, *one) if isinstance(one, tuple) else (other if one is None else one)
+        one, other = getattr(first, name), getattr(second, name)
+        if isinstance(one, tuple):
+            values[name] = (*other, *one)
+        else:
+            values[name] = other if one is None and name not in displaced else one
     return replace(first, **values)
 
 
