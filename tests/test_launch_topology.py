@@ -105,6 +105,13 @@ def test_several_nodes_with_restarts_meet_by_c10d_with_the_host_said_outright() 
     assert "--max-restarts=2" in words
 
 
+@pytest.mark.parametrize("extra", [("--rdzv_conf=timeout=900",), ("--rdzv-conf", "timeout=900")])
+def test_a_rendezvous_setting_of_the_users_keeps_ours(extra: tuple[str, ...]) -> None:
+    words = torchrun_argv(("python",), Rendezvous("r"), topology(said()), said(), (*extra, "--tee=3"), SCRIPT)
+    assert [word for word in words if "rdzv" in word and "conf" in word] == ["--rdzv-conf=is_host=1,timeout=900"]
+    assert "--tee=3" in words and "timeout=900" not in words
+
+
 def test_an_elastic_launch_passes_the_range() -> None:
     assert "--nnodes=2:4" in argv(said(nnodes="2:4", node_rank=0, master_addr="a"))
 

@@ -29,6 +29,8 @@ _OURS = {
     "-m": "`-m` behind `--`",
 }
 
+_CONF = "--rdzv-conf="
+
 
 @dataclass(frozen=True)
 class Rendezvous:
@@ -58,9 +60,8 @@ def torchrun_argv(
         "torch.distributed.run",
         f"--nnodes={_nodes(topology)}",
         f"--nproc-per-node={topology.nproc_per_node.value}",
-        *_rendezvous(rendezvous, topology, restarts),
+        *_joined(_rendezvous(rendezvous, topology, restarts), list(extra)),
         f"--max-restarts={restarts}",
-        *extra,
     ]
     return (*argv, *_target(target))
 
@@ -102,6 +103,20 @@ def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> li
         f"--rdzv-conf=is_host={int(rank == 0)}",
         *([f"--local-addr={rendezvous.local_address}"] if rendezvous.local_address else []),
     ]
+
+
+def _joined(ours: list[str], extra: list[str]) -> list[str]:
+    """Return both, with a ``--rdzv-conf`` of the user's joined to ours: torchrun heeds only the last one."""
+    own = [word for word in ours if word.startswith(_CONF)]
+    for position, word in enumerate(extra):
+        name, equals, value = word.partition("=")
+        if own and name.replace("_", "-") == "--rdzv-conf":
+            value = value if equals or position + 1 == len(extra) else extra.pop(position + 1)
+            ours.remove(own[0])
+            own = [f"{own[0]},{value}"]
+            ours.append(own[0])
+            extra[position] = ""
+    return [*ours, *filter(None, extra)]
 
 
 def _static(rendezvous: Rendezvous, rank: int, addr: str, port: int) -> list[str]:
