@@ -1,0 +1,1 @@
+"""Measurements of the commands that people wait for; no test depends on them."""
