@@ -15,7 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.timing import Command, Times, imported, in_turns, machine
+from benchmarks.timing import Command, Times, busy, imported, in_turns, machine
 
 RESULTS = Path(__file__).with_name("results")
 BIN = Path(sys.executable).parent
@@ -29,6 +29,7 @@ RUN_HELP, DOCTOR, TORCH = "ddplaunch run --help", "ddplaunch doctor", "python -c
 PYTHON = "python -c pass"
 SCRIPT = "print('first', flush=True)\n"
 LAUNCH_MAX, ANSWER_MAX_S, DOCTOR_MAX_S = 1.15, 0.25, 1.0
+BUSY_MAX = 0.1
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="repetitions of each command, 9 at least")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    parser.add_argument("--busy-ok", action="store_true", help="measure although other programs are running")
     parser.add_argument("--no-write", action="store_true", help="print only")
     arguments = parser.parse_args()
     if arguments.rounds < 9:
         parser.error("--rounds: fewer than 9 repetitions say little")
+    others = busy()
+    if others > BUSY_MAX and not arguments.busy_ok:
+        parser.error(f"other programs use {others:.0%} of the CPUs; wait for them, or add --busy-ok")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("PET_", "DDPLAUNCH_"))}
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder)
@@ -64,7 +69,7 @@ def main() -> int:
         with_torch = torch_importers(cwd, environment)
     times = {**launches, **answers}
     targets = judge(times)
-    text = report(times, targets, with_torch, arguments.rounds)
+    text = report(times, targets, with_torch, (arguments.rounds, others))
     print(text)
     if not arguments.no_write:
         write(times, targets, with_torch, text)
@@ -125,16 +130,14 @@ def judge(times: dict[str, Times]) -> list[Target]:
     ]
 
 
-def report(times: dict[str, Times], targets: list[Target], with_torch: list[str], rounds: int) -> str:
-    """Return both tables in Markdown."""
+def report(times: dict[str, Times], targets: list[Target], with_torch: list[str], how: tuple[int, float]) -> str:
+    """Return both tables in Markdown. ``how`` is the number of rounds and what others used of the CPUs before."""
+    rounds, others = how
     about = "; ".join(f"{name} {value}" if name != "processor" else value for name, value in machine().items())
-    lines = [
-        "# Startup",
-        "",
-        f"{about}.",
-        f"{rounds} rounds in turns, forwards and backwards; wall time in seconds.",
-        "",
-    ]
+    conditions = (
+        f"{rounds} rounds in turns, forwards and backwards; other programs used {others:.0%} of the CPUs before."
+    )
+    lines = ["# Startup", "", f"{about}.", f"{conditions} Wall time in seconds.", ""]
     lines += ["| command | median | quartiles |", "|---|---|---|"]
     for name, taken in times.items():
         low, high = taken.spread
