@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
+
+from ddplaunch.frozen import dataclass
 
 
 class Severity(str, Enum):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
+
+from ddplaunch.frozen import dataclass
 
 T = TypeVar("T")
 

@@ -141,13 +141,19 @@ def test_text_that_is_no_utf8_survives_json(facts: Facts) -> None:
 
 gpus = st.builds(Gpu, index=st.integers(0, 64), uuid=st.text(), name=st.text())
 paths = st.builds(PathFact, path=st.text(), kind=st.sampled_from(["file", "missing"]))
+hosts = st.builds(
+    HostFacts,
+    name=st.text(),
+    name_addresses=st.lists(st.text()).map(tuple) | st.builds(Unavailable, reason=st.text()),
+    kernel=st.text(),
+    container=st.none() | st.text(),
+    user=st.text(),
+)
 requests = st.builds(ProbeRequest)
 
 
 @settings(max_examples=60, deadline=None)
-@given(
-    st.lists(gpus, max_size=3), st.lists(paths, max_size=3), st.builds(HostFacts), st.dictionaries(st.text(), st.text())
-)
+@given(st.lists(gpus, max_size=3), st.lists(paths, max_size=3), hosts, st.dictionaries(st.text(), st.text()))
 def test_any_facts_survive_json(cards: list[Gpu], looked: list[PathFact], who: HostFacts, env: dict[str, str]) -> None:
     none = Unavailable("no")
     nvml = NvmlFacts("550", (12, 4), tuple(cards))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any, Literal
 
 from ddplaunch.finding import Finding
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.plan import Launch
 from ddplaunch.probes.facts import Facts
 from ddplaunch.script.report import ScriptReport

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ddplaunch.checks.user_variables import user_variables
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.environment import gloo_interfaces
 from ddplaunch.launch.plan import Launch
 

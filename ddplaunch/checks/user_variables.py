@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.plan import Launch
 
 ENVIRONMENT = "environment"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from ddplaunch.checks.check import Outcome, available
 from ddplaunch.cli.configuration import variables
 from ddplaunch.errors import usage
 from ddplaunch.finding import Finding, Severity
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.gpus import Selection, select
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch, Target

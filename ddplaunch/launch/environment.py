@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Device, Topology, Variable
 from ddplaunch.probes.facts import Facts, NetworkFacts

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from ddplaunch.errors import UsageError, usage
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.plan import Passed
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.scaling.rounding import format_lr

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ddplaunch.errors import RefusedError, UsageError
 from ddplaunch.finding import error
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.visible_gpus import VisibleGpu, VisibleGpus, visible
 from ddplaunch.probes.facts import Gpu, GpuProcess, NvmlFacts
 from ddplaunch.values import Unavailable

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ddplaunch.frozen import dataclass
 from ddplaunch.scaling.numbers import LrScaling
 from ddplaunch.values import Resolved
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.options import Options
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.report import DeclaredAt

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ddplaunch.errors import usage
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.environment import Surroundings, decide_environment
 from ddplaunch.launch.forward import Forwarded, forward, texts
 from ddplaunch.launch.from_script import complete_from_script

@@ -5,9 +5,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import shlex
-from dataclasses import dataclass
 
 from ddplaunch.errors import usage
+from ddplaunch.frozen import dataclass
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Target, Topology
 from ddplaunch.values import Unavailable

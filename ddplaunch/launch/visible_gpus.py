@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.probes.facts import Gpu, MigDevice, NvmlFacts
 from ddplaunch.values import Unavailable
 

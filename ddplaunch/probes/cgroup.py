@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.probes import files
 
 

@@ -8,8 +8,9 @@ import select
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
+
+from ddplaunch.frozen import dataclass
 
 _REAP_S = 0.1  # how long a killed child may take to disappear before it is abandoned
 

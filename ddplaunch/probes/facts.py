@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.values import Unavailable
 
 NOT_ASKED = Unavailable("not asked")

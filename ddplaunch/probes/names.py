@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.probes import deadline, files
 from ddplaunch.values import Unavailable
 

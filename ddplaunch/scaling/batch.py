@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ddplaunch.errors import UsageError, usage
+from ddplaunch.frozen import dataclass
 from ddplaunch.scaling.limits import where
 from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.values import DEFAULT, Resolved, Source

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ddplaunch.errors import usage
+from ddplaunch.frozen import dataclass
 from ddplaunch.scaling.batch import Batch
 from ddplaunch.scaling.limits import where
 from ddplaunch.scaling.numbers import Assumption, LrScaling, NumbersRequest

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.values import Resolved, Source
 
 LrScaling = Literal["linear", "sqrt", "none"]

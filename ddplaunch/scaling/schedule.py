@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ddplaunch.errors import usage
+from ddplaunch.frozen import dataclass
 from ddplaunch.scaling.batch import Batch
 from ddplaunch.scaling.limits import where
 from ddplaunch.scaling.numbers import Assumption, NumbersRequest

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.script.expressions import at, dotted, is_true, keyword, last, literal, string, strings
 from ddplaunch.script.live import Part
 from ddplaunch.script.meanings import meaning_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.script.locate import find_module
 
 _STATEMENT = re.compile(

@@ -6,10 +6,10 @@ A local module's own `main` and the functions that nobody refers to declare opti
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from ddplaunch.frozen import dataclass
 from ddplaunch.script.expressions import aliases_of
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.source import Source

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ddplaunch.frozen import dataclass
 
 Meaning = Literal["batch_size", "global_batch_size", "lr", "warmup_steps", "accum", "world_size", "nproc", "nnodes"]
 

@@ -8,9 +8,10 @@ import re
 import stat
 import tokenize
 import warnings
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+
+from ddplaunch.frozen import dataclass
 
 SIZE_LIMIT_BYTES = 1_000_000
 
