@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import shlex
 
 from ddplaunch.errors import usage
@@ -134,6 +133,8 @@ def shared_id(topology: Topology, target: Target | None) -> str:
 
     torchrun's default is the word "none", so that two jobs on one port merge.
     """
+    import hashlib  # loads OpenSSL, which a launch on one node has no need of
+
     addr = topology.master_addr.value if topology.master_addr else ""
     port = topology.master_port.value if topology.master_port else 0
     words = [addr, str(port), _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
