@@ -50,7 +50,7 @@ class Target:
 def main() -> int:
     """Measure, print, write; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="repetitions of each command, 9 at least")
+    parser.add_argument("--rounds", type=int, default=21, help="repetitions of each command, 9 at least")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser.add_argument("--busy-ok", action="store_true", help="measure although other programs are running")
     parser.add_argument("--no-write", action="store_true", help="print only")

@@ -89,13 +89,19 @@ def train(pair: Pair, folder: Path, address: str, *more: str, **environment: str
 
 
 def finish(running: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Wait for all and return what they said; none is left behind when the deadline passes."""
+    """Wait for all and return what they said. None is left behind when the deadline passes: that fails with it all."""
     end = time.monotonic() + DEADLINE_S
-    try:
-        return [process.communicate(timeout=max(1.0, end - time.monotonic()))[0] for process in running]
-    finally:
-        for process in running:
+    late = False
+    said = []
+    for process in running:
+        try:
+            said.append(process.communicate(timeout=max(1.0, end - time.monotonic()))[0])
+        except subprocess.TimeoutExpired:
+            late = True
             process.kill()
+            said.append(process.communicate()[0])
+    assert not late, f"not done after {DEADLINE_S} s\n" + "\n---\n".join(said)
+    return said
 
 
 def decided(node: Node, folder: Path, *argv: str) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""What runs inside torchrun and beside it while ranks train; refuses to decide a launch."""

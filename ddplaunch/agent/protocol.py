@@ -1,0 +1,87 @@
+"""What torchrun's plug-in and the guard beside it say to each other, over one socket; refuses to act on it.
+
+The plug-in (``logs_specs.py``) lives in torchrun's process, the guard (``guard.py``) is a light interpreter that the
+plug-in starts: it reads what ranks print, shows and records it, ends what is left when torchrun dies, and speaks last.
+Messages are JSON objects over a ``SOCK_SEQPACKET`` pair, file descriptors travel with them (SCM_RIGHTS, unix(7)).
+
+Plug-in to guard:
+- ``{"op": "attempt", "attempt": A, "ranks": [Rank…]}`` before ranks start, with one descriptor for each entry of each
+  rank's ``streams``, in order: the reading end of a pipe, or the master of a terminal.
+- ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
+- ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
+- ``{"op": "signal", "signal": N}`` when torchrun was told to end.
+- ``{"op": "end", "state": …, "signal": N, "failures": [Failure…], "error": TEXT}``, last.
+Guard to plug-in:
+- ``{"op": "done", "exit_status": N}`` when everything printed has arrived, the outcome is written, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+#: The environment variable with which a launch tells the plug-in its ``Settings``, as JSON.
+SETTINGS = "DDPLAUNCH_AGENT"
+MESSAGE_BYTES = 1 << 18
+_DESCRIPTORS = 250  # the kernel passes 253 at once (SCM_MAX_FD)
+
+State = Literal["succeeded", "failed", "signal", "error"]
+
+
+class Settings(TypedDict, total=False):
+    """What the launch decided for the plug-in and the guard; every key may be missing.
+
+    ``directory`` is the run's (``…/runs/RUN_ID``), ``node`` the number in ``node-K``, ``show`` is "0", "all" or ranks
+    with commas, ``grace_s`` how long ranks get to end, ``verbose`` shows torchrun's own messages too.
+    """
+
+    run_id: str
+    directory: str
+    node: int
+    show: str
+    verbose: bool
+    grace_s: float
+    max_restarts: int
+
+
+class Rank(TypedDict):
+    """One rank of an attempt. ``streams`` names its descriptors: ["out", "err"], or ["out"] where both are one."""
+
+    rank: int
+    local_rank: int
+    streams: list[str]
+
+
+class Failure(TypedDict):
+    """One rank's end as torchrun reports it; ``exit_code`` is negative for a signal, ``timestamp_s`` whole seconds."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    exit_code: int
+    message: str
+    timestamp_s: int
+
+
+def send(channel: socket.socket, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send one message. Raises OSError if the other side is gone."""
+    data = json.dumps(message).encode()
+    while len(descriptors) > _DESCRIPTORS:
+        socket.send_fds(channel, [b'{"op": "more"}'], list(descriptors[:_DESCRIPTORS]))
+        descriptors = descriptors[_DESCRIPTORS:]
+    socket.send_fds(channel, [data], list(descriptors))
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """Return one message and its descriptors, None when the other side is gone."""
+    descriptors: list[int] = []
+    while True:
+        data, more, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, _DESCRIPTORS)
+        descriptors += more
+        if not data:
+            return None, descriptors
+        message = json.loads(data)
+        if message["op"] != "more":
+            return message, descriptors

@@ -1,0 +1,1 @@
+"""Reaching machines: local processes, ssh, Slurm; refuses to judge what they say."""
