@@ -1,0 +1,298 @@
+"""Faults that really happen: a training script, how it is launched, and what has to be said of it afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+#: In front of most scripts. A short timeout of the process group keeps the waiting ranks' part of a fault short.
+INIT = """
+import datetime, os, signal, sys, time
+import torch
+import torch.distributed as dist
+
+def init(backend="gloo"):
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=float(os.environ.get("PG_TIMEOUT", "60"))))
+    return dist.get_rank(), dist.get_world_size()
+
+def reduce(n=4):
+    t = torch.ones(n)
+    dist.all_reduce(t)
+    return t
+"""
+
+#: Steps for ever, says when it is ready, and can save on SIGTERM.
+LOOP = """
+r, w = init()
+for step in range(100000):
+    reduce()
+    if step == 3:
+        print("rank", r, "is ready", flush=True)
+    time.sleep(0.1)
+"""
+
+DATASET = """
+from torch.utils.data import DataLoader, Dataset
+class Images(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i): return item(i)
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``codes`` are the right ones, best first; ``rank`` the guilty one (None: none, or all alike).
+
+    ``status`` is the exit status of the launcher, None where several are right. ``wrap`` comes in front of the
+    command; ``signals`` are sent to the launcher once the script says that it is ready ("rank 0 is ready").
+    """
+
+    name: str
+    body: str
+    codes: tuple[str, ...]
+    rank: int | None
+    status: int | None
+    nproc: int = 2
+    options: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    wrap: tuple[str, ...] = ()
+    signals: tuple[int, ...] = ()
+    init: bool = True
+    script: str = "train.py"
+    says: str = ""  # has to be on the console
+    holds_port: int | None = None
+    root: bool = False
+
+
+def small_mount(path: str, size: str) -> tuple[str, ...]:
+    """Return the words that run a command with a file system of ``size`` at ``path``, which only it sees."""
+    mount = f'mkdir -p {path} && mount -t tmpfs -o size={size} tmpfs {path} && exec "$@"'
+    return ("unshare", "-m", "--propagation", "private", "sh", "-c", mount, "sh")
+
+
+def little_memory(mib: int) -> tuple[str, ...]:
+    """Return the words that run a command in a cgroup of its own with so much memory, version 1 or 2."""
+    join = (
+        f"if [ -d /sys/fs/cgroup/memory ]; then d=/sys/fs/cgroup/memory/ddplaunch-test-$$; limit=memory.limit_in_bytes; "
+        f"else d=/sys/fs/cgroup/ddplaunch-test-$$; limit=memory.max; fi; "
+        f'mkdir $d && echo {mib}M > $d/$limit && echo $$ > $d/cgroup.procs && exec "$@"'
+    )
+    return ("sh", "-c", join, "sh")
+
+
+RANKS = (
+    Fault(
+        "exception_on_one",
+        "r, w = init()\nreduce()\nif r == 1:\n    raise ValueError('bad sample 1234 in shard 7')\nreduce()\n",
+        ("script-exception",),
+        1,
+        1,
+        nproc=4,
+        says="ValueError: bad sample 1234 in shard 7",
+    ),
+    Fault(
+        "exception_on_all",
+        "r, w = init()\nx = torch.randn(4, 5) @ torch.randn(4, 5)\n",
+        ("script-exception",),
+        None,
+        1,
+        says="RuntimeError: mat1 and mat2 shapes cannot be multiplied",
+    ),
+    Fault(
+        "exit_3",
+        "r, w = init()\nreduce()\nif r == 1:\n    sys.exit(3)\nreduce()\n",
+        ("script-exception", "unknown"),
+        1,
+        3,
+    ),
+    Fault(
+        "killed",
+        "r, w = init()\nfor s in range(50):\n    reduce()\n    if (r, s) == (1, 20):\n        os.kill(os.getpid(), 9)\n",
+        ("killed",),
+        1,
+        137,
+        nproc=3,
+    ),
+    Fault(
+        "segmentation_fault",
+        "import ctypes\nr, w = init()\nreduce()\nif r == 1:\n    ctypes.string_at(0)\nreduce()\n",
+        ("segmentation-fault",),
+        1,
+        139,
+    ),
+    Fault(
+        "open_files",
+        "r, w = init()\nfiles = [open(__file__) for _ in range(500)]\n",
+        ("too-many-open-files",),
+        None,
+        1,
+        wrap=("prlimit", "--nofile=160:160"),
+        options=("--ignore", "open-files-low"),
+    ),
+    Fault(
+        "dataset",
+        "r, w = init()\nopen('/data/imagenet/train-00007.parquet' if r == 1 else __file__)\nreduce()\n",
+        ("dataset-missing",),
+        1,
+        1,
+        says="/data/imagenet/train-00007.parquet",
+    ),
+    Fault("module", "import transformerz\n", ("module-not-found",), None, 1, init=False, says="transformerz"),
+    Fault(
+        "arguments",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\nprint(p.parse_args())\n",
+        ("script-arguments",),
+        None,
+        2,
+        init=False,
+        args=("--learning-rate", "0.2"),
+        says="--learning-rate",
+    ),
+    Fault(
+        "local_rank",
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\nprint(p.parse_args())\n",
+        ("local-rank-argument",),
+        None,
+        2,
+        init=False,
+        args=("--local-rank=0",),
+        says="--local-rank",
+    ),
+    Fault("nccl_on_cpu", "r, w = init('nccl')\nreduce()\n", ("nccl-unavailable",), None, 1),
+    Fault("no_process_group", "reduce()\n", ("process-group-not-initialized",), None, 1),
+    Fault(
+        "unequal_batches",
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\n"
+        "m = DDP(torch.nn.Linear(8, 8))\nfor i in range(5 if r == 0 else 4):\n"
+        "    m(torch.randn(2, 8)).sum().backward()\n    print('rank', r, 'iter', i, flush=True)\n"
+        "print('rank', r, 'finished epoch', flush=True)\nif r == 1:\n    time.sleep(30)\n",
+        ("collective-timeout", "collective-mismatch"),
+        1,
+        None,
+        environment={"PG_TIMEOUT": "8"},
+    ),
+    Fault(
+        "shapes_differ",
+        "r, w = init()\nreduce(4 if r == 0 else 5)\nreduce()\n",
+        ("collective-mismatch",),
+        None,
+        None,
+        environment={"PG_TIMEOUT": "15"},
+    ),
+    Fault(
+        "unused_parameters",
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\n"
+        "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)\n"
+        "    def forward(self, x): return self.a(x)\n"
+        "m = DDP(Net())\nfor i in range(3):\n    m(torch.randn(2, 8)).sum().backward()\n",
+        ("unused-parameters",),
+        None,
+        1,
+    ),
+    Fault(
+        "parameters_differ",
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\n"
+        "m = DDP(torch.nn.Linear(8, 8 if r == 0 else 10))\n",
+        ("parameter-mismatch",),
+        None,
+        None,
+        environment={"PG_TIMEOUT": "15"},
+    ),
+)
+
+MACHINE = (
+    Fault(
+        "host_memory",
+        "r, w = init()\nkeep = []\nfor i in range(4000):\n    if r == 1:\n        keep.append(torch.ones(1 << 21))\n"
+        "    else:\n        time.sleep(0.01)\n    if i % 50 == 0:\n        reduce()\n",
+        ("host-out-of-memory",),
+        1,
+        137,
+        wrap=little_memory(1600),
+        options=("--ignore", "memory-short"),
+        root=True,
+    ),
+    Fault(
+        "shm_too_small",
+        DATASET + "def item(i): return torch.randn(3, 512, 512)\nr, w = init()\n"
+        "for b in DataLoader(Images(), batch_size=8, num_workers=2):\n    print('rank', r, b.shape)\n",
+        ("shm-too-small",),
+        None,
+        None,
+        wrap=small_mount("/dev/shm", "8m"),
+        options=("--ignore", "shm-too-small"),
+        root=True,
+    ),
+    Fault(
+        "disk_full",
+        "r, w = init()\nif r == 0:\n    torch.save({'w': torch.randn(8 << 20)}, 'saved/model.pt')\nreduce()\n",
+        ("disk-full",),
+        0,
+        1,
+        wrap=small_mount("saved", "5m"),
+        root=True,
+    ),
+    Fault(
+        "port_taken",
+        "r, w = init()\nreduce()\n",
+        ("port-taken",),
+        None,
+        1,
+        options=("--master-port", "29661"),
+        holds_port=29661,
+    ),
+)
+
+NETWORK = (
+    Fault(
+        "node_missing",
+        "r, w = init()\n",
+        ("rendezvous-failed",),
+        None,
+        1,
+        options=(
+            "--nnodes",
+            "2",
+            "--node-rank",
+            "0",
+            "--master-addr",
+            "127.0.0.1",
+            "--master-port",
+            "29662",
+            "--torchrun-arg",
+            "--rdzv-conf=timeout=8",
+        ),
+    ),
+    Fault(
+        "master_unresolvable",
+        "r, w = init()\n",
+        ("host-name-unresolvable",),
+        None,
+        1,
+        options=(
+            "--nnodes",
+            "2",
+            "--node-rank",
+            "1",
+            "--master-addr",
+            "no-such-host.invalid",
+            "--master-port",
+            "29663",
+            "--torchrun-arg",
+            "--rdzv-conf=timeout=8",
+        ),
+    ),
+)
+
+SAVES = "signal.signal(signal.SIGTERM, lambda *_: (print('saving', flush=True), time.sleep(0.5), sys.exit(0)))\n"
+
+ENDED = (
+    Fault("sigterm", SAVES + LOOP, ("terminated",), None, 143, signals=(15,), says="SIGTERM"),
+    Fault("sigint", LOOP, ("terminated",), None, 130, signals=(2,), says="SIGINT"),
+    Fault("sighup", LOOP, ("terminated",), None, 129, signals=(1,), says="SIGHUP"),
+    Fault("sigterm_twice", SAVES + LOOP, ("terminated",), None, 143, signals=(15, 15), says="SIGTERM"),
+    Fault("launcher_killed", LOOP, ("killed",), None, -9, signals=(9,), says="SIGKILL"),
+)
+
+ALL = (*RANKS, *MACHINE, *NETWORK, *ENDED)

@@ -1,0 +1,117 @@
+"""Every fault of the catalogue, for real: what is said of it, by whom, with which exit status, and what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.catalogue import ALL, INIT, Fault
+from tests.hosts.launching import clean_environment, ddplaunch
+
+pytestmark = pytest.mark.slow
+DEADLINE_S = 150
+GONE_S = 10  # 2 s are promised; a busy machine takes longer to look
+
+
+@contextmanager
+def listener(port: int | None) -> Iterator[None]:
+    """Hold ``port``, if there is one to hold."""
+    if port is None:
+        yield
+        return
+    with closing(socket.create_server(("0.0.0.0", port), reuse_port=False)):
+        yield
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Return the command lines of all processes whose working directory is ``folder``: ranks and their workers."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and (entry / "cwd").readlink() == folder and int(entry.name) != os.getpid():
+                found.append(f"{entry.name}: " + (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def command(fault: Fault, folder: Path) -> list[str]:
+    (folder / fault.script).write_text((INIT if fault.init else "") + fault.body)
+    words = [str(fault.nproc), "--device", "cpu", "--no-checks", *fault.options]
+    return [*fault.wrap, *ddplaunch("run", *words, "--", fault.script, *fault.args)]
+
+
+def launch(fault: Fault, folder: Path) -> tuple[int, str]:
+    """Run it to its end; return exit status and console."""
+    environment = clean_environment(**fault.environment)
+    with listener(fault.holds_port):
+        process = subprocess.Popen(
+            command(fault, folder),
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="backslashreplace",
+        )
+        assert process.stdout is not None
+        end = threading.Timer(DEADLINE_S, process.kill)
+        end.start()
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if fault.signals and line == "rank 0 is ready\n":
+                for number in fault.signals:
+                    process.send_signal(number)
+                    time.sleep(0.3)
+        status = process.wait()
+        end.cancel()
+    return status, "".join(said)
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    value = json.loads((folder / ".ddplaunch" / "latest" / "outcome.json").read_text())
+    assert isinstance(value, dict)
+    return value
+
+
+def nothing_is_left(folder: Path) -> None:
+    end = time.monotonic() + GONE_S
+    while (left := processes_of(folder)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    "fault", [pytest.param(each, id=each.name, marks=[pytest.mark.root] if each.root else []) for each in ALL]
+)
+def test_fault(fault: Fault, tmp_path: Path) -> None:
+    status, said = launch(fault, tmp_path)
+    nothing_is_left(tmp_path)
+    found = outcome(tmp_path)
+    diagnosis = found["diagnosis"]
+    assert diagnosis["code"] in fault.codes, said
+    assert diagnosis["rank"] == fault.rank, said
+    if fault.status is not None:
+        assert status == fault.status, said
+    assert status != 0
+    if -signal.NSIG < status < 0:  # the launcher itself was killed: what the guard says comes later than its end
+        assert found["state"] == "killed"
+    else:
+        assert found["exit_status"] == status
+    assert f"error[{diagnosis['code']}]" in said, said
+    assert fault.says in said
+    assert "ChildFailedError" not in said, said
+    assert "Traceback (most recent call last)" not in said.partition("error[")[2], said
