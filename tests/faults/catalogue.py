@@ -73,8 +73,8 @@ def small_mount(path: str, size: str) -> tuple[str, ...]:
 def little_memory(mib: int) -> tuple[str, ...]:
     """Return the words that run a command in a cgroup of its own with so much memory, version 1 or 2."""
     join = (
-        f"if [ -d /sys/fs/cgroup/memory ]; then d=/sys/fs/cgroup/memory/ddplaunch-test-$$; limit=memory.limit_in_bytes; "
-        f"else d=/sys/fs/cgroup/ddplaunch-test-$$; limit=memory.max; fi; "
+        "d=/sys/fs/cgroup/memory/ddplaunch-test-$$; limit=memory.limit_in_bytes; "
+        "[ -d /sys/fs/cgroup/memory ] || { d=/sys/fs/cgroup/ddplaunch-test-$$; limit=memory.max; }; "
         f'mkdir $d && echo {mib}M > $d/$limit && echo $$ > $d/cgroup.procs && exec "$@"'
     )
     return ("sh", "-c", join, "sh")
@@ -107,7 +107,7 @@ RANKS = (
     ),
     Fault(
         "killed",
-        "r, w = init()\nfor s in range(50):\n    reduce()\n    if (r, s) == (1, 20):\n        os.kill(os.getpid(), 9)\n",
+        "r, w = init()\nfor s in range(50):\n    reduce()\n    if r == 1 and s == 20: os.kill(os.getpid(), 9)\n",
         ("killed",),
         1,
         137,
