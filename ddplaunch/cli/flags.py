@@ -70,6 +70,8 @@ LAUNCH = (
 )
 _PROFILE = Flag("profile", "text", _CHECKING, "Named profile of ddplaunch.toml.", "NAME")
 
+_RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
+
 #: What each command has beside that. ``plan --env`` without K=V is another spelling of ``--exports``.
 OWN: dict[str, tuple[Flag, ...]] = {
     "run": (
@@ -90,6 +92,11 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", _OUTPUT, "Outcomes and facts as JSON."),
         Flag("report", "text", _OUTPUT, "Write a text for a bug report, without secrets (- is stdout).", "FILE"),
     ),
+    "ps": (
+        Flag("all", "switch", "", "Every run that has a record, not only the newest."),
+        Flag("json", "switch", "", "Everything that is known of them, as JSON."),
+        _RUN_DIR,
+    ),
     "explain": (Flag("code", "argument", "", "The code of a finding, such as shm-too-small.", "CODE"),),
 }
 HELP = {
@@ -97,6 +104,7 @@ HELP = {
     "plan": "Show everything that run would decide; start nothing.",
     "doctor": "Check this machine; with a launch behind it, as for run, check that too.",
     "explain": "Describe a check by the code of its finding.",
+    "ps": "List running and recent runs of this machine.",
 }
 LAUNCHING = ("run", "plan", "doctor")
 

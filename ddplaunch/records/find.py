@@ -1,0 +1,166 @@
+"""Finds the records of runs and reads them, whatever state they are in; refuses to write or to look at processes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.errors import UsageError, usage
+from ddplaunch.frozen import dataclass
+
+NEWEST_SCHEMA = 1
+_NODE = re.compile(r"node-(\d+)")
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run as its directory tells it. ``run`` is run.json, ``outcomes`` are by node; both may lack anything.
+
+    ``created_s`` is in seconds since the epoch. ``problem`` says in a clause why something could not be read.
+    """
+
+    run_id: str
+    directory: Path
+    created_s: float
+    run: Mapping[str, Any]
+    outcomes: Mapping[int, Mapping[str, Any]]
+    problem: str | None = None
+
+    def value(self, *path: str) -> Any:
+        """Return what stands at ``path`` in run.json, None where there is nothing."""
+        found: Any = self.run
+        for name in path:
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    @property
+    def outcome(self) -> Mapping[str, Any] | None:
+        """Node 0's outcome, else that of the first node that has one."""
+        return self.outcomes[min(self.outcomes)] if self.outcomes else None
+
+    def ended(self, key: str, kind: type) -> Any:
+        """Return a value of the outcome if it is there and of this type, else None."""
+        value = (self.outcome or {}).get(key)
+        return value if isinstance(value, kind) else None
+
+
+def run_directories(base: Path) -> list[Path]:
+    """Return the directories of all runs under ``base``, the newest first, by when their record was begun."""
+    begun: list[tuple[float, str, Path]] = []
+    with suppress(OSError):
+        for path in (base / "runs").iterdir():
+            with suppress(OSError):
+                if path.is_symlink() or not path.is_dir():
+                    continue
+                begun.append((_begun_s(path), path.name, path))
+    return [path for _, _, path in sorted(begun, reverse=True)]
+
+
+def _begun_s(directory: Path) -> float:
+    """Return when run.json was written, which happens once; a directory's own time moves with every new file."""
+    try:
+        return (directory / "run.json").stat().st_mtime
+    except OSError:
+        return directory.stat().st_mtime
+
+
+def read_record(directory: Path) -> RunRecord:
+    """Return the record in ``directory``; what is missing, broken or newer is named in ``problem``. Never raises."""
+    problems: list[str] = []
+    run = _read(directory / "run.json", problems)
+    outcomes = {0: found} if (found := _read(directory / "outcome.json", problems)) else {}
+    for node, folder in node_directories(directory):
+        if not run and node != 0:  # this node's record is all that this host has
+            run = _read(folder / "run.json", problems)
+        if node != 0 and (found := _read(folder / "outcome.json", problems)):
+            outcomes[node] = found
+    created = run.get("created_s")
+    if not isinstance(created, (int, float)):
+        created = 0.0
+        with suppress(OSError):
+            created = _begun_s(directory)
+    if not run and not problems:
+        problems.append("no run.json" if directory.is_dir() else "the directory is gone")
+    return RunRecord(directory.name, directory, float(created), run, outcomes, problems[0] if problems else None)
+
+
+def node_directories(directory: Path) -> list[tuple[int, Path]]:
+    """Return the ``node-K`` directories of a run with their numbers, in order."""
+    found = []
+    with suppress(OSError):
+        for path in directory.iterdir():
+            if match := _NODE.fullmatch(path.name):
+                found.append((int(match.group(1)), path))
+    return sorted(found)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in ``path``, which may be half written or of any schema: what it lacks is not there.
+
+    Raises OSError if it cannot be read, ValueError with a clause if it is no object or its schema is newer.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path.name} is not a JSON object")
+    schema = data.get("schema")
+    if not isinstance(schema, int) or schema > NEWEST_SCHEMA:
+        raise ValueError(f"{path.name} has schema {schema}; this ddplaunch reads {NEWEST_SCHEMA}")
+    return data
+
+
+def _read(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        return read_object(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        problems.append(f"{path.name}: {error.strerror}")
+    except ValueError as error:
+        problems.append(str(error))
+    return {}
+
+
+def find_run(base: Path, wanted: str | None) -> Path:
+    """Return the directory of a run: by its id, by a part of it that no other run has, or by its path.
+
+    None and "latest" are the newest. Raises UsageError where there is none or more than one.
+    """
+    found = run_directories(base)
+    if wanted is None or wanted == "latest":
+        if not found:
+            raise no_such_run(f"there is no record of a run in `{base}`", base)
+        return found[0]
+    if "/" in wanted:
+        path = Path(wanted)
+        if not path.is_dir():
+            raise no_such_run(f"`{wanted}` is no directory", base)
+        return path.resolve()
+    named = [path for path in found if path.name == wanted]
+    near = named or [path for path in found if wanted and wanted in path.name]
+    if not near:
+        raise no_such_run(f"there is no record of a run `{wanted}` in `{base}`", base)
+    if len(near) > 1:
+        listed = ", ".join(f"`{path.name}`" for path in near[:3]) + (", …" if len(near) > 3 else "")
+        raise usage(
+            f"`{wanted}` is part of {len(near)} run ids: {listed}",
+            why="a run is named by its id, or by a part of it that no other has",
+            fix="`ddplaunch ps` lists the ids",
+        )
+    return near[0]
+
+
+def no_such_run(what: str, base: Path) -> UsageError:
+    """Return the error for a run that has no record."""
+    return usage(
+        what,
+        why=f"records are looked for in `{base / 'runs'}`",
+        fix="`ddplaunch ps --all` lists them; `--run-dir DIR` or DDPLAUNCH_DIR names another place",
+        code="run-not-found",
+    )

@@ -1,0 +1,190 @@
+"""What is known of each run of this machine, from records and processes together; refuses to print or to end any."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.frozen import dataclass
+from ddplaunch.probes.process_table import Process, Table, start_s
+from ddplaunch.probes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.records.find import RunRecord, read_record, run_directories
+from ddplaunch.records.processes import NodeProcesses, read_processes
+from ddplaunch.records.state import State, hosts_of, state_of
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank that lives here; ``rank`` is None where its environment does not tell."""
+
+    rank: int | None
+    pid: int
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run in a line. Times are in seconds since the epoch; None and empty mean "not known".
+
+    ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
+    """
+
+    run_id: str
+    state: State
+    directory: Path | None = None
+    script: str | None = None
+    nnodes: int | None = None
+    nproc_per_node: int | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    exit_status: int | None = None
+    first_failed_rank: int | None = None
+    diagnosis: str | None = None
+    effective_batch: int | None = None
+    device: str | None = None
+    gpus: tuple[str, ...] | None = None
+    user: str | None = None
+    hosts: tuple[str, ...] = ()
+    launcher_pid: int | None = None
+    ranks: tuple[RankProcess, ...] = ()
+    problem: str | None = None
+
+
+def summaries(base: Path, table: Table, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
+    """Return what runs here, of all users as far as /proc tells, then the newest records under ``base``, and how many
+    more there are. At most ``most`` runs that have ended are read; None is all.
+    """
+    alive = runs_in(table)
+    directories = run_directories(base)
+    places = {path.name: path for path in directories}
+    running = [_of(run, places.get(run.run_id) or recorded_at(run), host) for run in alive.values()]
+    ended = [path for path in directories if path.name not in alive]
+    shown = ended if most is None else ended[:most]
+    listed = [summary(read_record(path), None, read_processes(path), host) for path in shown]
+    running.sort(key=lambda each: -(each.started_s or 0))
+    return (*running, *listed), len(ended) - len(shown)
+
+
+def _of(run: RunProcesses, directory: Path | None, host: str) -> RunSummary:
+    if directory is None:
+        return summary(None, run, (), host)
+    return summary(read_record(directory), run, read_processes(directory), host)
+
+
+def recorded_at(run: RunProcesses) -> Path | None:
+    """Return the run's directory as its processes name it: what the launch told its plug-in, else their working
+    directory; None where neither may be read or nothing is there.
+    """
+    for process in (run.launcher, run.guard, *run.ranks[:1]):
+        if process is None:
+            continue
+        with suppress(OSError, ValueError):
+            settings = json.loads(process.mark("DDPLAUNCH_AGENT") or "{}")
+            named = settings.get("directory") if isinstance(settings, dict) else None
+            cwd = Path(f"/proc/{process.pid}/cwd").readlink()
+            base = process.mark("DDPLAUNCH_DIR") or ".ddplaunch"
+            path = cwd / (named if isinstance(named, str) else f"{base}/runs/{run.run_id}")
+            if path.is_dir():
+                return path
+    return None
+
+
+def summary(
+    record: RunRecord | None, run: RunProcesses | None, nodes: tuple[NodeProcesses, ...], host: str
+) -> RunSummary:
+    """Return one run; ``record`` or ``run`` may be missing, not both."""
+    state = state_of(record, run, nodes, host)
+    live = run is not None
+    diagnosis = record.ended("diagnosis", dict) if record is not None else None
+    known: dict[str, Any] = {} if record is None else _recorded(record)
+    if run is not None:
+        known = {**_from_processes(run), **{key: value for key, value in known.items() if value is not None}}
+        known["user"] = _from_processes(run)["user"]
+    return RunSummary(
+        run_id=run.run_id if run is not None else record.run_id if record is not None else "",
+        state=state,
+        hosts=hosts_of(record, nodes, host),
+        ended_s=None if live or record is None else _number(record.ended("ended_s", object)),
+        exit_status=None if live or record is None else record.ended("exit_status", int),
+        first_failed_rank=None if live or record is None else record.ended("first_failed_rank", int),
+        diagnosis=None if live or diagnosis is None else _text(diagnosis.get("code")),
+        launcher_pid=run.launcher.pid if run is not None and run.launcher is not None else None,
+        ranks=tuple(_rank(process) for process in run.ranks) if run is not None else (),
+        problem=record.problem if record is not None else "its record is not where it can be found",
+        **known,
+    )
+
+
+def _recorded(record: RunRecord) -> dict[str, Any]:
+    gpus = record.value("plan", "gpus")
+    return {
+        "directory": record.directory,
+        "script": _text(record.value("plan", "target", "name")),
+        "nnodes": _whole(record.value("plan", "topology", "nnodes", "value")),
+        "nproc_per_node": _whole(record.value("plan", "topology", "nproc_per_node", "value")),
+        "started_s": record.created_s,
+        "effective_batch": _whole(record.value("plan", "numbers", "global_batch_size", "value")),
+        "device": _text(record.value("plan", "device", "value")),
+        "gpus": tuple(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None,
+        "user": _text(record.value("host", "host", "user")),
+    }
+
+
+def _from_processes(run: RunProcesses) -> dict[str, Any]:
+    """Return what the environment tells of a run whose record cannot be found."""
+    first = run.launcher or run.ranks[0]
+    worker = run.ranks[0] if run.ranks else first
+    world, batch = worker.mark("WORLD_SIZE") or "", first.mark("DDPLAUNCH_GLOBAL_BATCH_SIZE") or ""
+    seen = first.mark("CUDA_VISIBLE_DEVICES")
+    return {
+        "script": script_of(worker.command) if run.ranks else None,
+        "nproc_per_node": int(world) if world.isdecimal() else None,
+        "started_s": start_s(first.start_ticks),
+        "effective_batch": int(batch) if batch.isdecimal() else None,
+        "gpus": tuple(seen.split(",")) if seen else None,
+        "user": user_name(first.uid),
+    }
+
+
+def script_of(command: Sequence[str]) -> str | None:
+    """Return what a rank's command line runs: the word behind the interpreter and its options."""
+    for position, word in enumerate(command[1:], 1):
+        if word == "-m" and position + 1 < len(command):
+            return command[position + 1]
+        if not word.startswith("-"):
+            return word
+    return command[0] if command else None
+
+
+def user_name(uid: int) -> str:
+    """Return the user's name, or ``uid 1234`` where this machine has none for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def host_name() -> str:
+    """Return this machine's name, as records have it."""
+    return os.uname().nodename
+
+
+def _rank(process: Process) -> RankProcess:
+    number, pid = rank_of(process)
+    return RankProcess(number if process.mark("RANK") else None, pid)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

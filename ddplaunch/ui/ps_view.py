@@ -1,0 +1,109 @@
+"""Runs as a table and as JSON; refuses to look for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddplaunch.records.plain import plain
+from ddplaunch.records.summary import RunSummary
+from ddplaunch.ui.ages import age_text
+from ddplaunch.ui.style import ascii_only, paint, visible
+from ddplaunch.ui.table import table
+
+SCHEMA = 1
+_RIGHT = {"AGE", "SIZE", "BATCH"}
+_GPUS_IN_FULL = 4
+
+
+def ps_text(
+    runs: Sequence[RunSummary], more: int, now_s: float, me: str, width: int, styled: bool, unicode: bool = True
+) -> str:
+    """Return a line for each run, columns that would be empty left out, and how many ended runs are not shown.
+
+    WHO is shown where a run is somebody else's, HOSTS where one has several.
+    """
+    if not runs:
+        return "no runs\n"
+    columns = [column for column in _columns(runs, now_s, me) if any(column[1])]
+    header = [name for name, _ in columns]
+    rows = list(zip(*(cells for _, cells in columns), strict=True))
+    right = frozenset(i for i, name in enumerate(header) if name in _RIGHT)
+    lines = [line[2:] if line.startswith("  ") else line for line in table(header, rows, width + 2, False, right)]
+    if styled:
+        lines = [_painted(line) for line in lines]
+        lines[0] = paint(lines[0], "dim", styled)
+    lines += [f"{visible(run.run_id)}: {visible(run.problem)}" for run in runs if run.problem]
+    if more:
+        lines.append(f"{more} more ended; `ddplaunch ps --all` lists them")
+    return ascii_only("\n".join(lines), unicode) + "\n"
+
+
+def _columns(runs: Sequence[RunSummary], now_s: float, me: str) -> list[tuple[str, list[str]]]:
+    others = any(run.user not in (None, me) for run in runs)
+    several = any(len(run.hosts) > 1 for run in runs) or len({run.hosts for run in runs}) > 1
+    return [
+        ("RUN", [run.run_id for run in runs]),
+        ("STATE", [state_text(run) for run in runs]),
+        ("AGE", [age_text(None if run.started_s is None else now_s - run.started_s) for run in runs]),
+        ("SIZE", [size_of(run) for run in runs]),
+        ("BATCH", ["" if run.effective_batch is None else str(run.effective_batch) for run in runs]),
+        ("GPUS", [gpus_text(run.gpus) for run in runs]),
+        ("WHO", [(run.user or "") if others else "" for run in runs]),
+        ("HOSTS", [_hosts(run.hosts) if several else "" for run in runs]),
+        ("SCRIPT", [_script(run.script) for run in runs]),
+    ]
+
+
+def state_text(run: RunSummary) -> str:
+    """Return the state in a word, with the exit status and, where it is known, the rank that failed first."""
+    if run.state != "failed" or run.exit_status is None:
+        return run.state
+    rank = "" if run.first_failed_rank is None else f", rank {run.first_failed_rank}"
+    return f"failed ({run.exit_status}{rank})"
+
+
+def size_of(run: RunSummary) -> str:
+    """Return the number of processes, ``2x4`` for two nodes of four."""
+    if run.nproc_per_node is None:
+        return ""
+    return f"{run.nnodes}x{run.nproc_per_node}" if (run.nnodes or 1) > 1 else str(run.nproc_per_node)
+
+
+def gpus_text(gpus: Sequence[str] | None) -> str:
+    """Return ``0-3``, ``0,2``, or the number of GPUs where they are named by UUID."""
+    if not gpus:
+        return ""
+    if not all(gpu.isdecimal() for gpu in gpus):
+        return f"{len(gpus)} by UUID"
+    numbers = [int(gpu) for gpu in gpus]
+    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(gpus) if len(gpus) <= _GPUS_IN_FULL else f"{len(gpus)}"
+
+
+def _hosts(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts) if len(hosts) < 3 else f"{hosts[0]} and {len(hosts) - 1} more"
+
+
+def _script(name: str | None) -> str:
+    """Return the last part of a path; a dotted module as it is."""
+    return (name or "").rstrip("/").rpartition("/")[2]
+
+
+def _painted(line: str) -> str:
+    for word, emphasis in ((" running ", "good"), (" orphaned ", "error"), (" failed ", "warning")):
+        if word in line:
+            return line.replace(word, f" {paint(word.strip(), emphasis, True)} ", 1)  # type: ignore[arg-type]
+    return line
+
+
+def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> dict[str, Any]:
+    """Return everything, with times in seconds since the epoch; ``not_shown`` counts ended runs left out."""
+    listed = []
+    for run in runs:
+        world = None if run.nproc_per_node is None else run.nproc_per_node * (run.nnodes or 1)
+        age = None if run.started_s is None else round(now_s - run.started_s, 1)
+        directory = None if run.directory is None else str(run.directory)
+        listed.append({**plain(run), "directory": directory, "world_size": world, "age_s": age})
+    return {"schema": SCHEMA, "host": host, "runs": listed, "not_shown": more}
