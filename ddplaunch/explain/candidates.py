@@ -1,0 +1,168 @@
+"""What could be the root cause, each with a weight: signatures, exceptions and exits; refuses to choose."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ddplaunch.explain.diagnosis import Raised
+from ddplaunch.explain.lines import Line, Speaker
+from ddplaunch.explain.matching import Hit, spoken_against
+from ddplaunch.explain.scan import Scanned
+from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.traceback import Part, Traceback
+from ddplaunch.frozen import dataclass
+
+#: Codes whose lines are printed by victims as well as by culprits: any own failure of a rank goes before them.
+VICTIMS = frozenset(
+    (
+        "collective-timeout",
+        "gpu-p2p-broken",
+        "rendezvous-failed",
+        "infiniband-error",
+        "aborted",
+        "host-name-unresolvable",
+    )
+)
+#: Codes that stand for a rank's own end without saying why, or that another failure may imitate.
+UNEXPLAINED = frozenset(("killed", "segmentation-fault", "collective-mismatch", "wrong-network-interface"))
+#: What a launcher raises because ranks failed.
+LAUNCHERS = frozenset(
+    ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException", "SignalException")
+)
+#: Exceptions with which a survivor notices that somebody else is gone.
+ECHOES = frozenset(
+    (
+        "BrokenPipeError",
+        "ConnectionResetError",
+        "ConnectionAbortedError",
+        "ConnectionRefusedError",
+        "EOFError",
+        "DistNetworkError",
+        "DistBackendError",
+        "DistStoreError",
+        "KeyboardInterrupt",
+        "SystemExit",
+        "CancelledError",
+    )
+)
+_QUIET = re.compile(r"^\s*(?:\S+ ){0,4}\[?(?:INFO|DEBUG)\b")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One possible root. The smaller ``weight``, the better; ties go to the earlier line."""
+
+    code: str
+    weight: int
+    line: Line
+    speaker: Speaker
+    signature: Signature | None = None
+    groups: tuple[tuple[str, str], ...] = ()
+    raised: Raised | None = None
+    likely: bool = False
+
+
+def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
+    """Return the possible roots and the echoes."""
+    by_line: dict[int, list[Hit]] = {}
+    for hit in scanned.hits:
+        by_line.setdefault(hit.line.at, []).append(hit)
+    texts = _texts(scanned)
+    found: list[Candidate] = []
+    echoes: list[Hit] = []
+    for traceback in scanned.tracebacks:
+        if not traceback.handled:
+            found += _of_traceback(traceback, by_line, texts, echoes)
+    covered = {at for traceback in scanned.tracebacks for at in _covered(traceback, scanned)}
+    for hit in scanned.hits:
+        if hit.line.at in covered:
+            continue
+        if hit.signature.role == "cascade":
+            echoes.append(hit)
+        elif hit is by_line[hit.line.at][0] and not spoken_against(hit.signature, texts.get(hit.line.speaker, ())):
+            found.append(_of_hit(hit, hit.line.speaker, _raised_before(hit, scanned)))
+    return found, echoes
+
+
+def _covered(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
+    """Yield the lines of a traceback, those of others that stand between them aside."""
+    base = scanned.lines[0].at
+    who = traceback.parts[0].line.speaker
+    for part in traceback.parts:
+        for index in range(part.first, part.line.at + 1):
+            if scanned.lines[index - base].speaker == who:
+                yield index
+
+
+def _texts(scanned: Scanned) -> dict[Speaker, list[str]]:
+    """Return the lines of each speaker, for signatures that a line elsewhere speaks against."""
+    wanted = {hit.line.speaker for hit in scanned.hits if hit.signature.log_unless}
+    texts: dict[Speaker, list[str]] = {who: [] for who in wanted}
+    for line in scanned.lines:
+        if line.speaker in texts:
+            texts[line.speaker].append(line.text)
+    return texts
+
+
+def _of_traceback(
+    traceback: Traceback, by_line: dict[int, list[Hit]], texts: dict[Speaker, list[str]], echoes: list[Hit]
+) -> list[Candidate]:
+    """Return what a chain of exceptions says: the most specific root in it, else its own exception."""
+    roots: list[tuple[Hit, Part]] = []
+    cascade: list[Hit] = []
+    chosen = traceback.root
+    for part in traceback.parts:
+        for hit in by_line.get(part.line.at, ()):
+            if hit.signature.role == "cascade":
+                cascade.append(hit)
+            elif not spoken_against(hit.signature, texts.get(hit.line.speaker, ())):
+                roots.append((hit, part))
+    roots.sort(key=lambda pair: (-pair[0].signature.priority, pair[1] is not chosen))
+    if roots and (not cascade or roots[0][0].signature.priority >= max(hit.signature.priority for hit in cascade)):
+        hit, part = roots[0]
+        return [_of_hit(hit, traceback.speaker, part.raised, penalty=6 if traceback.side else 0)]
+    name = chosen.raised.type.rpartition(".")[2]
+    if cascade:
+        echoes.extend(cascade[:1])
+        return []
+    if name in LAUNCHERS or (traceback.launcher and name in ECHOES):
+        return []
+    weight = 8 + 6 * traceback.side + 4 * traceback.bare + 24 * (name in ECHOES) + 4 * traceback.launcher
+    return [Candidate("script-exception", weight, chosen.line, traceback.speaker, raised=chosen.raised)]
+
+
+def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None, penalty: int = 0) -> Candidate:
+    signature = hit.signature
+    weight = 40 if signature.code in VICTIMS else 20 if signature.code in UNEXPLAINED else 0
+    weight += (
+        0 if signature.priority >= 60 else 2 if signature.priority >= 50 else 8 if signature.priority >= 40 else 14
+    )
+    confirmation = signature.role == "confirmation"
+    return Candidate(
+        signature.code,
+        weight + penalty + (60 if confirmation else 0),
+        hit.line,
+        speaker,
+        signature,
+        tuple(hit.groups.items()),
+        raised,
+        confirmation,
+    )
+
+
+def _raised_before(hit: Hit, scanned: Scanned) -> Raised | None:
+    """An exception's message may go on for some lines, and the telling one stand there."""
+    for traceback in scanned.tracebacks:
+        part = traceback.parts[-1]
+        if part.line.speaker == hit.line.speaker and 0 < hit.line.at - part.line.at <= 12:
+            return None if traceback.handled else part.raised
+    return None
+
+
+def by_rank(found: Sequence[Candidate]) -> dict[int | None, list[Candidate]]:
+    """Return the candidates of each global rank."""
+    ranks: dict[int | None, list[Candidate]] = {}
+    for candidate in found:
+        ranks.setdefault(candidate.speaker.rank, []).append(candidate)
+    return ranks

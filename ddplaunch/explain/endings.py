@@ -1,0 +1,89 @@
+"""How ranks ended without a word, and how a log ends that nobody ended; refuses to look at what was said before."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from ddplaunch.explain.facts import RunFacts
+from ddplaunch.explain.lines import Line
+from ddplaunch.explain.trailer import RankExit
+from ddplaunch.frozen import dataclass
+
+_SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted"}
+_ORDER = ("segmentation-fault", "killed", "unknown", "aborted")
+_DONE = re.compile(
+    r"\b(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved|Saved|"
+    r"[Tt]otal time|[Tt]ime consumed|End of training|Training time|Results in|best (?:acc|metric|model|val)|exiting"
+    r" normally|exited with code 0|elapsed)\b|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]rain(?:ing)? (?:is )?over",
+)
+_PROGRESS = re.compile(
+    r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"
+    r"\d+%\|"
+)
+_PART = re.compile(r"(\d+)\s?/\s?(\d+)")
+_NOISE = re.compile(
+    r"warn|Warning|NCCL (?:INFO|version)|^\s|\*{8}|OMP_NUM_THREADS|destroy_process_group|leaked|^[WI]\d{4} |^\[W|^$"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """An exit that no line explains, and what its status alone says."""
+
+    code: str
+    exit: RankExit
+
+
+def unexplained(exits: Sequence[RankExit]) -> Ended | None:
+    """Return the exit that says most; what the agent sent itself says nothing."""
+    own = [each for each in exits if not each.by_agent]
+    if not own:
+        return None
+    kinds = [Ended(exit_code(each.code), each) for each in own]
+    kinds.sort(key=lambda ended: (_ORDER.index(ended.code), ended.exit.code == 1, ended.exit.line.at))
+    return kinds[0]
+
+
+def exit_code(status: int) -> str:
+    """Return the diagnosis code of an exit status alone; shells spell a signal as 128 + its number."""
+    number = -status if status < 0 else status - 128 if 128 < status < 160 else 0
+    return _SIGNALS.get(number, "unknown")
+
+
+def status_text(status: int) -> str:
+    """Return "SIGKILL (exit code -9)" or "exit code 3"."""
+    number = -status if status < 0 else status - 128 if 128 < status < 160 else 0
+    if not number:
+        return f"exit code {status}"
+    try:
+        return f"{signal.Signals(number).name} (exit code {status})"
+    except ValueError:
+        return f"signal {number} (exit code {status})"
+
+
+def ended_well(lines: Sequence[Line], facts: RunFacts | None) -> bool:
+    """Return whether nothing speaks of a failure: the last lines say that the work was done, or show no work at all."""
+    if facts is not None and facts.state is not None:
+        return facts.state == "succeeded"
+    said = [line.text for line in lines[-400:] if line.text and not _NOISE.search(line.text)]
+    if any(_DONE.search(text) for text in said[-15:]):
+        return True
+    return not said or not _unfinished(said)
+
+
+def _unfinished(said: Sequence[str]) -> bool:
+    """The last line is a step, and none of the last ones is the last step."""
+    if not _PROGRESS.search(said[-1]):
+        return False
+    parts = [(int(a), int(b)) for text in said[-6:] for a, b in _PART.findall(text)]
+    return not any(a == b for a, b in parts)
+
+
+def went_on(lines: Sequence[Line], index: int) -> bool:
+    """Return whether the work went on after line ``index`` and came to a good end."""
+    after = [line.text for line in lines if line.at > index and line.text and not _NOISE.search(line.text)]
+    if len(after) < 2:
+        return False
+    return any(_DONE.search(text) for text in after[-15:]) or sum(bool(_PROGRESS.search(text)) for text in after) >= 4

@@ -1,0 +1,84 @@
+"""A decision to the diagnosis that people read: what, why, fixes and evidence; refuses to decide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ddplaunch.explain.decide import Decision
+from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence
+from ddplaunch.explain.facts import RunFacts
+from ddplaunch.explain.lines import Line
+from ddplaunch.explain.scan import Scanned
+from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.unknown import Words, ended_words, exception_words, unknown_words
+
+_FIELD = re.compile(r"\{(\w+)\}")
+_WIDEST = 300
+
+
+def filled(template: str, groups: Mapping[str, str]) -> str:
+    """Return ``template`` with its ``{name}`` replaced; a name that nothing is known of becomes "?"."""
+    return _FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
+
+
+def worded(decision: Decision, scanned: Scanned, facts: RunFacts | None) -> Diagnosis:
+    """Return the diagnosis of what was decided."""
+    words = _words(decision, facts)
+    raised = decision.candidate.raised if decision.candidate is not None else None
+    return Diagnosis(
+        decision.code,
+        _certainty(decision),
+        words.what,
+        words.why,
+        words.fixes,
+        decision.rank,
+        decision.host,
+        _evidence(decision),
+        raised,
+    )
+
+
+def _words(decision: Decision, facts: RunFacts | None) -> Words:
+    candidate = decision.candidate
+    if candidate is None:
+        return unknown_words(decision) if decision.ended is None else ended_words(decision, facts)
+    if candidate.signature is None:
+        return exception_words(decision)
+    signature = candidate.signature
+    if signature.code != decision.code:
+        signature = next((each for each in all_signatures() if each.code == decision.code), signature)
+    return _of_signature(signature, dict(candidate.groups))
+
+
+def _of_signature(signature: Signature, groups: Mapping[str, str]) -> Words:
+    fixes = tuple(filled(fix, groups) for fix in signature.fixes if set(_FIELD.findall(fix)) <= groups.keys())
+    return Words(filled(signature.what, groups), filled(signature.why, groups), fixes)
+
+
+def _certainty(decision: Decision) -> Certainty:
+    if decision.code == "unknown":
+        return "unknown"
+    if decision.candidate is None:
+        return "likely" if decision.code in ("killed", "aborted") else "observed"
+    return "likely" if decision.candidate.likely else "observed"
+
+
+def _evidence(decision: Decision) -> tuple[Evidence, ...]:
+    lines: list[Line] = []
+    if decision.candidate is not None:
+        lines.append(decision.candidate.line)
+    if decision.ended is not None:
+        lines.append(decision.ended.exit.line)
+    if decision.mismatched is not None:
+        lines += [each.line for each in decision.mismatched]
+    if not lines and decision.echoes:
+        lines.append(decision.echoes[0].line)
+    return tuple(dict.fromkeys(evidence(line) for line in lines))
+
+
+def evidence(line: Line) -> Evidence:
+    """Return ``line`` as evidence, cut at some 300 characters."""
+    text = line.text.strip()
+    return Evidence(line.file, line.number, text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…")
