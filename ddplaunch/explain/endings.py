@@ -16,7 +16,7 @@ _ORDER = ("segmentation-fault", "killed", "unknown", "aborted")
 _DONE = re.compile(
     r"\b(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved|Saved|"
     r"[Tt]otal time|[Tt]ime consumed|End of training|Training time|Results in|best (?:acc|metric|model|val)|exiting"
-    r" normally|exited with code 0|elapsed)\b|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]rain(?:ing)? (?:is )?over",
+    r" normally|exited with code 0|elapsed)\b|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over",
 )
 _PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"

@@ -149,7 +149,7 @@ _JSON_TEXT = ("message", "msg", "log", "text", "event", "exc_info", "exception",
 def read_lines(
     numbered: Iterable[tuple[int, str]], file: str, speaker: Speaker = NOBODY, first: int = 0, sample: int = 4000
 ) -> Iterator[Line]:
-    """Yield the lines of one file; ``numbered`` are (number, raw text without its newline), ``first`` the next place."""
+    """Yield the lines of one file; ``numbered`` are (number, text without its newline), ``first`` the next place."""
     entries = [(number, clean(raw)) for number, raw in _pieces(numbered)]
     step = max(1, len(entries) // sample)
     prefixes = Prefixes([text for _, text in entries[::step]] + [text for _, text in entries[-200:]])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from ddplaunch.explain.cascade import cascade
 from ddplaunch.explain.decide import decide
 from ddplaunch.explain.diagnosis import Explanation
 from ddplaunch.explain.facts import LogSource, RunFacts
 from ddplaunch.explain.lines import Line, Speaker, read_lines
+from ddplaunch.explain.reading import numbered_lines
 from ddplaunch.explain.scan import scan
 from ddplaunch.explain.wording import worded
 
@@ -29,18 +28,7 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
 
 def _lines(sources: Sequence[LogSource]) -> Iterator[Line]:
     first = 0
-    for source in sources:
-        text = _bytes(source).decode("utf-8", "replace")
-        numbered = enumerate(text.split("\n"), start=1)
+    for source, numbered in numbered_lines(sources):
         for line in read_lines(numbered, source.name, Speaker(source.rank, source.host), first):
             yield line
             first = line.at + 1
-
-
-def _bytes(source: LogSource) -> bytes:
-    if isinstance(source.read, bytes):
-        return source.read
-    if isinstance(source.read, Path):
-        return source.read.read_bytes()
-    assert isinstance(source.read, io.IOBase) or hasattr(source.read, "read")
-    return source.read.read()
