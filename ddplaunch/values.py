@@ -8,7 +8,20 @@ from ddplaunch.frozen import dataclass
 
 T = TypeVar("T")
 
-SourceKind = Literal["flag", "environment", "profile", "Slurm", "script", "detected", "computed", "default"]
+SourceKind = Literal[
+    "flag",
+    "environment",
+    "profile",
+    "script",
+    "detected",
+    "computed",
+    "default",
+    "Slurm",  # this and the rest: an environment that somebody else set up
+    "Kubeflow",
+    "Open MPI",
+    "PMI",
+    "SageMaker",
+]
 
 
 @dataclass(frozen=True)

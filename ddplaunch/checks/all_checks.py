@@ -18,6 +18,7 @@ from ddplaunch.checks import (
     nvidia_driver,
     python_env,
     script,
+    slurm,
     storage,
     torch_install,
 )
@@ -33,6 +34,7 @@ ALL: tuple[Check, ...] = (
     *python_env.CHECKS,
     *host.CHECKS,
     *network.CHECKS,
+    *slurm.CHECKS,
     *storage.CHECKS,
     *environment.CHECKS,
     *script.CHECKS,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from ddplaunch.launch.gpus import Selection, select
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch, Target
 from ddplaunch.launch.resolve import Situation, resolve
+from ddplaunch.launch.surroundings_complete import complete, notes, within_allocation
 from ddplaunch.launch.topology import split_nproc
 from ddplaunch.probes.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.probes.gather import gather
@@ -59,8 +62,9 @@ def prepare(
     Raises UsageError or RefusedError where no launch can be decided at all.
     """
     environ, cwd = os.environ, Path.cwd()
+    options = complete(options, environ)
     pairs = variables(options)
-    facts = gather(probe_request(options, environ, import_torch=import_torch))
+    facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     script = script_report(target, cwd)
     run_id = options.run_id.value if options.run_id else new_run_id()
     base = runs_directory(environ, options.run_dir.value if options.run_dir else None, cwd)
@@ -75,6 +79,7 @@ def prepare(
         record=str(record_directory(base, run_id)),
     )
     launch = resolve(options, target, situation)
+    launch = replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
     return Prepared(launch, facts, check(options, launch, facts, script), base)
 
 

@@ -1,0 +1,198 @@
+"""A real Slurm of several nodes with GPUs (GRES) on this one machine; refuses to touch anything outside its folder.
+
+Every slurmd has a name and a port of its own, as ``-N`` allows. The names resolve inside the cluster alone, by an
+/etc/hosts that is mounted over the real one where no other process sees it. The GPUs are device nodes without device.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+GPUS = 4
+_PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "unshare")
+_UP_S = 60.0
+_DOWN_S = 15.0
+
+_CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/run/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+KillWait=3
+MinJobAge=300
+ReturnToService=2
+SlurmdParameters=config_overrides
+GresTypes=gpu
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 State=UP
+PartitionName=short Nodes=ALL MaxTime=1 State=UP
+"""
+
+
+def missing() -> str | None:
+    """Return why there can be no cluster here, None where there can."""
+    if os.geteuid() != 0:
+        return "a real Slurm needs root"
+    absent = [name for name in _PROGRAMS if shutil.which(name) is None]
+    return f"a real Slurm needs {', '.join(absent)}: `apt-get install slurm-wlm munge`" if absent else None
+
+
+class Cluster:
+    """``with Cluster(folder, nodes=2) as cluster``: up until the end of the block."""
+
+    def __init__(self, folder: Path, nodes: int) -> None:
+        self.folder, self.nodes = folder, nodes
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> Cluster:
+        try:
+            self._write()
+            self._start_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in reversed(self._running):
+            process.terminate()
+        deadline = time.monotonic() + _DOWN_S
+        for process in self._running:
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment in which Slurm's programs find this cluster, with nothing in it of an allocation outside."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
+        package = str(Path(__file__).parents[2])
+        return {**clean, "SLURM_CONF": str(self.folder / "slurm.conf"), "PYTHONPATH": package}
+
+    def run(
+        self, words: Sequence[str], cwd: Path, *, environment: Mapping[str, str] | None = None, timeout_s: float = 60
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a program as a user of the cluster would."""
+        return subprocess.run(
+            list(words),
+            cwd=cwd,
+            env={**self.environment, **(environment or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+
+    def ddplaunch(self, *words: str, cwd: Path, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+        """Run ``python -m ddplaunch WORDS`` outside of any allocation."""
+        return self.run([sys.executable, "-m", "ddplaunch", *words], cwd, timeout_s=timeout_s)
+
+    def finished(self, job: str, timeout_s: float = 60) -> dict[str, str]:
+        """Wait for the end of a job and return what ``scontrol show job`` says of it."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            shown = self.run(["scontrol", "show", "job", "-o", job], self.folder).stdout
+            fields = dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
+            if fields.get("JobState", "PENDING") not in ("PENDING", "RUNNING", "COMPLETING"):
+                return fields
+            assert time.monotonic() < deadline, f"job {job} did not end: {shown}"
+            time.sleep(0.3)
+
+    def _write(self) -> None:
+        for name in ("run", "state", "dev", *(f"spool/vn{node}" for node in self._numbers)):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        key = self.folder / "munge.key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        for gpu in range(GPUS):
+            os.mknod(self.folder / f"dev/nvidia{gpu}", 0o20666, os.makedev(1, 3))
+        ports = _free_ports(self.nodes + 1)
+        host = socket.gethostname()
+        lines = [
+            f"NodeName=vn{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[node]} CPUs=16 Sockets=1 "
+            f"CoresPerSocket=16 ThreadsPerCore=1 RealMemory=64000 Gres=gpu:h100:{GPUS}"
+            for node in self._numbers
+        ]
+        general = _CONFIGURATION.format(folder=self.folder, host=host, port=ports[0])
+        (self.folder / "slurm.conf").write_text(general + "\n".join(lines) + "\n")
+        (self.folder / "gres.conf").write_text(
+            "AutoDetect=off\n"
+            f"NodeName=vn[1-{self.nodes}] Name=gpu Type=h100 File={self.folder}/dev/nvidia[0-{GPUS - 1}]\n"
+        )
+        (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        names = [f"127.0.0.1 vn{node}\n" for node in self._numbers]
+        (self.folder / "hosts").write_text(Path("/etc/hosts").read_text() + "\n" + "".join(names))
+
+    @property
+    def _numbers(self) -> range:
+        return range(1, self.nodes + 1)
+
+    def _start_all(self) -> None:
+        self._start(
+            *("munged", "--force", "--foreground", f"--socket={self.folder}/run/munge"),
+            *(f"--key-file={self.folder}/munge.key", f"--pid-file={self.folder}/run/munged.pid"),
+            *(f"--log-file={self.folder}/munged.log", f"--seed-file={self.folder}/run/seed", "--num-threads=2"),
+        )
+        self._wait(lambda: (self.folder / "run/munge").exists(), "munged")
+        self._start("slurmctld", "-D")
+        for node in self._numbers:
+            mounted = f"mount --bind {shlex.quote(str(self.folder / 'hosts'))} /etc/hosts && exec slurmd -D -N vn{node}"
+            self._start("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted)
+        self._wait(self._idle, "slurmd")
+
+    def _start(self, *words: str) -> None:
+        with (self.folder / "daemons.log").open("ab") as log:
+            process = subprocess.Popen(
+                words, env=self.environment, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        self._running.append(process)
+
+    def _idle(self) -> bool:
+        shown = self.run(["sinfo", "-h", "-p", "gpu", "-N", "-o", "%T"], self.folder).stdout.split()
+        return shown.count("idle") == self.nodes
+
+    def _wait(self, ready: object, what: str) -> None:
+        assert callable(ready)
+        deadline = time.monotonic() + _UP_S
+        while not ready():
+            ended = [process.args for process in self._running if process.poll() is not None]
+            late = time.monotonic() > deadline
+            assert not ended and not late, f"{what}: {ended}\n{(self.folder / 'daemons.log').read_text()[-4000:]}"
+            time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that are free now; the sockets are held until all are chosen."""
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in held]
+    for each in held:
+        each.close()
+    return ports
