@@ -1,0 +1,149 @@
+"""The ranks of one attempt: when each started and ended, and how; refuses to end any of them.
+
+A pidfd tells of an end without asking for it (pidfd_open(2)), in the order of the ends. torchrun looks every 0.1 s;
+until it does, the rank is a zombie, and /proc shows its status.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.processes import process
+from ddplaunch.agent.protocol import Failure, Rank
+from ddplaunch.agent.sweep import Owner
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.ended import EndedAttempt, EndedBy
+
+
+class Watched:
+    """One rank. ``status`` as waitpid(2) gives it, None while it runs or where nobody saw it."""
+
+    def __init__(self, rank: Rank) -> None:
+        """A rank that was announced and has not started."""
+        self.rank, self.local_rank = rank["rank"], rank["local_rank"]
+        self.streams = rank["streams"]
+        self.pid: int | None = None
+        self.start_time: int | None = None
+        self.started_s: float | None = None
+        self.ended_s: float | None = None
+        self.status: int | None = None
+        self.after_order_to_end = False
+        self.message = ""
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, None for a signal or where it is not known."""
+        if self.status is None or os.WIFSIGNALED(self.status):
+            return None
+        return os.WEXITSTATUS(self.status)
+
+    def signal(self) -> int | None:
+        """Return the signal that ended it, None for none."""
+        if self.status is None or not os.WIFSIGNALED(self.status):
+            return None
+        return os.WTERMSIG(self.status)
+
+    def ended_by(self) -> EndedBy | None:
+        """Say who ended it: after an order to end, SIGTERM, SIGKILL and their exit codes are the order's doing."""
+        if self.ended_s is None:
+            return None
+        obeyed = self.status is None or self.signal() in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+        obeyed = obeyed or self.exit_code() in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT)
+        return "launcher" if self.after_order_to_end and obeyed else "itself"
+
+
+class Attempt:
+    """One start of this node's ranks."""
+
+    def __init__(self, number: int, ranks: Sequence[Rank]) -> None:
+        """The ranks as announced, before any runs."""
+        self.number = number
+        self.started_s = time.time()
+        self.ended_s: float | None = None
+        self.ranks = {rank["rank"]: Watched(rank) for rank in ranks}
+        self.owners: dict[int, Owner] = {}
+        self.handles: dict[int, Watched] = {}  # pidfd → rank
+        self.first: int | None = None
+        self.ordered_to_end = False
+        self.announced = False
+
+    def started(self, pids: dict[str, int]) -> list[int]:
+        """Note the pids; return a pidfd for each rank that can still be watched."""
+        self.announced = True
+        handles = []
+        for name, pid in pids.items():
+            watched = self.ranks.get(int(name))
+            if watched is None:
+                continue
+            watched.pid = pid
+            seen = process(pid)
+            if seen is None:  # ended, and torchrun has its status already
+                watched.started_s = watched.ended_s = time.time()
+                continue
+            watched.start_time, watched.started_s = seen.start, seen.started_s
+            self.owners[pid] = Owner(seen)
+            try:
+                handle = os.pidfd_open(pid)
+            except OSError:
+                watched.ended_s = time.time()
+                continue
+            self.handles[handle] = watched
+            handles.append(handle)
+        return handles
+
+    def has_ended(self, handle: int) -> Watched:
+        """Note the end of the rank behind ``handle``, and close it."""
+        watched = self.handles.pop(handle)
+        watched.ended_s = time.time()
+        watched.after_order_to_end = self.ordered_to_end or self.first is not None
+        if watched.pid is not None and (seen := process(watched.pid)) and seen.start == watched.start_time:
+            watched.status = None if seen.alive else seen.status
+        os.close(handle)
+        if watched.status and self.first is None and watched.ended_by() == "itself":
+            self.first = watched.rank
+        return watched
+
+    def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
+        """Fill in what only torchrun saw: statuses of ranks that it reaped before they could be read."""
+        by_rank = {failure["rank"]: failure for failure in failures}
+        for watched in self.ranks.values():
+            failure = by_rank.get(watched.rank)
+            if failure and failure.get("pid") in (watched.pid, None):
+                watched.message = failure.get("message", "")
+                if not watched.status and (code := failure.get("exit_code")) is not None:
+                    watched.status = -code if code < 0 else code << 8
+                    watched.ended_s = watched.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
+            elif succeeded and watched.status is None and watched.pid is not None:
+                watched.status = 0
+        unseen = [one for one in self.ranks.values() if one.status and one.ended_by() == "itself"]
+        if self.first is None and unseen:
+            self.first = min(unseen, key=lambda one: (one.ended_s or 0, one.rank)).rank
+
+    def ended(self, node_directory: str | None) -> EndedAttempt:
+        """Return what is known now as values; ``node_directory`` is the node's in the record."""
+        from pathlib import Path
+
+        from ddplaunch.agent.ended import EndedAttempt, EndedRank
+
+        directory = Path(node_directory or "", f"attempt-{self.number}")
+        ranks = tuple(
+            EndedRank(
+                rank=one.rank,
+                local_rank=one.local_rank,
+                pid=one.pid,
+                started_s=one.started_s,
+                ended_s=one.ended_s,
+                exit_code=one.exit_code(),
+                signal=one.signal(),
+                ended_by=one.ended_by(),
+                out=directory / f"rank-{one.rank}.out",
+                err=directory / f"rank-{one.rank}.err" if "err" in one.streams else None,
+                message=one.message,
+            )
+            for one in sorted(self.ranks.values(), key=lambda each: each.rank)
+        )
+        return EndedAttempt(self.number, self.started_s, self.ended_s or time.time(), ranks, self.first)

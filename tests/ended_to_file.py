@@ -1,0 +1,25 @@
+"""Stands in for ``ddplaunch.agent.aftermath`` in tests of the guard: writes down what the guard saw."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.handover import plain_status
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.ended import EndedAttempt, EndedRun, Speaker
+    from ddplaunch.agent.protocol import Settings
+
+
+def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
+    import pickle
+
+    with open(os.environ["GUARD_TEST_ENDED"], "wb") as file:
+        pickle.dump(ended, file)
+    console.say("concluded\n")
+    return plain_status(ended)
+
+
+def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
+    return f"attempt {attempt.attempt} ended\n" if attempt.failed else None
