@@ -97,6 +97,12 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "Everything that is known of them, as JSON."),
         _RUN_DIR,
     ),
+    "stop": (
+        Flag("run", "argument", "", "Id of the run, or a part of it [the only one that runs].", "RUN"),
+        Flag("grace", "text", "", "Time to end before SIGKILL: 30, 2m [the run's own and 5 s].", "TIME"),
+        Flag("json", "switch", "", "What became of every process, as JSON."),
+        _RUN_DIR,
+    ),
     "explain": (Flag("code", "argument", "", "The code of a finding, such as shm-too-small.", "CODE"),),
 }
 HELP = {
@@ -105,6 +111,7 @@ HELP = {
     "doctor": "Check this machine; with a launch behind it, as for run, check that too.",
     "explain": "Describe a check by the code of its finding.",
     "ps": "List running and recent runs of this machine.",
+    "stop": "End a run: SIGTERM to its torchrun, SIGKILL to what is left after a grace.",
 }
 LAUNCHING = ("run", "plan", "doctor")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 
 from ddplaunch.frozen import dataclass
 from ddplaunch.probes import files
@@ -23,26 +24,31 @@ _ADOPTERS = (
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
 _GUARD = "ddplaunch.agent.guard"
+_DIRECTORY = re.compile(r'"directory": ?"([^"]*)"')
 
 
 @dataclass(frozen=True)
 class RunProcesses:
-    """The live processes of one run on this machine. ``ranks`` are what the launcher started, ``children`` what
-    those did (DataLoader workers); ``guard`` shows and records what the ranks print.
+    """The live processes of one run on this machine. ``ranks`` are what its launchers started (one for each node that
+    this machine is), ``children`` what those did (DataLoader workers); ``guards`` show and record what ranks print.
     """
 
     run_id: str
-    launcher: Process | None
-    ranks: tuple[Process, ...]
-    children: tuple[Process, ...]
-    guard: Process | None = None
+    uid: int
+    launchers: tuple[Process, ...] = ()
+    ranks: tuple[Process, ...] = ()
+    children: tuple[Process, ...] = ()
+    guards: tuple[Process, ...] = ()
 
     @property
     def all(self) -> tuple[Process, ...]:
-        """Everything, the launcher first."""
-        launcher = () if self.launcher is None else (self.launcher,)
-        guard = () if self.guard is None else (self.guard,)
-        return (*launcher, *self.ranks, *self.children, *guard)
+        """Everything, launchers first."""
+        return (*self.launchers, *self.ranks, *self.children, *self.guards)
+
+    @property
+    def first(self) -> Process:
+        """The process that tells most of the run."""
+        return self.all[0]
 
 
 @dataclass(frozen=True)
@@ -75,65 +81,89 @@ def is_guard(process: Process) -> bool:
     return any(_GUARD in word for word in process.command)
 
 
-def runs_in(table: Table) -> dict[str, RunProcesses]:
-    """Return ddplaunch's runs by run id, as the environment of their processes names them.
+def runs_in(table: Table) -> tuple[RunProcesses, ...]:
+    """Return ddplaunch's runs, as the environment of their processes names them; the youngest first.
 
     A shell in which the variables of a plan were exported is not part of the run: only launchers, ranks, and what
-    they started.
+    they started. Runs of the same id are told apart by user and, where the launch says it, by directory.
     """
-    named: dict[str, list[Process]] = {}
-    for process in table.values():
-        run_id = process.mark("DDPLAUNCH_RUN_ID")
-        if run_id and process.alive:
-            named.setdefault(run_id, []).append(process)
-    found = {run_id: _run(run_id, processes, table) for run_id, processes in named.items()}
-    return {run_id: run for run_id, run in found.items() if run.launcher is not None or run.ranks}
-
-
-def _run(run_id: str, named: list[Process], table: Table) -> RunProcesses:
+    named = [process for process in table.values() if process.alive and process.mark("DDPLAUNCH_RUN_ID")]
     launchers = {
-        process.pid: process for process in named if is_launcher(process) and not _below_launcher(process, table)
+        process.pid: _key(process) for process in named if is_launcher(process) and not _copied(process, table)
     }
-    launcher = min(launchers.values(), key=lambda process: process.start_ticks, default=None)
-    below = descendants(table, set(launchers))
-    ranks, children, guard = [], [], None
-    own = {process.pid for process in named if process.mark("LOCAL_RANK") is not None} | below
-    own |= descendants(table, own) | {process.pid for process in named if is_guard(process)}
-    for pid in sorted(own - set(launchers)):
+    parts: dict[_Key, _Parts] = {key: _Parts() for key in launchers.values()}
+    for pid, key in launchers.items():
+        parts[key].launchers.append(table[pid])
+    members = {process.pid for process in named if process.mark("LOCAL_RANK") is not None or is_guard(process)}
+    members |= set(launchers) | descendants(table, members | set(launchers))
+    for pid in sorted(members - set(launchers)):
         process = table[pid]
-        if _foreign(process, run_id) or not process.alive:
-            continue
+        owner = _owner(process, table, launchers, parts)
+        if owner is not None and process.alive:
+            parts.setdefault(owner, _Parts()).place(process, table, launchers)
+    runs = (part.run(key) for key, part in parts.items())
+    return tuple(sorted((run for run in runs if run.all), key=lambda run: -run.first.start_ticks))
+
+
+_Key = tuple[int, str, str]  # user, run id, directory
+
+
+class _Parts:
+    """The processes of one run while they are being sorted."""
+
+    def __init__(self) -> None:
+        self.launchers: list[Process] = []
+        self.ranks: list[Process] = []
+        self.children: list[Process] = []
+        self.guards: list[Process] = []
+
+    def place(self, process: Process, table: Table, launchers: Mapping[int, _Key]) -> None:
         if is_guard(process):
-            guard = process
-        elif _is_rank(process, table, launchers, run_id):
-            ranks.append(process)
+            self.guards.append(process)
+        elif _is_rank(process, table, launchers):
+            self.ranks.append(process)
         else:
-            children.append(process)
-    return RunProcesses(run_id, launcher, tuple(sorted(ranks, key=rank_of)), tuple(children), guard)
+            self.children.append(process)
+
+    def run(self, key: _Key) -> RunProcesses:
+        ranks, launchers = sorted(self.ranks, key=rank_of), sorted(self.launchers, key=lambda each: each.start_ticks)
+        return RunProcesses(key[1], key[0], tuple(launchers), tuple(ranks), tuple(self.children), tuple(self.guards))
 
 
-def _below_launcher(process: Process, table: Table) -> bool:
+def _key(process: Process) -> _Key:
+    """Return user, run id and directory; the last is what the launch told its plug-in, or empty."""
+    place = _DIRECTORY.search(process.mark("DDPLAUNCH_AGENT") or "")
+    return (process.uid, process.mark("DDPLAUNCH_RUN_ID") or "", place[1] if place else "")
+
+
+def _owner(process: Process, table: Table, launchers: Mapping[int, _Key], known: Iterable[_Key]) -> _Key | None:
+    """Return the run that a process below a launcher, or with a run's variables, belongs to."""
+    own = _key(process)
+    for each in ancestors(table, process.pid):
+        key = launchers.get(each.pid)
+        # without readable marks (setproctitle overwrites them) descent decides; other marks are a run within this one
+        if key is not None and own[1] in ("", key[1]):
+            return key
+    if not own[1]:  # below a rank whose launcher is gone
+        own = next((_key(each) for each in ancestors(table, process.pid) if each.mark("DDPLAUNCH_RUN_ID")), own)
+    same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2])]
+    return same[0] if same else own if own[1] else None
+
+
+def _copied(process: Process, table: Table) -> bool:
     """Whether it is a copy of the launcher made by fork, which is how ranks start with ``--start-method fork``."""
     parent = table.get(process.parent)
     return parent is not None and parent.command == process.command
 
 
-def _foreign(process: Process, run_id: str) -> bool:
-    """Whether it belongs to a run inside this one. Without readable marks (setproctitle overwrites them) descent
-    decides.
-    """
-    return process.mark("DDPLAUNCH_RUN_ID") not in (None, run_id)
-
-
-def _is_rank(process: Process, table: Table, launchers: dict[int, Process], run_id: str) -> bool:
+def _is_rank(process: Process, table: Table, launchers: Mapping[int, _Key]) -> bool:
+    """Whether a launcher started it: each rank leads a session; a DataLoader worker stays in that of its rank."""
     if process.parent in launchers:
         return process.session == process.pid
-    if process.mark("LOCAL_RANK") is None:
-        return False
-    if process.session != process.pid:  # the session of a rank that is gone: a DataLoader worker of it
+    if process.mark("LOCAL_RANK") is None or process.session != process.pid:
         return False
     parent = table.get(process.parent)
-    return parent is None or parent.mark("DDPLAUNCH_RUN_ID") != run_id or parent.mark("LOCAL_RANK") is None
+    return parent is None or parent.mark("LOCAL_RANK") is None
 
 
 def rank_of(process: Process) -> tuple[int, int]:

@@ -22,7 +22,7 @@ def state_of(
 ) -> State:
     """Return the state. What runs outranks what is written: a node may end before the others do."""
     if processes is not None:
-        return "running" if processes.launcher is not None or processes.guard is not None else "orphaned"
+        return "running" if processes.launchers or processes.guards else "orphaned"
     if record is None:
         return "ended"
     for state in _RECORDED:

@@ -49,7 +49,7 @@ class RunSummary:
     gpus: tuple[str, ...] | None = None
     user: str | None = None
     hosts: tuple[str, ...] = ()
-    launcher_pid: int | None = None
+    launcher_pids: tuple[int, ...] = ()
     ranks: tuple[RankProcess, ...] = ()
     problem: str | None = None
 
@@ -58,14 +58,13 @@ def summaries(base: Path, table: Table, host: str, most: int | None) -> tuple[tu
     """Return what runs here, of all users as far as /proc tells, then the newest records under ``base``, and how many
     more there are. At most ``most`` runs that have ended are read; None is all.
     """
-    alive = runs_in(table)
     directories = run_directories(base)
-    places = {path.name: path for path in directories}
-    running = [_of(run, places.get(run.run_id) or recorded_at(run), host) for run in alive.values()]
-    ended = [path for path in directories if path.name not in alive]
+    alive = [(run, recorded_at(run)) for run in runs_in(table)]
+    running = [_of(run, directory, host) for run, directory in alive]
+    busy = {directory for _, directory in alive}
+    ended = [path for path in directories if path.resolve() not in busy]
     shown = ended if most is None else ended[:most]
     listed = [summary(read_record(path), None, read_processes(path), host) for path in shown]
-    running.sort(key=lambda each: -(each.started_s or 0))
     return (*running, *listed), len(ended) - len(shown)
 
 
@@ -77,11 +76,9 @@ def _of(run: RunProcesses, directory: Path | None, host: str) -> RunSummary:
 
 def recorded_at(run: RunProcesses) -> Path | None:
     """Return the run's directory as its processes name it: what the launch told its plug-in, else their working
-    directory; None where neither may be read or nothing is there.
+    directory; None where neither may be read or nothing is there. It is resolved.
     """
-    for process in (run.launcher, run.guard, *run.ranks[:1]):
-        if process is None:
-            continue
+    for process in run.all[:3]:
         with suppress(OSError, ValueError):
             settings = json.loads(process.mark("DDPLAUNCH_AGENT") or "{}")
             named = settings.get("directory") if isinstance(settings, dict) else None
@@ -89,7 +86,7 @@ def recorded_at(run: RunProcesses) -> Path | None:
             base = process.mark("DDPLAUNCH_DIR") or ".ddplaunch"
             path = cwd / (named if isinstance(named, str) else f"{base}/runs/{run.run_id}")
             if path.is_dir():
-                return path
+                return path.resolve()
     return None
 
 
@@ -112,7 +109,7 @@ def summary(
         exit_status=None if live or record is None else record.ended("exit_status", int),
         first_failed_rank=None if live or record is None else record.ended("first_failed_rank", int),
         diagnosis=None if live or diagnosis is None else _text(diagnosis.get("code")),
-        launcher_pid=run.launcher.pid if run is not None and run.launcher is not None else None,
+        launcher_pids=tuple(process.pid for process in run.launchers) if run is not None else (),
         ranks=tuple(_rank(process) for process in run.ranks) if run is not None else (),
         problem=record.problem if record is not None else "its record is not where it can be found",
         **known,
@@ -136,7 +133,7 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
 
 def _from_processes(run: RunProcesses) -> dict[str, Any]:
     """Return what the environment tells of a run whose record cannot be found."""
-    first = run.launcher or run.ranks[0]
+    first = run.first
     worker = run.ranks[0] if run.ranks else first
     world, batch = worker.mark("WORLD_SIZE") or "", first.mark("DDPLAUNCH_GLOBAL_BATCH_SIZE") or ""
     seen = first.mark("CUDA_VISIBLE_DEVICES")

@@ -1,0 +1,98 @@
+"""``ddplaunch stop``: end one run, gracefully and then hard; refuses to end anything by a pattern."""
+
+from __future__ import annotations
+
+import json as json_format
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddplaunch.cli.durations import duration_s
+from ddplaunch.cli.say import answer_json, tell, tell_findings
+from ddplaunch.errors import ExitStatus, usage
+from ddplaunch.hosts.stopping import Stopped, stop_run
+from ddplaunch.probes.process_table import process_table
+from ddplaunch.probes.run_processes import RunProcesses, runs_in
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.find import find_run, read_record
+from ddplaunch.records.processes import read_processes
+from ddplaunch.records.summary import host_name, recorded_at
+from ddplaunch.ui.stop_view import begin_text, stop_findings, stop_json, stopped_text
+
+_GRACE_S = 30.0  # torchrun's own, before it kills the ranks
+_LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
+
+
+def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | None) -> int:
+    """End a run: SIGTERM to its torchrun, after the grace SIGKILL to what is left; wait until it is gone."""
+    grace_s = None if grace is None else duration_s("--grace", grace)
+    alive = runs_in(process_table())
+    chosen = choose(alive, run, os.geteuid())
+    if chosen is None and run is None:
+        tell("no run of yours is running here\n")
+        return ExitStatus.DONE
+    if chosen is None:
+        directory = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run)
+        chosen = next((each for each in alive if recorded_at(each) == directory.resolve()), None)
+    else:
+        found = recorded_at(chosen)
+        directory = found if found is not None else Path(chosen.run_id)
+    elsewhere = _other_hosts(directory, host_name())
+    if chosen is None:
+        stopped = Stopped(RunProcesses(directory.name, os.geteuid()), (), (), (), (), 0.0)
+        if not json:
+            tell(f"{directory.name}: nothing of it runs on this host\n")
+    else:
+        grace_s = _grace_of(chosen) + _LONGER_S if grace_s is None else grace_s
+        tell(begin_text(chosen, grace_s))
+        stopped = stop_run(chosen, grace_s)
+        if not json:
+            tell(stopped_text(stopped))
+    if json:
+        answer_json(stop_json(stopped, elsewhere))
+    tell_findings(stop_findings(stopped, elsewhere))
+    return ExitStatus.FINDINGS if stopped.remaining or elsewhere else ExitStatus.DONE
+
+
+def choose(alive: Sequence[RunProcesses], wanted: str | None, uid: int) -> RunProcesses | None:
+    """Return the live run that is meant: by its id or a part of it; without any, this user's only one.
+
+    Raises UsageError where several could be meant.
+    """
+    if wanted is None:
+        near = [run for run in alive if run.uid == uid]
+    else:
+        near = [run for run in alive if run.run_id == wanted] or [
+            run for run in alive if wanted and wanted in run.run_id
+        ]
+    if len(near) < 2:
+        return near[0] if near else None
+    if len({run.run_id for run in near}) == 1:
+        listed = "; ".join(f"pid {run.first.pid} in `{recorded_at(run)}`" for run in near)
+        raise usage(
+            f"{len(near)} runs are called `{near[0].run_id}`: {listed}",
+            why="their ids do not tell them apart",
+            fix=f"`kill {near[0].first.pid}` ends the first as `stop` would: torchrun ends its ranks",
+        )
+    listed = ", ".join(f"`{run.run_id}`" for run in near[:3]) + (", …" if len(near) > 3 else "")
+    raise usage(
+        f"{len(near)} runs could be meant: {listed}",
+        why="`stop` ends one run",
+        fix=f"`ddplaunch stop {near[0].run_id}`; `ddplaunch ps` lists them",
+    )
+
+
+def _grace_of(run: RunProcesses) -> float:
+    """Return how long the launch lets its ranks take, in seconds, as it told its plug-in."""
+    try:
+        grace = json_format.loads(run.first.mark("DDPLAUNCH_AGENT") or "{}").get("grace_s")
+    except (ValueError, AttributeError):
+        grace = None
+    return float(grace) if isinstance(grace, (int, float)) else _GRACE_S
+
+
+def _other_hosts(directory: Path, host: str) -> list[str]:
+    """Return the other hosts on which a node of the run has no outcome yet, as far as the record tells."""
+    ended = read_record(directory).outcomes
+    nodes = [node for node in read_processes(directory) if node.node not in ended]
+    return sorted({node.host for node in nodes if node.host not in ("", host)})

@@ -1,0 +1,87 @@
+"""Stops one run on this machine: asks its launcher, waits, then insists; refuses to choose the run."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable
+
+from ddplaunch.frozen import dataclass
+from ddplaunch.hosts.ending import send, wait_gone
+from ddplaunch.probes.process_table import Process, process_table
+from ddplaunch.probes.run_processes import RunProcesses, runs_in
+
+_LOOK_S = 0.25  # new processes may come while old ones go
+_KILLED_S = 5.0  # how long SIGKILL may take; longer means uninterruptible sleep
+_GUARD_S = 10.0  # how long the guard may need to write the outcome and to explain
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What became of a run's processes. ``denied`` may not be signalled by this user; ``took_s`` is in seconds."""
+
+    run: RunProcesses
+    ended: tuple[Process, ...]
+    killed: tuple[Process, ...]
+    remaining: tuple[Process, ...]
+    denied: tuple[Process, ...]
+    took_s: float
+
+
+def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
+    """Send SIGTERM to the launchers, or to the ranks where they are gone; after ``grace_s`` seconds SIGKILL to all.
+
+    Every signal goes to a process whose pid, start time and run id agree at that moment. A guard is not signalled:
+    it ends by itself when nothing is left to show.
+    """
+    begun = time.monotonic()
+    seen = {process.pid: process for process in run.all}
+    denied = _send_all(run.launchers or run.ranks or run.children, signal.SIGTERM)
+    if denied:
+        return Stopped(run, (), (), run.all, denied, time.monotonic() - begun)
+    left = _wait_stopped(run, begun + grace_s, seen)
+    killed: list[Process] = []
+    if left is not None:
+        killed = [*left.launchers, *left.ranks, *left.children]
+        _send_all(killed, signal.SIGKILL)  # the launcher first, so that it restarts nothing
+    remaining = wait_gone([each for each in seen.values() if each not in run.guards], _KILLED_S)
+    remaining += wait_gone(run.guards, _GUARD_S)
+    there = {process.pid for process in remaining}
+    killed = [process for process in killed if process.pid not in there]
+    hard = {process.pid for process in killed}
+    ended = tuple(process for process in seen.values() if process.pid not in there | hard)
+    return Stopped(run, ended, tuple(killed), tuple(remaining), (), time.monotonic() - begun)
+
+
+def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> RunProcesses | None:
+    """Wait until launcher, ranks and their children are gone; return what is left at ``end``, None if nothing.
+
+    Ranks that have lost their launcher on the way are asked themselves, once: nobody else will.
+    """
+    asked = not run.launchers
+    while True:
+        left = next((each for each in runs_in(process_table()) if _same_run(each, run, seen)), None)
+        if left is None or not (left.launchers or left.ranks or left.children):
+            return None
+        seen.update((process.pid, process) for process in left.all)
+        if not asked and not left.launchers and not left.guards:
+            _send_all(left.ranks, signal.SIGTERM)
+            asked = True
+        if time.monotonic() >= end:
+            return left
+        wait_gone(left.all, min(_LOOK_S, end - time.monotonic()))
+
+
+def _same_run(one: RunProcesses, run: RunProcesses, seen: dict[int, Process]) -> bool:
+    """Whether it is this run, and not one of the same id and user that was started since."""
+    if (one.run_id, one.uid) != (run.run_id, run.uid):
+        return False
+    known = (seen.get(process.pid) for process in one.all)
+    return any(
+        each is not None and each.start_ticks == now.start_ticks for each, now in zip(known, one.all, strict=True)
+    )
+
+
+def _send_all(processes: Iterable[Process], number: signal.Signals) -> tuple[Process, ...]:
+    """Signal each; return those that this user may not signal."""
+    return tuple(process for process in processes if send(process, number) == "denied")
