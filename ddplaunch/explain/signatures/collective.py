@@ -1,0 +1,12 @@
+"""Signatures about collectives: timeouts, mismatches, echoes in gloo and the store; refuses to hold any itself."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures import collective_echoes, collective_mismatch, collective_timeout
+
+SIGNATURES: tuple[Signature, ...] = (
+    *collective_timeout.SIGNATURES,
+    *collective_mismatch.SIGNATURES,
+    *collective_echoes.SIGNATURES,
+)

@@ -1,0 +1,154 @@
+"""How ranks that issued different collectives show; refuses timeouts, which another rule compares between ranks."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+
+_CODE = "collective-mismatch"
+_SAME = (
+    "every rank must call the same collectives in the same order with the same sizes: look for `if rank == "
+    "0:` around one"
+)
+_DETAIL = "find the two calls: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL --env TORCH_SHOW_CPP_STACKTRACES=1` on a short run"
+_UNEVEN = (
+    "uneven numbers of batches: `DistributedSampler` with `drop_last=True` in the DataLoader, or "
+    "`with model.join():` (torch.distributed.algorithms.join)"
+)
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("Detected mismatch between collectives on ranks",),
+        patterns=(
+            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running (?:collective: )?.*?"
+            r"OpType=(?P<op>\w+).*?but Rank (?P<other>\d+) is running (?:collective: )?.*?OpType=(?P<other_op>\w+)",
+            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent "
+            r")?collective: "
+            r".*?OpType=(?P<op>\w+)(?P<other>)(?P<other_op>)",
+        ),
+        what="ranks called different collectives: rank {rank} {op}, rank {other} {other_op}",
+        why="a collective pairs with whatever the other ranks call next; different operations, shapes or numbers "
+        "never complete",
+        fixes=(_SAME, _UNEVEN),
+        examples=(
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
+            "CollectiveFingerPrint("
+            "SequenceNumber=0, OpType=BROADCAST, TensorShape=[4]), but Rank 0 is running collective: "
+            "CollectiveFingerPrint("
+            "SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[4]).",
+            "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running inconsistent collective: "
+            "CollectiveFingerPrint(OpType=ALLREDUCE, TensorShape=[20, 10])",
+        ),
+        near_misses=("Detected mismatch between the checkpoint and the model",),
+        priority=68,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("Monitored Barrier encountered error",),
+        patterns=(
+            r"(?P<message>ProcessGroupWrapper: Monitored Barrier encountered error running collective: "
+            r".*?OpType=(?P<op>\w+))",
+        ),
+        what="not every rank called {op}",
+        why="with TORCH_DISTRIBUTED_DEBUG=DETAIL a barrier runs before each collective; some rank never came to "
+        "this one",
+        fixes=(_SAME, _UNEVEN),
+        examples=(
+            "RuntimeError: ProcessGroupWrapper: Monitored Barrier encountered error running collective: "
+            "CollectiveFingerPrint("
+            "SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[4]). Error: [Rank 1] Rank 0 failed to pass "
+            "monitoredBarrier in 9000 ms",
+        ),
+        near_misses=("Rank 0 failed to pass monitoredBarrier in 9000 ms",),
+        priority=56,
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("Received data size doesn't match expected size", "op.preamble.length <= op.nbytes", "op.nbytes"),
+        patterns=(
+            r"(?P<message>op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<expected>\d+))",
+            r"(?P<message>(?P<got>\d+) vs (?P<expected>\d+)\. Received data size doesn't match expected size)",
+        ),
+        what="gloo: a rank sent {got} bytes where another expected {expected}",
+        why="ranks gave tensors of different sizes (or different collectives) to one call",
+        fixes=(
+            "print `tensor.shape` on every rank before the call; sizes that may differ need `all_gather_object` "
+            "or padding",
+            _SAME,
+            _UNEVEN,
+        ),
+        examples=(
+            "terminate called after throwing an instance of 'gloo::EnforceNotMet' what(): [enforce fail at "
+            "../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 40 vs 16",
+            "[enforce fail at pair.cc:494] 32 vs 16. Received data size doesn't match expected size. Is there a "
+            "distributed "
+            "collective mismatch in your code?",
+        ),
+        near_misses=("checkpoint: received data size 40 vs 16",),
+        priority=62,
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=(
+            "Received data size doesn't match expected size",
+            "Mismatched collective detected",
+            "collective mismatch error",
+            "Message truncated",
+            "message truncated",
+        ),
+        patterns=(
+            r"(?P<message>Received data size doesn't match expected size)",
+            r"NCCL WARN (?P<message>Mismatched collective detected.*? rank \d+)",
+            r"NCCL WARN .*(?P<message>collective mismatch error, local size \d+ remote size \d+)",
+            r"NCCL WARN .*(?P<message>[Mm]essage truncated ?: receiv\w+ \d+ bytes instead of \d+)",
+        ),
+        what="ranks issued different collectives or sizes: `{message}`",
+        why="a collective pairs with whatever the other ranks call next; NCCL or gloo noticed that the sizes do "
+        "not fit",
+        fixes=(
+            _SAME,
+            _DETAIL,
+            _UNEVEN,
+            "the NCCL settings (NCCL_ALGO, NCCL_PROTO, version) must be equal on all nodes too",
+        ),
+        examples=(
+            "Received data size doesn't match expected size. Is there a distributed collective mismatch in your code?",
+            "init.cc:1247 NCCL WARN Mismatched collective detected, please check your collective calls at and "
+            "around rank 39.",
+            "NCCL WARN NET/IB : req 0/1 tag 0 peer 10.10.23.6<58683> collective mismatch error, local size "
+            "496640 remote size 65536",
+            "bootstrap.cc:77 NCCL WARN Message truncated : received 256 bytes instead of 4",
+            "NCCL WARN NET/Socket : peer 10.1.2.3<47> message truncated : receiving 524288 bytes instead of 65536",
+        ),
+        near_misses=("UserWarning: message truncated to 100 characters",),
+        priority=60,
+        source="https://github.com/NVIDIA/nccl/pull/605",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=(
+            "different number of batches",
+            "Detected at least one rank that exhausted inputs",
+        ),
+        patterns=(
+            r"(?P<message>Detected at least one rank that exhausted inputs)",
+            r"(?P<message>ranks? .*different number of batches.*)",
+        ),
+        what="ranks have different numbers of batches: `{message}`",
+        why="the rank with fewer batches leaves the loop while the others wait for it in the gradient all-reduce",
+        fixes=(_UNEVEN,),
+        examples=(
+            "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks.",
+            "RuntimeError: ranks have a different number of batches (313 and 312)",
+        ),
+        near_misses=("each rank draws from a different number of files",),
+        priority=64,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/algorithms/join.py",
+    ),
+)

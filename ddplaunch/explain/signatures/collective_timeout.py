@@ -1,0 +1,263 @@
+"""How a collective that never completes shows, by program and era; refuses to say which rank was late (the "
+"engine compares)."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+
+_CODE = "collective-timeout"
+_STACKS = (
+    "while it hangs: `py-spy dump --pid PID` for every rank; the one that is elsewhere than in the "
+    "collective is the cause"
+)
+_RECORDER = (
+    "record the collectives: `--env TORCH_FR_BUFFER_SIZE=2000 --env TORCH_NCCL_DUMP_ON_TIMEOUT=1` (before 2.9 "
+    "`TORCH_NCCL_TRACE_BUFFER_SIZE`), then `torchfrtrace`"
+)
+_LONGER = (
+    "if one rank has honest work meanwhile (evaluation, checkpoint, download): let all ranks do it, or "
+    "`init_process_group(timeout=timedelta(hours=2))`"
+)
+_WHY = (
+    "one rank was late, stuck or gone, or issued another collective; the ranks that waited are the ones that complain"
+)
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("Watchdog caught collective operation timeout",),
+        patterns=(
+            r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
+            r"WorkNCCL\((?:SeqNum=(?P<seq>1), )"
+            r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?,? ?"
+            r"(?:TensorShape=\[.*?\], )?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<waited_ms>\d+) milliseconds",
+        ),
+        what="the first collective ({op}, SeqNum=1) did not complete within {timeout_ms} ms",
+        why="the GPUs connected but no data arrived: transport between GPUs or nodes (P2P under IOMMU or ACS, a "
+        "wrong network "
+        "interface), or a rank that came late to its first collective",
+        fixes=(
+            "tell transport from a late rank: run once with `--env NCCL_P2P_DISABLE=1`, between nodes with "
+            "`--no-nccl-ib` "
+            "and `--socket-ifname NAME`",
+            "see which transport NCCL chose: `--nccl-debug INFO`",
+            _STACKS,
+            _LONGER,
+        ),
+        examples=(
+            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, "
+            "NumelIn=1, NumelOut=1, "
+            "Timeout(ms)=600000) ran for 600031 milliseconds before timing out.",
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, "
+            "Timeout(ms)=1800000) "
+            "ran for 1800655 milliseconds before timing out.",
+        ),
+        near_misses=("WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)",),
+        priority=31,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    ),
+    Signature(  # OpType alone 1.9-1.11, SeqNum from 1.12, NumelIn from 2.1
+        code=_CODE,
+        role="root",
+        literals=("Watchdog caught collective operation timeout",),
+        patterns=(
+            r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: Work\w+\("
+            r"(?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)"
+            r"(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?,? ?(?:TensorShape=\[.*?\], )?"
+            r"Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<waited_ms>\d+) milliseconds",
+        ),
+        what="{op} did not complete within {timeout_ms} ms",
+        why=_WHY,
+        fixes=(_STACKS, _RECORDER, _LONGER),
+        examples=(
+            "[E ProcessGroupNCCL.cpp:587] [Rank 1] Watchdog caught collective operation timeout: "
+            "WorkNCCL(OpType=ALLREDUCE, "
+            "Timeout(ms)=1800000) ran for 1800904 milliseconds before timing out.",
+            "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7753, OpType=_REDUCE_SCATTER_BASE, "
+            "NumelIn=544997376, NumelOut=68124672, Timeout(ms)=600000) ran for 600099 milliseconds before timing out.",
+            "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96120, OpType=ALLREDUCE, "
+            "Timeout(ms)=1800000) ran for "
+            "25624887 milliseconds before timing out.",
+            "[Rank 0] Watchdog caught collective operation timeout: WorkXCCL(SeqNum=4, OpType=GATHER, "
+            "Timeout(ms)=600000) ran for "
+            "600001 milliseconds",
+            "Watchdog caught collective operation timeout: WorkHCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=1800000) "
+            "ran for 1800100 milliseconds before timing out.",
+        ),
+        near_misses=("NCCL INFO Watchdog started, Timeout(ms)=600000",),
+        priority=30,
+        source="https://github.com/pytorch/pytorch/issues/118369",
+    ),
+    Signature(
+        code=_CODE,
+        role="confirmation",
+        literals=(
+            "Timeout at NCCL work",
+            "failure detected by watchdog at work sequence id",
+            "detected by watchdog at work:",
+        ),
+        patterns=(
+            r"Rank (?P<rank>\d+)\].*(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): "
+            r"(?P<seq>\d+),?.*?"
+            r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)",
+        ),
+        what="rank {rank} stopped at collective {seq} (last enqueued {enqueued}, last completed {completed})",
+        why=_WHY,
+        fixes=(_STACKS, _RECORDER),
+        examples=(
+            "[PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 7753, last "
+            "enqueued NCCL work: 7755, "
+            "last completed NCCL work: 7752.",
+            "[PG ID 2 PG GUID 9 Rank 4] Timeout at NCCL work: 610, last enqueued NCCL work: 616, last completed "
+            "NCCL work: 609.",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 2]  failure detected by watchdog at work sequence id: 1248 PG "
+            "status: last enqueued "
+            "work: 1248, last completed work: 1247",
+        ),
+        near_misses=("[Rank 0] Some NCCL operations have failed or timed out.",),
+        priority=30,
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=(
+            "watchdog got stuck for",
+            "Heartbeat monitor timed out",
+            "Received a global timeout",
+            "dump signal due to a",
+        ),
+        patterns=(
+            r"(?:Rank (?P<rank>\d+)\] )?.*watchdog got (?P<event>stuck for \d+ seconds)",
+            r"Rank (?P<rank>\d+)\].*(?P<event>Heartbeat monitor timed out)",
+            r"(?P<event>Heartbeat monitor timed out)",
+            r"Rank (?P<rank>\d+)\].*(?P<event>Received a global timeout|Received a dump signal due to a \w+ ?timeout)",
+        ),
+        what="NCCL's watchdog saw no progress ({event})",
+        why="a CUDA or NCCL call never returned, or a thread held the GIL inside one; a longer heartbeat only hides it",
+        fixes=(
+            _STACKS,
+            _RECORDER,
+            "if a checkpoint or compilation honestly takes that long: `--env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`",
+        ),
+        examples=(
+            "[PG ID 0 PG GUID 0(default_pg) Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds "
+            "without making progress in "
+            "monitoring enqueued collectives.",
+            "[rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 1] Heartbeat monitor timed out! Process will be "
+            "terminated after dumping",
+            "Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=1",
+            "[PG 0 Rank 3] Received a global timeout from another rank and will start to dump the debug info.",
+            "[PG ID 0 PG GUID 0 Rank 5] Received a dump signal due to a collective timeout from this local rank",
+        ),
+        near_misses=("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=480",),
+        priority=28,
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("is setting up NCCL communicator",),
+        patterns=(
+            r"\[(?P<rank>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId from "
+            r"\[(?P<source_rank>\d+)\].*"
+            r"store->get\('(?P<key>[^']*)'\) got error: (?P<error>Socket Timeout|wait timeout|Timeout)",
+        ),
+        what="rank {rank} waited in vain for rank {source_rank} to begin the first collective",
+        why="rank {source_rank} makes the id of the communicator when it comes to its first collective; it was "
+        "still busy (download, "
+        "tokenising, compiling) or had failed",
+        fixes=(
+            "let rank {source_rank} do that work before `init_process_group`, or give it time: "
+            "`init_process_group(timeout=timedelta(hours=2))`",
+            "look at the output of rank {source_rank}: `--show {source_rank}`",
+            _STACKS,
+        ),
+        examples=(
+            "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId "
+            "from [0] via c10d "
+            "key-value store by key '0', but store->get('0') got error: Socket Timeout",
+            "RuntimeError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+            "key-value store by key "
+            "'0', but store->get('0') got error: wait timeout after 1800000ms",
+        ),
+        near_misses=(
+            "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store "
+            "by key '0', but "
+            "store->get('0') got error: Connection reset by peer",
+        ),
+        priority=32,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("Timed out waiting", "gloo::IoException", "Application timeout caused pair closure"),
+        patterns=(
+            r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<op>\w+) operation to complete",
+            r"(?P<op>Application) timeout caused pair closure",
+        ),
+        what="gloo: a {op} operation was not answered in time",
+        why="gloo waits for the other ranks of the collective; " + _WHY,
+        fixes=(_STACKS, _LONGER),
+        examples=(
+            "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out "
+            "waiting 15000ms for recv "
+            "operation to complete",
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:136] Timed out waiting "
+            "1800000ms for send "
+            "operation to complete",
+            "terminate called after throwing an instance of 'gloo::IoException' what(): Application timeout "
+            "caused pair closure",
+        ),
+        near_misses=(
+            "Timed out waiting for clients",
+            "Timed out after 31 seconds waiting for clients. 1/2 clients joined.",
+        ),
+        priority=30,
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("failed to pass monitoredBarrier", "failed to pass monitored_barrier"),
+        patterns=(r"Ranks? (?P<late>\d+(?:, ?\d+)*),? failed to pass monitored_?[bB]arrier in (?P<timeout_ms>\d+) ms",),
+        what="rank {late} did not come to monitored_barrier within {timeout_ms} ms",
+        why="rank 0 asks each rank in turn; the ones that it names were late, stuck or gone",
+        fixes=("look at the output of rank {late}: `--show {late}`", _STACKS, _LONGER),
+        examples=(
+            "[rank0]: RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms",
+            "RuntimeError: Rank 1 failed to pass monitoredBarrier in 300000 ms",
+            "[Rank 0]: Rank 2, 3 failed to pass monitored_barrier in 60000 ms",
+        ),
+        near_misses=(
+            "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
+            "rank 0.",
+        ),
+        priority=40,
+        source="https://pytorch.org/docs/stable/distributed.html#torch.distributed.monitored_barrier",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("WorkNCCL", "c10::DistBackendError"),
+        patterns=(
+            r"^(?:\w+Error: )?(?P<op>NCCL) communicator was aborted on rank (?P<rank>\d+)\..*Original reason for "
+            r"failure was: .*"
+            r"(?:[Tt]imeout|timed out)",
+            r"^(?:\S+ )?WorkNCCL\(.*OpType=(?P<op>\w+).*Timeout\(ms\)=\d+\) timed out in blocking wait",
+        ),
+        what="{op} timed out",
+        why=_WHY,
+        fixes=(_STACKS, _RECORDER, _LONGER),
+        examples=(
+            "RuntimeError: NCCL communicator was aborted on rank 2.  Original reason for failure was: [Rank 2] "
+            "WorkNCCL timeout: "
+            "ran for 1800 s",
+            "RuntimeError: WorkNCCL(SeqNum=4, OpType=BROADCAST, Timeout(ms)=60000) timed out in blocking wait "
+            "(TORCH_NCCL_BLOCKING_WAIT=1).",
+            "c10::DistBackendError: WorkNCCL(SeqNum=2, OpType=ALLGATHER, Timeout(ms)=60000) timed out in "
+            "blocking wait.",
+        ),
+        near_misses=("NCCL communicator was aborted on rank 1.",),
+        priority=30,
+    ),
+)

@@ -1,0 +1,11 @@
+"""Signatures about DDP and what runs through it: models, the process group, numbers; refuses to hold any itself."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures import ddp_model, ddp_numbers
+
+SIGNATURES: tuple[Signature, ...] = (
+    *ddp_model.SIGNATURES,
+    *ddp_numbers.SIGNATURES,
+)

@@ -1,0 +1,202 @@
+"""How a fault of a GPU or of a kernel shows; refuses to blame hardware for an index out of range."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+
+_SANITIZE = (
+    "find the kernel: run one rank under `compute-sanitizer python train.py`, or with `--env CUDA_LAUNCH_BLOCKING=1`"
+)
+_HEALTH = "look at the GPU: `nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER` and `dmesg | grep -i xid`"
+_ASYNC = "the Python frame is only where the error was noticed: kernels run asynchronously"
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code="device-side-assert",
+        role="root",
+        literals=("Assertion `",),
+        patterns=(
+            r"(?P<file>[\w.-]+\.(?:cu|cuh|h|hpp|cpp|py))[:(]\d+[:)].*?: block: ?\[(?P<block>[\d, ]+)\], thread: "
+            r"?\[[\d, ]+\].*"
+            r"Assertion `(?P<assertion>.+?)`? failed",
+            r"(?P<file>[\w.-]+\.(?:cu|cuh)):\d+: .*Assertion `(?P<assertion>.+?)` failed",
+        ),
+        what="an assertion failed in a GPU kernel ({file}): `{assertion}`",
+        why="a kernel checks what it is given, nearly always a label or index outside of the range of classes, rows or "
+        "embeddings; " + _ASYNC,
+        fixes=(
+            "check the range where the batch is made: `assert 0 <= labels.min() and labels.max() < num_classes`, "
+            "and that "
+            "token ids are below the embedding's size",
+            "get the true frame: `--env CUDA_LAUNCH_BLOCKING=1`, or one step on the CPU",
+        ),
+        examples=(
+            "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: "
+            "[7,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:84: operator(): block: [0,0,0], thread: [0,0,0] "
+            "Assertion "
+            '`index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
+            "/opt/conda/THCUNN/ClassNLLCriterion.cu:105: void cunn_ClassNLLCriterion_updateOutput_kernel(): "
+            "block: [0,0,0], "
+            "thread: [1,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "/tmp/kernels/gather.cu:41: void gather(int*): Assertion `row < rows` failed.",
+            "/pytorch/aten/src/THC/THCTensorIndex.cu:362: void indexSelectLargeIndex(): block: [3,0,0], thread: "
+            "[31,0,0] "
+            "Assertion `srcIndex < srcSelectDimSize` failed.",
+        ),
+        near_misses=("python: malloc.c:2617: sysmalloc: Assertion `(old_top == initial_top (av))' failed.",),
+        priority=72,
+    ),
+    Signature(
+        code="device-side-assert",
+        role="root",
+        literals=("device-side assert triggered",),
+        patterns=(
+            r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure|HIP error)\S* ?:? ?\d* ?'?device-side assert "
+            r"triggered",
+            r"THCudaCheck FAIL.*: device-side assert triggered",
+        ),
+        what="an assertion failed in a GPU kernel (the log does not say which)",
+        why="nearly always a label or index out of range; " + _ASYNC,
+        fixes=(
+            "get the assertion and the true frame: `--env CUDA_LAUNCH_BLOCKING=1`, or one step on the CPU",
+            "check labels and token ids against the number of classes and the embedding's size",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "torch.AcceleratorError: CUDA error: device-side assert triggered",
+            "RuntimeError: cuda runtime error (59) : device-side assert triggered at "
+            "/pytorch/aten/src/THC/THCReduceAll.cuh:327",
+            "THCudaCheck FAIL file=/opt/THCReduceAll.cuh line=327 error=59 : device-side assert triggered",
+            "NCCL WARN Cuda failure 'device-side assert triggered'",
+        ),
+        near_misses=("Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",),
+        priority=66,
+    ),
+    Signature(
+        code="gpu-fault",
+        role="root",
+        literals=("NVRM: Xid",),
+        patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>(?!45\b|43\b|31\b|13\b)\d+)\b,?(?P<detail>.*)",),
+        what="the driver reported Xid {xid} for the GPU at {device}:{detail}",
+        why="an Xid is the driver's own error report: 79 fell off the bus, 48, 63, 64, 94 and 95 memory (ECC), "
+        "74 and 144 to 150 "
+        "NVLink, 119 and 120 its firmware",
+        fixes=(
+            "take the node out of the job (`srun --exclude=NODE`) and report it; a reset or reboot is needed "
+            "after most Xids",
+            _HEALTH,
+            "meaning of each number: https://docs.nvidia.com/deploy/xid-errors/",
+        ),
+        examples=(
+            "[1084456.074562] NVRM: Xid (PCI:0000:09:00): 79, pid=0, GPU has fallen off the bus.",
+            "kernel: NVRM: Xid (PCI:0000:9b:00): 94, pid=1234, name=python3, Contained ECC error",
+            "NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00",
+        ),
+        near_misses=(
+            "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+        ),
+        priority=74,
+        source="https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Signature(
+        code="gpu-fault",
+        role="confirmation",
+        literals=("NVRM: Xid",),
+        patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>13|31|43)\b",),
+        what="the driver reported Xid {xid} for the GPU at {device}",
+        why="13, 31 and 43 follow from a kernel that read or wrote where it must not",
+        fixes=(_SANITIZE,),
+        examples=("NVRM: Xid (PCI:0000:41:00): 31, pid=4411, name=python, Ch 00000008, MMU Fault",),
+        near_misses=("NVRM: Xid (PCI:0000:09:00): 79, pid=0, GPU has fallen off the bus.",),
+    ),
+    Signature(
+        code="gpu-fault",
+        role="root",
+        literals=(
+            "uncorrectable ECC error",
+            "uncorrectable NVLink error",
+            "fallen off the bus",
+            "GPU is lost",
+            "Unable to determine the device handle",
+            "hardware stack error",
+        ),
+        patterns=(
+            r"(?:CUDA error|Cuda failure|cuda runtime error)\S* .*?(?P<message>uncorrectable (?:ECC|NVLink) error\w*)",
+            r"(?P<message>GPU has fallen off the bus|GPU is lost)",
+            r"(?P<message>Unable to determine the device handle for GPU\s?\S+)",
+            r"CUDA error: (?P<message>hardware stack error)",
+        ),
+        what="a GPU failed: `{message}`",
+        why="memory, link or board of this GPU reported a fault that software cannot repair; no code of the run "
+        "caused it",
+        fixes=(
+            "take the node or GPU out (`--gpus` without it, `srun --exclude=NODE`) and report it",
+            _HEALTH,
+            "continue from the last checkpoint on other GPUs",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+            "NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.",
+            "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error",
+            "RuntimeError: CUDA error: hardware stack error",
+            "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost.  Reboot the system to "
+            "recover this GPU",
+        ),
+        near_misses=("Volatile Uncorr. ECC                           | 0 |", "PCIe Bus Error: severity=Corrected"),
+        priority=74,
+    ),
+    Signature(
+        code="gpu-fault",
+        role="root",
+        literals=(
+            "an illegal memory access was encountered",
+            "misaligned address",
+            "unspecified launch failure",
+            "an illegal instruction was encountered",
+            "invalid program counter",
+            "Memory access fault by GPU",
+            "launch timed out and was terminated",
+            "CUDA error: unknown error",
+        ),
+        patterns=(
+            r"(?:CUDA(?: driver)? error|cuda runtime error \(\d+\)|Cuda failure|CUDA Runtime Error|HIP "
+            r"error|Cuda error)\S* ?:? ?\d* ?'?"
+            r"(?P<message>an illegal memory access was encountered|misaligned address|unspecified launch failure"
+            r"|an illegal instruction was encountered|invalid program counter|operation not supported on "
+            r"global/shared address space"
+            r"|the launch timed out and was terminated|unknown error)",
+            r"THCudaCheck FAIL.*: (?P<message>an illegal memory access was encountered|unspecified launch failure)",
+            r"(?P<message>Memory access fault by GPU node-\d+)",
+        ),
+        log_unless=(r"Assertion `.*` failed", r"device-side assert triggered", r"uncorrectable ECC"),
+        what="a kernel faulted on the GPU: `{message}`",
+        why="a kernel (often a custom, Triton or fused one) touched memory that is not its own, or the GPU "
+        "itself is at fault; " + _ASYNC,
+        fixes=(
+            _SANITIZE,
+            "leave custom kernels out one by one (flash attention, apex, `torch.compile`), and update them to fit "
+            "this torch",
+            "if it stays on one GPU whatever runs there: " + _HEALTH,
+        ),
+        examples=(
+            "torch.AcceleratorError: CUDA error: misaligned address",
+            "[rank0]:[E ProcessGroupNCCL.cpp:1414] [PG 2 Rank 0] Process group watchdog thread terminated with "
+            "exception: CUDA "
+            "error: an illegal memory access was encountered",
+            "RuntimeError: cuda runtime error (77) : an illegal memory access was encountered at "
+            "/opt/THCCachingHostAllocator.cpp:265",
+            "RuntimeError: CUDA error: unspecified launch failure",
+            "THCudaCheck FAIL file=/opt/Copy.cu line=84 error=4 : unspecified launch failure",
+            "NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+            "Memory access fault by GPU node-4 (Agent handle: 0x55) on address 0x7f.",
+            "RuntimeError: CUDA error: the launch timed out and was terminated",
+            "RuntimeError: CUDA error: an illegal instruction was encountered",
+            "RuntimeError: CUDA error: invalid program counter",
+            "RuntimeError: CUDA error: unknown error",
+        ),
+        near_misses=("Search for `cudaErrorMisalignedAddress' in https://docs.nvidia.com/cuda/",),
+        priority=62,
+    ),
+)

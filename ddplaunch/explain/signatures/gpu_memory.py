@@ -1,0 +1,198 @@
+"""How a GPU that ran out of memory shows, by program and era; refuses to tell which rank was first."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+
+_CODE = "cuda-out-of-memory"
+_SMALLER = (
+    "run again with half the batch and twice the accumulation: `--batch-size` N/2 `--accum` 2, same effective batch"
+)
+_WHO = "see who holds the GPU with `nvidia-smi`, end what is left over, or take idle GPUs: `--gpus free:N`"
+_OWN = "give each process its own GPU: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))` before anything uses CUDA"
+_FRAGMENTS = "if much is reserved but unallocated: `--env PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`"
+_WHY = "weights, gradients, optimizer state and the activations of one batch together did not fit on the GPU"
+_SIZE = r"(?P<wanted>[\d.]+ [KMGTE]i?B)"
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(  # 2.1 and later, every process that sits on the GPU is listed
+        code=_CODE,
+        role="root",
+        literals=("has a total capac",),
+        patterns=(
+            rf"Tried to allocate {_SIZE}\. GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ \w+) of which "
+            r"(?P<free>[\d.]+ \w+) is free\. .*?Process (?P<other>\d+) has (?P<held>[\d.]+ \w+) memory in use\. "
+            r"(?:Including non-PyTorch memory, this process|Process \d+) has",
+        ),
+        what="GPU {gpu} is full: {wanted} wanted, {free} of {total} free, and several processes share the GPU",
+        why="more than one process holds memory on this GPU: ranks that never chose their own, or somebody else's job",
+        fixes=(_OWN, _WHO, _SMALLER),
+        examples=(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 64.00 MiB. GPU 0 has a total capacity of "
+            "44.39 GiB of which 31.00 MiB is free. Process 91022 has 7.11 GiB memory in use. Process 91020 has "
+            "20.05 GiB memory in use. Of the allocated memory 6.44 GiB is allocated by PyTorch",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacty of "
+            "79.15 GiB of which 1.20 GiB is free. Process 411 has 60.00 GiB memory in use. Including non-PyTorch "
+            "memory, "
+            "this process has 17.90 GiB memory in use.",
+        ),
+        near_misses=(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of "
+            "39.38 GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory",
+        ),
+        priority=66,
+        source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("has a total capac",),
+        patterns=(
+            rf"Tried to allocate {_SIZE}\. GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ \w+) of which "
+            r"(?P<free>[\d.]+ \w+) is free\.(?:.*this process has (?P<used>[\d.]+ \w+) memory in use)?",
+        ),
+        what="GPU {gpu} is full: {wanted} wanted, {free} of {total} free",
+        why=_WHY,
+        fixes=(_SMALLER, "this process held {used}: if that is far below {total}, " + _WHO, _FRAGMENTS),
+        examples=(
+            "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total "
+            "capacity "
+            "of 39.38 GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB "
+            "memory in "
+            "use. Of the allocated memory 35.20 GiB is allocated by PyTorch",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
+            "capacty of "
+            "23.69 GiB of which 10.06 MiB is free. ",
+        ),
+        near_misses=("GPU 0 has a total capacity of 80 GiB, of which 71 GiB is free before training",),
+        priority=65,
+        source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp",
+    ),
+    Signature(  # 0.4 to 2.0
+        code=_CODE,
+        role="root",
+        literals=("total capacity;",),
+        patterns=(
+            rf"Tried to allocate {_SIZE} \(GPU (?P<gpu>\d+); (?P<total>[\d.]+ \w+) total capacity; "
+            r"(?P<used>[\d.]+ \w+) already allocated; (?P<free>[\d.]+ \w+) free",
+        ),
+        what="GPU {gpu} is full: {wanted} wanted, {free} of {total} free, {used} allocated by this process",
+        why=_WHY + "; where this process allocated far less than the GPU has, other processes hold the rest",
+        fixes=(_SMALLER, _WHO, _OWN),
+        examples=(
+            "RuntimeError: CUDA out of memory. Tried to allocate 392.00 MiB (GPU 0; 47.54 GiB total capacity; 5.11 GiB "
+            "already allocated; 40.88 MiB free; 5.12 GiB reserved in total by PyTorch)",
+            "RuntimeError: CUDA out of memory. Tried to allocate 1.12 MiB (GPU 0; 22.37 GiB total capacity; 15.87 GiB "
+            "already allocated; 3.56 MiB free; 787.74 MiB cached)",
+        ),
+        near_misses=("GPU 0; 47.54 GiB total capacity; 5.11 GiB already allocated",),
+        priority=65,
+        source="https://github.com/pytorch/pytorch/blob/v1.13.0/c10/cuda/CUDACachingAllocator.cpp",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("CUDA out of memory", "HIP out of memory", "OutOfMemoryError", "Encountered OOM"),
+        patterns=(
+            r"(?:CUDA|HIP) out of memory\. Tried to allocate",
+            r"(?:torch\.|cuda\.|c10::|cupy\.\S*|numba\S*)OutOfMemoryError\b: (?!DefaultCPU)\S",
+            r"^(?:RuntimeError: )?\[?(?:CRITICAL|ERROR)?:? ?Encountered OOM (?:exception|error)?",
+        ),
+        unless=(r"^\s*(?:except|raise|if|assert)\b", r"(?:caught|retry|Retrying|reducing|skipping|halving)"),
+        what="a GPU ran out of memory",
+        why=_WHY,
+        fixes=(_SMALLER, _WHO, _FRAGMENTS),
+        examples=(
+            "torch.OutOfMemoryError: CUDA out of memory.",
+            "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
+            "  what():  CUDA out of memory. Tried to allocate 512.00 MiB",
+            "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
+            "Encountered OOM exception and not in distributed mode",
+        ),
+        near_misses=(
+            "    except torch.cuda.OutOfMemoryError: pass",
+            "| epoch 003 | loss 2.31 | gnorm 0.7 | oom 0.000 |",
+            "batch size 64: CUDA out of memory. Tried to allocate 2.00 GiB, retrying with 32",
+        ),
+        priority=60,
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
+        patterns=(
+            r"CUDA(?: driver)? error(?: 2)?: out of memory\b",
+            r"cuda runtime error \(2\) : out of memory",
+            r"Cuda (?:failure|error)(?: \S+?)? ?\d* ?'out of memory'",
+            r"(?:THCudaCheck FAIL|CUDA_ERROR_OUT_OF_MEMORY)\b.*out of memory",
+        ),
+        what="a GPU ran out of memory outside of PyTorch's allocator (CUDA or NCCL itself could not allocate)",
+        why="the GPU was full when the CUDA context, a library or NCCL's buffers needed memory; often several "
+        "processes "
+        "share one GPU",
+        fixes=(_WHO, _OWN, _SMALLER),
+        examples=(
+            "RuntimeError: CUDA error: out of memory",
+            "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58",
+            "node:2134736:2285781 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'",
+            "Cuda failure 2 'out of memory'",
+            "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+            "THCudaCheck FAIL file=/pytorch/aten/src/THC/THCGeneral.cpp line=405 error=2 : out of memory",
+        ),
+        near_misses=(
+            "Out of memory: Killed process 812 (python)",
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks have been OOM Killed.",
+        ),
+        priority=60,
+        source="https://github.com/NVIDIA/nccl/issues/962",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=("to CUDA ",),
+        patterns=(r"NCCL WARN Failed to CUDA (?:calloc|malloc)(?: async)? (?P<size>\d+) bytes",),
+        what="NCCL could not allocate {size} bytes on its GPU",
+        why="NCCL takes its buffers from the same GPU memory after the model has filled it",
+        fixes=(_SMALLER, _WHO, "leave room for NCCL: `torch.cuda.set_per_process_memory_fraction(0.95)`"),
+        examples=("node:2134736:2285781 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",),
+        near_misses=("NCCL INFO CUDA calloc 64 bytes",),
+        priority=58,
+        source="https://github.com/NVIDIA/nccl/issues/962",
+    ),
+    Signature(
+        code=_CODE,
+        role="root",
+        literals=(
+            "CUBLAS_STATUS_ALLOC_FAILED",
+            "CUDNN_STATUS_ALLOC_FAILED",
+            "CUBLAS_STATUS_NOT_INITIALIZED",
+            "resource allocation failed",
+            "CUSOLVER_STATUS_ALLOC_FAILED",
+        ),
+        patterns=(
+            r"(?P<status>CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED)",
+            r"(?P<status>CUBLAS_STATUS_NOT_INITIALIZED) when calling `cublasCreate",
+            r"cublas runtime error : (?P<status>resource allocation failed)",
+        ),
+        unless=(r"^\s*frame #",),
+        log_unless=(r"Assertion .* failed", r"device-side assert"),
+        what="a GPU library could not allocate its workspace ({status})",
+        why="cuBLAS and cuDNN allocate outside of PyTorch's cache, and the GPU was full; an index out of range "
+        "before it "
+        "gives the same message",
+        fixes=(_SMALLER, _WHO, "if memory is free: look for indices out of range with `--env CUDA_LAUNCH_BLOCKING=1`"),
+        examples=(
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+            "RuntimeError: cublas runtime error : resource allocation failed at /opt/conda/THCGeneral.cpp:228",
+            "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
+        ),
+        near_misses=(
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+        ),
+        priority=55,
+        source="https://github.com/pytorch/pytorch/issues/24838",
+    ),
+)

@@ -1,0 +1,176 @@
+"""How a GPU that is not there, not visible or given twice shows; refuses to probe one."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+
+_DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
+_GLOO = "to train without GPUs: `--device cpu` and `init_process_group('gloo')`"
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code="cuda-unavailable",
+        role="root",
+        literals=(
+            "Torch not compiled with CUDA enabled",
+            "_cuda_setDevice",
+            "not linked with support for cuda devices",
+        ),
+        patterns=(
+            r"Torch not compiled with CUDA enabled",
+            r"module '?torch\._C'? has no attribute '_cuda_\w+'",
+            r"PyTorch is not linked with support for cuda devices",
+        ),
+        what="this build of torch has no CUDA (CPU wheel)",
+        why="the script asks for a GPU, but the installed torch was built for CPUs only",
+        fixes=(
+            "install a CUDA build of torch: `pip install --force-reinstall torch --index-url "
+            "https://download.pytorch.org/whl/cu126` (a CUDA that the driver supports)",
+            _GLOO,
+            _DOCTOR,
+        ),
+        examples=(
+            "AssertionError: Torch not compiled with CUDA enabled",
+            "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+            "RuntimeError: PyTorch is not linked with support for cuda devices",
+        ),
+        near_misses=("    torch._C._cuda_setDevice(device)", "torch.cuda.is_available() is False: using the CPU"),
+        priority=65,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py",
+    ),
+    Signature(
+        code="cuda-unavailable",
+        role="root",
+        literals=(
+            "No CUDA GPUs are available",
+            "no CUDA-capable device is detected",
+            "No HIP GPUs are available",
+            "busy or unavailable",
+            "Cuda is not available",
+            "CUDA is not available",
+            "initialization error",
+        ),
+        patterns=(
+            r"(?P<message>No (?:CUDA|HIP) GPUs are available)",
+            r"(?P<message>no CUDA-capable device is detected)",
+            r"(?P<message>(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable)",
+            r"^(?:\w+Error: )+(?P<message>[Cc][Uu][Dd][Aa] is not available)",
+            r"CUDA(?: driver)? error(?: 3)?: (?P<message>initialization error)",
+            r"cuda runtime error \(3\) : (?P<message>initialization error)",
+            r"Cuda failure(?: 3)? '(?P<message>initialization error)'",
+        ),
+        unless=(r"UserWarning",),
+        what="no usable GPU: CUDA says `{message}`",
+        why="no device is visible to this process: CUDA_VISIBLE_DEVICES is empty or wrong, the container or the "
+        "job has no "
+        "GPU, another process holds it exclusively, or CUDA was initialised before a fork",
+        fixes=(
+            "look at what this process sees: `nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES`",
+            "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`",
+            _GLOO,
+            _DOCTOR,
+        ),
+        examples=(
+            "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: No HIP GPUs are available",
+            "RuntimeError: CUDA error: no CUDA-capable device is detected",
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "RuntimeError: CUDA error: initialization error",
+            "RuntimeError: cuda runtime error (3) : initialization error at /pytorch/aten/src/THC/THCGeneral.cpp:50",
+            "gpu1:70:71 [0] init.cc:52 NCCL WARN Cuda failure 'initialization error'",
+            "ValueError: Cuda is not available.",
+            "RuntimeError: CUDA is not available",
+        ),
+        near_misses=(
+            "/torch/cuda/__init__.py:80: UserWarning: CUDA initialization: No CUDA GPUs are available",
+            "CUDA is not available, training on the CPU",
+        ),
+        priority=62,
+    ),
+    Signature(
+        code="cuda-unavailable",
+        role="root",
+        literals=("Found no NVIDIA driver on your system",),
+        patterns=(r"Found no NVIDIA driver on your system",),
+        unless=(r"UserWarning",),
+        what="no NVIDIA driver on this machine or in this container",
+        why="libcuda is part of the driver, not of torch; a container gets it from the NVIDIA runtime only when "
+        "started with GPUs",
+        fixes=(
+            "start the container with its GPUs: `docker run --gpus all`, `apptainer exec --nv`",
+            "on a login or CPU node: run inside a job with GPUs",
+            _GLOO,
+            _DOCTOR,
+        ),
+        examples=(
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
+            "installed "
+            "a driver from http://www.nvidia.com/Download/index.aspx",
+        ),
+        near_misses=(
+            "/torch/cuda/__init__.py:107: UserWarning: CUDA initialization: Found no NVIDIA driver on your system.",
+        ),
+        priority=65,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/cuda/Module.cpp",
+    ),
+    Signature(
+        code="invalid-device-ordinal",
+        role="root",
+        literals=(
+            "invalid device ordinal",
+            "GPU device may be out of range",
+            "Invalid device id",
+        ),
+        patterns=(
+            r"(?P<message>invalid device ordinal)",
+            r"(?P<message>GPU device may be out of range)",
+            r"^(?:AssertionError|RuntimeError|ValueError): (?P<message>Invalid device id)",
+        ),
+        what="this rank asked for a GPU that is not visible to it (`{message}`)",
+        why="more processes than visible GPUs, or the index is the global rank or nvidia-smi's instead of one "
+        "among the visible",
+        fixes=(
+            "start one process per visible GPU: `ddplaunch run auto -- …`, or fewer: `ddplaunch run N` with N at "
+            "most what "
+            "`nvidia-smi -L` lists",
+            "use LOCAL_RANK, not RANK: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`",
+            "check `echo $CUDA_VISIBLE_DEVICES`: indices in the script count among the visible GPUs from 0",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: invalid device ordinal",
+            "RuntimeError: cuda runtime error (10) : invalid device ordinal at "
+            "/opt/conda/torch/csrc/cuda/Module.cpp:33",
+            "THCudaCheck FAIL file=/opt/Module.cpp line=33 error=10 : invalid device ordinal",
+            "GPU device may be out of range, do you have enough GPUs?",
+            "AssertionError: Invalid device id",
+        ),
+        near_misses=("    torch.cuda.set_device(device_ordinal)",),
+        priority=68,
+    ),
+    Signature(
+        code="duplicate-gpu",
+        role="root",
+        literals=("Duplicate GPU detected",),
+        patterns=(
+            r"Duplicate GPU detected ?: rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
+            r"(?P<bus>[\w:.]+)",
+        ),
+        what="ranks {rank} and {other} use the same GPU (PCI bus {bus})",
+        why="NCCL refuses two ranks of one communicator on one GPU: they never chose their own, or there are "
+        "more ranks than GPUs",
+        fixes=(
+            "before `init_process_group`: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and "
+            "`.to(local_rank)` "
+            "instead of `.to('cuda:0')`",
+            "start as many processes as GPUs are visible: `ddplaunch run auto -- …`",
+        ),
+        examples=(
+            "Duplicate GPU detected : rank 5 and rank 1 both on CUDA device 45000",
+            "gpu1:70214:70241 [0] init.cc:795 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA "
+            "device ca000",
+        ),
+        near_misses=("Duplicate GPU ids in --gpus 0,0",),
+        priority=70,
+        source="https://github.com/NVIDIA/nccl/blob/master/src/init.cc",
+    ),
+)
