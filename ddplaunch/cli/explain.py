@@ -1,32 +1,131 @@
-"""``ddplaunch explain CODE``: what a check looks at and why; refuses to run it."""
+"""``ddplaunch explain``: the root cause of a run or a log, or what a code means; changes nothing."""
 
 from __future__ import annotations
 
 import difflib
+import os
 import sys
+from pathlib import Path
+from typing import Any
 
-from ddplaunch.checks.all_checks import ALL, by_code
-from ddplaunch.cli.say import answer
-from ddplaunch.errors import ExitStatus, usage
-from ddplaunch.ui.doctor_view import explain_text
-from ddplaunch.ui.streams import styled, width
+from ddplaunch.cli.explain_sources import Subject, of_files, of_run
+from ddplaunch.cli.say import answer, answer_json
+from ddplaunch.errors import ExitStatus, UsageError, usage
+from ddplaunch.explain.diagnosis import Explanation
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.find import find_run, run_directories
+from ddplaunch.ui.streams import styled, unicode_ok, width
 
 
-def explain(code: str | None) -> int:
-    """Describe a check by the code of its finding."""
-    if code is None:
+def explain(targets: list[str], json: bool | None = None, run_dir: str | None = None) -> int:
+    """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
+    if len(targets) == 1 and _described(targets[0], bool(json)):
+        return ExitStatus.DONE
+    subject = _subject(targets, runs_directory(os.environ, run_dir, Path.cwd()))
+    try:
+        explanation = _explained(subject)
+    except OSError as error:
         raise usage(
-            "no code was named",
-            why="`explain` describes one check",
-            fix="`ddplaunch explain shm-too-small`; `ddplaunch doctor --list` names them all",
-        )
-    check = by_code(code)
-    if check is None:
-        near = difflib.get_close_matches(code, [each.code for each in ALL], n=1)
-        raise usage(
-            f"no check is called `{code}`",
-            why="`ddplaunch doctor --list` names all of them",
-            fix=f"`ddplaunch explain {near[0]}`" if near else "`ddplaunch doctor --list`",
-        )
-    answer(explain_text(check, width(sys.stdout), styled(sys.stdout)))
-    return ExitStatus.DONE
+            f"`{error.filename or subject.names}` cannot be read: {error.strerror}",
+            why="the explanation is made from it",
+            fix="name a file that can be read",
+        ) from error
+    if json:
+        answer_json(_json(explanation, subject))
+    else:
+        from ddplaunch.ui.explain_view import explanation_text
+
+        out = sys.stdout
+        answer(explanation_text(explanation, subject.names, width(out), styled(out), unicode_ok(out)))
+    return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+
+
+def _explained(subject: Subject) -> Explanation:
+    from ddplaunch.explain.run import explain_texts
+
+    record = subject.record
+    stored = _stored(record.outcomes[min(record.outcomes)]) if record and len(record.outcomes) == 1 else None
+    if stored is not None:
+        return stored  # made when the run ended, with what the kernel and the cgroup said then
+    return explain_texts(subject.sources, subject.facts)
+
+
+def _stored(outcome: Any) -> Explanation | None:
+    from ddplaunch.explain.as_json import diagnosis_from_json, echo_from_json
+
+    try:
+        found = outcome["diagnosis"]
+        echoes = tuple(echo_from_json(each) for each in outcome.get("cascade", ()))
+        return Explanation(None if found is None else diagnosis_from_json(found), echoes)
+    except (KeyError, TypeError):
+        return None  # not of this version: the logs tell
+
+
+def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
+    from ddplaunch.explain.as_json import explanation_json
+
+    value = explanation_json(explanation)
+    if subject.record is not None:
+        outcome = subject.record.outcome or {}
+        value["run_id"] = subject.record.run_id
+        value["attempts"] = outcome.get("attempts", [])
+    return value
+
+
+def _subject(targets: list[str], base: Path) -> Subject:
+    if not targets:
+        return of_run(find_run(base, None))
+    if len(targets) == 1 and targets[0] != "-":
+        path = Path(targets[0])
+        if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
+            return of_run(path)
+        if not path.exists():
+            return of_run(_run(targets[0], base))
+    return of_files(targets)
+
+
+def _run(word: str, base: Path) -> Path:
+    """Return the run that ``word`` names; a word that names nothing at all gets the nearest code or run."""
+    try:
+        return find_run(base, word)
+    except UsageError as error:
+        if error.findings[0].code != "run-not-found":
+            raise
+    codes = _codes()
+    near = difflib.get_close_matches(word, [*codes, *(path.name for path in run_directories(base))], n=1)
+    raise usage(
+        f"`{word}` is no code, no run and no file",
+        why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",
+        fix=f"`ddplaunch explain {near[0]}`" if near else "`ddplaunch ps` lists runs, `ddplaunch doctor --list` checks",
+    )
+
+
+def _described(word: str, json: bool) -> bool:
+    """Describe a code; a check's own words come first where it shares its name with a diagnosis."""
+    if Path(word).exists():
+        return False
+    from ddplaunch.checks.all_checks import by_code
+
+    out = sys.stdout
+    check = by_code(word)
+    if check is not None:
+        from ddplaunch.ui.doctor_view import explain_text
+
+        answer(explain_text(check, width(out), styled(out)))
+        return True
+    from ddplaunch.explain.signatures import all_signatures
+
+    shown = [each for each in all_signatures() if each.code == word]
+    if not shown:
+        return False
+    from ddplaunch.ui.explain_view import code_text
+
+    answer(code_text(word, shown, width(out), styled(out)))
+    return True
+
+
+def _codes() -> list[str]:
+    from ddplaunch.checks.all_checks import ALL
+    from ddplaunch.explain.signatures import all_signatures
+
+    return list(dict.fromkeys([each.code for each in ALL] + [each.code for each in all_signatures()]))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["argument", "text", "integer", "number", "switch", "pair", "many"]
+Kind = Literal["argument", "arguments", "text", "integer", "number", "switch", "pair", "many"]
 
 
 class Flag(NamedTuple):
-    """One flag. ``kind`` "pair" is ``--x/--no-x``, "switch" a plain ``--x``, "many" may be repeated."""
+    """One flag. ``kind`` "pair" is ``--x/--no-x``, "switch" a plain ``--x``, "many" may be repeated.
+
+    "arguments" takes all words that are left.
+    """
 
     name: str
     kind: Kind
@@ -103,13 +106,17 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "What became of every process, as JSON."),
         _RUN_DIR,
     ),
-    "explain": (Flag("code", "argument", "", "The code of a finding, such as shm-too-small.", "CODE"),),
+    "explain": (
+        Flag("targets", "arguments", "", "A run id, log files, - for stdin, or a code [the newest run].", "RUN|FILE|CODE"),
+        Flag("json", "switch", "", "The diagnosis as JSON."),
+        _RUN_DIR,
+    ),
 }
 HELP = {
     "run": "Check, plan, and become torchrun: ddplaunch run 4 --batch-size 8 -- train.py --epochs 20",
     "plan": "Show everything that run would decide; start nothing.",
     "doctor": "Check this machine; with a launch behind it, as for run, check that too.",
-    "explain": "Describe a check by the code of its finding.",
+    "explain": "Name the root cause of a failed run or of any log; or describe a code.",
     "ps": "List running and recent runs of this machine.",
     "stop": "End a run: SIGTERM to its torchrun, SIGKILL to what is left after a grace.",
 }

@@ -16,16 +16,20 @@ def parse(command: str, words: list[str]) -> dict[str, Any] | None:
     It accepts a subset of what Typer accepts, with the same result; a test holds the two against each other.
     """
     flags = flags_of(command)
-    values: dict[str, Any] = {flag.name: [] if flag.kind == "many" else None for flag in flags}
+    values: dict[str, Any] = {flag.name: [] if flag.kind in ("many", "arguments") else None for flag in flags}
     spelled = _spellings(flags)
     arguments = [flag.name for flag in flags if flag.kind == "argument"]
+    all_others = next((values[flag.name] for flag in flags if flag.kind == "arguments"), None)
     rest = list(words)
     while rest:
         word = rest.pop(0)
         if not word.startswith("-"):
-            if not arguments:
+            if arguments:
+                values[arguments.pop(0)] = word
+            elif all_others is not None:
+                all_others.append(word)
+            else:
                 return None
-            values[arguments.pop(0)] = word
             continue
         name, equals, attached = word.partition("=")
         if name not in spelled:
@@ -50,7 +54,7 @@ def _spellings(flags: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:
     """Return each spelling with its flag and, for one that takes no value, what it means."""
     found: dict[str, tuple[Flag, bool | None]] = {}
     for flag in flags:
-        if flag.kind == "argument":
+        if flag.kind in ("argument", "arguments"):
             continue
         found[flag.flag] = (flag, True if flag.kind in ("switch", "pair") else None)
         if flag.kind == "pair":

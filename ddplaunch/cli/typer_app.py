@@ -16,6 +16,7 @@ from ddplaunch.ui.streams import width
 
 _TYPES: dict[str, Any] = {
     "argument": Optional[str],  # noqa: UP045 - Typer reads these at run time
+    "arguments": Optional[list[str]],  # noqa: UP045
     "text": Optional[str],  # noqa: UP045
     "integer": Optional[str],  # noqa: UP045 - converted by us, with our words
     "number": Optional[str],  # noqa: UP045
@@ -66,7 +67,7 @@ def _command(name: str, keep: Callable[[str, dict[str, Any]], None]) -> Callable
         inspect.Parameter(
             flag.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=[] if flag.kind == "many" else None,
+            default=[] if flag.kind in ("many", "arguments") else None,
             annotation=Annotated[_TYPES[flag.kind], _described(flag)],
         )
         for flag in flags_of(name)
@@ -77,7 +78,7 @@ def _command(name: str, keep: Callable[[str, dict[str, Any]], None]) -> Callable
 
 
 def _described(flag: Flag) -> Any:
-    if flag.kind == "argument":
+    if flag.kind in ("argument", "arguments"):
         return typer.Argument(help=flag.text, metavar=flag.metavar, show_default=False)
     spelling = f"{flag.flag}/--no-{flag.flag[2:]}" if flag.kind == "pair" else flag.flag
     return typer.Option(

@@ -66,5 +66,12 @@ def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
     )
 
 
+def echo_from_json(value: dict[str, Any]) -> Echo:
+    """Return the consequence that ``value`` was made of. Raises KeyError and TypeError where it was not."""
+    place = value["evidence"]
+    evidence = Evidence(place["file"], place["line"], place["text"])
+    return Echo(value["what"], value["rank"], value["host"], evidence, value["times"])
+
+
 def _evidence(evidence: Evidence) -> dict[str, Any]:
     return {"file": evidence.file, "line": evidence.line, "text": evidence.text}
