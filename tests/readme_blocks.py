@@ -104,4 +104,5 @@ def comparable(block: Block, text: str) -> str:
     text = re.sub(r"\d+ usable CPUs?", "N usable CPUs", text)
     text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N", text)
     text = re.sub(r"\d+ variables set", "N variables set", text)
+    text = re.sub(r"(?<=ddplaunch: done after )[\d.]+ s", "N s", text)
     return re.sub(r"^\[?[WI][\d:. ]+.*\n|^\[Gloo\].*\n", "", text, flags=re.MULTILINE)

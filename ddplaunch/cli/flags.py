@@ -28,7 +28,7 @@ class Flag(NamedTuple):
 
 _SIZE, _NUMBERS, _INPUTS = "Size and devices", "Numbers", "Inputs"
 _NETWORK, _ENVIRONMENT, _CHECKING = "Network", "Environment and torchrun", "Checking and records"
-_OUTPUT = "Output"
+_SHOWING, _OUTPUT = "Console and capture", "Output"
 
 #: What describes a launch: the fields of ``Options`` in the order of ``--help``.
 LAUNCH = (
@@ -65,11 +65,15 @@ LAUNCH = (
     Flag("env", "many", _ENVIRONMENT, "Set a variable for the ranks (repeatable).", "K=V"),
     Flag("env_file", "many", _ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE"),
     Flag("max_restarts", "integer", _ENVIRONMENT, "Restarts of the ranks after a failure [0].", "N"),
+    Flag("grace", "number", _ENVIRONMENT, "Seconds that ranks get to save when they are told to end [30].", "SECONDS"),
     Flag("torchrun_arg", "many", _ENVIRONMENT, "Any other option of the installed torchrun.", "ARG"),
     Flag("ignore", "many", _CHECKING, "Leave this check out (repeatable).", "CODE"),
     Flag("checks", "pair", _CHECKING, "Check before launching [yes]."),
     Flag("run_id", "text", _CHECKING, "Name of the run [time and a random part].", "ID"),
     Flag("run_dir", "text", _CHECKING, "Where records go [.ddplaunch].", "DIR"),
+    Flag("show", "text", _SHOWING, "Ranks on the console: 0, 0,3 or all [0].", "RANKS"),
+    Flag("verbose", "switch", _SHOWING, "Show torchrun's own messages too."),
+    Flag("capture", "pair", _SHOWING, "Record every rank's output, and explain a failure [yes]."),
 )
 _PROFILE = Flag("profile", "text", _CHECKING, "Named profile of ddplaunch.toml.", "NAME")
 
@@ -107,7 +111,9 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "explain": (
-        Flag("targets", "arguments", "", "A run id, log files, - for stdin, or a code [the newest run].", "RUN|FILE|CODE"),
+        Flag(
+            "targets", "arguments", "", "A run id, log files, - for stdin, or a code [the newest run].", "RUN|FILE|CODE"
+        ),
         Flag("json", "switch", "", "The diagnosis as JSON."),
         _RUN_DIR,
     ),

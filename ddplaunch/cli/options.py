@@ -17,6 +17,7 @@ _EXAMPLE = {
     "base_warmup": "500",
     "dataset_size": "50000",
     "global_batch_size": "64",
+    "grace": "60",
     "lr_max_factor": "4",
     "master_port": "29500",
     "max_restarts": "3",

@@ -24,6 +24,7 @@ from ddplaunch.launch.surroundings_complete import complete, notes, within_alloc
 from ddplaunch.launch.topology import split_nproc
 from ddplaunch.probes.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.probes.gather import gather
+from ddplaunch.probes.plugin import probe_plugin
 from ddplaunch.records.directory import run_directory, runs_directory
 from ddplaunch.records.gpu_lock import GpuLocks, pick_free
 from ddplaunch.records.run_id import new_run_id
@@ -77,6 +78,8 @@ def prepare(
         python=interpreter(),
         run_id=run_id,
         record=str(record_directory(base, run_id)),
+        plugin=probe_plugin(),
+        cwd=str(cwd),
     )
     launch = resolve(options, target, situation)
     launch = replace(launch, notes=(*notes(environ, time.time()), *launch.notes))

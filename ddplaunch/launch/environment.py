@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ddplaunch.frozen import dataclass
+from ddplaunch.launch.capture import VARIABLE
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Device, Topology, Variable
 from ddplaunch.probes.facts import Facts, NetworkFacts
@@ -32,6 +33,8 @@ def decide_environment(
     options: Options, topology: Topology, surroundings: Surroundings, plan: tuple[Variable, ...]
 ) -> tuple[Variable, ...]:
     """Return every variable of the launch: ours first, then ``plan`` (DDPLAUNCH_*), then the user's own.
+
+    One of an outer launch that this launch does not set, its capture's settings, is taken away.
 
     A variable that the user set, in the environment or by ``--env``, is kept and shown as theirs. An explicit flag
     (``--gpus``, ``--nccl-debug`` …) outranks the environment, ``--env`` outranks both.
@@ -159,8 +162,11 @@ def _restarts(options: Options) -> list[Variable]:
 
 def _removed(surroundings: Surroundings, decided: set[str]) -> list[Variable]:
     """Take stale ``PET_*`` away, which torchrun reads as options; on Kubernetes an operator sets them on purpose."""
+    outer = []
+    if VARIABLE in surroundings.environ and VARIABLE not in decided:
+        outer.append(Variable(VARIABLE, None, Source("default"), "it belongs to another launch"))
     if "KUBERNETES_SERVICE_HOST" in surroundings.environ:
-        return []
+        return outer
     names = sorted(name for name in surroundings.environ if name.startswith("PET_") and name not in decided)
     reason = "torchrun would read it as an option that is not in this plan"
-    return [Variable(name, None, Source("default"), reason) for name in names]
+    return [*outer, *(Variable(name, None, Source("default"), reason) for name in names)]

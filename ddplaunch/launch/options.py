@@ -41,6 +41,10 @@ class Options:
     env: tuple[Resolved[str], ...] = ()
     env_file: tuple[Resolved[str], ...] = ()
     max_restarts: Resolved[int] | None = None
+    grace: Resolved[float] | None = None
+    show: Resolved[str] | None = None
+    verbose: Resolved[bool] | None = None
+    capture: Resolved[bool] | None = None
     torchrun_arg: tuple[Resolved[str], ...] = ()
     ignore: tuple[Resolved[str], ...] = ()
     checks: Resolved[bool] | None = None

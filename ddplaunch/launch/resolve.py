@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ddplaunch.errors import usage
 from ddplaunch.frozen import dataclass
+from ddplaunch.launch.capture import Capture, decide_capture
 from ddplaunch.launch.environment import Surroundings, decide_environment
 from ddplaunch.launch.forward import Forwarded, forward, texts
 from ddplaunch.launch.from_script import complete_from_script
@@ -29,7 +30,8 @@ class Situation:
     """What was gathered before deciding.
 
     ``pairs`` are the variables of --env-file and --env in order, ``record`` the run's directory, ``python`` the
-    interpreter with its options, ``selection`` the GPUs that were picked (None: not asked for).
+    interpreter with its options, ``selection`` the GPUs that were picked (None: not asked for), ``plugin`` where
+    torchrun finds ddplaunch's entry point. ``cwd`` is the directory that torchrun starts in.
     """
 
     facts: Facts
@@ -40,6 +42,8 @@ class Situation:
     python: tuple[str, ...]
     run_id: str
     record: str
+    plugin: str | Unavailable = Unavailable("nobody looked for the plug-in")
+    cwd: str = ""
 
 
 def resolve(options: Options, target: Target | None, situation: Situation) -> Launch:
@@ -51,7 +55,12 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     numbers = compute(request_numbers(completed, topology))
     forwarded = _forward(options, target, numbers, topology, situation.script)
     final = None if target is None else replace(target, args=forwarded.args)
-    plan = plan_variables(situation.run_id, numbers, topology)
+    torch = situation.facts.torch
+    extra = extra_arguments(options, torch if isinstance(torch, Unavailable) else torch.torchrun_flags)
+    below = f"{situation.cwd}/" if situation.cwd else ""  # a shorter path, which a pasted command takes elsewhere too
+    about = {"run_id": situation.run_id, "directory": situation.record.removeprefix(below)}
+    capture = decide_capture(options, topology, torch, situation.plugin, extra, about)
+    plan = (*plan_variables(situation.run_id, numbers, topology), *capture.variables)
     gpus = None if device.value == "cpu" else _entries(situation.selection)
     surroundings = Surroundings(
         environ=situation.environ,
@@ -71,9 +80,12 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         numbers=numbers,
         passed=forwarded.passed,
         environment=decide_environment(options, topology, surroundings, plan),
-        argv=_argv(options, topology, final, situation),
+        argv=_argv(options, topology, final, situation, extra, capture),
         options=options,
-        notes=situation.selection.notes if situation.selection is not None and gpus is not None else (),
+        notes=(
+            *(situation.selection.notes if situation.selection is not None and gpus is not None else ()),
+            *capture.notes,
+        ),
     )
 
 
@@ -204,9 +216,14 @@ def _entries(selection: Selection | None) -> tuple[str, ...] | None:
     return None if selection is None else tuple(entry.text for entry in selection.entries)
 
 
-def _argv(options: Options, topology: Topology, target: Target | None, situation: Situation) -> tuple[str, ...]:
-    torch = situation.facts.torch
-    extra = extra_arguments(options, torch if isinstance(torch, Unavailable) else torch.torchrun_flags)
+def _argv(
+    options: Options,
+    topology: Topology,
+    target: Target | None,
+    situation: Situation,
+    extra: tuple[str, ...],
+    capture: Capture,
+) -> tuple[str, ...]:
     if topology.master_addr is None:
         rendezvous = Rendezvous(situation.run_id)
     else:
@@ -215,4 +232,4 @@ def _argv(options: Options, topology: Topology, target: Target | None, situation
         address = None if isinstance(route, Unavailable) else route.local_address
         identity = options.run_id.value if options.run_id else shared_id(topology, target)
         rendezvous = Rendezvous(identity, address)
-    return torchrun_argv(situation.python, rendezvous, topology, options, extra, target)
+    return torchrun_argv(situation.python, rendezvous, topology, options, extra, target, capture.argv)

@@ -46,8 +46,11 @@ def torchrun_argv(
     options: Options,
     extra: tuple[str, ...],
     target: Target | None,
+    capture: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Return the argument vector: interpreter, ``-m torch.distributed.run``, options, ``--``, target.
+
+    ``extra`` are the user's own words to torchrun, ``capture`` what the plug-in needs.
 
     The ``--`` keeps argparse from taking the script's own ``--r=16`` for an abbreviation of a torchrun option
     (https://github.com/pytorch/pytorch/issues/120601).
@@ -61,6 +64,7 @@ def torchrun_argv(
         f"--nproc-per-node={topology.nproc_per_node.value}",
         *_joined(_rendezvous(rendezvous, topology, restarts), list(extra)),
         f"--max-restarts={restarts}",
+        *capture,
     ]
     return (*argv, *_target(target))
 

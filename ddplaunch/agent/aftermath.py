@@ -1,0 +1,128 @@
+"""The end of a run: why it ended so, the outcome on disk, the last words on the console; refuses to end anything.
+
+The guard calls it when every rank is gone and everything that they printed is recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun, Speaker
+from ddplaunch.agent.last_words import last_exception, last_lines
+from ddplaunch.agent.protocol import Settings
+from ddplaunch.agent.reasons import explain_attempt
+from ddplaunch.agent.verdict import exit_status, first_failed, signal_name, state_of
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation
+from ddplaunch.records.outcome import AttemptOutcome, Outcome, RankOutcome, write_outcome
+from ddplaunch.ui.outcome_view import attempt_text, outcome_text
+from ddplaunch.ui.streams import styled, unicode_ok, width
+
+_NOTHING = Explanation(None)
+
+
+def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
+    """Return what to say of an attempt that another one follows; None if it did not fail.
+
+    Ranks that are started anew because nodes came or went have not failed.
+    """
+    if not attempt.failed:
+        return None
+    diagnosis = explain_attempt(settings, attempt, None).diagnosis
+    _KNOWN[attempt.attempt] = diagnosis
+    return attempt_text(attempt.attempt, settings.get("max_restarts", 0) + 1, diagnosis, width(sys.stderr))
+
+
+_KNOWN: dict[int, Diagnosis | None] = {}  # of attempts before the last, so that none is read twice
+
+
+def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
+    """Explain, record and say how the run ended; return the exit status."""
+    last = ended.attempts[-1] if ended.attempts else None
+    explanation = _NOTHING if ended.state == "succeeded" else explain_attempt(settings, last, ended)
+    accused = explanation.diagnosis.rank if explanation.diagnosis is not None else None
+    first = first_failed(last, accused) if last is not None else None
+    status = exit_status(ended, first)
+    directory = Path(settings["directory"]) if settings.get("directory") else None
+    outcome = Outcome(
+        run_id=settings.get("run_id", ""),
+        host=ended.host,
+        node=settings.get("node", 0),
+        state=state_of(ended),
+        exit_status=status,
+        started_s=round(ended.started_s, 3),
+        ended_s=round(ended.ended_s, 3),
+        first_failed_rank=None if first is None or ended.state == "succeeded" else first.rank,
+        diagnosis=explanation.diagnosis,
+        cascade=explanation.cascade,
+        attempts=tuple(_attempt(settings, each, explanation, each is last, ended.host) for each in ended.attempts),
+        notes=_notes(ended),
+    )
+    problem = "no run directory was named" if directory is None else write_outcome(directory, outcome)
+    text = outcome_text(
+        outcome,
+        None if directory is None else shown(directory),
+        width(sys.stderr),
+        styled(sys.stderr),
+        unicode=unicode_ok(sys.stderr),
+        signal=ended.signal,
+        unrecorded=ended.unrecorded or problem,
+    )
+    console.say(text)
+    return status
+
+
+def shown(path: Path) -> str:
+    """Return ``path`` relative to the working directory where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _notes(ended: EndedRun) -> tuple[str, ...]:
+    notes = []
+    if ended.left_over:
+        notes.append(f"processes that had to be killed at the end: {', '.join(map(str, ended.left_over))}")
+    if ended.unrecorded:
+        notes.append(f"not all output is recorded: {ended.unrecorded}")
+    return tuple(notes)
+
+
+def _attempt(
+    settings: Settings, attempt: EndedAttempt, explanation: Explanation, last: bool, host: str
+) -> AttemptOutcome:
+    diagnosis = explanation.diagnosis if last else _KNOWN.get(attempt.attempt)
+    return AttemptOutcome(
+        attempt.attempt,
+        round(attempt.started_s, 3),
+        round(attempt.ended_s, 3),
+        attempt.failed,
+        diagnosis,
+        tuple(_rank(settings, rank, host) for rank in attempt.ranks),
+    )
+
+
+def _rank(settings: Settings, rank: EndedRank, host: str) -> RankOutcome:
+    failed = bool(rank.exit_code or rank.signal)
+    return RankOutcome(
+        rank=rank.rank,
+        local_rank=rank.local_rank,
+        host=host or socket.gethostname(),
+        pid=rank.pid,
+        exit_code=rank.exit_code,
+        signal=None if rank.signal is None else signal_name(rank.signal),
+        started_s=rank.started_s,
+        ended_s=rank.ended_s,
+        ended_by=rank.ended_by,
+        last_lines=last_lines(rank.out, rank.err),
+        raised=last_exception(rank.out, rank.err) if failed else None,
+        out=_relative(settings, rank.out),
+        err=_relative(settings, rank.err),
+    )
+
+
+def _relative(settings: Settings, path: Path | None) -> str | None:
+    return None if path is None else os.path.relpath(path, settings.get("directory") or ".")

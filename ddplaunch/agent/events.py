@@ -1,0 +1,43 @@
+"""Tells when a rank's process runs, from torchrun's own events; refuses to change what becomes of them.
+
+The agent records an event for each worker right after it has started all of them, with the pid as ``worker_id``:
+``SimpleElasticAgent._initialize_workers`` in torch/distributed/elastic/agent/server/api.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+
+from torch.distributed.elastic import events
+from torch.distributed.elastic.events import handlers
+
+
+def forward_started(tell: Callable[[int, int], None]) -> None:
+    """Call ``tell(rank, pid)`` for each START event, whatever ``--event-log-handler`` names."""
+    for destination in list(handlers._log_handlers):
+        if destination != "dynamic_rendezvous":
+            logger = events._get_or_create_logger(destination)
+            for handler in logger.handlers:
+                handler.setLevel(max(handler.level, logger.level))  # what LOGLEVEL keeps off the console stays off
+            logger.setLevel(logging.INFO)
+            logger.addHandler(_Started(tell))
+
+
+class _Started(logging.Handler):
+    def __init__(self, tell: Callable[[int, int], None]) -> None:
+        super().__init__(logging.INFO)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Pass on a START event; an event of another shape is none of ours."""
+        try:
+            event = json.loads(record.getMessage())
+            metadata = event["metadata"]
+            if metadata.get("state") != "START" or event.get("source") != "WORKER":
+                return
+            rank, pid = int(metadata["global_rank"]), int(metadata["worker_id"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return
+        self._tell(rank, pid)

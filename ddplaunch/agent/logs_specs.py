@@ -1,0 +1,123 @@
+"""The plug-in that torchrun loads by ``--logs-specs=ddplaunch``; refuses to stop a training over what it cannot do.
+
+torchrun builds the object when torch is imported and nothing else has happened: no rendezvous, no rank. Its interface
+is ``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.html
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import api
+
+from ddplaunch.agent.drain import drain
+from ddplaunch.agent.ending import Ending
+from ddplaunch.agent.events import forward_started
+from ddplaunch.agent.outlets import path_of, read_console
+from ddplaunch.agent.protocol import SETTINGS, Settings
+from ddplaunch.agent.session import Session
+from ddplaunch.agent.signals import Signals
+from ddplaunch.agent.surroundings import OOM_KILLS_BEFORE, oom_kills
+
+
+class CapturedLogs(api.LogsSpecs):
+    """Every rank's output to the guard; without a guard, what torchrun does by itself: ranks write to the console."""
+
+    def __init__(self, log_dir: str | None = None, *_: Any, **__: Any) -> None:
+        self._log_dir = log_dir
+        self._session: Session | None = None
+        self._signals: Signals | None = None
+        try:
+            self._open(_settings())
+        except Exception as exception:
+            self._do_without(exception)
+
+    @property
+    def root_log_dir(self) -> str:
+        """The run's directory, for torchrun's own messages."""
+        return str(self._log_dir or "")
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+        """Return where each local rank's stdout and stderr go in the attempt that is about to start."""
+        session = self._session
+        if session is not None and session.alive:
+            try:
+                return self._captured(session, envs)
+            except Exception as exception:
+                session.give_stderr_back()
+                self._do_without(exception)
+        return _destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
+
+    def _open(self, settings: Settings) -> None:
+        self._log_dir = settings.get("directory", self._log_dir)
+        before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
+        session = Session(settings, {**os.environ, **before, SETTINGS: json.dumps(settings)}, read_console())
+        os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start
+        session.take_stderr()
+        session.lost = lambda: _lost(session)
+        session.watch()
+        signals = Signals(session.signalled)
+        ending = Ending(session, signals)
+        signals.before_ranks(ending.by_signal)
+        ending.install()
+        forward_started(self._started)
+        self._session, self._signals = session, signals
+
+    def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:
+        local_ranks = sorted(envs)
+        ranks = [(int(envs[each].get("RANK", each)), each) for each in local_ranks]
+        writers = session.begin(ranks)
+        directory = session.directory()
+        outs, errs, errors = {}, {}, {}
+        for (rank, local_rank), descriptors in zip(ranks, writers, strict=True):
+            outs[local_rank] = path_of(descriptors[0])
+            errs[local_rank] = path_of(descriptors[-1])
+            errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
+            envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
+        return _destination(outs, errs, errors)
+
+    def _started(self, rank: int, pid: int) -> None:
+        """A rank runs: torch has set its handlers by now, and ours go in front of them."""
+        if self._session is not None and self._signals is not None:
+            self._session.started(rank, pid)
+            self._signals.ranks_run(api._terminate_process_handler)
+
+    def _do_without(self, exception: Exception) -> None:
+        self._session = None
+        _warn(f"output is not recorded, and the ranks share the console: {type(exception).__name__}: {exception}")
+
+
+def _settings() -> Settings:
+    """Return what the launch decided; the directory is relative to where torchrun was started."""
+    settings: Settings = json.loads(os.environ.get(SETTINGS) or "{}")
+    if settings.get("directory"):
+        settings["directory"] = str(Path.cwd() / settings["directory"])
+    return settings
+
+
+def _destination(outs: dict[int, str], errs: dict[int, str], errors: dict[int, str]) -> Any:
+    """Return torch's own value; what it calls filtered logs exists since 2.9 and needs a file that can be opened."""
+    destination = api.LogsDest(outs, errs, {}, {}, errors)
+    for name in ("filtered_stdout", "filtered_stderr"):
+        if hasattr(destination, name):
+            setattr(destination, name, os.devnull)
+    return destination
+
+
+def _lost(session: Session) -> None:
+    """Nobody reads any more: read here, so that no rank waits, and let torchrun speak for itself again."""
+    session.give_stderr_back()
+    drain(session.readers, os.dup(1))
+    _warn("the process that records output died several times; the ranks go on without a record")
+
+
+def _warn(text: str) -> None:
+    try:
+        sys.stderr.write(f"ddplaunch: {text}\n")
+        sys.stderr.flush()
+    except (OSError, ValueError, AttributeError):
+        pass

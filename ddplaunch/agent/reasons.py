@@ -1,0 +1,82 @@
+"""One attempt of a run, its files and what is known beside them, to an explanation; refuses to fail over any of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ddplaunch.agent.ended import EndedAttempt, EndedRun
+from ddplaunch.agent.protocol import Settings
+from ddplaunch.agent.surroundings import OOM_KILLS_BEFORE, kernel_lines, oom_kills, run_record, space
+from ddplaunch.agent.verdict import first_failed, signal_name, state_of
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation
+from ddplaunch.explain.facts import LogSource, RankEnd, RunFacts
+
+
+def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
+    """Explain ``attempt`` (None: no rank was ever started); ``ended`` is the run, None while it goes on."""
+    try:
+        from ddplaunch.explain.run import explain_texts
+
+        explanation = explain_texts(sources(settings, attempt, ended), facts(settings, attempt, ended))
+    except Exception as exception:  # what explains a failure must not hide it
+        return Explanation(by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
+    return explanation if explanation.diagnosis is not None else Explanation(by_exit(attempt, ended, ""))
+
+
+def sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> list[LogSource]:
+    """Return the files of the attempt, and torchrun's own messages where the run is over."""
+    base = settings.get("directory") or "."
+    host = ended.host if ended is not None else os.uname().nodename
+    found = []
+    for rank in () if attempt is None else attempt.ranks:
+        for path in (rank.out, rank.err):
+            if path is not None and path.is_file():
+                found.append(LogSource(os.path.relpath(path, base), path, rank.rank, host))
+    launcher = Path(base) / f"node-{settings.get('node', 0)}" / "launcher.err"
+    if ended is not None and launcher.is_file():
+        found.append(LogSource(os.path.relpath(launcher, base), launcher, None, host))
+    return found
+
+
+def facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> RunFacts:
+    """Return what is known beside the files."""
+    directory = Path(settings["directory"]) if settings.get("directory") else None
+    record = run_record(directory, settings.get("node", 0))
+    host = ended.host if ended is not None else os.uname().nodename
+    shm, disk = space("/dev/shm"), space(str(directory or "."))
+    now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")
+    argv = record.get("argv")
+    return RunFacts(
+        ranks=tuple(
+            RankEnd(each.rank, host, each.exit_code, _signal(each.signal), each.ended_s, each.ended_by)
+            for each in (() if attempt is None else attempt.ranks)
+        ),
+        state=None if ended is None else state_of(ended),
+        signal=None if ended is None else ended.signal,
+        plan=record.get("plan"),
+        argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
+        oom_kills=now - int(before) if now is not None and before.isdecimal() else None,
+        dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
+        shm_free_bytes=shm[0] if shm else None,
+        shm_size_bytes=shm[1] if shm else None,
+        disk_free_bytes=disk[0] if disk else None,
+    )
+
+
+def _signal(number: int | None) -> str | None:
+    return None if number is None else signal_name(number)
+
+
+def by_exit(attempt: EndedAttempt | None, ended: EndedRun | None, also: str) -> Diagnosis | None:
+    """Return what can be said without any log: which rank ended first and how; None where nothing failed."""
+    first = None if attempt is None else first_failed(attempt, None)
+    look = "`ddplaunch explain` reads all that was printed; the end of each rank's output is in the record"
+    if first is not None:
+        how = f"was killed by {_signal(first.signal)}" if first.signal else f"exited with status {first.exit_code}"
+        what = f"rank {first.rank} {how} before the others, and no line says why{also}"
+        return Diagnosis("unknown", "unknown", what, "its output names no cause that is known", (look,), first.rank)
+    if ended is None or ended.state in ("succeeded", "signal"):
+        return None
+    what = f"torchrun failed: {ended.error}" if ended.error else "torchrun ended without a word"
+    return Diagnosis("unknown", "unknown", f"{what.splitlines()[0]}{also}", "no rank failed by itself", (look,))

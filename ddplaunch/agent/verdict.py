@@ -1,0 +1,63 @@
+"""Who failed first and what the launcher exits with, from how ranks ended; refuses to read a log."""
+
+from __future__ import annotations
+
+from signal import Signals
+
+from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun
+from ddplaunch.records.outcome import RunState
+
+_KILLED = 137
+
+
+def state_of(ended: EndedRun) -> RunState:
+    """Return how the run ended. What torchrun says counts; where it said nothing it was killed."""
+    if ended.launcher_died:
+        return "killed"
+    if ended.state == "signal":
+        return "terminated"
+    return "succeeded" if ended.state == "succeeded" else "failed"
+
+
+def first_failed(attempt: EndedAttempt, accused: int | None) -> EndedRank | None:
+    """Return the rank that failed first: the one that the evidence names, else the one that was seen to end first.
+
+    A rank that was ended by torchrun, because of the others, is neither. None where none ended by itself.
+    """
+    failed = {
+        each.rank: each for each in attempt.ranks if each.ended_by != "launcher" and (each.exit_code or each.signal)
+    }
+    for rank in (accused, attempt.first):
+        if rank is not None and rank in failed:
+            return failed[rank]
+    return min(failed.values(), key=lambda each: (each.ended_s is None, each.ended_s or 0.0, each.rank), default=None)
+
+
+def exit_status(ended: EndedRun, first: EndedRank | None) -> int:
+    """Return what torchrun's process exits with: 128 + signal if it was told to end, else the first failed rank's own.
+
+    A rank's own is its exit code, or 128 + the signal that ended it, as a shell says it.
+    """
+    if ended.launcher_died:
+        return _KILLED
+    if ended.state == "succeeded":
+        return 0
+    if ended.state == "signal" and ended.signal:
+        return 128 + ended.signal
+    if first is not None:
+        return first.exit_code or 128 + (first.signal or 0)
+    told = sorted(ended.failures, key=lambda failure: failure["timestamp_s"])
+    own = [failure["exit_code"] for failure in told if failure["exit_code"] != -15] or [
+        failure["exit_code"] for failure in told
+    ]
+    if not own:
+        return 1
+    return own[0] if own[0] > 0 else 128 - own[0]
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9, and the number where it has no name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,115 @@
+"""How a run ended as text for the console: one line for success, four for a failure; refuses to find the reason."""
+
+from __future__ import annotations
+
+import signal as signals
+
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.finding import Finding, Severity
+from ddplaunch.records.outcome import Outcome
+from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.style import ascii_only, paint, visible
+from ddplaunch.ui.wrapping import wrap
+
+
+def outcome_text(
+    outcome: Outcome,
+    record: str | None,
+    width: int,
+    styled: bool,
+    *,
+    unicode: bool = True,
+    signal: int | None = None,
+    unrecorded: str | None = None,
+) -> str:
+    """Return the last words of a run; on failure the diagnosis stands at the end, where the eye is.
+
+    ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``unrecorded`` why
+    something is missing in the record.
+    """
+    head, rest = _head(outcome, signal)
+    where = f"record in {record}" if record and unrecorded is None else _unrecorded(record, unrecorded)
+    after = duration_text(outcome.ended_s - outcome.started_s)
+    lines = wrap(visible(f"{head}{rest} after {after}, {where}"), width, "ddplaunch: ", "  ")
+    label = f"ddplaunch: {head}"
+    if lines[0].startswith(label):
+        lines[0] = paint(label, "good" if outcome.state == "succeeded" else "error", styled) + lines[0][len(label) :]
+    text = ascii_only("\n".join(lines), unicode) + "\n"
+    attempts = attempts_text(outcome)
+    if attempts:
+        text += ascii_only("\n".join(wrap(visible(attempts), width, "  ", "  ")), unicode) + "\n"
+    if outcome.diagnosis is not None:
+        text += finding_text(as_finding(outcome.diagnosis, record), width, styled, unicode)
+    return text
+
+
+def _unrecorded(record: str | None, reason: str | None) -> str:
+    return f"{f'record in {record}, incomplete' if record else 'no record'}: {reason or 'no run directory'}"
+
+
+def _head(outcome: Outcome, signal: int | None) -> tuple[str, str]:
+    if outcome.state == "succeeded":
+        return "done", ""
+    if outcome.state == "terminated":
+        name = signals.Signals(signal).name if signal else "a signal"
+        return (
+            "interrupted" if signal == signals.SIGINT else f"ended by {name}",
+            f" (exit status {outcome.exit_status})",
+        )
+    if outcome.state == "killed":
+        return "torchrun was killed", "; its ranks were ended"
+    return "failed", f" (exit status {outcome.exit_status})"
+
+
+def attempt_text(attempt: int, attempts: int, diagnosis: Diagnosis | None, width: int) -> str:
+    """Return the line for an attempt (from 0, of ``attempts``) that failed and is followed by another one."""
+    reason = "no reason is known" if diagnosis is None else f"error[{diagnosis.code}] {diagnosis.what}"
+    text = f"attempt {attempt + 1} of {max(attempts, attempt + 2)} failed: {reason}; restarting"
+    return "\n".join(wrap(visible(text), width, "ddplaunch: ", "  ")) + "\n"
+
+
+def attempts_text(outcome: Outcome) -> str:
+    """Return in a clause how the attempts before compare with the end; empty if there was only one."""
+    earlier = [each for each in outcome.attempts[:-1] if each.failed]
+    if not earlier:
+        return ""
+    count = len(earlier) + (outcome.state == "failed")
+    if outcome.state == "succeeded":
+        return f"{count} of {len(outcome.attempts)} attempts failed before"
+    reasons = [_reason(each.diagnosis) for each in (*earlier, *outcome.attempts[-1:])]
+    if len(set(reasons)) == 1:
+        return f"all {len(reasons)} attempts failed alike"
+    named = "; ".join(f"attempt {each.attempt + 1}: {_reason(each.diagnosis)}" for each in earlier)
+    return f"the attempts did not fail alike: {named}; the last one:"
+
+
+def _reason(diagnosis: Diagnosis | None) -> str:
+    if diagnosis is None:
+        return "no reason is known"
+    raised = diagnosis.raised
+    return f"{diagnosis.code} ({raised.type})" if raised is not None else diagnosis.code
+
+
+def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
+    """Return a diagnosis in the shape of everything that a user is told to act on."""
+    where = []
+    if diagnosis.rank is not None:
+        where.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
+    if diagnosis.evidence and diagnosis.evidence[0].line:
+        first = diagnosis.evidence[0]
+        where.append(f"{f'{record}/' if record else ''}{first.file}:{first.line}")
+    fix = "; or ".join(diagnosis.fixes) or "`ddplaunch explain` shows all that is known"
+    return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
+
+
+def duration_text(seconds: float) -> str:
+    """Return ``0.8 s``, ``42 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, large, small_size, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // small_size
+            return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
