@@ -12,6 +12,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         role="cascade",
+        priority=10,
         literals=(
             "Connection closed by peer",
             "Read error [",
@@ -48,6 +49,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         role="cascade",
+        priority=10,
         literals=("successfully reached monitoredBarrier, but received errors",),
         patterns=(r"Rank (?P<rank>\d+) successfully reached monitoredBarrier, but received errors",),
         what="rank {rank} reached the barrier, but rank 0 gave up",
@@ -62,6 +64,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="store-lost",
         role="cascade",
+        priority=10,
         literals=(
             "recvValue",
             "recvVector",
@@ -100,6 +103,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="stale-rendezvous",
         role="cascade",
+        priority=10,
         literals=("connectFullMesh failed", "timed out connecting: SO_ERROR", "failed to connect, willRetry"),
         patterns=(
             r"(?P<event>connectFullMesh failed) with .*Connection refused",

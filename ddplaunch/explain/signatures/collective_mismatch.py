@@ -16,6 +16,18 @@ _UNEVEN = (
 )
 
 SIGNATURES: tuple[Signature, ...] = (
+    Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
+        code=_CODE,
+        role="confirmation",
+        literals=("Watchdog caught collective operation timeout",),
+        patterns=(r"Watchdog caught collective operation timeout: Work\w+\(",),
+        what="ranks waited in different collectives, or one had issued fewer of them than the others",
+        why="a collective pairs with whatever the other ranks call next; what has no partner never completes",
+        fixes=(_SAME, _UNEVEN, _DETAIL),
+        examples=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE)",),
+        near_misses=("[Rank 0] Some NCCL operations have failed or timed out.",),
+        priority=5,
+    ),
     Signature(
         code=_CODE,
         role="root",

@@ -159,17 +159,17 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("is setting up NCCL communicator",),
         patterns=(
             r"\[(?P<rank>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId from "
-            r"\[(?P<source_rank>\d+)\].*"
+            r"\[(?P<culprit>\d+)\].*"
             r"store->get\('(?P<key>[^']*)'\) got error: (?P<error>Socket Timeout|wait timeout|Timeout)",
         ),
-        what="rank {rank} waited in vain for rank {source_rank} to begin the first collective",
-        why="rank {source_rank} makes the id of the communicator when it comes to its first collective; it was "
+        what="rank {rank} waited in vain for rank {culprit} to begin the first collective",
+        why="rank {culprit} makes the id of the communicator when it comes to its first collective; it was "
         "still busy (download, "
         "tokenising, compiling) or had failed",
         fixes=(
-            "let rank {source_rank} do that work before `init_process_group`, or give it time: "
+            "let rank {culprit} do that work before `init_process_group`, or give it time: "
             "`init_process_group(timeout=timedelta(hours=2))`",
-            "look at the output of rank {source_rank}: `--show {source_rank}`",
+            "look at the output of rank {culprit}: `--show {culprit}`",
             _STACKS,
         ),
         examples=(
@@ -219,10 +219,12 @@ SIGNATURES: tuple[Signature, ...] = (
         code=_CODE,
         role="root",
         literals=("failed to pass monitoredBarrier", "failed to pass monitored_barrier"),
-        patterns=(r"Ranks? (?P<late>\d+(?:, ?\d+)*),? failed to pass monitored_?[bB]arrier in (?P<timeout_ms>\d+) ms",),
-        what="rank {late} did not come to monitored_barrier within {timeout_ms} ms",
+        patterns=(
+            r"Ranks? (?P<culprit>\d+(?:, ?\d+)*),? failed to pass monitored_?[bB]arrier in (?P<timeout_ms>\d+) ms",
+        ),
+        what="rank {culprit} did not come to monitored_barrier within {timeout_ms} ms",
         why="rank 0 asks each rank in turn; the ones that it names were late, stuck or gone",
-        fixes=("look at the output of rank {late}: `--show {late}`", _STACKS, _LONGER),
+        fixes=("look at the output of rank {culprit}: `--show {culprit}`", _STACKS, _LONGER),
         examples=(
             "[rank0]: RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms",
             "RuntimeError: Rank 1 failed to pass monitoredBarrier in 300000 ms",

@@ -17,6 +17,8 @@ _FIXES = (
 )
 #: An exception whose message speaks of NaN or infinity.
 _RAISED = r"^(?:[\w.]+\.)?(?:\w*Error|\w*Exception|Exception)\b: "
+_QUANTITY = r"\b(?i:\w*loss\w*|grad\w*|norm|logits?|outputs?|activations?|weights?|parameters?|values)\b"
+_BAD = r"\b(?:nan|NaN|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity|non-finite|not finite)\b"
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
@@ -24,13 +26,11 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("nan", "NaN", "NAN", "inf", "Inf", "FloatingPointError"),
         patterns=(
-            rf"{_RAISED}(?P<message>.*\b(?:loss|grad\w*|norm|logits?|output\w*|activation\w*|weight\w*|param\w*)\b.*?"
-            r"\b(?:nan|NaN|NAN|NaNs|inf|Inf|infinite|infinity|non-finite|not finite)\b.*)",
-            rf"{_RAISED}(?P<message>.*\b(?:nan|NaN|NAN|NaNs|inf|Inf|infinite|infinity|non-finite|not finite)\b.*?"
-            r"\b(?:loss|grad\w*|norm|logits?|output\w*|activation\w*|values?|tensor)\b.*)",
+            rf"{_RAISED}(?P<message>.*{_QUANTITY}.*?{_BAD}.*)",
+            rf"{_RAISED}(?P<message>.*{_BAD}.*?{_QUANTITY}.*)",
             r"^(?:[\w.]+\.)?FloatingPointError\b: (?P<message>.*(?:nan|NaN|inf|Inf|scale|finite).*)",
         ),
-        unless=(r"ConversionError|info\b",),
+        unless=(r"JSON|convert|[Ii]nput contains",),
         what="training met a value that is not a number: {message}",
         why=_WHY,
         fixes=_FIXES,

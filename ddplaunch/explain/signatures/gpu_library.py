@@ -5,6 +5,25 @@ from __future__ import annotations
 from ddplaunch.explain.signature import Signature
 
 SIGNATURES: tuple[Signature, ...] = (
+    Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
+        code="gpu-p2p-broken",
+        role="confirmation",
+        literals=("Watchdog caught collective operation timeout",),
+        patterns=(r"collective operation timeout: Work\w+\(SeqNum=1, ",),
+        what="the first collective never completed, on any rank",
+        why="the GPUs connected but no data arrived: peer-to-peer transfers under an IOMMU or PCIe ACS, or "
+        "broken GPUDirect",
+        fixes=(
+            "confirm with one run through host memory: `--env NCCL_P2P_DISABLE=1`, between nodes `--no-nccl-ib`",
+            "pass `iommu=pt` to the kernel, or turn IOMMU and ACS off in the BIOS; `nvidia-smi topo -p2p r` "
+            "shows who reaches whom",
+            "if it hangs still, a rank or interface is at fault: `--nccl-debug INFO`, `--socket-ifname NAME`",
+        ),
+        examples=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)",),
+        near_misses=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)",),
+        priority=5,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    ),
     Signature(
         code="cudnn-error",
         role="root",

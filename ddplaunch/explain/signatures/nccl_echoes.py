@@ -10,6 +10,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         role="cascade",
+        priority=10,
         literals=(
             "Connection closed by remote peer",
             "Call to recv from",
@@ -47,6 +48,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         role="cascade",
+        priority=10,
         literals=(
             "ncclRemoteError",
             "remote process exited or there was a network error",
@@ -89,6 +91,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         role="cascade",
+        priority=10,
         literals=(
             "Failed to execute operation",
             "raised the following async exception",
@@ -118,6 +121,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="infiniband-echo",
         role="cascade",
+        priority=10,
         literals=("Got completion ",),
         patterns=(r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)(?P<status>5)\b",),
         what="InfiniBand flushed the open requests (status {status})",
@@ -131,6 +135,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="nccl-watchdog-abort",
         role="cascade",
+        priority=10,
         literals=(
             "taking the entire process down",
             "watchdog thread terminated with exception",
@@ -165,6 +170,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         role="cascade",
+        priority=10,
         literals=("inconsistent 0 params",),
         patterns=(
             r"Rank (?P<rank>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent 0 params",

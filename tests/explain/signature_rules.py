@@ -1,0 +1,56 @@
+"""What every signature has to keep, by its own examples and `re` alone; refuses to know the engine."""
+
+from __future__ import annotations
+
+import re
+from string import Formatter
+
+from ddplaunch.explain.signature import Signature
+
+
+def matched(signature: Signature, line: str) -> re.Match[str] | None:
+    """Return the first match of ``signature`` in ``line``, as `Signature` promises it."""
+    if not any(literal in line for literal in signature.literals):
+        return None
+    if any(re.search(near, line) for near in signature.unless):
+        return None
+    return next((match for each in signature.patterns if (match := re.search(each, line))), None)
+
+
+def fields(template: str) -> set[str]:
+    """Return the names that ``template`` fills in."""
+    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+def missed(signature: Signature) -> list[str]:
+    """Return the examples that do not match."""
+    return [line for line in signature.examples if matched(signature, line) is None]
+
+
+def caught(signature: Signature) -> list[str]:
+    """Return the near-misses that match."""
+    return [line for line in signature.near_misses if matched(signature, line) is not None]
+
+
+def idle(signature: Signature) -> list[str]:
+    """Return literals and patterns that no example needs."""
+    literals = [each for each in signature.literals if not any(each in line for line in signature.examples)]
+    used = {match.re.pattern for line in signature.examples if (match := matched(signature, line))}
+    return literals + [each for each in signature.patterns if each not in used]
+
+
+def unfilled(signature: Signature) -> list[str]:
+    """Return the sentences that an example leaves with a hole, or that do not format."""
+    holes = []
+    for line in signature.examples:
+        match = matched(signature, line)
+        known = {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
+        for sentence in (signature.what, signature.why):
+            if fields(sentence) - known.keys() or "\n" in sentence.format(**known):
+                holes.append(sentence)
+        holes += [fix for fix in signature.fixes if fields(fix) - _named(signature)]
+    return holes
+
+
+def _named(signature: Signature) -> set[str]:
+    return {name for each in signature.patterns for name in re.compile(each).groupindex}
