@@ -104,6 +104,15 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "Everything that is known of them, as JSON."),
         _RUN_DIR,
     ),
+    "logs": (
+        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN"),
+        Flag("rank", "text", "", "Ranks: 0, 0,3, 0-7 or all [all].", "RANKS"),
+        Flag("follow", "switch", "", "Go on with what comes, across restarts, until the run is over."),
+        Flag("lines", "text", "", "Last lines of each file to begin with, or all [all; 10 with --follow].", "N"),
+        Flag("since", "text", "", "Only what lines date later: 10m, 2h, or a date and time.", "TIME"),
+        Flag("grep", "text", "", "Only lines in which this regular expression matches.", "PATTERN"),
+        _RUN_DIR,
+    ),
     "stop": (
         Flag("run", "argument", "", "Id of the run, or a part of it [the only one that runs].", "RUN"),
         Flag("grace", "text", "", "Time to end before SIGKILL: 30, 2m [the run's own and 5 s].", "TIME"),
@@ -124,6 +133,7 @@ HELP = {
     "doctor": "Check this machine; with a launch behind it, as for run, check that too.",
     "explain": "Name the root cause of a failed run or of any log; or describe a code.",
     "ps": "List running and recent runs of this machine.",
+    "logs": "Show what the ranks of a run printed.",
     "stop": "End a run: SIGTERM to its torchrun, SIGKILL to what is left after a grace.",
 }
 LAUNCHING = ("run", "plan", "doctor")
