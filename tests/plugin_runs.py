@@ -1,0 +1,196 @@
+"""Starts `ddplaunch run` on a script that needs no torch, and reads what is left of it; refuses to judge."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.hosts.launching import clean_environment, ddplaunch
+
+DEADLINE_S = 60
+
+#: What a rank does is its first argument. It marks that it runs by a file, so that tests need no sleep.
+SCRIPT = r"""
+import multiprocessing, os, signal, sys, time
+from pathlib import Path
+
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+
+def say(text, stream=sys.stdout):
+    stream.write(text + "\n")
+    stream.flush()
+
+def wait():
+    Path(f"running-{rank}-{attempt}").write_text(str(os.getpid()))
+    time.sleep(120)
+
+def exception():
+    if rank == 1:
+        raise ValueError("the cause")
+    wait()
+
+def status():
+    if rank == 1:
+        say("leaving", sys.stderr)
+        sys.exit(3)
+    wait()
+
+def killed():
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    wait()
+
+def saves():
+    def save(number, frame):
+        time.sleep(1.0)
+        Path(f"saved-{rank}").write_text(str(number))
+        sys.exit(0)
+    signal.signal(signal.SIGTERM, save)
+    wait()
+
+def stubborn():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wait()
+
+def workers():
+    for _ in range(2):
+        multiprocessing.get_context("fork").Process(target=time.sleep, args=(120,)).start()
+    if rank == 0 and attempt < int(os.environ.get("FAILS", "0")):
+        time.sleep(0.3)
+        os._exit(5)
+    wait()
+
+def second():
+    say(f"rank {rank}, attempt {attempt}")
+    if attempt == 0 and rank == 1:
+        raise RuntimeError("only once")
+    if attempt == 0:
+        wait()
+
+def always():
+    raise RuntimeError(f"attempt {attempt}")
+
+def bytes_():
+    out, err = sys.stdout.buffer, sys.stderr.buffer
+    out.write(b"\xff\x00tty=%d\r\n" % os.isatty(1) + bytes(range(256)) * 8192 + b"unfinished")
+    err.write(b"rank %d\xfe\n" % rank)
+
+def order():
+    for number in range(500):
+        os.write(1 + number % 2, b"%d\n" % number)
+
+def terminal():
+    if rank:
+        return
+    say(f"{os.isatty(1)} {os.isatty(2)} {tuple(os.get_terminal_size())}\x1b[1mbold\x1b[0m\rover")
+    resized = []
+    signal.signal(signal.SIGWINCH, lambda *_: resized.append(tuple(os.get_terminal_size())))
+    Path("running-0-0").write_text("")
+    until = time.monotonic() + 30
+    while not resized and time.monotonic() < until:
+        time.sleep(0.05)
+    say(f"now {resized}", sys.stderr)
+
+def released():
+    say("before")
+    Path(f"running-{rank}-{attempt}").write_text(str(os.getpid()))
+    while not Path("go").exists():
+        say("x" * 4000)
+        time.sleep(0.02)
+    say("after")
+
+globals()[sys.argv[1]]()
+"""
+
+
+class Run:
+    """One launch in ``folder``, which may still go on."""
+
+    def __init__(self, folder: Path, mode: str, *options: str, **changes: Any) -> None:
+        self.folder = folder
+        (folder / "train.py").write_text(SCRIPT)
+        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", "r", *options, "--", "train.py", mode)
+        environment = clean_environment(**{**{"NO_COLOR": "1", "COLUMNS": "200"}, **changes.pop("env", {})})
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+        self.process = subprocess.Popen(words, cwd=folder, env=environment, **{**streams, **changes})
+        self.record = folder / ".ddplaunch" / "runs" / "r"
+        self.out = self.err = ""
+
+    def wait_for(self, *names: str) -> None:
+        """Wait until the files ``names`` exist in the folder."""
+        within(lambda: all((self.folder / name).exists() for name in names), self)
+
+    def end(self) -> int:
+        """Wait for the end, keep what was printed, and return the exit status."""
+        out, err = self.process.communicate(timeout=DEADLINE_S)
+        self.out, self.err = (text.decode("utf-8", "backslashreplace") if text else "" for text in (out, err))
+        return self.process.returncode
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """What `outcome.json` says."""
+        value: dict[str, Any] = json.loads((self.record / "outcome.json").read_text())
+        return value
+
+    def file(self, name: str, attempt: int = 0) -> bytes:
+        """A rank's file in the record."""
+        return (self.record / "node-0" / f"attempt-{attempt}" / name).read_bytes()
+
+    def guard(self) -> int | None:
+        """The guard's pid, None while there is none."""
+        for pid in children(self.process.pid):
+            if (Path("/proc") / str(pid) / "comm").read_text().strip() == "ddplaunch-guard":
+                return pid
+        return None
+
+
+def within(true: Callable[[], bool], run: Run | None = None, deadline_s: float = DEADLINE_S) -> None:
+    """Wait until ``true()``; fail when the run ends before, or at the deadline."""
+    until = time.monotonic() + deadline_s
+    while not true():
+        assert time.monotonic() < until, "waited in vain"
+        assert run is None or run.process.poll() is None, run.process.communicate() if run else ""
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """The children of a process whose parent it still is."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def of_folder(folder: Path) -> list[str]:
+    """Every process whose working directory is ``folder``: ranks, their workers, torchrun and guard."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                running = (entry / "stat").read_text().rpartition(")")[2][1] != "Z"
+                if running and (entry / "cwd").readlink() == folder:
+                    found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+            except OSError:
+                continue
+    return found
+
+
+def kill(processes: Sequence[int]) -> None:
+    """Kill what a test may have left."""
+    for pid in processes:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except OSError:
+            continue
