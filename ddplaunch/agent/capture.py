@@ -110,7 +110,10 @@ class Capture:
                 self._watch(channel)
 
     def _watch(self, channel: Channel) -> None:
-        self._loop.watch(channel.descriptor, lambda: self._readable(channel))
+        try:
+            self._loop.watch(channel.descriptor, lambda: self._readable(channel))
+        except OSError:  # not a pipe: /dev/null in the place of a stream that an earlier guard has closed
+            self._close(channel)
 
     def newly_gone(self) -> list[tuple[int, str]]:
         """Return rank and stream of what was shown as it is to a reader that is gone, each once."""

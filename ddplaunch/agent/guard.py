@@ -12,36 +12,35 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.capture import Capture
 from ddplaunch.agent.console import Console
 from ddplaunch.agent.files import replace_json
 from ddplaunch.agent.handover import conclude_run, speak_of_attempt
+from ddplaunch.agent.launcher import Launcher
+from ddplaunch.agent.listen import listen
 from ddplaunch.agent.loop import Loop
-from ddplaunch.agent.processes import Process, boot_id, own_processes, process, send_signal
+from ddplaunch.agent.processes import Process, make_room, own_processes, process, send_signal
 from ddplaunch.agent.protocol import SETTINGS, Settings, receive, send
-from ddplaunch.agent.sweep import Owner, Sweep, left_by, unannounced
-from ddplaunch.agent.watch import Attempt
+from ddplaunch.agent.sweep import Sweeps, left_by, unannounced
+from ddplaunch.agent.watch import Attempt, process_table
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ended import EndedRun
 
-_SWEEP_EVERY_S = 0.05
-_SWEEP_GIVES_UP_S = 4.0  # a process in an uninterruptible wait cannot be killed
 _RECORD_PATIENCE_S = 5.0
 _SPEECH_PATIENCE_S = 10.0
-_IGNORED = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGUSR1", "SIGUSR2")
 
 
 class Guard:
     """All that the guard knows. Methods are called by its loop, one at a time."""
 
     def __init__(self, channel: socket.socket, settings: Settings) -> None:
-        """Watch the socket, the launcher and the window; signals come by ``listen_to_signals``."""
+        """Watch the socket, the launcher, and the signals that reach this process."""
         self.settings, self.channel = settings, channel
-        self.launcher = os.getppid()
-        self.launcher_seen = process(self.launcher)
+        self.launcher = Launcher(os.getppid())
         self.host = os.uname().nodename
         self.started_s = time.time()
         self.loop = Loop()
@@ -52,8 +51,7 @@ class Guard:
         self.directory = f"{directory}/node-{settings.get('node', 0)}" if directory else None
         self.capture = Capture(self.loop, self.console, self.wake, self.directory, self.host)
         self.attempts: list[Attempt] = []
-        self.sweeps: list[tuple[Sweep, float]] = []
-        self.left_over: set[int] = set()
+        self.sweeps = Sweeps()
         self.end: dict[str, Any] = {}  # torchrun's last words
         self.launcher_died = False
         self.signal: int | None = None
@@ -62,18 +60,16 @@ class Guard:
         self.speaking = 0
         self.loop.watch(channel.fileno(), self._told)
         self.loop.watch(self.wake, self._woken)
-        self._watch_launcher()
+        self.launcher.watch(self.loop, self._launcher_ended)
+        listen(self.loop, self._interrupted, self._looked_at_signals)
 
     def run(self) -> int:
         """Guard until the run has ended; return the exit status that it deserves."""
-        while not self.end or self.sweeps:
-            now_s = time.monotonic()
-            due = [at_s for at_s in (self.capture.due_s(),) if at_s is not None]
-            if self.sweeps:
-                due.append(now_s + _SWEEP_EVERY_S)
-            self.loop.once(max(0.0, min(due) - now_s) if due else None)
+        while not self.end or self.sweeps.running:
+            due = [at_s for at_s in (self.capture.due_s(), self.sweeps.due_s()) if at_s is not None]
+            self.loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
             self.capture.tick()
-            self._sweep()
+            self.sweeps.tick()
         return self._finish()
 
     # What happens
@@ -111,24 +107,8 @@ class Guard:
         for handle in attempt.started(message["pids"]):
             self.loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
         if self.directory:
-            path, value = f"{self.directory}/processes.json", self._processes(attempt)
-            self.capture.in_background(lambda: replace_json(path, value))
-
-    def _processes(self, attempt: Attempt) -> dict[str, Any]:
-        own = process(os.getpid())
-        return {
-            "schema": 1,
-            "run_id": self.settings.get("run_id"),
-            "host": self.host,
-            "boot_id": boot_id(),
-            "launcher": {"pid": self.launcher, "start_time": self.launcher_seen and self.launcher_seen.start},
-            "guard": {"pid": os.getpid(), "start_time": own and own.start},
-            "attempt": attempt.number,
-            "ranks": [
-                {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "start_time": one.start_time}
-                for one in attempt.ranks.values()
-            ],
-        }
+            table = process_table(self.settings.get("run_id"), self.host, self.launcher.seen, attempt)
+            self.capture.in_background(lambda: replace_json(f"{self.directory}/processes.json", table))
 
     def _told_launcher(self, _: dict[str, Any], descriptors: list[int]) -> None:
         self.capture.add_launcher(descriptors[0], verbose=bool(self.settings.get("verbose")))
@@ -144,9 +124,8 @@ class Guard:
     def _told_end(self, message: dict[str, Any], _: list[int]) -> None:
         self.end = message
         self.loop.forget(self.channel.fileno())
-        workers_only = message.get("state") == "succeeded"
         if self.attempts:
-            self._begin_sweep(self.attempts[-1].owners, workers_only=workers_only)
+            self.sweeps.begin(self._find(self.attempts[-1], workers_only=message.get("state") == "succeeded"))
 
     def _rank_ended(self, attempt: Attempt, handle: int) -> None:
         self.loop.forget(handle)
@@ -157,24 +136,11 @@ class Guard:
         for rank, stream in self.capture.newly_gone():
             try:
                 send(self.channel, {"op": "closed", "rank": rank, "stream": stream})
-                os.kill(self.launcher, signal.SIGCHLD)  # it looks at its socket then, and ignores it otherwise
+                os.kill(self.launcher.pid, signal.SIGCHLD)  # it looks at its socket then, and ignores it otherwise
             except OSError:
                 return
 
     # torchrun's death, and signals
-
-    def _watch_launcher(self) -> None:
-        try:
-            handle = os.pidfd_open(self.launcher)
-        except OSError:
-            return  # gone: the socket says so too
-
-        def gone() -> None:
-            self.loop.forget(handle)
-            self._drain_messages()
-            self._launcher_gone()
-
-        self.loop.watch(handle, gone)
 
     def _drain_messages(self) -> None:
         """Hear what torchrun said last: its death and its words may be seen in the other order."""
@@ -188,6 +154,10 @@ class Guard:
                 return
             self._hear(message, descriptors)
 
+    def _launcher_ended(self) -> None:
+        self._drain_messages()
+        self._launcher_gone()
+
     def _launcher_gone(self) -> None:
         if self.end:
             return
@@ -195,34 +165,23 @@ class Guard:
         self.loop.forget(self.channel.fileno())
         self._order_to_end()
         self.end = {"state": "signal" if self.signal else "error", "signal": self.signal, "failures": [], "error": ""}
-        self._begin_sweep(self.attempts[-1].owners if self.attempts else {}, unannounced_too=True)
+        if self.attempts:
+            self.sweeps.begin(self._find(self.attempts[-1]))
 
     def _order_to_end(self) -> None:
         if self.attempts:
             self.attempts[-1].ordered_to_end = True
 
-    def listen_to_signals(self) -> None:
-        """Take SIGINT and SIGWINCH, ignore what would end the guard before its work is done."""
-        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        self.loop.watch(reading, lambda: self._signalled(reading))
-        for name in _IGNORED:
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-        signal.signal(signal.SIGINT, self._interrupted)
-        signal.signal(signal.SIGWINCH, lambda *_: None)  # the byte in the pipe says enough
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    def _interrupted(self) -> None:
+        self.interrupts += 1  # at once, as nobody loops while the end is being said
 
-    def _interrupted(self, *_: object) -> None:
-        self.interrupts += 1  # counted here, as nobody loops while the end is being said
-
-    def _signalled(self, reading: int) -> None:
-        numbers = os.read(reading, 512)
+    def _looked_at_signals(self, numbers: bytes) -> None:
         if signal.SIGWINCH in numbers:
             self._resized()
         if self.interrupts > 1 and not self.killed and self.attempts and not self.end:
             self.killed = True
             self._order_to_end()
-            self._begin_sweep(self.attempts[-1].owners, unannounced_too=True, at_once=True)
+            self.sweeps.begin(self._find(self.attempts[-1]), at_once=True)
 
     def _resized(self) -> None:
         """Follow the window, and tell the ranks that are shown as their terminal would."""
@@ -232,45 +191,24 @@ class Guard:
                 send_signal(seen, signal.SIGWINCH)
 
     def _hurried(self) -> bool:
-        return self.launcher_died or self.interrupts > 1 or os.getppid() != self.launcher
+        return self.launcher_died or self.interrupts > 1 or os.getppid() != self.launcher.pid
 
     # Ends
 
-    def _begin_sweep(
-        self,
-        owners: dict[int, Owner],
-        *,
-        workers_only: bool = False,
-        unannounced_too: bool = False,
-        at_once: bool = False,
-    ) -> None:
+    def _find(self, attempt: Attempt, *, workers_only: bool = False) -> Callable[[], list[Process]]:
         def find() -> list[Process]:
-            found = left_by(owners, workers_only=workers_only)
-            return found + self._unannounced(owners) if unannounced_too else found
+            if attempt.announced:
+                return left_by(attempt.owners, workers_only=workers_only)
+            return unannounced(own_processes(), self.settings.get("run_id", ""), self.launcher.seen)
 
-        now_s = time.monotonic()
-        self.sweeps.append((Sweep(find, now_s, at_once=at_once), now_s + _SWEEP_GIVES_UP_S))
-        self._sweep()
-
-    def _unannounced(self, owners: dict[int, Owner]) -> list[Process]:
-        run_id = self.settings.get("run_id")
-        if owners or not run_id or self.launcher_seen is None:
-            return []
-        return unannounced(own_processes(), run_id, self.launcher, self.launcher_seen.start)
-
-    def _sweep(self) -> None:
-        now_s = time.monotonic()
-        for sweep, until_s in list(self.sweeps):
-            if sweep.tick(now_s) or now_s > until_s:
-                self.sweeps.remove((sweep, until_s))
-                self.left_over |= sweep.ended
+        return find
 
     def _attempt_over(self, attempt: Attempt) -> None:
         self.loop.once(0)  # ends that nobody has looked at yet
         attempt.ended_s = time.time()
         attempt.complete((), succeeded=False)
         self.capture.end_attempt()
-        self._begin_sweep(attempt.owners)
+        self.sweeps.begin(self._find(attempt))
         self.speaking += 1
         _thread.start_new_thread(self._speak_of, (attempt,))
 
@@ -310,7 +248,7 @@ class Guard:
             launcher_died=self.launcher_died,
             error=self.end.get("error") or "",
             failures=tuple(self.end.get("failures") or ()),
-            left_over=tuple(sorted(self.left_over)),
+            left_over=tuple(sorted(self.sweeps.ended)),
             unrecorded=self.capture.unrecorded(),
         )
 
@@ -320,13 +258,10 @@ def main(descriptor: int) -> None:
     status = 70  # EX_SOFTWARE: the plug-in starts another guard
     try:
         settings: Settings = json.loads(os.environ.get(SETTINGS) or "{}")
-        with open("/proc/self/comm", "w", encoding="ascii") as name:
-            name.write("ddplaunch-guard")
-        _allow_many_files()
+        make_room("ddplaunch-guard")
         channel = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
         guard = Guard(channel, settings)
-        guard.listen_to_signals()
         exit_status = guard.run()
         status = 0
         send(channel, {"op": "done", "exit_status": exit_status})
@@ -334,10 +269,3 @@ def main(descriptor: int) -> None:
         pass  # torchrun is gone: nobody waits for the answer
     finally:
         os._exit(status)  # threads may hang in a write for ever
-
-
-def _allow_many_files() -> None:
-    import resource
-
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -106,3 +106,13 @@ def send_signal(target: Process, number: int) -> bool:
 def boot_id() -> str:
     """Return what tells this boot of this machine from all others; "" where the kernel does not say."""
     return (_read("/proc/sys/kernel/random/boot_id") or b"").decode().strip()
+
+
+def make_room(name: str) -> None:
+    """Call this process ``name`` (15 bytes at most) in process tables, and let it open as many files as it may."""
+    import resource
+
+    with open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write(name)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterable, Mapping
 
 from ddplaunch.agent.processes import Process, command_line, has_variable, own_processes, send_signal
 
 KILL_AFTER_S = 1.0
+_EVERY_S = 0.05
+_GIVE_UP_AFTER_S = 3.0  # a process in an uninterruptible wait cannot be killed
 
 
 class Owner:
@@ -54,44 +57,21 @@ def is_multiprocessing(one: Process, commands: frozenset[bytes]) -> bool:
     return command in commands or b"multiprocessing." in command or one.name.startswith(b"pt_data")
 
 
-def unannounced(table: Iterable[Process], run_id: str, launcher: int, since: int) -> list[Process]:
-    """Return ranks that torchrun started but did not tell of before it died: orphans that lead a session.
-
-    ``since`` is the start of torchrun in clock ticks, ``launcher`` its pid.
-    """
+def unannounced(table: Iterable[Process], run_id: str, launcher: Process | None) -> list[Process]:
+    """Return ranks that torchrun, ``launcher``, started but did not tell of before it died: they lead sessions."""
+    if launcher is None or not run_id:
+        return []
     variable = f"DDPLAUNCH_RUN_ID={run_id}".encode()
     own = os.getpid()
     table = list(table)
-    running = {one.pid for one in table if one.pid != own and one.start >= since and has_variable(one.pid, variable)}
+    running = {
+        one.pid for one in table if one.pid != own and one.start >= launcher.start and has_variable(one.pid, variable)
+    }
     return [
         one
         for one in table
-        if one.pid in running and one.pid != launcher and one.parent not in running - {launcher} and _leads(one)
+        if one.pid in running and one.pid != launcher.pid and one.parent not in running - {launcher.pid} and _leads(one)
     ]
-
-
-class Sweep:
-    """Ends processes: asked once with SIGTERM, killed after ``KILL_AFTER_S``. ``tick`` it until it is done."""
-
-    def __init__(self, find: Callable[[], list[Process]], now_s: float, *, at_once: bool = False) -> None:
-        """``find`` returns those that must end; ``at_once`` leaves out SIGTERM. Times as of time.monotonic()."""
-        self._find = find
-        self._kill_s = now_s if at_once else now_s + KILL_AFTER_S
-        self._asked: set[tuple[int, int]] = set()
-        self.ended: set[int] = set()
-
-    def tick(self, now_s: float) -> bool:
-        """Do what is due; return whether nothing is left."""
-        left = self._find()
-        for one in left:
-            if now_s >= self._kill_s:
-                send_signal(one, signal.SIGKILL)
-            elif (one.pid, one.start) not in self._asked:
-                self._asked.add((one.pid, one.start))
-                send_signal(one, signal.SIGTERM)
-                send_signal(one, signal.SIGCONT)  # one that was stopped would never see it
-            self.ended.add(one.pid)
-        return not left
 
 
 def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[Process]:
@@ -103,3 +83,57 @@ def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[Process]
         return found
     commands = frozenset(owner.command for owner in owners.values() if owner.command)
     return [one for one in found if one.pid not in owners and is_multiprocessing(one, commands)]
+
+
+class _Sweep:
+    def __init__(self, find: Callable[[], list[Process]], kill_s: float) -> None:
+        self.find, self.kill_s = find, kill_s
+        self.asked: set[tuple[int, int]] = set()
+
+
+class Sweeps:
+    """Ends what ``find`` functions return: asked once with SIGTERM, killed after ``KILL_AFTER_S``."""
+
+    def __init__(self) -> None:
+        """Nothing is to be ended yet; ``ended`` collects the pids of what was."""
+        self._sweeps: list[_Sweep] = []
+        self._next_s = 0.0
+        self.ended: set[int] = set()
+
+    def begin(self, find: Callable[[], list[Process]], *, at_once: bool = False) -> None:
+        """End what ``find()`` returns, now and as long as it returns anything; ``at_once`` leaves SIGTERM out."""
+        now_s = time.monotonic()
+        self._sweeps.append(_Sweep(find, now_s if at_once else now_s + KILL_AFTER_S))
+        self._next_s = now_s
+        self.tick()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is something left to end."""
+        return bool(self._sweeps)
+
+    def due_s(self) -> float | None:
+        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
+        return self._next_s if self._sweeps else None
+
+    def tick(self) -> None:
+        """Look again if it is time to, and do what is due: the process table is not for free."""
+        if not self._sweeps or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _EVERY_S
+        for sweep in list(self._sweeps):
+            now_s = time.monotonic()
+            left = sweep.find()
+            for one in left:
+                self._end(sweep, one, now_s)
+            if not left or now_s > sweep.kill_s + _GIVE_UP_AFTER_S:
+                self._sweeps.remove(sweep)
+
+    def _end(self, sweep: _Sweep, one: Process, now_s: float) -> None:
+        self.ended.add(one.pid)
+        if now_s >= sweep.kill_s:
+            send_signal(one, signal.SIGKILL)
+        elif (one.pid, one.start) not in sweep.asked:
+            sweep.asked.add((one.pid, one.start))
+            send_signal(one, signal.SIGTERM)
+            send_signal(one, signal.SIGCONT)  # one that was stopped would not see it otherwise

@@ -10,14 +10,15 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.processes import process
+from ddplaunch.agent.processes import boot_id, process
 from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.agent.sweep import Owner
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ended import EndedAttempt, EndedBy
+    from ddplaunch.agent.processes import Process
 
 
 class Watched:
@@ -147,3 +148,21 @@ class Attempt:
             for one in sorted(self.ranks.values(), key=lambda each: each.rank)
         )
         return EndedAttempt(self.number, self.started_s, self.ended_s or time.time(), ranks, self.first)
+
+
+def process_table(run_id: str | None, host: str, launcher: Process | None, attempt: Attempt) -> dict[str, Any]:
+    """Return what ``processes.json`` holds; ``start_time`` tells a process from a later one of the same number."""
+    own = process(os.getpid())
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "host": host,
+        "boot_id": boot_id(),
+        "launcher": launcher and {"pid": launcher.pid, "start_time": launcher.start},
+        "guard": own and {"pid": own.pid, "start_time": own.start},
+        "attempt": attempt.number,
+        "ranks": [
+            {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "start_time": one.start_time}
+            for one in attempt.ranks.values()
+        ],
+    }
