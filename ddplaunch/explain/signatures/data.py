@@ -1,0 +1,183 @@
+"""Signatures of data: missing, raced for, not downloadable, and checkpoints that do not fit or cannot be read."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures.data_checkpoints import CHECKPOINTS
+from ddplaunch.explain.signatures.data_downloads import DOWNLOADS
+
+_MISSING_WHY = (
+    "The path was looked up from the rank's working directory on its own node; a disk that is not shared "
+    "hides it there."
+)
+_RACE_WHY = (
+    "All ranks run the same preparation code; without a barrier they create, unpack and read the same files at once."
+)
+_RACE_FIXES = (
+    "Prepare on one rank, let the others wait: `if rank == 0: prepare()`, then `dist.barrier()`, then read.",
+    "Or prepare once before the launch, so that the ranks only read.",
+    "Remove the half-written files first.",
+)
+# Names by which a path is a checkpoint's, a script's or a temporary file's rather than a data set's.
+_NOT_DATA = (
+    r"\.(?:py|sh)'|\.lock'|\.incomplete|/dev/shm|/torch_|pymp-|/tmp/tmp|/proc/|libnccl|"
+    r"(?i:checkpoint|ckpt|\.pth\b|resume|pytorch_model|adapter_model|model_states|optimizer\.pt|\.safetensors|/last"
+    r"\.pt|/best\.pt)"
+)
+
+SIGNATURES: tuple[Signature, ...] = (
+    *DOWNLOADS,
+    *CHECKPOINTS,
+    Signature(
+        code="dataset-missing",
+        role="root",
+        literals=("No such file or directory", "Is a directory", "Not a directory", "errno = 2,"),
+        patterns=(
+            r"(?:FileNotFoundError|IOError|OSError): \[Errno 2\] No such file or directory: "
+            r"b?['\"](?P<path>[^'\"]+)['\"]",
+            r"(?:IsADirectoryError|NotADirectoryError): \[Errno 2[01]\] (?:Is|Not) a directory: "
+            r"['\"](?P<path>[^'\"]+)['\"]",
+            r"name = '(?P<path>[^']+)', errno = 2,",
+            r"lmdb\.\w*Error: (?P<path>[^:]+): No such file or directory",
+            r"(?:FileNotFoundError|OSError): (?P<path>/\S+): No such file or directory",
+        ),
+        what="`{path}` is not there",
+        why=_MISSING_WHY,
+        fixes=(
+            "Look for it on the node that failed: `ls -l {path}`; correct the path or copy the data there.",
+            "Let ddplaunch check it on every node before the launch: `--data {path}`.",
+        ),
+        examples=(
+            "FileNotFoundError: [Errno 2] No such file or directory: '/mnt/nvme0/data/train-00007.parquet'",
+            "IsADirectoryError: [Errno 21] Is a directory: '/data/config'",
+            "NotADirectoryError: [Errno 20] Not a directory: '/data/x.tar/a'",
+            "FileNotFoundError: /data/list.txt: No such file or directory",
+            "OSError: Unable to open file (unable to open file: name = '/data/x.h5', errno = 2, error message = 'No "
+            "such file')",
+            "lmdb.Error: /data/lsun: No such file or directory",
+        ),
+        near_misses=(
+            "FileNotFoundError: [Errno 2] No such file or directory: 'train.py'",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'ckpt/epoch_3.pth'",
+            "OSError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        ),
+        unless=(_NOT_DATA,),
+        priority=62,
+        source="https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
+    ),
+    Signature(
+        code="dataset-missing",
+        role="root",
+        literals=(
+            "Couldn't find",
+            "ataset not found",
+            "Unable to find '",
+            "DatasetNotFoundError",
+            "EmptyDatasetError",
+            "DataFilesNotFoundError",
+            "Found no valid file",
+            "Found 0 ",
+            "is not present in the root directory",
+            "cannot be found at the path prefix",
+            "does not appear to have a file named",
+            "doesn't exist on the Hub",
+        ),
+        patterns=(
+            r"(?P<problem>Couldn't find (?:a dataset script|any data file|any class folder|file) (?:at|in) \S+)",
+            r"(?P<problem>Dataset not found(?: or corrupted)?)",
+            r"(?P<problem>Unable to find '[^']+')",
+            r"(?:DatasetNotFound|EmptyDataset|DataFilesNotFound)Error: (?P<problem>.+)",
+            r"(?P<problem>Found no valid file for the classes .*)",
+            r"(?P<problem>Found 0 (?:files|images|samples) in .*)",
+            r"(?P<problem>The (?:archive|file) \S+ is not present in the root directory)",
+            r"(?P<problem>One or both of the \.idx and \.bin files cannot be found at the path prefix \S+)",
+            r"(?P<problem>\S+ does not appear to have a file named [\w.-]+)",
+        ),
+        what="the data is not there: {problem}",
+        why=_MISSING_WHY,
+        fixes=(
+            "Correct the path, or fetch the data once before the launch on every node.",
+            "Let ddplaunch check it before: `--data PATH`.",
+        ),
+        examples=(
+            "FileNotFoundError: Couldn't find a dataset script at /data/x/x.py or any data file in the same directory.",
+            "FileNotFoundError: Couldn't find any class folder in /data/imagenet/train.",
+            "RuntimeError: Dataset not found or corrupted. You can use download=True to download it",
+            "FileNotFoundError: Unable to find '/data/train.jsonl'",
+            "datasets.exceptions.DatasetNotFoundError: Dataset 'a/b' doesn't exist on the Hub or cannot be accessed.",
+            "datasets.exceptions.EmptyDatasetError: The directory at /data/x doesn't contain any data files",
+            "datasets.data_files.DataFilesNotFoundError: No (supported) data files found in /data/x",
+            "FileNotFoundError: Found no valid file for the classes a, b. Supported extensions are: .jpg",
+            "RuntimeError: Found 0 files in subfolders of: /data/val",
+            "RuntimeError: The archive ILSVRC2012_devkit_t12.tar.gz is not present in the root directory or is "
+            "corrupted.",
+            "AssertionError: One or both of the .idx and .bin files cannot be found at the path prefix "
+            "/data/text_document",
+            "OSError: ./bert does not appear to have a file named config.json.",
+        ),
+        near_misses=("Found 0 unused parameters", "Found 1200 files in /data", "Unable to find hostfile, will proceed"),
+        priority=64,
+        source="https://github.com/pytorch/vision/blob/main/torchvision/datasets/folder.py",
+    ),
+    Signature(
+        code="dataset-race",
+        role="root",
+        literals=("FileExistsError", "Directory not empty", ".incomplete", ".lock"),
+        patterns=(
+            r"FileExistsError: \[Errno 17\] File exists: '(?P<path>[^']+)'",
+            r"OSError: \[Errno (?:39|66)\] Directory not empty: '(?P<path>[^']+)'",
+            r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']*\.(?:incomplete|lock)[^']*)'",
+        ),
+        what="another rank created or removed `{path}` at the same time",
+        why=_RACE_WHY,
+        fixes=(*_RACE_FIXES[:2], "For a directory alone: `os.makedirs(path, exist_ok=True)`."),
+        examples=(
+            "FileExistsError: [Errno 17] File exists: '/scratch/ana/eeg/files/eegmmidb/1.0.0/S017'",
+            "OSError: [Errno 39] Directory not empty: '/home/a/.cache/datasets/x'",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/home/a/.cache/hub/blobs/4f.incomplete'",
+            "FileNotFoundError: [Errno 2] No such file or directory: '/cache/chunks/chunk-7-0.bin.cnt.lock'",
+        ),
+        near_misses=("FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",),
+        unless=(
+            r"(?i:/(?:out|output|outputs|log|logs|run|runs|results?|exps?|experiments?|checkpoints?|ckpts?)(?:/|'))",
+        ),
+        priority=58,
+        source="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/3886",
+    ),
+    Signature(
+        code="dataset-race",
+        role="root",
+        literals=(
+            "not found or corrupted",
+            "Compressed file ended",
+            "ReadError",
+            "BadZipFile",
+            "BadGzipFile",
+            "tale file handle",
+        ),
+        patterns=(
+            r"RuntimeError: (?P<problem>File not found or corrupted)",
+            r"EOFError: (?P<problem>Compressed file ended before the end-of-stream marker)",
+            r"ReadError: (?P<problem>unexpected end of data|not a gzip file|file could not be opened "
+            r"successfully|empty file)",
+            r"BadZipFile: (?P<problem>File is not a zip file|Bad magic number|Bad CRC-32.*|Truncated.*)",
+            r"BadGzipFile: (?P<problem>.+)",
+            r"OSError: \[Errno 116\] (?P<problem>Stale file handle)",
+        ),
+        what="an archive or file was read while it was being written: {problem}",
+        why=_RACE_WHY,
+        fixes=_RACE_FIXES,
+        examples=(
+            "RuntimeError: File not found or corrupted.",
+            "EOFError: Compressed file ended before the end-of-stream marker was reached",
+            "tarfile.ReadError: unexpected end of data",
+            "zipfile.BadZipFile: File is not a zip file",
+            "gzip.BadGzipFile: CRC check failed 0x1 != 0x2",
+            "OSError: [Errno 116] Stale file handle",
+        ),
+        near_misses=("[checkpoint] write of step_5000.tmp failed: [Errno 116] Stale file handle, retry 1/3",),
+        unless=(r"torch\.load|PytorchStreamReader",),
+        priority=52,
+        source="https://github.com/pytorch/vision/issues/2512",
+    ),
+)

@@ -1,0 +1,233 @@
+"""How refused command lines show, of the script and of its launcher, and a script that is not there."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+
+_LAUNCHERS = (
+    r"(?:torchrun|launch\.py|accelerate(?: <command> \[<args>\])?(?: launch)?|Accelerate CLI tool|deepspeed|colossalai|"
+    r"mpirun|mpiexec|horovodrun|srun|sbatch|ddplaunch(?: run)?|python\S* -m torch\.distributed\.\w+)"
+)
+_LAUNCHER_OPTIONS = (
+    r"--?(?:nproc[-_]per[-_]node|nnodes|node[-_]rank|rdzv[-_]\w+|max[-_]restarts|monitor[-_]interval|master[-_](?:ad"
+    r"dr|port)|"
+    r"standalone|num_processes|num_machines|num_gpus|machine_rank)"
+)
+_PROBLEMS = (
+    r"unrecognized arguments|the following arguments are required|argument \S+|one of the arguments|too few arguments|"
+    r"ambiguous option|unknown option|expected (?:one|at least one|\d+) argument|invalid choice|Parser key|Key \S+ is "
+    r"required"
+)
+
+COMMANDS: tuple[Signature, ...] = (
+    Signature(
+        code="script-arguments",
+        role="root",
+        literals=("error: ",),
+        patterns=(rf"(?:^|[\s\]:])(?P<program>[\w./-]+): error: (?P<problem>(?:{_PROBLEMS}).*)",),
+        what="`{program}` rejected its command line: {problem}",
+        why="argparse ends the process with status 2 before anything else runs; every rank does the same.",
+        fixes=(
+            "Correct the arguments after `--`: `ddplaunch run 4 -- {program} …`; `python {program} --help` lists them.",
+            "If ddplaunch filled the option in, turn that off: `--no-forward`.",
+        ),
+        examples=(
+            "rank.py: error: the following arguments are required: --data",
+            "train.py: error: unrecognized arguments: --epoch 3",
+            "main.py: error: argument --amp: invalid choice: 'fp8' (choose from 'fp16', 'bf16')",
+        ),
+        near_misses=(
+            "torchrun: error: unrecognized arguments: --nproc",
+            "baby_train.py: error: unrecognized arguments: --local-rank=0",
+            "srun: error: node1: task 0: Exited with exit code 2",
+            "slurmstepd: error: argument of execve() unknown",
+        ),
+        unless=(
+            rf"(?:^|\s){_LAUNCHERS}: error",
+            r"--local[-_]rank",
+            r"required: .*(?:training_script|user_script)",
+            rf"run\.py: error: .*{_LAUNCHER_OPTIONS}\b",
+            r"(?:slurmstepd|srun|sbatch|mpirun|gcc|g\+\+|nvcc|ld): error",
+        ),
+        log_unless=(r"usage: (?:run|launch)\.py \[-h\] \[--(?:nnodes|nproc)",),
+        priority=68,
+        source="https://docs.python.org/3/library/argparse.html#exiting-methods",
+    ),
+    Signature(
+        code="script-arguments",
+        role="root",
+        literals=(
+            "HfArgumentParser",
+            "Flags parsing error",
+            "o such option",
+            "Missing ",
+            "Invalid value",
+            "Could not",
+            "flag",
+        ),
+        patterns=(
+            r"(?P<problem>[Ss]ome specified arguments are not used by the HfArgumentParser: .*)",
+            r"FATAL Flags parsing error: ?(?P<problem>.*)",
+            r"^Error: (?P<problem>(?:No such option|Missing (?:option|argument|parameter)|Invalid value for|Got "
+            r"unexpected extra).*)",
+            r"│ (?P<problem>(?:No such option: -|Missing (?:option|argument) '|Invalid value for ')[^│]*)",
+            r"(?P<problem>Could not (?:override '[^']+'|consume arg: .*|parse override.*))",
+            r"absl\.flags\._exceptions\.(?P<problem>\w+Error: .*)",
+        ),
+        what="the script rejected its command line: {problem}",
+        why="The option parser ends the process before anything else runs; every rank does the same.",
+        fixes=(
+            "Correct the arguments after `--`; the script's own `--help` lists them.",
+            "If ddplaunch filled the option in, turn that off: `--no-forward`.",
+        ),
+        examples=(
+            "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '3']",
+            "FATAL Flags parsing error: Unknown command line flag 'lrr'. Did you mean: lr ?",
+            "Error: No such option: --lrr",
+            "Error: Missing option '--data'.",
+            "Error: Invalid value for '--epochs': 'x' is not a valid integer.",
+            "Could not override 'trainer.gpus'.",
+            "ERROR: Could not consume arg: --lrr",
+            "│ Invalid value for '--epochs': 'x' is not a valid integer.        │",
+            "absl.flags._exceptions.UnrecognizedFlagError: Unknown command line flag 'lrr'",
+        ),
+        near_misses=(
+            "Missing key(s) in state_dict: 'a'",
+            "Could not load library libcudnn",
+            "Invalid value 0 was replaced",
+        ),
+        unless=(r"local[-_]rank",),
+        priority=64,
+        source="https://click.palletsprojects.com/en/stable/exceptions/",
+    ),
+    Signature(
+        code="launcher-arguments",
+        role="root",
+        literals=("error: ", "nproc_per_node", "training_script", "user_script", "rendezvous backend", "num_processes"),
+        patterns=(
+            rf"(?:^|[\s\]:])(?P<program>{_LAUNCHERS}): error: (?P<problem>(?:{_PROBLEMS}).*)",
+            rf"(?P<program>run\.py): error: (?P<problem>.*{_LAUNCHER_OPTIONS}\b.*)",
+            r"(?P<program>[\w./-]+): error: (?P<problem>the following arguments are required: "
+            r".*(?:training|user)_script.*)",
+            r"(?P<program>ValueError): (?P<problem>Unsupported nproc_per_node value.*)",
+            r"(?P<program>ValueError): (?P<problem>The rendezvous backend '[^']*' is not registered.*)",
+            r"(?P<program>ValueError): (?P<problem>You need to manually pass in `--num_processes`.*)",
+        ),
+        what="the launcher rejected its own command line ({program}): {problem}",
+        why="The launcher's options stand before the script, the script's own after it; an option on the wrong side "
+        "is refused.",
+        fixes=(
+            "Put a `--` between them: `ddplaunch run 4 --master-port 29501 -- train.py --epochs 20`.",
+            "Look the option up: `ddplaunch run --help`; other options of torchrun go through `--torchrun-arg`.",
+        ),
+        examples=(
+            "torchrun: error: unrecognized arguments: --nprocpernode",
+            "launch.py: error: the following arguments are required: training_script, training_script_args",
+            "run.py: error: argument --nproc_per_node: expected one argument",
+            "ValueError: Unsupported nproc_per_node value: gpus",
+            "ValueError: The rendezvous backend 'c10' is not registered. Did you forget to call `register`?",
+            "Accelerate CLI tool: error: unrecognized arguments: --deepspeed_multinode_launcher",
+            "deepspeed: error: the following arguments are required: user_script, user_args",
+            "ds: error: the following arguments are required: user_script, user_args",
+            "ValueError: You need to manually pass in `--num_processes` using this config yaml.",
+        ),
+        near_misses=(
+            "train.py: error: unrecognized arguments: --epoch",
+            "run.py: error: unrecognized arguments: --batchsize 3",
+            "launch.py: error: unrecognized arguments: --local_rank=0",
+        ),
+        unless=(r"--local[-_]rank=",),
+        priority=70,
+        source="https://pytorch.org/docs/stable/elastic/run.html",
+    ),
+    Signature(
+        code="launcher-arguments",
+        role="root",
+        literals=(
+            "No module named",
+            "command not found",
+            "Non-UTF-8",
+            "slot",
+            "include/exclude",
+            "hostfile",
+            "GPU ids",
+        ),
+        patterns=(
+            r"(?P<problem>No module named "
+            r"'?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)'?)",
+            r"(?P<problem>(?:torchrun|accelerate|deepspeed|mpirun|horovodrun): (?:command )?not found)",
+            r"SyntaxError: (?P<problem>Non-UTF-8 code starting with .* in file \S*bin/\S+)",
+            r"(?P<problem>No slot '\S+' specified on host '\S+')",
+            r"(?P<problem>Cannot specify num_nodes/gpus with include/exclude)",
+            r"(?P<problem>[Hh]ostname '?\S+'? not found in hostfile)",
+            r"(?P<problem>not enough slots available in the system)",
+            r"(?P<problem>Less than two GPU ids were configured)",
+        ),
+        what="the launcher is misused or missing: {problem}",
+        why="The launch failed before any rank existed, so the script is not the cause.",
+        fixes=(
+            "Use one launcher and its own spelling: `ddplaunch run 4 -- train.py` (never `python` between launcher "
+            "and script).",
+            "If the command is not found, activate the environment that has torch; `ddplaunch doctor` names the "
+            "interpreter.",
+        ),
+        examples=(
+            "/usr/bin/python3: No module named torchrun",
+            "bash: torchrun: command not found",
+            "SyntaxError: Non-UTF-8 code starting with '\\x80' in file /opt/env/bin/python on line 2",
+            "ValueError: No slot '4' specified on host 'localhost'",
+            "ValueError: Cannot specify num_nodes/gpus with include/exclude",
+            "ValueError: Hostname 'gpu7' not found in hostfile",
+            "There are not enough slots available in the system to satisfy the 8",
+            "ValueError: Less than two GPU ids were configured and tried to run on on multiple GPUs.",
+        ),
+        near_misses=("ModuleNotFoundError: No module named 'torchvision'", "Unable to find hostfile, will proceed"),
+        priority=72,
+        source="https://pytorch.org/docs/stable/elastic/quickstart.html",
+    ),
+    Signature(
+        code="script-not-found",
+        role="root",
+        literals=(
+            "can't open file",
+            "module specification",
+            "No module named",
+            "execve",
+            "No such file or directory: '",
+            "command not found",
+        ),
+        patterns=(
+            r"can't open file '(?P<script>[^']+)': \[Errno (?:2|20)\]",
+            r"Error while finding module specification for '(?P<script>[^']+)'",
+            r"(?:^|[\s/])python[\d.]*\S*: No module named (?P<script>[\w.]+)",
+            r"execve\(\): (?P<script>\S+): No such file or directory",
+            r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<script>[^']+\.(?:py|sh))'",
+            r"(?:line \d+|bash): (?P<script>\S+\.(?:py|sh)): (?:command not found|No such file or directory)",
+        ),
+        what="the script `{script}` does not exist for the ranks",
+        why="The interpreter looked for it from its working directory on this node; another directory or an unshared "
+        "disk hides it.",
+        fixes=(
+            "Check it where the ranks start, on every node: `ls -l {script}`; give the full path or `cd` there first.",
+            "For a module use `-m`: `ddplaunch run 4 -- -m package.module`, from the directory that holds the package.",
+        ),
+        examples=(
+            "/opt/venv/bin/python: can't open file '/home/ana/tarin.py': [Errno 2] No such file or directory",
+            "/opt/venv/bin/python: Error while finding module specification for 'pkg.train' (ModuleNotFoundError: No "
+            "module "
+            "named 'pkg')",
+            "/usr/bin/python3.10: No module named mypkg.train",
+            "slurmstepd: error: execve(): python: No such file or directory",
+            "FileNotFoundError: [Errno 2] No such file or directory: './rank.sh'",
+            "bash: train.py: command not found",
+        ),
+        near_misses=(
+            "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
+            "ModuleNotFoundError: No module named 'pkg'",
+            "/usr/bin/python3: No module named torchrun",
+        ),
+        unless=(r"No module named '?(?:torchrun|torch\.distributed|accelerate)\b",),
+        priority=66,
+        source="https://docs.python.org/3/using/cmdline.html#cmdoption-m",
+    ),
+)

@@ -1,0 +1,156 @@
+"""Signatures of hosts that do not reach each other: ports, names, rendezvous, interfaces; refuses InfiniBand."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures.network_addresses import ADDRESSES
+from ddplaunch.explain.signatures.network_rendezvous import RENDEZVOUS
+
+_WHY = (
+    "NCCL and gloo tell the other ranks the address of one interface of their own; if it is a bridge, loopback, "
+    "link-local "
+    "or otherwise private one, the others cannot connect to it."
+)
+_FIXES = (
+    "Name the interface that connects the nodes: `--socket-ifname eth0` (find it: `ip -4 route get "
+    "ADDRESS_OF_OTHER_NODE`).",
+    "In containers use the host's network: `docker run --network=host`.",
+    "See what was chosen: `--nccl-debug INFO`, then the line `Bootstrap : Using`.",
+)
+
+SIGNATURES: tuple[Signature, ...] = (
+    *ADDRESSES,
+    *RENDEZVOUS,
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("o socket interface found", "No interface found", "No usable listening interface"),
+        patterns=(
+            r"(?P<line>[Nn]o socket interface found)",
+            r"(?P<line>No interface found in the same subnet as remote address \S+)",
+            r"(?P<line>No usable listening interface found)",
+        ),
+        what="NCCL found no usable network interface: {line}",
+        why=_WHY,
+        fixes=("Correct or unset NCCL_SOCKET_IFNAME: it names an interface that this node does not have.", *_FIXES),
+        examples=(
+            "NCCL WARN Bootstrap : no socket interface found",
+            "misc/socket.cc:238 NCCL WARN Net : No interface found in the same subnet as remote address "
+            "192.168.20.14<29777>",
+            "bootstrap.cc:43 NCCL WARN NET/Socket : No usable listening interface found",
+        ),
+        near_misses=("NCCL INFO NET/IB : No device found.", "NCCL INFO Bootstrap : Using enp5s0:192.168.0.31<0>"),
+        priority=68,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("Unable to find", "unsupported gloo device", "makeDeviceFor", "ifa != nullptr"),
+        patterns=(
+            r"(?P<line>Unable to find (?:address|interface) for: ?\S+)",
+            r"(?P<line>makeDeviceFor(?:Hostname|Interface)\(\): unsupported gloo device)",
+            r"(?P<line>ifa != nullptr)",
+        ),
+        what="gloo found no address to listen on: {line}",
+        why="gloo takes one interface from GLOO_SOCKET_IFNAME (no list, no `^`), or the address of this host's own "
+        "name.",
+        fixes=(
+            "Set it to an interface of this node, spelled as `ip -br addr` does: `--socket-ifname eth0`.",
+            "Without it, let the node's own name resolve to its address: `getent hosts $(hostname)`.",
+        ),
+        examples=(
+            "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address "
+            "for: ib0",
+            "RuntimeError: [enforce fail] ifa != nullptr. Unable to find interface for: [10.1.2.3]",
+            "RuntimeError: makeDeviceForHostname(): unsupported gloo device",
+            "RuntimeError: [enforce fail at ../gloo/transport/tcp/device.cc:83] ifa != nullptr. ",
+        ),
+        near_misses=("Unable to find hostfile, will proceed with training with local resources only.",),
+        unless=(r"hostfile",),
+        priority=66,
+        source="https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/device.cc",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("Connect to ", "onnect"),
+        patterns=(
+            r"Connect to "
+            r"(?P<address>fe80:[^\s<]*|169\.254\.[\d.]+|192\.168\.122\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)<\d+> failed",
+            r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)\]",
+            r"(?:timed out connecting|failed to connect).*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|fe80:[^\]]*)\]",
+        ),
+        what="a rank announced {address}, an address that only its own host or container knows",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.18.0.3<40519> failed : Software caused "
+            "connection abort",
+            "NCCL WARN Connect to fe80::4c9d:8bff:fe01:77c2%3<51833> failed : Network is unreachable",
+            "ERROR failed to connect, willRetry=0, local=[127.0.1.1]:11411, remote=[127.0.1.1]:6492, error=Connection "
+            "refused",
+            "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error, "
+            "remote=[127.0.1.1]:4411",
+        ),
+        near_misses=(
+            "socketStartConnect: Connect to 10.3.0.12<44181> failed : Software caused connection abort",
+            "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: Connection refused, "
+            "remote=[10.77.0.1]:6492",
+        ),
+        priority=56,
+        source="https://github.com/NVIDIA/nccl/blob/master/src/misc/socket.cc",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("No route to host", "Network is unreachable", "Call to connect timeout", "Connect timeout ["),
+        patterns=(
+            r"Connect to (?P<address>[\d.]+<\d+>) failed : (?:No route to host|Network is unreachable)",
+            r"NCCL WARN (?P<address>Call to connect) (?:timeout|failed) : (?:Connection refused|No route to "
+            r"host|Network is unr)",
+            r"Connect timeout \[(?P<address>[^\]]*)\]",
+            r"connectFullMesh failed.*(?:No route to host|Network is unreachable).*remote=\[(?P<address>[^\]]+)\]",
+        ),
+        what="a rank could not reach another one's announced address ({address})",
+        why=_WHY,
+        fixes=(
+            *_FIXES[:2],
+            "If the interface is right, open all ports between the nodes: NCCL and gloo take random ones.",
+        ),
+        examples=(
+            "NCCL WARN socketStartConnect: Connect to 192.168.50.2<44181> failed : No route to host",
+            "NCCL WARN Connect to 10.0.0.3<51833> failed : Network is unreachable",
+            "include/socket.h:361 NCCL WARN Call to connect timeout : Connection refused",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.7]:3210: Connect timeout [none]",
+            "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: No route to host, "
+            "remote=[10.8.0.1]:64920$2",
+        ),
+        near_misses=("NCCL INFO Call to connect returned Connection refused, retrying",),
+        log_unless=(r"[Nn]ode failure|NODE FAILURE",),
+        priority=48,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#networking-issues",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("onnectFullMesh failed",),
+        patterns=(r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.0\.1|::1|localhost)\]",),
+        what="a rank announced its loopback address {address} to the others",
+        why="gloo binds to what the host's own name resolves to, and falls back to loopback where it does not resolve.",
+        fixes=(
+            _FIXES[0],
+            "If all ranks are on one node, a rank that ended earlier is the cause: look at the first exit.",
+        ),
+        examples=(
+            "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection "
+            "refused, "
+            "remote=[127.0.0.1]:14215",
+        ),
+        near_misses=(
+            "Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.",
+        ),
+        priority=35,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+    ),
+)

@@ -1,0 +1,179 @@
+"""Signatures of schedulers: time limits, refused steps, lost nodes, cancelled jobs; refuses what tasks did."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signature import Signature
+
+_LIMIT_WHY = (
+    "The scheduler ends a job when its wall-clock limit is over; what the program was doing then is not the cause."
+)
+_LIMIT_FIXES = (
+    "Ask for more time (`#SBATCH --time=24:00:00`, at most what `sinfo -o '%P %l'` allows) or train in several jobs.",
+    "Save a checkpoint in time: `#SBATCH --signal=B:USR1@300` warns 300 s before the end; resume from it.",
+    "If the last lines show no progress, find the hang first: a longer limit only hides it.",
+)
+_CANCELLED_WHY = (
+    "The scheduler signalled the job: a person's scancel, a job of higher priority, a requeue, or a "
+    "warning before the limit."
+)
+_CANCELLED_FIXES = (
+    "Ask who it was: `sacct -j JOBID --format=JobID,State,Reason,End` (CANCELLED by UID, PREEMPTED, REQUEUED).",
+    "If it was preempted: save on SIGTERM and submit with `--requeue`, so that it goes on by itself.",
+)
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code="time-limit",
+        role="root",
+        literals=("DUE TO TIME LIMIT", "walltime", "TERM_RUNLIMIT", "wallclock", "DeadlineExceeded"),
+        patterns=(
+            r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT)",
+            r"(?P<line>CANCELLED (?:AT \S+ )?DUE TO TIME LIMIT)",
+            r"(?P<line>PBS: job killed: walltime \d+ exceeded limit \d+)",
+            r"(?P<line>TERM_RUNLIMIT)",
+            r"(?P<line>exceeded (?:hard )?wall-?clock(?: time)?)",
+            r"(?P<line>DeadlineExceeded)",
+        ),
+        what="the job reached its time limit: {line}",
+        why=_LIMIT_WHY,
+        fixes=_LIMIT_FIXES,
+        examples=(
+            "slurmstepd: error: *** STEP 30219901.0 ON nid009911 CANCELLED AT 2026-02-02T03:00:12 DUE TO TIME LIMIT "
+            "***",
+            "slurmstepd: error: *** JOB 12 CANCELLED DUE TO TIME LIMIT ***",
+            "=>> PBS: job killed: walltime 86423 exceeded limit 86400",
+            "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
+            "job 4411 exceeded hard wallclock time",
+            "  Reason: DeadlineExceeded",
+        ),
+        near_misses=(
+            "slurmstepd: error: *** STEP 4.0 ON node1 CANCELLED AT 2026-11-21T11:21:58 ***",
+            "grpc StatusCode.DEADLINE_EXCEEDED",
+            "#PBS -l walltime=24:00:00",
+        ),
+        priority=78,
+        source="https://slurm.schedmd.com/sbatch.html#OPT_time",
+    ),
+    Signature(
+        code="scheduler-error",
+        role="root",
+        literals=(
+            "Unable to create step",
+            "ode failure",
+            "NODE FAILURE",
+            "Unable to allocate resources",
+            "submission failed",
+            "Unable to confirm allocation",
+            "generic resource (gres)",
+            "Application launch failed",
+            "ask launch for",
+            "Communication connection failure",
+            "Zero Bytes were transmitted",
+            "credential expired",
+            "Socket timed out on send/recv",
+            "FailedScheduling",
+            "node configuration is not available",
+        ),
+        patterns=(
+            r"(?P<line>Unable to create step for job \d+: .*)",
+            r"(?P<line>Node failure on \S+)",
+            r"(?P<line>CANCELLED AT \S+ DUE TO NODE FAILURE)",
+            r"(?P<line>Unable to allocate resources: .*)",
+            r"(?P<line>Batch job submission failed: .*)",
+            r"(?P<line>Unable to confirm allocation for job \d+.*)",
+            r"(?P<line>Invalid generic resource \(gres\) specification)",
+            r"(?P<line>Application launch failed: .*)",
+            r"(?P<line>Task launch for StepId=\S+ failed on node \S+: .*)",
+            r"(?P<line>(?:Communication connection failure|Zero Bytes were transmitted or received))",
+            r"(?P<line>(?:Job|Step) credential expired)",
+            r"(?P<line>Socket timed out on send/recv operation)",
+            r"(?P<line>Requested node configuration is not available)",
+            r"(?P<line>FailedScheduling .*)",
+        ),
+        what="the scheduler refused or lost the job: {line}",
+        why="The step was not started or its node went away; the training program had no part in it.",
+        fixes=(
+            "For a refused request: compare it with the allocation (`scontrol show job $SLURM_JOB_ID`, `sinfo -N -o "
+            "'%N %G'`).",
+            "For a lost node: resubmit without it, `sbatch --exclude=NODE`, and tell the administrators.",
+            "Resume from the last checkpoint.",
+        ),
+        examples=(
+            "srun: error: Unable to create step for job 4411: Invalid generic resource (gres) specification",
+            "srun: error: Node failure on node4",
+            "slurmstepd-node3: error: *** JOB 18 ON node3 CANCELLED AT 2026-11-21T10:17:14 DUE TO NODE FAILURE, SEE "
+            "LOG ***",
+            "srun: error: Unable to allocate resources: Requested node configuration is not available",
+            "sbatch: error: Batch job submission failed: Invalid account or account/partition combination specified",
+            "srun: error: Unable to confirm allocation for job 99: Invalid job id specified",
+            "srun: error: Application launch failed: Invalid node name specified",
+            "srun: error: Task launch for StepId=7.0 failed on node n3: Communication connection failure",
+            "srun: error: Zero Bytes were transmitted or received",
+            "srun: error: Job credential expired",
+            "sbatch: error: Invalid generic resource (gres) specification",
+            "srun: error: Requested node configuration is not available",
+            "sbatch: error: Socket timed out on send/recv operation",
+            "Warning  FailedScheduling  0/4 nodes are available: insufficient nvidia.com/gpu.",
+        ),
+        near_misses=(
+            "srun: error: node1: task 0: Exited with exit code 1",
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+        ),
+        priority=74,
+        source="https://slurm.schedmd.com/faq.html",
+    ),
+    Signature(
+        code="scheduler-error",
+        role="root",
+        literals=("step creation",),
+        patterns=(r"(?P<line>step creation (?:temporarily disabled|still disabled), retrying \([^)]*\))",),
+        what="the scheduler does not start the step: {line}",
+        why="srun waits for resources of the allocation that another step holds; without a free one it waits for ever.",
+        fixes=(
+            "Let steps share: `srun --overlap`, or give the inner srun only what it needs (`--exact --gpus=1 "
+            "--mem=16G`).",
+            "End the step that holds them: `squeue -s -j $SLURM_JOB_ID`.",
+        ),
+        examples=("srun: Job 4411 step creation temporarily disabled, retrying (Requested nodes are busy)",),
+        near_misses=("srun: Step created for StepId=4411.1",),
+        log_unless=(r"[Ss]tep created for",),
+        priority=50,
+        source="https://slurm.schedmd.com/srun.html#OPT_overlap",
+    ),
+    Signature(
+        code="terminated",
+        role="root",
+        literals=("DUE TO PREEMPTION", "DUE TO JOB REQUEUE", "User defined signal", "TERM_"),
+        patterns=(
+            r"(?P<line>CANCELLED AT \S+ DUE TO (?:PREEMPTION|JOB REQUEUE))",
+            r"(?P<line>(?<!\")User defined signal [12])",
+            r"(?P<line>TERM_(?:PREEMPT|OWNER|ADMIN|BUCKET_KILL)\w*)",
+        ),
+        what="the scheduler ended the job: {line}",
+        why=_CANCELLED_WHY,
+        fixes=_CANCELLED_FIXES,
+        examples=(
+            "slurmstepd: error: *** JOB 17 ON node1 CANCELLED AT 2026-11-21T10:16:04 DUE TO JOB REQUEUE ***",
+            "slurmstepd: error: *** STEP 17.0 ON node1 CANCELLED AT 2026-11-21T10:16:04 DUE TO PREEMPTION ***",
+            "srun: error: node2: task 1: User defined signal 1",
+            "TERM_OWNER: job killed by owner.",
+        ),
+        near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
+        priority=68,
+        source="https://slurm.schedmd.com/preempt.html",
+    ),
+    Signature(
+        code="terminated",
+        role="root",
+        literals=("CANCELLED AT",),
+        patterns=(r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT [\dT:-]+)(?: ?\*\*\*)?\s*$",),
+        what="the job was cancelled: {line}",
+        why=_CANCELLED_WHY,
+        fixes=_CANCELLED_FIXES,
+        examples=("slurmstepd-node1: error: *** STEP 4.0 ON node1 CANCELLED AT 2026-11-21T11:21:58 ***",),
+        near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
+        log_unless=(r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME|NODE)", r"oom[-_]kill|Out Of Memory"),
+        priority=42,
+        source="https://slurm.schedmd.com/scancel.html",
+    ),
+)
