@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Raised
+from ddplaunch.explain.endings import Progress
 from ddplaunch.explain.lines import Line, Speaker
 from ddplaunch.explain.matching import Hit, spoken_against
 from ddplaunch.explain.scan import Scanned
@@ -46,7 +47,7 @@ ECHOES = frozenset(
         "CancelledError",
     )
 )
-_QUIET = re.compile(r"^\s*(?:\S+ ){0,4}\[?(?:INFO|DEBUG)\b")
+_LIVED = 25  # weight of having been survived, or of being logged as a warning
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,8 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
             echoes.append(hit)
         elif hit is by_line[hit.line.at][0] and not spoken_against(hit.signature, texts.get(hit.line.speaker, ())):
             found.append(_of_hit(hit, hit.line.speaker, _raised_before(hit, scanned)))
+    progress = Progress(scanned.lines)
+    found = [replace(each, weight=each.weight + _LIVED) if progress.survived(each.line) else each for each in found]
     return found, echoes
 
 
@@ -113,15 +116,16 @@ def _of_traceback(
     cascade: list[Hit] = []
     chosen = traceback.root
     for part in traceback.parts:
-        for hit in by_line.get(part.line.at, ()):
+        for hit in _within(part, by_line):
             if hit.signature.role == "cascade":
-                cascade.append(hit)
+                if hit.line.at == part.line.at:
+                    cascade.append(hit)
             elif not spoken_against(hit.signature, texts.get(hit.line.speaker, ())):
                 roots.append((hit, part))
     roots.sort(key=lambda pair: (-pair[0].signature.priority, pair[1] is not chosen))
     if roots and (not cascade or roots[0][0].signature.priority >= max(hit.signature.priority for hit in cascade)):
         hit, part = roots[0]
-        return [_of_hit(hit, traceback.speaker, part.raised, penalty=6 if traceback.side else 0)]
+        return [_of_hit(hit, traceback.speaker, part.raised, 6 * traceback.side + _LIVED * traceback.logged)]
     name = chosen.raised.type.rpartition(".")[2]
     if cascade:
         echoes.extend(cascade[:1])
@@ -129,7 +133,17 @@ def _of_traceback(
     if name in LAUNCHERS or (traceback.launcher and name in ECHOES):
         return []
     weight = 8 + 6 * traceback.side + 4 * traceback.bare + 24 * (name in ECHOES) + 4 * traceback.launcher
+    weight += _LIVED * traceback.logged
     return [Candidate("script-exception", weight, chosen.line, traceback.speaker, raised=chosen.raised)]
+
+
+def _within(part: Part, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:
+    """Yield what a part of a traceback shows: in its message, or by the calls that it went through."""
+    who = part.line.speaker
+    for at in range(part.line.at, part.first - 1, -1):
+        for hit in by_line.get(at, ()):
+            if hit.line.speaker == who and not hit.line.text.lstrip().startswith(("raise ", "#")):
+                yield hit
 
 
 def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None, penalty: int = 0) -> Candidate:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from ddplaunch.explain.beside import order, out_of_memory, shared_memory_full, with_facts
 from ddplaunch.explain.candidates import Candidate, candidates
+from ddplaunch.explain.culprit import exit_rank, rank_of
 from ddplaunch.explain.endings import Ended, ended_well, unexplained, went_on
 from ddplaunch.explain.facts import RunFacts
+from ddplaunch.explain.lines import Line
 from ddplaunch.explain.matching import Hit
 from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.stuck import Stuck, Waited, first_never_done, mismatch, stuck, uneven
-from ddplaunch.explain.trailer import RankExit
 from ddplaunch.frozen import dataclass
 
 #: What an end from outside may interrupt and what therefore does not count after it.
@@ -21,7 +24,7 @@ _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen root. Exactly one of ``candidate``, ``ended`` and ``mismatched`` is set, or none: unknown."""
+    """The chosen root: a ``candidate``, an exit, or neither. ``told``: the record says it; ``beside``: no log does."""
 
     code: str
     rank: int | None
@@ -32,31 +35,68 @@ class Decision:
     stuck: Stuck | None = None
     echoes: tuple[Hit, ...] = ()
     losers: tuple[Candidate, ...] = ()
-    last: int = 0
+    told: bool = False
+    beside: Line | None = None
 
 
 def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     """Return what was decided, None where nothing failed."""
-    found, echoes = candidates(scanned)
     if facts is not None and facts.state == "succeeded":
         return None
-    failed = bool([each for each in scanned.exits if not each.by_agent]) or scanned.summary is not None
-    if not failed and facts is None:
+    scanned = with_facts(scanned, facts)
+    found, echoes = candidates(scanned)
+    failed = _failed(scanned, facts)
+    if not failed:
         found = [each for each in found if not went_on(scanned.lines, each.line.at)]
-    found = _after_the_end(_in_one_cause(found))
-    found.sort(key=lambda each: (each.weight, each.line.at))
-    ended = unexplained(scanned.exits)
     waits = stuck(scanned)
+    outside = _outside(facts)
+    if outside is not None:
+        return Decision(outside, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
+    found = _after_the_end(_in_one_cause(found))
+    ends = order(facts)
+    found.sort(key=lambda each: (each.weight, ends.get(each.speaker.rank or 0, 0.0), each.line.at))
+    ended = unexplained(scanned.exits)
     if found and not _exit_first(found[0], ended):
-        return _of_candidate(found, echoes, scanned, waits)
+        return _by_memory(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
-        rank = ended.exit.rank if ended.exit.rank is not None else _only_rank(ended.exit, scanned)
-        return Decision(
-            ended.code, rank, ended.exit.host, ended=ended, stuck=waits, echoes=tuple(echoes), losers=tuple(found)
-        )
-    if not failed and ended_well(scanned.lines, facts):
+        return _by_memory(_of_exit(ended, found, echoes, scanned, waits), facts)
+    if not failed and ended_well(scanned, bool(echoes), facts):
         return None
     return Decision("unknown", None, None, stuck=waits, echoes=tuple(echoes))
+
+
+def _failed(scanned: Scanned, facts: RunFacts | None) -> bool:
+    """Return whether anything but the words of ranks says that the run failed."""
+    if facts is not None and facts.state is not None:
+        return facts.state != "succeeded"
+    return scanned.summary is not None or any(not each.by_agent for each in scanned.exits)
+
+
+def _outside(facts: RunFacts | None) -> str | None:
+    """Return the code of an end that came from outside of the ranks."""
+    if facts is None:
+        return None
+    return {"terminated": "terminated", "killed": "killed"}.get(facts.state or "")
+
+
+def _of_exit(
+    ended: Ended, found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
+) -> Decision:
+    alike = {exit_rank(each, scanned) for each in scanned.exits if each.code == ended.exit.code and not each.by_agent}
+    rank = exit_rank(ended.exit, scanned) if len(alike) <= 1 else None
+    return Decision(
+        ended.code, rank, ended.exit.host, ended=ended, stuck=waits, echoes=tuple(echoes), losers=tuple(found)
+    )
+
+
+def _by_memory(decision: Decision, facts: RunFacts | None) -> Decision:
+    """A process that was killed, while the kernel or the cgroup says that memory ran out, was killed for that."""
+    beside = None
+    if decision.code == "killed" and (beside := out_of_memory(facts)) is not None:
+        return replace(decision, code="host-out-of-memory", beside=beside)
+    if decision.ended is not None and decision.ended.exit.code == -7:
+        beside = shared_memory_full(facts)
+    return decision if beside is None else replace(decision, code="shm-too-small", beside=beside)
 
 
 def _in_one_cause(found: list[Candidate]) -> list[Candidate]:
@@ -91,16 +131,7 @@ def _after_the_end(found: list[Candidate]) -> list[Candidate]:
 
 
 def _heavier(each: Candidate, more: int) -> Candidate:
-    return Candidate(
-        each.code,
-        each.weight + more,
-        each.line,
-        each.speaker,
-        each.signature,
-        each.groups,
-        each.raised,
-        each.likely,
-    )
+    return replace(each, weight=each.weight + more)
 
 
 def _exit_first(best: Candidate, ended: Ended | None) -> bool:
@@ -114,56 +145,16 @@ def _exit_first(best: Candidate, ended: Ended | None) -> bool:
 
 def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck) -> Decision:
     best = found[0]
-    code, rank, host, pair = best.code, best.speaker.rank, best.speaker.host, None
+    code, host, pair = best.code, best.speaker.host, None
     if code in ("collective-timeout", "gpu-p2p-broken"):
         pair = mismatch(waits)
-        apart = uneven(waits)
-        if pair is not None or apart is not None:
+        if pair is not None or uneven(waits) is not None:
             code = "collective-mismatch"
         elif first_never_done(waits):
             code = "gpu-p2p-broken"
-        rank = waits.absent[0] if len(waits.absent) == 1 and pair is None else None
+        named = dict(best.groups).get("culprit", "")
+        alone = waits.absent[0] if len(waits.absent) == 1 and pair is None else None
+        rank = int(named) if named.isdecimal() else alone
     else:
-        rank = _rank(best, found, scanned)
-    return Decision(
-        code,
-        rank,
-        host,
-        candidate=best,
-        mismatched=pair,
-        stuck=waits,
-        echoes=tuple(echoes),
-        losers=tuple(found[1:]),
-    )
-
-
-def _rank(best: Candidate, found: Sequence[Candidate], scanned: Scanned) -> int | None:
-    """Return the one rank that shows the cause, None where several do or none is named."""
-    same = [each for each in found if each.code == best.code and each.weight <= best.weight + 8]
-    ranks = {_global(each, scanned) for each in same} - {None}
-    if len(ranks) > 1:
-        return None
-    if ranks:
-        return ranks.pop()
-    own = {each.rank for each in scanned.exits if not each.by_agent and each.rank is not None}
-    return own.pop() if len(own) == 1 and len(same) == 1 else None
-
-
-def _global(each: Candidate, scanned: Scanned) -> int | None:
-    speaker = each.speaker
-    if speaker.rank is not None:
-        return speaker.rank
-    for known in scanned.exits:
-        if known.rank is None:
-            continue
-        if speaker.pid is not None and known.pid == speaker.pid:
-            return known.rank
-        if speaker.local is not None and known.local == speaker.local and known.host in (speaker.host, None):
-            return known.rank
-    return speaker.local
-
-
-def _only_rank(known: RankExit, scanned: Scanned) -> int | None:
-    """With one node the local rank is the global one."""
-    hosts = {line.speaker.host for line in scanned.lines if line.speaker.host}
-    return known.local if len(hosts) <= 1 else None
+        rank = rank_of(best, found, echoes, scanned, waits)
+    return Decision(code, rank, host, best, None, pair, waits, tuple(echoes), tuple(found[1:]))

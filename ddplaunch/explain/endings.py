@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import re
 import signal
 from collections.abc import Sequence
 
 from ddplaunch.explain.facts import RunFacts
-from ddplaunch.explain.lines import Line
+from ddplaunch.explain.lines import Line, Speaker
+from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.trailer import RankExit
 from ddplaunch.frozen import dataclass
 
@@ -15,7 +17,7 @@ _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted"}
 _ORDER = ("segmentation-fault", "killed", "unknown", "aborted")
 _DONE = re.compile(
     r"\b(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved|Saved|"
-    r"[Tt]otal time|[Tt]ime consumed|End of training|Training time|Results in|best (?:acc|metric|model|val)|exiting"
+    r"[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in|best (?:acc|metric|model|val)|exiting"
     r" normally|exited with code 0|elapsed)\b|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over",
 )
 _PROGRESS = re.compile(
@@ -26,6 +28,7 @@ _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
     r"warn|Warning|NCCL (?:INFO|version)|^\s|\*{8}|OMP_NUM_THREADS|destroy_process_group|leaked|^[WI]\d{4} |^\[W|^$"
 )
+_SURVIVED = 6  # steps; a rank that lost the others gets no further than one or two
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,18 @@ def status_text(status: int) -> str:
         return f"signal {number} (exit code {status})"
 
 
-def ended_well(lines: Sequence[Line], facts: RunFacts | None) -> bool:
+def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
     """Return whether nothing speaks of a failure: the last lines say that the work was done, or show no work at all."""
     if facts is not None and facts.state is not None:
         return facts.state == "succeeded"
+    lines = scanned.lines
+    for traceback in scanned.tracebacks:
+        if not (traceback.handled or traceback.side or traceback.bare or went_on(lines, traceback.parts[-1].line.at)):
+            return False
     said = [line.text for line in lines[-400:] if line.text and not _NOISE.search(line.text)]
-    if any(_DONE.search(text) for text in said[-15:]):
+    if any(_DONE.search(text) for text in said[-30 if echoes else -15 :]):
         return True
-    return not said or not _unfinished(said)
+    return not echoes and (not said or not _unfinished(said))
 
 
 def _unfinished(said: Sequence[str]) -> bool:
@@ -87,3 +94,20 @@ def went_on(lines: Sequence[Line], index: int) -> bool:
     if len(after) < 2:
         return False
     return any(_DONE.search(text) for text in after[-15:]) or sum(bool(_PROGRESS.search(text)) for text in after) >= 4
+
+
+class Progress:
+    """Where each speaker reported steps, to tell an error that was survived from one that ended the work."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
+        self._places: dict[Speaker, list[int]] = {}
+
+    def survived(self, line: Line) -> bool:
+        """Return whether the speaker of ``line`` reported several further steps after it."""
+        places = self._places.get(line.speaker)
+        if places is None:
+            places = self._places[line.speaker] = [
+                each.at for each in self._lines if each.speaker == line.speaker and _PROGRESS.search(each.text)
+            ]
+        return len(places) - bisect.bisect_right(places, line.at) >= _SURVIVED

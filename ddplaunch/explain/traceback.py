@@ -17,7 +17,7 @@ _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
 _THREAD = re.compile(r"^Exception in thread |^Exception in thread\b")
-_LOGGED = re.compile(r"\b(?:WARNING|WARN|INFO|DEBUG|warning)\b")
+_LOGGED = re.compile(r"\b(?:WARNING|WARN|DEBUG)\b")
 _LIBRARY = re.compile(
     r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
 )
@@ -46,11 +46,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Traceback:
-    """A chain of exceptions of one speaker. ``handled``: logged and survived. ``side``: of a thread or of teardown."""
+    """A chain of exceptions of one speaker.
+
+    ``handled``: ignored by the interpreter. ``logged``: right behind a warning. ``side``: of a thread. ``launcher``: of
+    torchrun or another launcher itself. ``bare``: only the last line of it was printed.
+    """
 
     parts: tuple[Part, ...]
     speaker: Speaker
     handled: bool
+    logged: bool
     side: bool
     launcher: bool
     bare: bool
@@ -78,7 +83,7 @@ class _Open:
         self.seen = -1
         self.header = False
         self.link = ""
-        self.handled = self.side = self.indented = False
+        self.handled = self.logged = self.side = False
         self.speaker: Speaker | None = None
 
     def begin(self, line: Line, link: str) -> None:
@@ -121,9 +126,9 @@ class Tracebacks:
                 self._close(line.speaker, state)
             state = self._open[line.speaker] = _Open()
             before = self._before.get(line.speaker, "")
-            state.handled = bool(_LOGGED.search(before)) or bool(_LOGGED.search(text))
+            state.logged = bool(_LOGGED.search(before)) or bool(_LOGGED.search(text))
             state.side = bool(_THREAD.match(before))
-            state.handled = state.handled or bool(_IGNORED.match(before))
+            state.handled = bool(_IGNORED.match(before))
             if match := _SPAWNED.match(before):
                 state.speaker = line.speaker._replace(rank=int(match.group(1)))
         state.begin(line, "original" if inner else state.link)
@@ -139,8 +144,6 @@ class Tracebacks:
             state.first = line.at
         if match and (state.header or not state.parts):
             state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
-        if state.header or not state.parts:
-            state.indented = True
         state.seen = line.at
         self.inside.add(line.at)
 
@@ -174,7 +177,7 @@ class Tracebacks:
             return
         raised = Raised(match.group(1), (match.group(2) or "").strip())
         part = Part(raised, line, line.at, "", ())
-        self.done.append(Traceback((part,), line.speaker, False, False, False, True))
+        self.done.append(Traceback((part,), line.speaker, False, False, False, False, True))
 
     def _close(self, who: Speaker, state: _Open) -> None:
         del self._open[who]
@@ -183,7 +186,9 @@ class Tracebacks:
         frames = [frame for part in state.parts for frame in part.frames]
         launcher = any(_LAUNCHER.search(frame[0]) for frame in frames)
         speaker = state.speaker or who
-        self.done.append(Traceback(tuple(state.parts), speaker, state.handled, state.side, launcher, False))
+        self.done.append(
+            Traceback(tuple(state.parts), speaker, state.handled, state.logged, state.side, launcher, False)
+        )
 
     def finish(self) -> Sequence[Traceback]:
         """Return all tracebacks in the order of their exceptions."""

@@ -20,10 +20,9 @@ _RULE = re.compile(r"^[-=*]{10,}$")
 _RANKS = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 _LEGACY = re.compile(
-    r"CalledProcessError: Command (?P<command>.*?)(?: returned non-zero exit status (?P<code>\d+)"
+    r"CalledProcessError: Command .*?(?: returned non-zero exit status (?P<code>\d+)"
     r"| died with <Signals\.(?P<signal>SIG\w+): \d+>)"
 )
-_DEEPSPEED = re.compile(r"--local_rank=(?P<local>\d+).*exits with return code = (?P<code>-?\d+)")
 _RETURNED = re.compile(r"exits? with return code = (?P<code>-?\d+)")
 _SPAWN = re.compile(
     r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", re.IGNORECASE
@@ -36,7 +35,6 @@ _SRUN = re.compile(
     r"|Killed|Aborted|Bus error|Terminated|Out Of Memory)"
 )
 _HOW = {"Segmentation fault": -11, "Killed": -9, "Aborted": -6, "Bus error": -7, "Terminated": -15, "Out Of Memory": -9}
-_LOCAL = re.compile(r"--local[-_]rank[='\", ]+(\d+)")
 _TRIGGERS = (
     "exitcode", "closing signal", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "srun: error", "CHILD PROCESS",
@@ -135,10 +133,7 @@ class Trailer:
         """Read what launchers other than torchrun say of the processes that they started."""
         text = line.text
         if match := _LEGACY.search(text):
-            found = _LOCAL.search(match.group("command"))
-            self._add(line, _number(match), local=int(found.group(1)) if found else None)
-        elif match := _DEEPSPEED.search(text):
-            self._add(line, int(match["code"]), local=int(match["local"]), host=line.speaker.host)
+            self._add(line, _number(match))  # the command is the last that was started, not the one that failed
         elif match := _RETURNED.search(text):
             self._add(line, int(match["code"]), host=line.speaker.host)
         elif match := _SPAWN.search(text):
@@ -164,10 +159,13 @@ class Trailer:
     def finish(self) -> list[RankExit]:
         """Return the exits, those that the agent caused itself marked, ranks filled in from the summary by pid."""
         ranks = {(each.pid, each.host): each for each in self.exits if each.table and each.pid is not None}
+        places = {(each.host, each.local): each for each in self.exits if each.table and each.local is not None}
         by_pid = {each.pid: each for each in self.exits if each.table and each.pid is not None}
         result: list[RankExit] = []
         for each in self.exits:
             known = ranks.get((each.pid, each.host)) or by_pid.get(each.pid) if each.pid is not None else None
+            if known is None and each.local is not None:
+                known = places.get((each.host, each.local))
             own = _by_agent(each, self.signalled, self.forced)
             result.append(
                 RankExit(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from ddplaunch.explain.decide import Decision
 from ddplaunch.explain.endings import status_text
 from ddplaunch.explain.facts import RunFacts
@@ -11,6 +13,7 @@ _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what ever
 _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
+_ASKED = "if it was not you: ask the scheduler (`sacct -j JOBID -o State,ExitCode,Reason`); save checkpoints on SIGTERM"
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,43 @@ def ended_words(decision: Decision, facts: RunFacts | None) -> Words:
         "its output may have gone elsewhere, or the script left by `sys.exit()` or `os._exit()`",
         (_RECORD, _TEE),
     )
+
+
+def beside_words(decision: Decision, fixes: tuple[str, ...]) -> Words:
+    """Return the words for an end that only something outside of the logs explains."""
+    assert decision.beside is not None
+    who = "a process of the run" if decision.rank is None else f"rank {decision.rank}"
+    how = f" by {status_text(decision.ended.exit.code)}" if decision.ended is not None else ""
+    what = f"{who} was ended{how}: {decision.beside.file} says: {decision.beside.text.strip()[:120]}"
+    why = "what is in no log: the kernel ends a process that it has no memory for, without a word to it"
+    return Words(what, why, fixes or (_DMESG,))
+
+
+def outside_words(decision: Decision, facts: RunFacts | None) -> Words:
+    """Return the words for a run that was ended from outside."""
+    if decision.code == "killed":
+        return Words(
+            "torchrun was killed and could not end its ranks; they were ended after it",
+            "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
+            (_DMESG, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
+        )
+    name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    reasons = {
+        "SIGHUP": ("the terminal or the ssh session was closed", "run it in tmux or screen, or as a batch job"),
+        "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
+    }
+    why, fix = reasons.get(
+        name, ("a person, a scheduler that takes the node back, or a supervisor asked the run to end", _ASKED)
+    )
+    return Words(f"the run was ended from outside by {name}", why, (fix,))
+
+
+def signal_name(number: int) -> str:
+    """Return SIGTERM for 15, and the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def unknown_words(decision: Decision) -> Words:

@@ -12,7 +12,7 @@ from ddplaunch.explain.lines import Line
 from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.unknown import Words, ended_words, exception_words, unknown_words
+from ddplaunch.explain.unknown import Words, beside_words, ended_words, exception_words, outside_words, unknown_words
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _WIDEST = 300
@@ -42,6 +42,10 @@ def worded(decision: Decision, scanned: Scanned, facts: RunFacts | None) -> Diag
 
 def _words(decision: Decision, facts: RunFacts | None) -> Words:
     candidate = decision.candidate
+    if decision.told:
+        return outside_words(decision, facts)
+    if decision.beside is not None:
+        return beside_words(decision, _fixes_of(decision.code))
     if candidate is None:
         return unknown_words(decision) if decision.ended is None else ended_words(decision, facts)
     if candidate.signature is None:
@@ -52,6 +56,12 @@ def _words(decision: Decision, facts: RunFacts | None) -> Words:
     return _of_signature(signature, dict(candidate.groups))
 
 
+def _fixes_of(code: str) -> tuple[str, ...]:
+    """Return what is to be done about ``code`` that needs no line to say it."""
+    every = (fix for each in all_signatures() if each.code == code for fix in each.fixes if "{" not in fix)
+    return tuple(dict.fromkeys(every))[:3]
+
+
 def _of_signature(signature: Signature, groups: Mapping[str, str]) -> Words:
     fixes = tuple(filled(fix, groups) for fix in signature.fixes if set(_FIELD.findall(fix)) <= groups.keys())
     return Words(filled(signature.what, groups), filled(signature.why, groups), fixes)
@@ -60,9 +70,11 @@ def _of_signature(signature: Signature, groups: Mapping[str, str]) -> Words:
 def _certainty(decision: Decision) -> Certainty:
     if decision.code == "unknown":
         return "unknown"
-    if decision.candidate is None:
+    if decision.told:
+        return "observed"
+    if decision.candidate is None and decision.beside is None:
         return "likely" if decision.code in ("killed", "aborted") else "observed"
-    return "likely" if decision.candidate.likely else "observed"
+    return "likely" if decision.candidate is not None and decision.candidate.likely else "observed"
 
 
 def _evidence(decision: Decision) -> tuple[Evidence, ...]:
@@ -71,6 +83,8 @@ def _evidence(decision: Decision) -> tuple[Evidence, ...]:
         lines.append(decision.candidate.line)
     if decision.ended is not None:
         lines.append(decision.ended.exit.line)
+    if decision.beside is not None:
+        lines.append(decision.beside)
     if decision.mismatched is not None:
         lines += [each.line for each in decision.mismatched]
     if not lines and decision.echoes:
