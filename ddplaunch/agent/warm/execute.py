@@ -1,0 +1,73 @@
+"""Runs a program as `python -u PROGRAM` does and ends the process as it does; refuses to prepare anything.
+
+Uses the interpreter's own functions: PyRun_AnyFileExFlags reads, runs, and prints what is raised
+(https://docs.python.org/3/c-api/veryhigh.html), Py_Exit waits for threads, runs ``atexit`` handlers, and takes all
+modules down, so that open files are written and ``__del__`` runs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import pkgutil
+import runpy
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+Program = Callable[[], object]
+
+
+def script(path: str) -> Program:
+    """Return what runs the Python file at ``path``, to be called with no Python frame beneath. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fopen.restype = ctypes.c_void_p
+    stream = libc.fopen(os.fsencode(path), b"rbe")
+    if not stream:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    run: Any = ctypes.pythonapi.PyRun_AnyFileExFlags
+    run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+    run.restype = _end
+    return functools.partial(run, stream, os.fsencode(path), 1, None)
+
+
+def module(name: str, *, named_by_user: bool) -> Program:
+    """Return what runs a module as `python -m NAME` does, or a folder's or archive's ``__main__``."""
+
+    def run() -> NoReturn:
+        try:
+            runpy._run_module_as_main(name, named_by_user)  # type: ignore[attr-defined]
+        except SystemExit:
+            raise  # the interpreter ends the process with its code
+        except BaseException as exception:
+            trace = exception.__traceback__.tb_next if exception.__traceback__ else None
+            exception.__traceback__ = trace
+            sys.last_type, sys.last_value, sys.last_traceback = type(exception), exception, trace
+            sys.excepthook(type(exception), exception, trace)
+            failed = 1
+        else:
+            failed = 0
+        _end(failed)
+
+    return run
+
+
+def is_importable(path: str) -> bool:
+    """Say whether Python would look for ``__main__`` inside ``path``: a folder, or an archive."""
+    return pkgutil.get_importer(path) is not None
+
+
+def _end(failed: int) -> NoReturn:
+    """End as Py_RunMain does: an interrupt that nobody caught kills the process with SIGINT, for its parent to see."""
+    kind = getattr(sys, "last_type", None)
+    if failed and isinstance(kind, type) and issubclass(kind, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        libc = ctypes.CDLL(None)
+        # exit(SIGINT) calls raise(SIGINT, NULL), when the interpreter is down and no Python could do it any more
+        libc.on_exit(libc["raise"], None)
+        ctypes.pythonapi.Py_Exit(int(signal.SIGINT))
+    ctypes.pythonapi.Py_Exit(1 if failed else 0)
+    raise AssertionError

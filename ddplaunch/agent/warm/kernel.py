@@ -1,0 +1,126 @@
+"""What only the C library can ask of the kernel for a warm rank; refuses to know why it is asked."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
+_PR_SET_CHILD_SUBREAPER = 36
+_SIGKILL = 9
+_CUDA_ERROR_NOT_INITIALIZED = 3
+#: Where /proc/PID/stat holds the borders of a process's memory, counted as proc(5) does, in the order of the struct.
+_BORDERS = (26, 27, 45, 46, 47, None, 28, 48, 49, 50, 51)
+
+
+class _MemoryMap(ctypes.Structure):
+    """``struct prctl_mm_map`` of linux/prctl.h."""
+
+    _fields_ = (
+        *((f"border_{number}", ctypes.c_uint64) for number in range(len(_BORDERS))),
+        ("auxv", ctypes.c_void_p),
+        ("auxv_size", ctypes.c_uint32),
+        ("exe_fd", ctypes.c_uint32),
+    )
+
+
+def adopt_orphans(wanted: bool) -> None:
+    """Make this process the new parent of orphaned descendants, or stop being it (PR_SET_CHILD_SUBREAPER, prctl(2)).
+
+    Raises OSError where the kernel refuses.
+    """
+    _prctl(_PR_SET_CHILD_SUBREAPER, int(wanted))
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when ``parent`` is gone; it may be gone already. Raises OSError."""
+    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def is_named(name: str) -> None:
+    """Set the name that `top` shows, cut to 15 bytes as execve cuts it."""
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(os.fsencode(name)[:15]))
+
+
+def is_shown_as(argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Make /proc/PID/cmdline and environ read like those of a process started with both.
+
+    Needs no privilege (PR_SET_MM_MAP, prctl(2)). Raises OSError where the kernel was built without it, or a sandbox
+    forbids it.
+    """
+    arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
+    variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    libc.malloc.argtypes = (ctypes.c_size_t,)
+    start = libc.malloc(len(arguments) + len(variables) + 1)  # never freed: the kernel reads it as long as we live
+    if not start:
+        return
+    ctypes.memmove(start, arguments + variables, len(arguments) + len(variables))
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    borders = [libc.sbrk(0) if number is None else int(fields[number - 3]) for number in _BORDERS]
+    middle = start + len(arguments)
+    borders[-4:] = [start, middle, middle, middle + len(variables)]
+    memory = _MemoryMap(*borders, None, 0, 0xFFFFFFFF)
+    _prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(memory), ctypes.sizeof(memory))
+
+
+def flush_c_streams() -> None:
+    """Write out what C code left in stdio's buffers, which every forked child would write once more."""
+    ctypes.CDLL(None).fflush(None)
+
+
+def cuda_in_use() -> str | None:
+    """Return what this process has opened of CUDA or NVML, which does not survive a fork; None if nothing.
+
+    Asks the driver itself, when it is mapped: before cuInit every call answers CUDA_ERROR_NOT_INITIALIZED
+    (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__INITIALIZE.html).
+    """
+    devices = _open_devices()
+    if devices:
+        return devices[0]
+    if "libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
+        return None
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        context = ctypes.c_void_p()
+        answer = driver.cuCtxGetCurrent(ctypes.byref(context))
+    except (OSError, AttributeError):
+        return None
+    return None if answer == _CUDA_ERROR_NOT_INITIALIZED else "CUDA"
+
+
+def _open_devices() -> list[str]:
+    found = []
+    for link in Path("/proc/self/fd").iterdir():
+        try:
+            target = str(link.readlink())
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            found.append(target)
+    return found
+
+
+def native_threads() -> int:
+    """Return how many threads of this process the kernel counts, those of C libraries among them."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+def _prctl(option: int, *values: object) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    padded = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in (*values, 0, 0, 0, 0)[:4]]
+    if libc.prctl(option, *padded) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+LINUX = sys.platform == "linux"

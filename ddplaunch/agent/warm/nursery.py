@@ -1,0 +1,214 @@
+"""The template and its midwives: forks ranks on request, in processes that have one thread; refuses to train.
+
+template   forked from torchrun before it has threads; waits. With ``--preload`` a child of it imports, and takes over
+           if that left it fit to be forked.
+midwife    a fork of the template, made ahead; forks the ranks of one start, and ends: they are orphans then, and
+           torchrun, which adopts orphans at that moment, is the parent of each, as if it had forked them.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddplaunch.agent.warm import fresh, kernel, message
+from ddplaunch.agent.warm.request import Request, unpacked
+
+Program = Callable[[], object]
+_STARTED, _GONE = 0, 1
+
+
+class Nursery:
+    """What template, midwives and newborn ranks know: the socket to torchrun's process, and its pid."""
+
+    def __init__(self, channel: socket.socket, agent: int, launcher_path: str | None) -> None:
+        """``launcher_path`` is the entry of ``sys.path`` that is torchrun's own."""
+        self.channel = channel
+        self.agent = agent
+        self.launcher_path = launcher_path
+
+    def serve(self, preload: Sequence[str]) -> Program:
+        """Return only in a rank, with what runs its script. ``preload`` are modules to import before."""
+        try:
+            kernel.die_with_parent(self.agent)
+            kernel.is_named("ddplaunch-warm")
+            _hide()
+            if self.launcher_path is not None:
+                sys.path.remove(self.launcher_path)
+            notes = self._preload(preload) if preload else []
+            gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
+            _close_streams()
+            return self._generations(notes)
+        except BaseException:
+            os._exit(_GONE)
+
+    def _preload(self, names: Sequence[str]) -> list[str]:
+        """Import in a child; return in that child if it can be forked from, else in this process."""
+        reading, writing = os.pipe()
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:
+            os.close(reading)
+            kernel.die_with_parent(parent)
+            notes = _import_all(names, _first_path())
+            spoiled = _unfit()
+            if spoiled:
+                os.write(writing, f"nothing was preloaded: {spoiled} after `--preload {','.join(names)}`".encode())
+                os._exit(_GONE)
+            os.write(writing, b"fit")
+            os.close(writing)
+            return notes
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            verdict = pipe.read().decode()
+        if verdict == "fit":
+            _outlive(child)
+        os.waitpid(child, 0)
+        return [verdict or f"nothing was preloaded: `--preload {','.join(names)}` killed the process that imported it"]
+
+    def _generations(self, notes: list[str]) -> Program:
+        while True:
+            parent = os.getpid()
+            midwife = os.fork()
+            if midwife == 0:
+                kernel.die_with_parent(parent)
+                return self._deliver()
+            message.send(self.channel, {"ready": notes})
+            _, status = os.waitpid(midwife, 0)
+            if status != _STARTED:
+                os._exit(_GONE)
+            message.send(self.channel, {"born": True})
+            notes = []
+
+    def _deliver(self) -> Program:
+        """Fork all ranks of one start; return in each of them, end in the midwife itself."""
+        reading, writing = os.pipe()
+        done = 0
+        while True:
+            received = message.receive(self.channel)
+            if received is None:
+                os._exit(_GONE)
+            request, descriptors = unpacked(received[0]), received[1]
+            midwife = os.getpid()
+            try:
+                pid = os.fork()
+            except OSError as exception:
+                message.send(self.channel, {"errno": exception.errno})
+                continue
+            if pid == 0:
+                os.close(writing)
+                return self._be_born(request, descriptors, reading, midwife)
+            message.send(self.channel, {"pid": pid})
+            for number in descriptors:
+                os.close(number)
+            done += 1
+            if done == request.siblings:
+                os.write(writing, b"+" * done)
+                os._exit(_STARTED)
+
+    def _be_born(self, request: Request, descriptors: list[int], go: int, midwife: int) -> Program:
+        """Become the rank. What cannot be done in this process is done by a new interpreter with the same pid."""
+        try:
+            os.setsid()
+            self.channel.close()
+            for number, descriptor in enumerate(descriptors[:3]):
+                os.dup2(descriptor, number)
+            os.fchdir(descriptors[3])
+            for descriptor in descriptors:
+                os.close(descriptor)
+            program = fresh.become(request, self.launcher_path)
+            _show(request)
+        except Exception:
+            program = None
+        if os.read(go, 1) != b"+":
+            os._exit(_GONE)
+        os.close(go)
+        while os.getppid() == midwife:  # closed its descriptors, and is not gone yet
+            os.sched_yield()
+        if program is None:
+            os.execve(request.args[0], request.args, dict(request.environ))
+        return program
+
+
+def _import_all(names: Sequence[str], first: str | None) -> list[str]:
+    """Import what was asked for; return a line for each that could not be imported."""
+    if first is not None:
+        sys.path.insert(0, first)
+    notes = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as exception:
+            notes.append(f"`--preload {name}`: {type(exception).__name__}: {exception}".splitlines()[0])
+    if first is not None and first in sys.path:
+        sys.path.remove(first)
+    return notes
+
+
+def _first_path() -> str | None:
+    """Return the folder that leads a rank's ``sys.path``, by torchrun's own reading of its command line."""
+    try:
+        import torch.distributed.run
+
+        parse: Any = torch.distributed.run.parse_args
+        args = parse(sys.argv[1:])
+    except (ImportError, SystemExit, Exception):
+        return None
+    if args.no_python or getattr(sys.flags, "safe_path", False):
+        return None
+    return str(Path.cwd()) if args.module else str(Path(args.training_script).resolve().parent)
+
+
+def _unfit() -> str | None:
+    """Return why this process must not be forked from, None if it may.
+
+    Threads that a library ends in its at-fork handler and starts again later (OpenBLAS does) do no harm: so the count
+    is taken after a fork.
+    """
+    if kernel.native_threads() > 1:
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    threads = kernel.native_threads()
+    if threads > 1:
+        return f"{threads} threads run"
+    cuda = kernel.cuda_in_use()
+    return f"{cuda} is in use" if cuda else None
+
+
+def _outlive(child: int) -> NoReturn:
+    """Stay until ``child`` ends, which does the work now: it dies with its parent."""
+    os.waitpid(child, 0)
+    os._exit(_GONE)
+
+
+def _hide() -> None:
+    """Let nobody who looks for the run's processes by their environment take the template for a rank."""
+    try:
+        kernel.is_shown_as(["ddplaunch: warm template"], {})
+    except OSError:
+        return
+
+
+def _show(request: Request) -> None:
+    """Let `ps` and /proc show a rank as the command that it is."""
+    try:
+        kernel.is_named(Path(request.args[0]).name)
+        kernel.is_shown_as(request.args, request.environ)
+    except OSError:
+        return
+
+
+def _close_streams() -> None:
+    """Hold nobody's terminal or pipe open."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    os.close(null)

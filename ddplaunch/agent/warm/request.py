@@ -1,0 +1,53 @@
+"""What torchrun wants started, as `python -u [-m] TARGET …` reads it; refuses to start it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddplaunch.frozen import dataclass
+
+
+@dataclass(frozen=True)
+class Request:
+    """One rank: its whole command line and its whole environment, as Popen would get them."""
+
+    args: tuple[str, ...]
+    environ: Mapping[str, str]
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the target is a module's name (``-m``)."""
+        return self.args[2] == "-m"
+
+    @property
+    def target(self) -> str:
+        """The script's path, or the module's name."""
+        return self.args[3] if self.is_module else self.args[2]
+
+    @property
+    def argv(self) -> list[str]:
+        """``sys.argv`` at the start; for a module runpy puts its file in the place of ``-m``."""
+        return ["-m", *self.args[4:]] if self.is_module else list(self.args[2:])
+
+    @property
+    def siblings(self) -> int:
+        """How many ranks start together on this node; 0 if torchrun does not say."""
+        value = self.environ.get("LOCAL_WORLD_SIZE", "")
+        return int(value) if value.isdigit() else 0
+
+    def packed(self) -> dict[str, Any]:
+        """Return it in plain types, for the socket."""
+        return {"args": list(self.args), "environ": dict(self.environ)}
+
+
+def unpacked(message: Mapping[str, Any]) -> Request:
+    """Return what ``packed`` made plain."""
+    return Request(tuple(message["args"]), message["environ"])
+
+
+def is_python_command(args: Sequence[str], python: str) -> bool:
+    """Say whether ``args`` is what torchrun makes of a script or a module: `PYTHON -u [-m] TARGET …`."""
+    if len(args) < 3 or args[0] != python or args[1] != "-u":
+        return False
+    return len(args) > 3 if args[2] == "-m" else not args[2].startswith("-")
