@@ -119,6 +119,15 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "What became of every process, as JSON."),
         _RUN_DIR,
     ),
+    "clean": (
+        Flag("run", "argument", "", "Only what is left of the run of this id [of all], and no records.", "RUN"),
+        Flag("yes", "switch", "", "Do it without a question."),
+        Flag("dry_run", "switch", "", "Only list."),
+        Flag("keep", "text", "", "How many of the newest records stay [50].", "N"),
+        Flag("grace", "text", "", "Time to end before SIGKILL: 5, 1m [5].", "TIME"),
+        Flag("json", "switch", "", "Everything found and done, as JSON."),
+        _RUN_DIR,
+    ),
     "explain": (
         Flag(
             "targets", "arguments", "", "A run id, log files, - for stdin, or a code [the newest run].", "RUN|FILE|CODE"
@@ -135,6 +144,7 @@ HELP = {
     "ps": "List running and recent runs of this machine.",
     "logs": "Show what the ranks of a run printed.",
     "stop": "End a run: SIGTERM to its torchrun, SIGKILL to what is left after a grace.",
+    "clean": "End ranks and DataLoader workers whose launcher is gone; remove old records.",
 }
 LAUNCHING = ("run", "plan", "doctor")
 

@@ -83,9 +83,16 @@ def read_record(directory: Path) -> RunRecord:
         created = 0.0
         with suppress(OSError):
             created = _begun_s(directory)
+    # an id may be used again: what ended before this record was begun is not this run's outcome
+    outcomes = {node: each for node, each in outcomes.items() if not _is_older(each, created)}
     if not run and not problems:
         problems.append("no run.json" if directory.is_dir() else "the directory is gone")
     return RunRecord(directory.name, directory, float(created), run, outcomes, problems[0] if problems else None)
+
+
+def _is_older(outcome: Mapping[str, Any], created_s: float) -> bool:
+    ended = outcome.get("ended_s")
+    return isinstance(ended, (int, float)) and ended < created_s
 
 
 def node_directories(directory: Path) -> list[tuple[int, Path]]:

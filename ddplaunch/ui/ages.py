@@ -1,4 +1,4 @@
-"""Times and amounts as people say them; refuses to read a clock."""
+"""Times, sizes and numbers of processes as people say them; refuses to read a clock."""
 
 from __future__ import annotations
 
@@ -25,3 +25,8 @@ def size_text(size_bytes: int | None) -> str:
         size /= _KIB
         names.pop(0)
     return f"{size:.0f} {names[0]}" if names[0] in ("B", "KiB") or size >= 10 else f"{size:.1f} {names[0]}"
+
+
+def processes_text(number: int) -> str:
+    """Return ``1 process``, ``2 processes``."""
+    return f"{number} process" if number == 1 else f"{number} processes"

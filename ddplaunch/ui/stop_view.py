@@ -10,7 +10,7 @@ from ddplaunch.hosts.stopping import Stopped
 from ddplaunch.probes.process_table import Process
 from ddplaunch.probes.run_processes import RunProcesses, is_guard, is_launcher
 from ddplaunch.records.summary import user_name
-from ddplaunch.ui.speech import count
+from ddplaunch.ui.ages import processes_text
 
 SCHEMA = 1
 
@@ -77,7 +77,7 @@ def _listed(processes: Sequence[Process]) -> str:
     named = [f"{name} (pid {process.pid})" for process in processes if (name := role_of(process))]
     others = [str(process.pid) for process in processes if not role_of(process)]
     if others:
-        named.append(f"{count(len(others), 'child process').replace('processs', 'processes')} ({', '.join(others)})")
+        named.append(f"{processes_text(len(others))} of theirs ({', '.join(others)})")
     return ", ".join(named)
 
 

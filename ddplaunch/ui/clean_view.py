@@ -1,0 +1,243 @@
+"""Orphans, what they hold, and what became of them, in words and as JSON; refuses to look for or to end any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddplaunch.finding import Finding, error, warning
+from ddplaunch.frozen import dataclass
+from ddplaunch.hosts.orphans import Cleaned, Leftovers
+from ddplaunch.probes.process_table import Process, start_s
+from ddplaunch.probes.run_processes import Orphans
+from ddplaunch.records.old_records import OldRecords
+from ddplaunch.records.summary import user_name
+from ddplaunch.ui.ages import age_text, processes_text, size_text
+from ddplaunch.ui.speech import count
+from ddplaunch.ui.style import ascii_only, paint, visible
+from ddplaunch.ui.table import table
+from ddplaunch.values import Unavailable
+
+SCHEMA = 1
+_HEADER = ("PID", "WHAT", "AGE", "GPU MEMORY", "SHARED", "COMMAND")
+_COMMAND = 120
+
+
+@dataclass(frozen=True)
+class Work:
+    """All that ``clean`` found to do."""
+
+    found: Leftovers
+    records: OldRecords
+
+    @property
+    def nothing(self) -> bool:
+        """Whether there is nothing to end or to remove."""
+        return not self.found.own and not self.records.removable
+
+
+def work_text(work: Work, now_s: float, width: int, styled: bool, unicode: bool = True) -> str:
+    """Return every orphan with what it holds, this user's first, and the records beyond those to keep."""
+    lines: list[str] = []
+    for group in work.found.own:
+        lines += [paint(_title(group), "bold", styled), *_table(group, work.found, now_s, width, styled)]
+    for group in work.found.others:
+        title = f"{_title(group)}; of {user_name(group.processes[0].uid)}, not touched"
+        lines += [paint(title, "bold", styled), *_table(group, work.found, now_s, width, styled)]
+    if isinstance(work.found.gpu_memory, Unavailable) and (work.found.own or work.found.others):
+        lines.append(f"GPU memory is not known: {work.found.gpu_memory.reason}")
+    files = work.found.removable
+    if files:
+        total = sum(segment.size_bytes for segment in files)
+        lines.append(f"{count(len(files), 'file')} of theirs in /dev/shm would stay ({size_text(total)})")
+    old, total = work.records.removable, work.records.total
+    if old:
+        lines.append(f"{len(old)} of {count(total, 'record')} to remove: {_names(old)}")
+    lines += [f"{visible(path.name)}: kept, {visible(reason)}" for path, reason in work.records.kept]
+    if not lines:
+        lines = [f"nothing to clean: no orphans, {count(total, 'record')}"]
+    return ascii_only("\n".join(lines), unicode) + "\n"
+
+
+def _names(paths: Sequence[Any]) -> str:
+    names = [visible(path.name) for path in paths]
+    return ", ".join(names) if len(names) < 4 else f"{names[-1]} … {names[0]}"
+
+
+def _title(group: Orphans) -> str:
+    run = {"ddplaunch": f"run {group.run_id}", "torchrun": f"torchrun, rdzv-id {group.run_id}"}.get(
+        group.kind, group.kind
+    )
+    return f"{visible(run)}: its launcher is gone, {processes_text(len(group.processes))} left"
+
+
+def _table(group: Orphans, found: Leftovers, now_s: float, width: int, styled: bool) -> list[str]:
+    rows = [
+        (
+            str(process.pid),
+            what_of(process),
+            age_text(_age_s(process, now_s)),
+            _gpu_text(process, found),
+            size_text(_shared_bytes(process, found) or None),
+            _command(process),
+        )
+        for process in group.processes
+    ]
+    columns = [i for i in range(len(_HEADER)) if any(row[i] for row in rows)]
+    header = [_HEADER[i] for i in columns]
+    right = frozenset(i for i, name in enumerate(header) if name in ("PID", "AGE"))
+    return table(header, [[row[i] for i in columns] for row in rows], width, styled, right)
+
+
+def what_of(process: Process) -> str:
+    """Return ``rank 3``, or ``child of rank 3`` for a DataLoader worker and whatever else a rank started."""
+    rank = process.mark("RANK") or process.mark("LOCAL_RANK")
+    if rank is None:
+        return "child"
+    return f"rank {rank}" if process.session == process.pid else f"child of rank {rank}"
+
+
+def _age_s(process: Process, now_s: float) -> float | None:
+    started = start_s(process.start_ticks)
+    return None if started is None else now_s - started
+
+
+def _gpu_text(process: Process, found: Leftovers) -> str:
+    memory = {} if isinstance(found.gpu_memory, Unavailable) else found.gpu_memory.get(process.pid, {})
+    return ", ".join(f"GPU {gpu}: {size_text(amount) if amount else '?'}" for gpu, amount in sorted(memory.items()))
+
+
+def _shared_bytes(process: Process, found: Leftovers) -> int:
+    return sum(segment.size_bytes for segment in found.segments if process.pid in segment.holders)
+
+
+def _command(process: Process) -> str:
+    text = " ".join(process.command) or f"[{process.name}]"
+    return text if len(text) <= _COMMAND else text[: _COMMAND - 1] + "…"
+
+
+def question_text(work: Work) -> str:
+    """Return what is about to be done, as a question."""
+    parts = []
+    if work.found.own:
+        parts.append(f"end {processes_text(len(work.found.processes))}")
+    if work.found.removable:
+        parts.append(f"remove {count(len(work.found.removable), 'file')} in /dev/shm")
+    if work.records.removable:
+        parts.append(f"remove {count(len(work.records.removable), 'record')}")
+    return f"{' and '.join(parts)}? [y/N] "
+
+
+def done_text(cleaned: Cleaned, found: Leftovers, removed: int) -> str:
+    """Return what was ended, freed and removed, as verified afterwards."""
+    lines = []
+    gone = len(cleaned.ended) + len(cleaned.killed)
+    if gone:
+        hard = f", {len(cleaned.killed)} of them by SIGKILL" if cleaned.killed else ""
+        lines.append(f"ended {processes_text(gone)}{hard}{_freed(cleaned, found)}")
+    if cleaned.removed:
+        lines.append(f"removed {count(len(cleaned.removed), 'file')} in /dev/shm")
+    if removed:
+        lines.append(f"removed {count(removed, 'record')}")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _freed(cleaned: Cleaned, found: Leftovers) -> str:
+    """Return how much of which GPUs came free, of what NVML counted before and does not count any more."""
+    if isinstance(found.gpu_memory, Unavailable):
+        return ""
+    freed: dict[int, int] = {}
+    for process in (*cleaned.ended, *cleaned.killed):
+        for gpu, amount in found.gpu_memory.get(process.pid, {}).items():
+            if gpu not in cleaned.holding.get(process.pid, {}):
+                freed[gpu] = freed.get(gpu, 0) + amount
+    return "".join(f", {size_text(amount)} of GPU {gpu} are free" for gpu, amount in sorted(freed.items()))
+
+
+def clean_findings(cleaned: Cleaned, failed: Sequence[str]) -> tuple[Finding, ...]:
+    """Return what could not be done: processes that do not end, memory that stays taken, records that stay."""
+    found = []
+    if cleaned.remaining:
+        pids = ",".join(str(process.pid) for process in cleaned.remaining)
+        stuck = any(process.state == "D" for process in cleaned.remaining)
+        found.append(
+            error(
+                "does-not-end",
+                f"{len(cleaned.remaining)} orphans do not end: pid {pids.replace(',', ', ')}",
+                why="state D: the kernel waits for a device or a file server, and takes no signal until it answers"
+                if stuck
+                else "SIGKILL was sent, and they are still there",
+                fix=f"`ps -o pid,stat,wchan:32,cmd -p {pids}` shows what they wait for",
+            )
+        )
+    if cleaned.holding:
+        gpus = sorted({gpu for memory in cleaned.holding.values() for gpu in memory})
+        named = ",".join(map(str, gpus))
+        found.append(
+            error(
+                "gpu-memory-not-freed",
+                f"GPU {named}: NVML still counts memory of processes that are gone",
+                why="the driver has not taken it back; a process in another container may share it",
+                fix=f"`sudo fuser -v /dev/nvidia*` names who holds it; `sudo nvidia-smi -r -i {named}` resets the GPU",
+            )
+        )
+    if failed:
+        found.append(
+            warning(
+                "record-not-removed",
+                f"{count(len(failed), 'record')} could not be removed: {failed[0]}",
+                why="the record or what is in it belongs to somebody else, or is on a file system that is read-only",
+                fix="run `ddplaunch clean` as its owner",
+            )
+        )
+    return tuple(found)
+
+
+def clean_json(work: Work, cleaned: Cleaned | None, removed: Sequence[str], host: str, now_s: float) -> dict[str, Any]:
+    """Return the same as data; ``done`` is False where nothing was changed, and every ``result`` null."""
+    groups = [*((group, True) for group in work.found.own), *((group, False) for group in work.found.others)]
+    memory = work.found.gpu_memory
+    return {
+        "schema": SCHEMA,
+        "host": host,
+        "done": cleaned is not None,
+        "orphans": [
+            {
+                "run_id": group.run_id,
+                "kind": group.kind,
+                "user": user_name(group.processes[0].uid),
+                "own": own,
+                "processes": [_entry(process, work.found, cleaned, now_s) for process in group.processes],
+            }
+            for group, own in groups
+        ],
+        "gpu_memory_unavailable": memory.reason if isinstance(memory, Unavailable) else None,
+        "segments": [
+            {
+                "path": each.path,
+                "size_bytes": each.size_bytes,
+                "removed": cleaned is not None and each in cleaned.removed,
+            }
+            for each in work.found.removable
+        ],
+        "records": [{"run_id": path.name, "removed": path.name in removed} for path in work.records.removable],
+        "records_kept": [{"run_id": path.name, "reason": reason} for path, reason in work.records.kept],
+    }
+
+
+def _entry(process: Process, found: Leftovers, cleaned: Cleaned | None, now_s: float) -> dict[str, Any]:
+    result = None
+    if cleaned is not None:
+        lists = (("ended", cleaned.ended), ("killed", cleaned.killed), ("remaining", cleaned.remaining))
+        result = next((name for name, each in lists if process.pid in {one.pid for one in each}), None)
+    memory = {} if isinstance(found.gpu_memory, Unavailable) else found.gpu_memory.get(process.pid, {})
+    age = _age_s(process, now_s)
+    return {
+        "pid": process.pid,
+        "what": what_of(process),
+        "age_s": None if age is None else round(age, 1),
+        "command": list(process.command),
+        "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in sorted(memory.items())],
+        "shared_bytes": _shared_bytes(process, found),
+        "result": result,
+    }
