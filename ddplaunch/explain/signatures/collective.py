@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures import collective_echoes, collective_mismatch, collective_timeout
+from ddplaunch.explain.signatures import collective_echoes, collective_mismatch, collective_timeout, collective_waits
 
 SIGNATURES: tuple[Signature, ...] = (
-    *collective_timeout.SIGNATURES,
-    *collective_mismatch.SIGNATURES,
     *collective_echoes.SIGNATURES,
+    *collective_mismatch.SIGNATURES,
+    *collective_timeout.SIGNATURES,
+    *collective_waits.SIGNATURES,
 )

@@ -34,7 +34,8 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("Detected mismatch between collectives on ranks",),
         patterns=(
             r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running (?:collective: )?.*?"
-            r"OpType=(?P<op>\w+).*?but Rank (?P<other>\d+) is running (?:collective: )?.*?OpType=(?P<other_op>\w+)",
+            r"OpType=(?P<op>\w+(?:, TensorShape=\[[\d, ]*\])?).*?but Rank (?P<other>\d+) is running "
+            r"(?:collective: )?.*?OpType=(?P<other_op>\w+(?:, TensorShape=\[[\d, ]*\])?)",
             r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent "
             r")?collective: "
             r".*?OpType=(?P<op>\w+)(?P<other>)(?P<other_op>)",
@@ -146,18 +147,22 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=(
             "different number of batches",
+            "Cannot apply desired operation due to shape mismatches",
             "Detected at least one rank that exhausted inputs",
         ),
         patterns=(
             r"(?P<message>Detected at least one rank that exhausted inputs)",
             r"(?P<message>ranks? .*different number of batches.*)",
+            r"(?P<message>Cannot apply desired operation due to shape mismatches)",
         ),
-        what="ranks have different numbers of batches: `{message}`",
-        why="the rank with fewer batches leaves the loop while the others wait for it in the gradient all-reduce",
-        fixes=(_UNEVEN,),
+        what="ranks came with different numbers or shapes of batches: `{message}`",
+        why="the last batch, or the number of batches, differs between ranks, and a collective needs all of them alike",
+        fixes=(_UNEVEN, "Accelerate: `accelerator.pad_across_processes` before `gather`, or `gather_for_metrics`"),
         examples=(
             "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks.",
             "RuntimeError: ranks have a different number of batches (313 and 312)",
+            "accelerate.utils.operations.DistributedOperationException: Cannot apply desired operation due to shape "
+            "mismatches. All shapes across devices must be valid.",
         ),
         near_misses=("each rank draws from a different number of files",),
         priority=64,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures import ddp_model, ddp_numbers
+from ddplaunch.explain.signatures import ddp_group, ddp_model, ddp_numbers
 
 SIGNATURES: tuple[Signature, ...] = (
+    *ddp_group.SIGNATURES,
     *ddp_model.SIGNATURES,
     *ddp_numbers.SIGNATURES,
 )

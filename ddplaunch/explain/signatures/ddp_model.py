@@ -1,5 +1,4 @@
-"""How DistributedDataParallel and torch.distributed refuse a model or a script; refuses echoes of a rank that "
-"had died."""
+"""How DistributedDataParallel refuses a model's gradients; refuses what it only warns of."""
 
 from __future__ import annotations
 
@@ -59,20 +58,33 @@ SIGNATURES: tuple[Signature, ...] = (
         priority=68,
     ),
     Signature(
+        code="unused-parameters",
+        role="root",
+        literals=("Your training graph has changed in this iteration",),
+        patterns=(r"Your training graph has changed in this iteration",),
+        what="DDP: other parameters were used than in the first iteration, which `static_graph=True` forbids",
+        why="with `static_graph=True` DDP counts on the same parameters getting gradients in every iteration",
+        fixes=("`DistributedDataParallel(model, find_unused_parameters=True)` without `static_graph`", _NAMES),
+        examples=(
+            "RuntimeError: Your training graph has changed in this iteration, e.g., one parameter is unused in first "
+            "iteration, but then got used in the second iteration.",
+        ),
+        near_misses=("[W reducer.cpp] Warning: static_graph is set, and the graph has not changed",),
+        priority=66,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp",
+    ),
+    Signature(
         code="parameter-ready-twice",
         role="root",
         literals=(
             "Expected to mark a variable ready only once",
             "marked as ready twice",
             "marked ready twice",
-            "Your training graph has changed in this iteration",
         ),
         patterns=(
             r"(?P<message>Expected to mark a variable ready only once)",
             r"(?P<message>(?:Parameter at index|Parameter) \S+(?: with name \S+)? has been marked as ready twice)",
-            r"(?P<message>Your training graph has changed in this iteration)",
         ),
-        unless=(r"\d\) (?:Use|Reused)",),
         what="DDP: {message}",
         why="one parameter's gradient was ready twice in one backward pass: reentrant activation checkpointing, "
         "a module called "
@@ -86,11 +98,9 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the "
-            "following reasons: Use "
+            "following reasons: 1) Use "
             "of a module parameter outside the `forward` function.",
             "Parameter at index 311 with name base.lora_B has been marked as ready twice.",
-            "RuntimeError: Your training graph has changed in this iteration, e.g., one parameter is unused in "
-            "first iteration",
             "Parameter indices 3 marked ready twice: Parameter at index 3 has been marked as ready twice",
         ),
         near_misses=("[W reducer.cpp:1280] parameter ready hooks installed",),
@@ -151,104 +161,5 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("the buffer has been modified by an inplace operation, as intended",),
         priority=64,
-    ),
-    Signature(
-        code="parameter-mismatch",
-        role="root",
-        literals=("appears not to match",),
-        patterns=(
-            r"(?:\[(?P<rank>\d+)\]: )?params\[(?P<index>\d+)\] in this process with sizes \[(?P<sizes>[\d, ]*)\] "
-            r"appears not to match "
-            r"(?P<property>sizes|strides) of the same param in process 0",
-        ),
-        what="DDP: parameter {index} has {property} unlike rank 0's (sizes [{sizes}] here)",
-        why="DDP needs the same model on every rank; here it was built from something that differs between ranks",
-        fixes=(
-            "build the model from the same configuration, vocabulary and checkpoint on every rank: print "
-            "`[tuple(p.shape) for p in model.parameters()]` on each",
-            "strides only: call `.contiguous()` on the parameters, or `model.to(memory_format=…)` on all ranks alike",
-        ),
-        examples=(
-            "RuntimeError: [1]: params[0] in this process with sizes [10, 8] appears not to match sizes of the "
-            "same param in process 0.",
-            "RuntimeError: params[3] in this process with sizes [64, 3, 7, 7] appears not to match strides of "
-            "the same param in process 0.",
-        ),
-        near_misses=("size mismatch for fc.weight: copying a param with shape [10, 8] from checkpoint",),
-        priority=70,
-        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp",
-    ),
-    Signature(
-        code="parameter-mismatch",
-        role="root",
-        literals=("DDP expects same model across all ranks",),
-        patterns=(
-            r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<count>\d+) params, while "
-            r"rank (?P<other>\d+) has "
-            r"inconsistent (?P<other_count>[1-9]\d*) params",
-        ),
-        what="DDP: rank {rank} has {count} parameters, rank {other} has {other_count}",
-        why="DDP needs the same model on every rank; here layers or frozen parameters differ between ranks",
-        fixes=(
-            "build the model alike on every rank: no `if rank == 0:` around layers, the same `requires_grad` "
-            "before DDP wraps it",
-            "compare `[n for n, p in model.named_parameters() if p.requires_grad]` between the ranks",
-        ),
-        examples=(
-            "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 4 params, while rank 0 has "
-            "inconsistent 2 params.",
-        ),
-        near_misses=(
-            "DDP expects same model across all ranks, but Rank 1 has 62 params, while rank 0 has inconsistent 0 "
-            "params.",
-        ),
-        priority=70,
-    ),
-    Signature(
-        code="process-group-not-initialized",
-        role="root",
-        literals=(
-            "process group is not initialized",
-            "process group has not been initialized",
-            "not initialized",
-            "init_process_group",
-            "process group is not available",
-            "has not been initialized",
-        ),
-        patterns=(
-            r"(?P<message>Default process group (?:is not|has not been) initialized)",
-            r"(?P<message>[Pp]rocess group has not been initialized.*init_process_group)",
-            r"(?:Error|Exception): (?P<message>.*?(?:[Dd]istributed|[Pp]rocess group|DeepSpeed "
-            r"backend|torch\.distributed)\b[^.]*"
-            r"(?:is |was |has )?not (?:been )?initialized)",
-            r"(?P<message>default process group is not available)",
-        ),
-        unless=(r"[Ww]arning", r"^\s*(?:raise|assert|if|#)\b"),
-        what="torch.distributed was used before or without `init_process_group` (`{message}`)",
-        why="collectives, DDP and DistributedSampler need the process group that `init_process_group` makes in "
-        "the same process",
-        fixes=(
-            "call `torch.distributed.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')` first, "
-            "once, at the top "
-            "of `main()`",
-            "start it under the launcher: `ddplaunch run N -- train.py`",
-            "in code that also runs alone: `if torch.distributed.is_initialized():` around collectives; "
-            "SyncBatchNorm needs DDP",
-        ),
-        examples=(
-            "AssertionError: Default process group is not initialized",
-            "RuntimeError: Default process group has not been initialized, please make sure to call "
-            "init_process_group.",
-            "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
-            "RuntimeError: Process group has not been initialized, call init_process_group first",
-            "AssertionError: DeepSpeed backend not set, torch.distributed is not initialized",
-            "RuntimeError: default process group is not available",
-        ),
-        near_misses=(
-            "RuntimeError: CUDA driver error: system not yet initialized",
-            "    raise RuntimeError('Default process group is not initialized')",
-            "UserWarning: Default process group has not been initialized, please make sure to call init_process_group.",
-        ),
-        priority=66,
     ),
 )

@@ -18,7 +18,10 @@ _FIXES = (
 #: An exception whose message speaks of NaN or infinity.
 _RAISED = r"^(?:[\w.]+\.)?(?:\w*Error|\w*Exception|Exception)\b: "
 _QUANTITY = r"\b(?i:\w*loss\w*|grad\w*|norm|logits?|outputs?|activations?|weights?|parameters?|values)\b"
-_BAD = r"\b(?:nan|NaN|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity|non-finite|not finite)\b"
+#: A line of its own, not in the middle of another sentence.
+_SAID = r"^(?:[\w.-]*(?:ERROR|CRITICAL|FATAL)\S* +)?"
+_STOPS = r"\b(?i:abort\w*|exit\w*|stop\w*|terminat\w*|quit\w*|halt\w*)\b"
+_BAD = r"\b(?:nan|NaN|Nan|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity|non-finite|not finite)\b"
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
@@ -54,6 +57,8 @@ SIGNATURES: tuple[Signature, ...] = (
         code=_CODE,
         role="root",
         literals=(
+            "nan",
+            "NaN",
             "elements of std >= 0",
             "loss scale already at minimum",
             "Minimum loss scale reached",
@@ -75,7 +80,11 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Error: (?P<message>Expected (?:parameter|value argument) .*to satisfy the constraint .*but found "
             r"invalid values)",
             r"Error: (?P<message>Input contains NaN)",
+            r"Error: (?P<message>.*Unexpected result (?:nan|inf))",
+            rf"{_SAID}(?P<message>.{{0,60}}{_QUANTITY}.{{0,40}}{_BAD}.{{0,40}}{_STOPS}.*)",
+            rf"{_SAID}(?P<message>.{{0,60}}{_BAD}.{{0,40}}{_QUANTITY}.{{0,40}}{_STOPS}.*)",
         ),
+        unless=(r"[Ss]kip|[Ii]gnor|continu",),
         what="training met a value that is not a number: {message}",
         why=_WHY,
         fixes=_FIXES,
@@ -92,9 +101,13 @@ SIGNATURES: tuple[Signature, ...] = (
             "satisfy the constraint "
             "IndependentConstraint(Real(), 1), but found invalid values: tensor([[nan, nan]])",
             "ValueError: Input contains NaN.",
+            "RuntimeError: Unexpected result nan (message='found NaN in local forward loss calculation')",
+            "Loss became nan at step 40, aborting",
+            "ERROR NaN in gradients, terminating the run",
         ),
         near_misses=(
             "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 32, reducing to 16",
+            "grad norm is nan, skipping this step instead of stopping",
             "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0",
         ),
         priority=66,

@@ -42,15 +42,16 @@ SIGNATURES: tuple[Signature, ...] = (
             "forward compatibility",
             "Driver/library version mismatch",
             "unsupported display driver",
+            "unsatisfied condition: cuda",
             "PTX was compiled with an unsupported toolchain",
             "unsupported toolchain",
-            "system has unsupported",
         ),
         patterns=(
             r"(?P<message>CUDA driver version is insufficient for CUDA runtime version)",
             r"(?P<message>forward compatibility was attempted on non supported HW)",
             r"(?P<message>Driver/library version mismatch)",
             r"(?P<message>system has unsupported display driver / cuda driver combination)",
+            r"(?P<message>unsatisfied condition: cuda ?[><=]+ ?[\d.]+)",
             r"(?P<message>the provided PTX was compiled with an unsupported toolchain)",
         ),
         log_unless=(_OTHER_EXCEPTION,),
@@ -68,6 +69,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was "
             "attempted on "
             "non supported HW",
+            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver",
             "Failed to initialize NVML: Driver/library version mismatch",
             "Error 803: system has unsupported display driver / cuda driver combination",
             "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
@@ -83,6 +85,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "invalid device function",
             "named symbol not found",
             "device kernel image is invalid",
+            "ptxas fatal",
         ),
         patterns=(
             r"(?P<message>no kernel image is available for execution on the device)",
@@ -90,6 +93,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"function)",
             r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<message>named symbol not found)",
             r"CUDA(?: driver)? error: (?P<message>device kernel image is invalid)",
+            r"ptxas fatal +: (?P<message>Value 'sm_\w+' is not defined for option 'gpu-name')",
         ),
         what="a library has no code for this GPU: CUDA says `{message}`",
         why="torch, NCCL or an extension was built for other compute capabilities than this GPU's; mixed GPU "
@@ -109,6 +113,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "9b2b44ef0c11:40:301 [0] enqueue.cc:47 NCCL WARN Cuda failure 'named symbol not found'",
             "NCCL WARN Cuda failure 98 'invalid device function'",
             "RuntimeError: CUDA error: device kernel image is invalid",
+            "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
         ),
         near_misses=("undefined symbol: ncclCommRegister",),
         priority=66,

@@ -52,7 +52,7 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("device-side assert triggered",),
         patterns=(
-            r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure|HIP error)\S* ?:? ?\d* ?'?device-side assert "
+            r"(?:CUDA|Cuda|cuda|HIP)\b.{0,60}device-side assert "
             r"triggered",
             r"THCudaCheck FAIL.*: device-side assert triggered",
         ),
@@ -69,6 +69,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "/pytorch/aten/src/THC/THCReduceAll.cuh:327",
             "THCudaCheck FAIL file=/opt/THCReduceAll.cuh line=327 error=59 : device-side assert triggered",
             "NCCL WARN Cuda failure 'device-side assert triggered'",
+            "RuntimeError: Triton Error [CUDA]: device-side assert triggered",
         ),
         near_misses=("Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",),
         priority=66,
@@ -120,12 +121,14 @@ SIGNATURES: tuple[Signature, ...] = (
             "GPU is lost",
             "Unable to determine the device handle",
             "hardware stack error",
+            "RmInitAdapter failed",
         ),
         patterns=(
             r"(?:CUDA error|Cuda failure|cuda runtime error)\S* .*?(?P<message>uncorrectable (?:ECC|NVLink) error\w*)",
             r"(?P<message>GPU has fallen off the bus|GPU is lost)",
             r"(?P<message>Unable to determine the device handle for GPU\s?\S+)",
             r"CUDA error: (?P<message>hardware stack error)",
+            r"NVRM: .*(?P<message>RmInitAdapter failed)",
         ),
         what="a GPU failed: `{message}`",
         why="memory, link or board of this GPU reported a fault that software cannot repair; no code of the run "
@@ -141,6 +144,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.",
             "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error",
             "RuntimeError: CUDA error: hardware stack error",
+            "[   21.091872] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:894)",
             "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost.  Reboot the system to "
             "recover this GPU",
         ),
@@ -159,15 +163,14 @@ SIGNATURES: tuple[Signature, ...] = (
             "Memory access fault by GPU",
             "launch timed out and was terminated",
             "CUDA error: unknown error",
+            "HSA_STATUS_ERROR_",
+            "HW Exception by GPU",
         ),
         patterns=(
-            r"(?:CUDA(?: driver)? error|cuda runtime error \(\d+\)|Cuda failure|CUDA Runtime Error|HIP "
-            r"error|Cuda error)\S* ?:? ?\d* ?'?"
             r"(?P<message>an illegal memory access was encountered|misaligned address|unspecified launch failure"
-            r"|an illegal instruction was encountered|invalid program counter|operation not supported on "
-            r"global/shared address space"
-            r"|the launch timed out and was terminated|unknown error)",
-            r"THCudaCheck FAIL.*: (?P<message>an illegal memory access was encountered|unspecified launch failure)",
+            r"|an illegal instruction was encountered|the launch timed out and was terminated)",
+            r"(?:CUDA error|Cuda failure|HIP error)\S* ?\d* ?'?(?P<message>invalid program counter|unknown error)",
+            r"(?P<message>HSA_STATUS_ERROR_\w+|HW Exception by GPU node-\d+)",
             r"(?P<message>Memory access fault by GPU node-\d+)",
         ),
         log_unless=(r"Assertion `.*` failed", r"device-side assert triggered", r"uncorrectable ECC"),
@@ -195,8 +198,15 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: an illegal instruction was encountered",
             "RuntimeError: CUDA error: invalid program counter",
             "RuntimeError: CUDA error: unknown error",
+            "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
+            "Error an illegal memory access was encountered at line 529 in file /src/csrc/ops.cu",
+            ":0:rocdevice.cpp:2724: Callback: Queue aborting with error : HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+            "HW Exception by GPU node-1 (Agent handle: 0x5) reason :GPU Hang",
         ),
-        near_misses=("Search for `cudaErrorMisalignedAddress' in https://docs.nvidia.com/cuda/",),
+        near_misses=(
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",
+            "Search for `cudaErrorMisalignedAddress' in https://docs.nvidia.com/cuda/",
+        ),
         priority=62,
     ),
 )

@@ -92,9 +92,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code=_CODE,
         role="root",
-        literals=("CUDA out of memory", "HIP out of memory", "OutOfMemoryError", "Encountered OOM"),
+        literals=("out of memory", "OutOfMemoryError", "Encountered OOM"),
         patterns=(
-            r"(?:CUDA|HIP) out of memory\. Tried to allocate",
+            r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA) out of memory\. Tried to allocate",
+            r"^(?:\S*(?:Error|Exception): )+(?:CUDA|HIP|NPU|XPU) out of memory",
             r"(?:torch\.|cuda\.|c10::|cupy\.\S*|numba\S*)OutOfMemoryError\b: (?!DefaultCPU)\S",
             r"^(?:RuntimeError: )?\[?(?:CRITICAL|ERROR)?:? ?Encountered OOM (?:exception|error)?",
         ),
@@ -104,6 +105,9 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(_SMALLER, _WHO, _FRAGMENTS),
         examples=(
             "torch.OutOfMemoryError: CUDA out of memory.",
+            "RuntimeError: CUDA out of memory. Try a smaller batch.",
+            "torch.cuda.OutOfMemoryError: Allocation on device 0 would exceed allowed memory. (out of memory)",
+            "RuntimeError: NPU out of memory. Tried to allocate 1.50 GiB (NPU 0; 60.97 GiB total capacity)",
             "RuntimeError: CUDA out of memory. Tried to allocate more than 1EB memory.",
             "  what():  CUDA out of memory. Tried to allocate 512.00 MiB",
             "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB.",
@@ -124,7 +128,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"CUDA(?: driver)? error(?: 2)?: out of memory\b",
             r"cuda runtime error \(2\) : out of memory",
             r"Cuda (?:failure|error)(?: \S+?)? ?\d* ?'out of memory'",
-            r"(?:THCudaCheck FAIL|CUDA_ERROR_OUT_OF_MEMORY)\b.*out of memory",
+            r"(?:THCudaCheck FAIL|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Triton Error "
+            r"\[CUDA\])\S*.*out of memory",
         ),
         what="a GPU ran out of memory outside of PyTorch's allocator (CUDA or NCCL itself could not allocate)",
         why="the GPU was full when the CUDA context, a library or NCCL's buffers needed memory; often several "
@@ -136,6 +141,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58",
             "node:2134736:2285781 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'",
             "Cuda failure 2 'out of memory'",
+            "RuntimeError: Triton Error [CUDA]: out of memory",
+            "CUDARuntimeError: cudaErrorMemoryAllocation: out of memory",
             "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
             "THCudaCheck FAIL file=/pytorch/aten/src/THC/THCGeneral.cpp line=405 error=2 : out of memory",
         ),

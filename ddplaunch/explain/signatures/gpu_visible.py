@@ -47,6 +47,9 @@ SIGNATURES: tuple[Signature, ...] = (
             "No HIP GPUs are available",
             "busy or unavailable",
             "Cuda is not available",
+            "CUDA unknown error",
+            "Failed to initialize NVML",
+            "could not select device driver",
             "CUDA is not available",
             "initialization error",
         ),
@@ -55,6 +58,9 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<message>no CUDA-capable device is detected)",
             r"(?P<message>(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable)",
             r"^(?:\w+Error: )+(?P<message>[Cc][Uu][Dd][Aa] is not available)",
+            r"(?P<message>CUDA unknown error - this may be due to an incorrectly set up environment)",
+            r"(?P<message>Failed to initialize NVML: (?!Driver/library)\w[\w ]+)",
+            r"(?P<message>could not select device driver \S+ with capabilities: \[\[gpu\]\])",
             r"CUDA(?: driver)? error(?: 3)?: (?P<message>initialization error)",
             r"cuda runtime error \(3\) : (?P<message>initialization error)",
             r"Cuda failure(?: 3)? '(?P<message>initialization error)'",
@@ -76,6 +82,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: no CUDA-capable device is detected",
             "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "RuntimeError: CUDA error: initialization error",
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. "
+            "changing env "
+            "variable CUDA_VISIBLE_DEVICES after program start. Setting the available devices to be zero.",
+            "Failed to initialize NVML: Unknown Error",
+            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
             "RuntimeError: cuda runtime error (3) : initialization error at /pytorch/aten/src/THC/THCGeneral.cpp:50",
             "gpu1:70:71 [0] init.cc:52 NCCL WARN Cuda failure 'initialization error'",
             "ValueError: Cuda is not available.",
@@ -112,6 +123,37 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         priority=65,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/cuda/Module.cpp",
+    ),
+    Signature(  # what libraries and scripts say when they find no GPU
+        code="cuda-unavailable",
+        role="root",
+        literals=("GPU", "CUDA", "is_available() is False"),
+        patterns=(
+            r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*\b(?:[Nn]o (?:CUDA |NVIDIA |GPU "
+            r")?(?:GPUs?|devices?|resources)"
+            r" (?:were |was )?(?:found|available|detected)|CUDA (?:is )?(?:unavailable|not available|required))\b.*)",
+            r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*(?:torch\.cuda\.)?is_available\(\) is False)",
+            r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*mixed precision requires a GPU)",
+        ),
+        unless=(r"ProcessGroupNCCL",),
+        what="no usable GPU: `{message}`",
+        why="the script or a library asks for a GPU where torch sees none: a CPU build, no driver, no device in "
+        "the job or "
+        "container, or an empty CUDA_VISIBLE_DEVICES",
+        fixes=(_DOCTOR, "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`", _GLOO),
+        examples=(
+            "RuntimeError: Unable to proceed, no GPU resources found",
+            "AssertionError: CUDA unavailable, invalid device 0 requested",
+            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is "
+            "False. If you "
+            "are running on a CPU-only machine",
+            "ValueError: fp16 mixed precision requires a GPU (not 'cpu').",
+        ),
+        near_misses=(
+            "No GPU found, using the CPU",
+            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        ),
+        priority=56,
     ),
     Signature(
         code="invalid-device-ordinal",

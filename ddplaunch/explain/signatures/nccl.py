@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures import nccl_echoes, nccl_setup
+from ddplaunch.explain.signatures import nccl_echoes, nccl_infiniband, nccl_setup
 
 SIGNATURES: tuple[Signature, ...] = (
-    *nccl_setup.SIGNATURES,
     *nccl_echoes.SIGNATURES,
+    *nccl_infiniband.SIGNATURES,
+    *nccl_setup.SIGNATURES,
 )

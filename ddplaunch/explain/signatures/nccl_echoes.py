@@ -96,12 +96,18 @@ SIGNATURES: tuple[Signature, ...] = (
             "Failed to execute operation",
             "raised the following async exception",
             "async error on communicator",
+            "found async exception when checking",
+            "NCCLABORTEDCOMM",
+            "[Service thread]",
             "[Proxy Service",
         ),
         patterns=(
             r"\[(?P<who>Proxy Service \d+)\] Failed to execute operation",
             r"(?P<who>Collective|\[Rank \d+\]) WorkNCCL\(.*raised the following async exception",
             r"(?P<who>async error on communicator)",
+            r"(?P<who>\[Rank \d+\]) found async exception when checking for NCCL errors",
+            r"\[Rank \d+\] Found key in store: NCCLABORTEDCOMM:.*from rank: (?P<who>\d+)",
+            r"NCCL WARN \[(?P<who>Service thread)\]",
             r"NCCL WARN \[(?P<who>Proxy Service[^\]]*)\]",
         ),
         what="{who} failed because a peer was gone",
@@ -114,6 +120,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "async exception: "
             "NCCL error: remote process exited",
             "NCCL async error on communicator: unhandled system error",
+            "[Rank 3] found async exception when checking for NCCL errors: NCCL error: unhandled system error",
+            "[Rank 0] Found key in store: NCCLABORTEDCOMM:1a-2b, from rank: 1. This means that rank has aborted "
+            "its NCCL",
+            "gpu:1:2 [1] proxy.cc:1497 NCCL WARN [Service thread] Could not receive type from localRank 1, "
+            "res=3, closed=0",
             "NCCL WARN [Proxy Service UDS 2] Could not receive type from localRank 1",
         ),
         near_misses=("NCCL INFO [Proxy Service] Device 0 CPU core 3",),
