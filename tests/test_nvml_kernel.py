@@ -58,7 +58,7 @@ def process(proc: Path, pid: int, *, parent: int = 1, command: bytes = b"", envi
     directory.mkdir(parents=True)
     (directory / "cmdline").write_bytes(command)
     (directory / "comm").write_text("name (of) it\n")
-    (directory / "stat").write_text(f"{pid} (name (of) it) S {parent} {pid} {pid} 0 -1\n")
+    (directory / "stat").write_text(f"{pid} (name (of) it) S {parent} {pid} {pid} 0 -1{' 0' * 13} 4711\n")
     (directory / "environ").write_bytes(environment)
 
 

@@ -10,14 +10,16 @@ from ddplaunch.finding import Finding, error, warning
 from ddplaunch.launch.gpus import GIB, IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE
 from ddplaunch.launch.plan import Launch
 from ddplaunch.launch.visible_gpus import VisibleGpu
-from ddplaunch.probes.facts import Gpu, GpuProcess, NvmlFacts
+from ddplaunch.probes.facts import Gpu, GpuProcess, HostFacts, NvmlFacts
 from ddplaunch.values import Unavailable
 
 # Above this share another job is at work; below, it is a notebook or a monitor that keeps a CUDA context.
 _SERIOUS_SHARE = 0.1
 
 
-def gpu_busy(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+def gpu_busy(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None, host: HostFacts | None = None
+) -> Iterator[Finding]:
     """Another process holds memory of a GPU that the launch would use.
 
     Two jobs on one GPU run out of memory or halve each other's speed, and a data-parallel job waits for its slowest
@@ -29,13 +31,13 @@ def gpu_busy(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | N
     if not busy:
         return
     entries = [entry for entry, _ in busy]
-    orphans = sorted({process.pid for entry in entries for process in _processes(entry.gpu) if process.orphan})
+    orphans = {process.pid: process.user for entry in entries for process in _processes(entry.gpu) if process.orphan}
     serious = bool(orphans) or any(_share_held(entry.gpu) >= _SERIOUS_SHARE for entry in entries)
     pool = used if launch is None else seen_by_ranks(nvml, environment, launch).entries
     idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in pool)
     fix = _way_out(idle, launch.topology.nproc_per_node.value if launch else idle)
     if orphans:
-        fix = f"`kill {' '.join(map(str, orphans))}` ends what its dead launcher left; or {fix}"
+        fix = f"{_end_orphans(orphans, host)}; or {fix}"
     first, words = busy[0]
     others = f", and {len(busy) - 1} more of {len(used)}" if len(busy) > 1 else ""
     yield (error if serious else warning)(
@@ -79,6 +81,15 @@ def _way_out(idle: int, wanted: int) -> str:
         return "wait: no GPU is idle"
     number = min(idle, wanted)
     return f"take idle ones with `ddplaunch run {number} --gpus free:{number} …`, or wait"
+
+
+def _end_orphans(users: Mapping[int, str | None], host: HostFacts | None) -> str:
+    """Return who can end these processes, and how; ``users`` is by pid."""
+    pids = ", ".join(f"pid {pid}" for pid in sorted(users))
+    owners = sorted({user for user in users.values() if user is not None})
+    if host is None or not owners or host.user in owners:
+        return f"`ddplaunch clean` ends what a dead launcher left ({pids})"
+    return f"ask {' and '.join(owners)} to run `ddplaunch clean`, which ends what a dead launcher left ({pids})"
 
 
 def _processes(gpu: Gpu) -> tuple[GpuProcess, ...]:

@@ -6,15 +6,16 @@ import pwd
 from pathlib import Path
 
 from ddplaunch.probes.facts import GpuProcess
+from ddplaunch.probes.process_table import read_process
+from ddplaunch.probes.run_processes import adopts_orphans, is_launcher
 
 COMMAND_LENGTH = 160
-_LAUNCHERS = ("torchrun", "torch.distributed", "ddplaunch", "pt_elastic")
 
 
 def gpu_process(pid: int, memory_bytes: int | None, proc: Path = Path("/proc")) -> GpuProcess:
     """Return what /proc tells of ``pid``; nothing but the number if it is gone or in another pid namespace."""
     directory = proc / str(pid)
-    return GpuProcess(pid, memory_bytes, _user(directory), _command(directory), _is_orphan(directory, proc))
+    return GpuProcess(pid, memory_bytes, _user(directory), _command(directory), _is_orphan(pid, proc))
 
 
 def _user(directory: Path) -> str | None:
@@ -38,22 +39,16 @@ def _command(directory: Path) -> str | None:
     return printable if len(printable) <= COMMAND_LENGTH else printable[: COMMAND_LENGTH - 1] + "…"
 
 
-def _is_orphan(directory: Path, proc: Path) -> bool:
-    """Tell whether this is a torchelastic worker that init adopted because its torchrun is gone.
+def _is_orphan(pid: int, proc: Path) -> bool:
+    """Tell whether this is a rank, or a DataLoader worker of one, whose parent now is whoever adopts orphans.
 
     In a container torchrun itself may be process 1, and then parent 1 is as it should be.
     """
-    names = {entry.partition(b"=")[0] for entry in _read(directory / "environ").split(b"\0")}
-    if b"TORCHELASTIC_RUN_ID" not in names or _parent(directory) != 1:
+    process = read_process(pid, str(proc))
+    if process is None or (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:
         return False
-    init = (_read(proc / "1" / "cmdline") + b"\0" + _read(proc / "1" / "comm")).decode(errors="replace")
-    return not any(launcher in init for launcher in _LAUNCHERS)
-
-
-def _parent(directory: Path) -> int | None:
-    # The name in parentheses may hold spaces and parentheses itself: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
-    fields = _read(directory / "stat").rpartition(b")")[2].split()
-    return int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else None
+    parent = read_process(process.parent, str(proc))
+    return parent is not None and not is_launcher(parent) and adopts_orphans(parent, str(proc))
 
 
 def _read(path: Path) -> bytes:

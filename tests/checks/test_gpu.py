@@ -114,7 +114,15 @@ FIRES = (
         "gpu-busy",
         "an orphan",
         healthy_facts(nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB)),
-        says=("orphaned rank of a dead launcher", "`kill 777`"),
+        says=("orphaned rank of a dead launcher", "`ddplaunch clean` ends what a dead launcher left (pid 777)"),
+    ),
+    Case(
+        "gpu-busy",
+        "somebody else's orphan",
+        healthy_facts(
+            nvml=with_gpu(0, processes=(dataclasses.replace(ORPHAN, user="eve"),), memory_used_bytes=2 * GIB)
+        ),
+        says=("ask eve to run `ddplaunch clean`", "(pid 777)"),
     ),
     Case(
         "gpu-busy",
