@@ -29,6 +29,7 @@ class Flag(NamedTuple):
 _SIZE, _NUMBERS, _INPUTS = "Size and devices", "Numbers", "Inputs"
 _NETWORK, _ENVIRONMENT, _CHECKING = "Network", "Environment and torchrun", "Checking and records"
 _SHOWING, _OUTPUT = "Console and capture", "Output"
+_CLUSTER = "Job"
 
 #: What describes a launch: the fields of ``Options`` in the order of ``--help``.
 LAUNCH = (
@@ -99,6 +100,29 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", _OUTPUT, "Outcomes and facts as JSON."),
         Flag("report", "text", _OUTPUT, "Write a text for a bug report, without secrets (- is stdout).", "FILE"),
     ),
+    "submit": (
+        _PROFILE,
+        Flag("nodes", "integer", _CLUSTER, "Nodes of the job [1].", "N"),
+        Flag("gpus_per_node", "integer", _CLUSTER, "GPUs of each node, a process for each.", "N"),
+        Flag("cpus_per_task", "integer", _CLUSTER, "CPUs of each node, for all its processes together.", "N"),
+        Flag("mem", "text", _CLUSTER, "Host memory of each node: 200G.", "SIZE"),
+        Flag("time", "text", _CLUSTER, "Time limit: 24:00:00, 2-00:00:00, or minutes.", "LIMIT"),
+        Flag("partition", "text", _CLUSTER, "Slurm partition.", "NAME"),
+        Flag("account", "text", _CLUSTER, "Slurm account.", "NAME"),
+        Flag("qos", "text", _CLUSTER, "Slurm quality of service.", "NAME"),
+        Flag("constraint", "text", _CLUSTER, "Features that the nodes must have.", "LIST"),
+        Flag("job_name", "text", _CLUSTER, "Name of the job [the script's].", "NAME"),
+        Flag("sbatch_arg", "many", _CLUSTER, "Any other option of sbatch (repeatable).", "ARG"),
+        Flag("setup", "many", _CLUSTER, "Shell line in front of the launch: 'module load cuda' (repeatable).", "LINE"),
+        Flag("requeue", "switch", _CLUSTER, "Start again after preemption, a lost node or the time limit."),
+        Flag("to", "text", _CLUSTER, "slurm or kubernetes [slurm].", "CLUSTER"),
+        Flag("kind", "text", _CLUSTER, "Kubernetes: trainjob, pytorchjob or jobset [trainjob].", "KIND"),
+        Flag("image", "text", _CLUSTER, "Kubernetes: the container image.", "IMAGE"),
+        Flag("shm_size", "text", _CLUSTER, "Kubernetes: size of /dev/shm [16Gi].", "SIZE"),
+        Flag("secret", "many", _CLUSTER, "Kubernetes: a variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
+        Flag("wait", "switch", _OUTPUT, "Follow the job's log to its end, and exit as it did."),
+        Flag("dry_run", "switch", _OUTPUT, "Print the batch script or manifest; submit nothing."),
+    ),
     "ps": (
         Flag("all", "switch", "", "Every run that has a record, not only the newest."),
         Flag("json", "switch", "", "Everything that is known of them, as JSON."),
@@ -141,12 +165,13 @@ HELP = {
     "plan": "Show everything that run would decide; start nothing.",
     "doctor": "Check this machine; with a launch behind it, as for run, check that too.",
     "explain": "Name the root cause of a failed run or of any log; or describe a code.",
+    "submit": "Hand the same launch to Slurm, or print it for Kubernetes.",
     "ps": "List running and recent runs of this machine.",
     "logs": "Show what the ranks of a run printed.",
     "stop": "End a run: SIGTERM to its torchrun, SIGKILL to what is left after a grace.",
     "clean": "End ranks and DataLoader workers whose launcher is gone; remove old records.",
 }
-LAUNCHING = ("run", "plan", "doctor")
+LAUNCHING = ("run", "plan", "doctor", "submit")
 
 
 def flags_of(command: str) -> tuple[Flag, ...]:

@@ -53,6 +53,8 @@ def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
     tell_findings(problem.findings)
     if words[:1] == ["run"]:
         tell("nothing was launched\n")
+    if words[:1] == ["submit"]:
+        tell("nothing was submitted\n")
     return problem.status
 
 

@@ -39,6 +39,8 @@ def run(
         )
     options = with_configuration(options, profile, working_directory())
     target = parse_target(required(script))
+    if "SLURM_JOB_ID" in os.environ and (status := start_step(options, bool(dry_run))) is not None:
+        return status
     locks = GpuLocks()
     prepared = prepare(options, target, locks=None if dry_run else locks)
     refusing = prepared.refusing()
@@ -54,6 +56,13 @@ def run(
     noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base)
     _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
     execute(prepared.launch, environment)
+
+
+def start_step(options: Options, dry_run: bool) -> int | None:
+    """Become the srun that starts a step, in a Slurm allocation outside of one; None where there is no need to."""
+    from ddplaunch.cli import own_step  # for the few launches that start there
+
+    return own_step.start_step(options, os.environ, dry_run)
 
 
 def environment_of(launch: Launch) -> dict[str, str]:

@@ -1,0 +1,69 @@
+"""In a Slurm allocation but outside of a step: becomes the srun that starts one; refuses to decide the launch there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+from ddplaunch.cli.prepare import interpreter
+from ddplaunch.cli.say import answer, tell
+from ddplaunch.errors import ExitStatus, RefusedError
+from ddplaunch.finding import error
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.sbatch import step_argv
+from ddplaunch.launch.surroundings_slurm import Slurm, describe, read_slurm
+from ddplaunch.launch.topology import node_range
+from ddplaunch.ui.shell import command_lines
+
+_WIDTH = 100
+_DEPTH = "DDPLAUNCH_STEP"  # set for the step, so that a Slurm that hides its variables there starts no further one
+
+
+def start_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> int | None:
+    """Become srun where the allocation has nodes that this process alone would not reach; None where it has not.
+
+    The batch script runs on the first node only, the shell of ``salloc`` often on the login node; without this they
+    would train there alone. Raises RefusedError where there is no srun, UsageError for a malformed ``--nnodes``.
+    """
+    slurm = read_slurm(environ)
+    if slurm is None or not _wanted(slurm, options) or _DEPTH in environ:
+        return None
+    step = step_argv(slurm, environ)
+    words = [*step, *interpreter(), "-m", "ddplaunch", *sys.argv[1:]]
+    if dry_run:
+        answer("\n".join([f"# {describe(slurm)}", *command_lines(words, _WIDTH)]) + "\n")
+        return ExitStatus.DONE
+    found = shutil.which(step[0], path=environ.get("PATH"))
+    if found is None:
+        raise RefusedError(
+            error(
+                "srun-missing",
+                f"Slurm job {slurm.label} has {slurm.nodes} nodes, and there is no `srun` on PATH",
+                why="the other nodes are reached by a step, which srun starts",
+                fix="put Slurm's programs on PATH, often by `module load slurm`",
+            )
+        )
+    tell(f"ddplaunch {describe(slurm)}; one task on each node by `{' '.join(step)}`\n")
+    os.execve(found, words, {**environ, **_end_of_job(slurm, environ), _DEPTH: slurm.job})
+
+
+def _wanted(slurm: Slurm, options: Options) -> bool:
+    """A shell on a node of a job with one node is in the right place already, as is a launch of one node there."""
+    if slurm.step is not None:
+        return False
+    said = options.nnodes is not None or (options.nproc is not None and "x" in options.nproc.value)
+    if said and node_range(options)[0].value == 1:
+        return not slurm.on_node
+    return slurm.nodes > 1 or not slurm.on_node
+
+
+def _end_of_job(slurm: Slurm, environ: Mapping[str, str]) -> dict[str, str]:
+    """Tell the nodes when the job's time is over; older Slurm does not, and here one question serves all of them."""
+    if "SLURM_JOB_END_TIME" in environ:
+        return {}
+    from ddplaunch.hosts.slurm import end_of_job_s
+
+    end_s = end_of_job_s(slurm.job, environ)
+    return {} if end_s is None else {"SLURM_JOB_END_TIME": str(end_s)}

@@ -1,0 +1,209 @@
+"""Slurm's own programs: submit a job, ask after it, cancel it; refuses to judge what a user should do next."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddplaunch.errors import RefusedError
+from ddplaunch.finding import Finding, error
+from ddplaunch.frozen import dataclass
+
+SUBMIT_DEADLINE_S = 90.0
+ASK_DEADLINE_S = 20.0
+
+#: Reasons of a pending job that no waiting cures (https://slurm.schedmd.com/job_reason_codes.html).
+HOPELESS = {
+    "PartitionNodeLimit": "the partition has not that many nodes",
+    "PartitionTimeLimit": "the time is over the partition's limit",
+    "PartitionInactive": "the partition takes no jobs",
+    "PartitionDown": "the partition is down",
+    "BadConstraints": "no node meets the constraint",
+    "AccountNotAllowed": "the account may not use the partition",
+    "QOSNotAllowed": "the QOS may not be used here",
+    "InvalidAccount": "the account does not exist",
+    "InvalidQOS": "the QOS does not exist",
+    "AssocMaxNodePerJobLimit": "the account's limit of nodes for one job is lower",
+    "AssocMaxWallDurationPerJobLimit": "the account's time limit for one job is lower",
+    "QOSMaxNodePerJobLimit": "the QOS's limit of nodes for one job is lower",
+    "QOSMaxWallDurationPerJobLimit": "the QOS's time limit for one job is lower",
+}
+_FIX = (
+    ("partition", "`sinfo -s` lists the partitions: `--partition NAME`"),
+    ("account", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--account NAME`"),
+    ("qos", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--qos NAME`"),
+    ("node configuration", "ask for what a node has: `sinfo -o '%P %D %c %m %G'` shows nodes, CPUs, MB and GPUs"),
+    ("feature", "`sinfo -o '%N %f'` lists the features of the nodes: `--constraint NAME`"),
+    ("time limit", "`sinfo -o '%P %l'` shows the limit of each partition: `--time 04:00:00`"),
+    ("unable to contact", "`scontrol ping` says whether the controller answers; try again once it does"),
+    ("unrecognized option", "`sbatch --help` lists its options: `--sbatch-arg=--OPTION=VALUE`"),
+)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job. ``exit_code`` and ``signal`` are the batch script's, 0 while it runs.
+
+    ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT, CANCELLED, NODE_FAIL, OUT_OF_MEMORY …
+    """
+
+    state: str
+    reason: str = ""
+    exit_code: int = 0
+    signal: int = 0
+    log: str | None = None
+    nodes: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the job will run any more."""
+        return self.state not in (
+            "PENDING",
+            "RUNNING",
+            "COMPLETING",
+            "CONFIGURING",
+            "SUSPENDED",
+            "REQUEUED",
+            "STAGE_OUT",
+        )
+
+
+def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
+    """Give a batch script to sbatch and return the job's id; the job starts in ``cwd`` with ``environ``.
+
+    Raises RefusedError where there is no sbatch, it refuses the job, or it does not answer.
+    """
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        raise RefusedError(
+            error(
+                "sbatch-missing",
+                "there is no `sbatch` on PATH",
+                why="jobs are handed to Slurm by its own program",
+                fix="run this on a login node of the cluster; `--dry-run` prints the batch script anywhere",
+            )
+        )
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable"],
+            input=os.fsencode(text),
+            cwd=cwd,
+            env=dict(environ),
+            capture_output=True,
+            timeout=SUBMIT_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exception:
+        raise _unanswered("sbatch", SUBMIT_DEADLINE_S, "`squeue --me` shows whether the job arrived") from exception
+    except OSError as exception:
+        raise RefusedError(_failed([f"sbatch cannot be run: {exception.strerror}"])) from exception
+    out, said = _text(done.stdout), _text(done.stderr)
+    match = re.match(r"([0-9]+)(?:;|$)", out.strip())  # ";CLUSTER" follows on federated clusters
+    if done.returncode or match is None:
+        raise RefusedError(_failed([line for line in [*said.splitlines(), *out.splitlines()] if line.strip()]))
+    return match[1]
+
+
+def job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
+    """Ask scontrol, and sacct once the controller has forgotten the job; None where neither answers."""
+    shown = _ask(["scontrol", "show", "job", job], environ)
+    if shown is not None and "JobState=" in shown:
+        return parse_job(shown)
+    listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode,NodeList"], environ)
+    fields = (listed or "").strip().splitlines()[-1:]
+    return parse_sacct(fields[0]) if fields and fields[0].count("|") == 2 else None
+
+
+def parse_job(text: str) -> JobState:
+    """Return the state from the lines of ``scontrol show job``; a path with spaces fills the rest of its line."""
+
+    def word(name: str) -> str:
+        match = re.search(rf"^(?:.* )?{name}=(\S+)", text, re.MULTILINE)
+        return match[1] if match else ""
+
+    log = re.search(r"^ *StdOut=(.+)$", text, re.MULTILINE)
+    code, _, signal = word("ExitCode").partition(":")
+    return JobState(
+        state=word("JobState") or "UNKNOWN",
+        reason="" if word("Reason") == "None" else word("Reason"),
+        exit_code=int(code) if code.isdigit() else 0,
+        signal=int(signal) if signal.isdigit() else 0,
+        log=log[1] if log else None,
+        nodes="" if word("NodeList") == "(null)" else word("NodeList"),
+    )
+
+
+def parse_sacct(line: str) -> JobState:
+    """Return the state from ``State|ExitCode|NodeList``; a cancelled job says by whom: ``CANCELLED by 1000``."""
+    state, exit_code, nodes = line.split("|", 2)
+    code, _, signal = exit_code.partition(":")
+    return JobState(
+        state=state.split(" ")[0] or "UNKNOWN",
+        exit_code=int(code) if code.isdigit() else 0,
+        signal=int(signal) if signal.isdigit() else 0,
+        nodes=nodes,
+    )
+
+
+def cancel(job: str, environ: Mapping[str, str]) -> bool:
+    """Cancel one job; return whether scancel took it."""
+    return _ask(["scancel", job], environ) is not None
+
+
+def end_of_job_s(job: str, environ: Mapping[str, str]) -> int | None:
+    """Return the epoch second at which the job's time is over, as squeue says; None where it does not."""
+    import time
+
+    text = (_ask(["squeue", "-h", "-j", job, "-o", "%e"], environ, deadline_s=3) or "").strip()
+    try:
+        return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
+    except ValueError:
+        return None
+
+
+def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> str | None:
+    """Return stdout, or None where the program is missing, fails or does not answer in time."""
+    try:
+        done = subprocess.run(
+            list(words),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=deadline_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return _text(done.stdout) if done.returncode == 0 else None
+
+
+def _text(said: bytes) -> str:
+    return said.decode("utf-8", "surrogateescape")
+
+
+def _failed(lines: Sequence[str]) -> Finding:
+    """The last line is the verdict (``Batch job submission failed: …``), the one before often the detail."""
+    spoken = [re.sub(r"^sbatch: (error|fatal): ", "", line).strip() for line in lines] or ["it said nothing"]
+    verdict = spoken[-1].removeprefix("Batch job submission failed: ")
+    everything = " ".join(spoken).lower()
+    fix = next((fix for word, fix in _FIX if word in everything), "`--dry-run` prints the batch script to try by hand")
+    return error(
+        "sbatch-failed",
+        f"sbatch refused the job: {verdict}",
+        why="; ".join(spoken[:-1]) or "Slurm checks a job against its partitions, accounts and nodes",
+        fix=fix,
+    )
+
+
+def _unanswered(program: str, deadline_s: float, fix: str) -> RefusedError:
+    return RefusedError(
+        error(
+            "slurm-unanswered",
+            f"`{program}` did not answer within {deadline_s:.0f} s",
+            why="Slurm's controller is down, or has too much to do",
+            fix=f"{fix}; `scontrol ping` says whether the controller answers",
+        )
+    )

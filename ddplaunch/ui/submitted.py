@@ -1,0 +1,81 @@
+"""What is said of a job that was submitted, and of how it ended; refuses to ask after it."""
+
+from __future__ import annotations
+
+from ddplaunch.finding import Finding, error
+from ddplaunch.hosts.slurm import JobState
+from ddplaunch.launch.sbatch import Batch
+from ddplaunch.ui.shell import quote
+from ddplaunch.ui.style import paint, visible
+
+_ENDS = {
+    "TIMEOUT": (
+        "reached its time limit",
+        "Slurm ends a job when its time is over",
+        "`--time` for more, or `--requeue` if the script resumes from its checkpoint",
+    ),
+    "OUT_OF_MEMORY": (
+        "used more host memory than it had",
+        "the kernel kills what goes over the job's memory",
+        "`--mem` for more, or fewer DataLoader workers",
+    ),
+    "NODE_FAIL": (
+        "lost a node",
+        "the node stopped answering Slurm",
+        "`--requeue` lets Slurm start the job again by itself; `sinfo -R` shows why nodes are away",
+    ),
+    "PREEMPTED": (
+        "was preempted",
+        "a job of higher priority took its nodes",
+        "`--requeue` lets Slurm start it again by itself",
+    ),
+    "CANCELLED": ("was cancelled", "somebody ran scancel", "`sacct -j {job} -o JobID,State,ExitCode` says by whom"),
+    "BOOT_FAIL": ("found a node that did not boot", "Slurm boots nodes for some jobs", "submit it again"),
+    "DEADLINE": ("missed its deadline", "it was submitted with one", "submit it again without `--deadline`"),
+}
+
+
+def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, styled: bool) -> str:
+    """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
+    where = "" if state is None else f", {state_text(state)}"
+    rows = [("log", visible(log)), ("follow", f"tail -F {quote(log)}"), ("state", f"squeue -j {job}")]
+    rows.append(("cancel", f"scancel {job}"))
+    head = paint("ddplaunch", "bold", styled) + f" submitted job {job}: {visible(batch.about)}{where}\n"
+    return head + "".join(f"  {paint(f'{label:<8}', 'dim', styled)}{text}\n" for label, text in rows)
+
+
+def state_text(state: JobState) -> str:
+    """Return ``pending (Resources)``, ``running on gpu[1-2]``, ``completed``."""
+    word = state.state.lower().replace("_", " ")
+    if state.state == "PENDING" and state.reason:
+        return f"{word} ({state.reason})"
+    return f"{word} on {state.nodes}" if state.state == "RUNNING" and state.nodes else word
+
+
+def exit_status_of(state: JobState) -> int:
+    """Return what the job's batch script exited with, 128 + signal, or 1 where Slurm ended it without either."""
+    if state.signal:
+        return 128 + state.signal
+    return state.exit_code or (0 if state.state == "COMPLETED" else 1)
+
+
+def ended_finding(job: str, state: JobState) -> Finding | None:
+    """Return what to say of a job that did not complete, None for one that did."""
+    if state.state == "COMPLETED":
+        return None
+    what, why, fix = _ENDS.get(
+        state.state,
+        (
+            f"failed with exit status {exit_status_of(state)}",
+            "the first line of the diagnosis in its log says why",
+            "`ddplaunch explain` for the newest run here",
+        ),
+    )
+    where = state.nodes or f"Slurm: {state.state}"
+    return error(
+        f"slurm-{state.state.lower().replace('_', '-')}",
+        f"job {job} {what}",
+        why=why,
+        fix=fix.format(job=job),
+        where=where,
+    )
