@@ -65,7 +65,7 @@ def look(base: Path, keep: int, run_id: str | None) -> Work:
     table = process_table()
     found = leftovers(table, os.geteuid(), run_id)
     if run_id is not None:
-        return Work(found, OldRecords((), (), 0))
+        return Work(found, OldRecords((), (), 0), run_id)
     busy = {place for run in runs_in(table) if (place := recorded_at(run)) is not None}
     return Work(found, old_records(base, keep, busy, table, host_name(), boot_id()))
 

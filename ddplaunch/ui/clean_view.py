@@ -29,6 +29,7 @@ class Work:
 
     found: Leftovers
     records: OldRecords
+    run_id: str | None = None  # where only one run was looked for
 
     @property
     def nothing(self) -> bool:
@@ -55,7 +56,8 @@ def work_text(work: Work, now_s: float, width: int, styled: bool, unicode: bool 
         lines.append(f"{len(old)} of {count(total, 'record')} to remove: {_names(old)}")
     lines += [f"{visible(path.name)}: kept, {visible(reason)}" for path, reason in work.records.kept]
     if not lines:
-        lines = [f"nothing to clean: no orphans, {count(total, 'record')}"]
+        about = f" of run {visible(work.run_id)}" if work.run_id else f", {count(total, 'record')}"
+        lines = [f"nothing to clean: no orphans{about}"]
     return ascii_only("\n".join(lines), unicode) + "\n"
 
 

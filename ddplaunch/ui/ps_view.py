@@ -8,7 +8,7 @@ from typing import Any
 from ddplaunch.records.plain import plain
 from ddplaunch.records.summary import RunSummary
 from ddplaunch.ui.ages import age_text
-from ddplaunch.ui.style import ascii_only, paint, visible
+from ddplaunch.ui.style import ascii_only, cells, paint, visible
 from ddplaunch.ui.table import table
 
 SCHEMA = 1
@@ -25,10 +25,9 @@ def ps_text(
     """
     if not runs:
         return "no runs\n"
-    columns = [column for column in _columns(runs, now_s, me) if any(column[1])]
-    header = [name for name, _ in columns]
-    rows = list(zip(*(cells for _, cells in columns), strict=True))
+    header, rows = _fitting(runs, now_s, me, width)
     right = frozenset(i for i, name in enumerate(header) if name in _RIGHT)
+    # the table indents its lines by two
     lines = [line[2:] if line.startswith("  ") else line for line in table(header, rows, width + 2, False, right)]
     if styled:
         lines = [_painted(line) for line in lines]
@@ -39,20 +38,43 @@ def ps_text(
     return ascii_only("\n".join(lines), unicode) + "\n"
 
 
-def _columns(runs: Sequence[RunSummary], now_s: float, me: str) -> list[tuple[str, list[str]]]:
+def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, width: int) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows, with less in them the narrower the terminal: what is left out, ``--json`` has."""
+    header: list[str] = []
+    rows: list[list[str]] = []
+    for spared in range(len(_SPARED) + 1):
+        columns = _columns(runs, now_s, me, frozenset(_SPARED[:spared]))
+        shown = {name: column for name, column in columns.items() if any(column)}
+        header, rows = list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
+        if sum(max(map(cells, (name, *column))) + 2 for name, column in shown.items()) - 2 <= width:
+            break
+    return header, rows
+
+
+#: What a narrow terminal does without, first to last.
+_SPARED = ("long scripts", "host names", "failed rank", "HOSTS", "GPUS", "BATCH")
+_SHORT = 16
+
+
+def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozenset[str]) -> dict[str, list[str]]:
     others = any(run.user not in (None, me) for run in runs)
-    several = any(len(run.hosts) > 1 for run in runs) or len({run.hosts for run in runs}) > 1
-    return [
-        ("RUN", [run.run_id for run in runs]),
-        ("STATE", [state_text(run) for run in runs]),
-        ("AGE", [age_text(None if run.started_s is None else now_s - run.started_s) for run in runs]),
-        ("SIZE", [size_of(run) for run in runs]),
-        ("BATCH", ["" if run.effective_batch is None else str(run.effective_batch) for run in runs]),
-        ("GPUS", [gpus_text(run.gpus) for run in runs]),
-        ("WHO", [(run.user or "") if others else "" for run in runs]),
-        ("HOSTS", [_hosts(run.hosts) if several else "" for run in runs]),
-        ("SCRIPT", [_script(run.script) for run in runs]),
-    ]
+    several = any(len(run.hosts) > 1 for run in runs) or len({run.hosts for run in runs if run.hosts}) > 1
+    hosts = [_hosts(run.hosts, "host names" not in spared) if several else "" for run in runs]
+    scripts = [_script(run.script) for run in runs]
+    if "long scripts" in spared:
+        scripts = [name if len(name) <= _SHORT else name[: _SHORT - 1] + "…" for name in scripts]
+    columns = {
+        "RUN": [run.run_id for run in runs],
+        "STATE": [run.state if "failed rank" in spared else state_text(run) for run in runs],
+        "AGE": [age_text(None if run.started_s is None else now_s - run.started_s) for run in runs],
+        "SIZE": [size_of(run) for run in runs],
+        "BATCH": ["" if run.effective_batch is None else str(run.effective_batch) for run in runs],
+        "GPUS": [gpus_text(run.gpus) for run in runs],
+        "WHO": [(run.user or "") if others else "" for run in runs],
+        "HOSTS": hosts,
+        "SCRIPT": scripts,
+    }
+    return {name: column for name, column in columns.items() if name not in spared}
 
 
 def state_text(run: RunSummary) -> str:
@@ -82,7 +104,9 @@ def gpus_text(gpus: Sequence[str] | None) -> str:
     return ",".join(gpus) if len(gpus) <= _GPUS_IN_FULL else f"{len(gpus)}"
 
 
-def _hosts(hosts: Sequence[str]) -> str:
+def _hosts(hosts: Sequence[str], names: bool) -> str:
+    if len(hosts) > 1 and not names:
+        return str(len(hosts))
     return ", ".join(hosts) if len(hosts) < 3 else f"{hosts[0]} and {len(hosts) - 1} more"
 
 
