@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.explain_sources import Subject, of_files, of_run
+from ddplaunch.cli.explain_sources import Subject, of_files, of_run, shown
 from ddplaunch.cli.say import answer, answer_json
 from ddplaunch.errors import ExitStatus, UsageError, usage
 from ddplaunch.explain.diagnosis import Explanation
@@ -36,7 +36,8 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         from ddplaunch.ui.explain_view import explanation_text
 
         out = sys.stdout
-        answer(explanation_text(explanation, subject.names, width(out), styled(out), unicode_ok(out)))
+        record = "" if subject.record is None else shown(subject.record.directory)
+        answer(explanation_text(explanation, subject.names, width(out), styled(out), unicode_ok(out), record))
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
 
 

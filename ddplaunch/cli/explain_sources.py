@@ -30,7 +30,7 @@ class Subject:
     record: RunRecord | None = None
 
 
-def of_run(directory: Path, base: Path | None = None) -> Subject:
+def of_run(directory: Path) -> Subject:
     """Return a run's logs of its last attempt on every node, with the facts that its record holds."""
     record = read_record(directory)
     sources: list[LogSource] = []
@@ -41,9 +41,11 @@ def of_run(directory: Path, base: Path | None = None) -> Subject:
         )
         for path in sorted(attempts[-1][1].iterdir(), key=_rank_first) if attempts else ():
             if match := _OUTPUT.fullmatch(path.name):
-                sources.append(LogSource(_shown(path), path, int(match.group(1)), host))
+                sources.append(LogSource(str(path.relative_to(directory)), path, int(match.group(1)), host))
         if (node / "launcher.err").is_file():
-            sources.append(LogSource(_shown(node / "launcher.err"), node / "launcher.err", None, host))
+            sources.append(
+                LogSource(str((node / "launcher.err").relative_to(directory)), node / "launcher.err", None, host)
+            )
     return Subject(f"run {directory.name}", tuple(sources), _facts(record), record)
 
 
@@ -123,7 +125,7 @@ def _folder(folder: Path) -> list[LogSource]:
             why=f"files that end in {', '.join(_LOGS)} are looked for there, and in the folders below",
             fix="name the files",
         )
-    return [LogSource(_shown(path), path, _rank_of(path)) for path in found]
+    return [LogSource(shown(path), path, _rank_of(path)) for path in found]
 
 
 def _rank_of(path: Path) -> int | None:
@@ -147,6 +149,7 @@ def _readable(source: LogSource) -> None:
         ) from error
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
+    """Return ``path`` as it is best named: from the working directory if it lies below."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

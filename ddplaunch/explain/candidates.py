@@ -47,6 +47,8 @@ ECHOES = frozenset(
         "CancelledError",
     )
 )
+#: Cascade signatures that say nothing of a lost peer: launchers' summaries, and what interpreters print as they leave.
+NOISE = frozenset(("launcher-summary", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown"))
 _LIVED = 25  # weight of having been survived, or of being logged as a warning
 
 

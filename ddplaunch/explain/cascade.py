@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddplaunch.explain.candidates import NOISE
 from ddplaunch.explain.decide import Decision
 from ddplaunch.explain.diagnosis import Echo, Evidence
 from ddplaunch.explain.wording import filled
@@ -13,7 +14,9 @@ def cascade(decision: Decision) -> tuple[Echo, ...]:
     """Return the kinds of consequences in the order of their first lines."""
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}
     entries = [
-        (hit.line.at, filled(hit.signature.what, hit.groups), hit.line.speaker, hit.line) for hit in decision.echoes
+        (hit.line.at, filled(hit.signature.what, hit.groups), hit.line.speaker, hit.line)
+        for hit in decision.echoes
+        if hit.signature.code not in NOISE
     ]
     for loser in decision.losers:
         if loser.code == decision.code:

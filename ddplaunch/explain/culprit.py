@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ddplaunch.explain.candidates import Candidate
+from ddplaunch.explain.candidates import NOISE, Candidate
 from ddplaunch.explain.endings import exit_code
 from ddplaunch.explain.matching import Hit
 from ddplaunch.explain.scan import Scanned
@@ -44,6 +44,8 @@ def _own(each: Candidate, scanned: Scanned) -> int | None:
         return int(groups["culprit"])
     if speaker.rank is not None:
         return speaker.rank
+    if groups.get("rank", "").isdecimal():
+        return int(groups["rank"])
     pid = groups.get("pid", "")
     if pid.isdecimal() and (rank := _of_pid(int(pid), scanned)) is not None:
         return rank
@@ -88,6 +90,7 @@ def _left_over(found: Sequence[Candidate], echoes: Sequence[Hit], waits: Stuck) 
     """Return the only rank that does not complain about the others, where all others do."""
     if waits.world_size is None or waits.world_size < 2:
         return None
-    complaining = {hit.line.speaker.rank for hit in echoes} | {each.rank for each in waits.waited}
+    complaining = {hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE}
+    complaining |= {each.rank for each in waits.waited}
     quiet = [rank for rank in range(waits.world_size) if rank not in complaining]
     return quiet[0] if len(quiet) == 1 else None

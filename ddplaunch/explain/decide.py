@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.beside import order, out_of_memory, shared_memory_full, with_facts
-from ddplaunch.explain.candidates import Candidate, candidates
+from ddplaunch.explain.candidates import NOISE, Candidate, candidates
 from ddplaunch.explain.culprit import exit_rank, rank_of
 from ddplaunch.explain.endings import Ended, ended_well, unexplained, went_on
 from ddplaunch.explain.facts import RunFacts
@@ -60,7 +60,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
         return _by_memory(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
         return _by_memory(_of_exit(ended, found, echoes, scanned, waits), facts)
-    if not failed and ended_well(scanned, bool(echoes), facts):
+    if not failed and ended_well(scanned, any(hit.signature.code not in NOISE for hit in echoes), facts):
         return None
     return Decision("unknown", None, None, stuck=waits, echoes=tuple(echoes))
 

@@ -16,9 +16,10 @@ from ddplaunch.frozen import dataclass
 _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted"}
 _ORDER = ("segmentation-fault", "killed", "unknown", "aborted")
 _DONE = re.compile(
-    r"\b(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved|Saved|"
-    r"[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in|best (?:acc|metric|model|val)|exiting"
-    r" normally|exited with code 0|elapsed)\b|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over",
+    r"\b(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved|Saved"
+    r"|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
+    r"|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
+    r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over"
 )
 _PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ddplaunch.explain.decide import Decision
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence
 from ddplaunch.explain.facts import RunFacts
+from ddplaunch.explain.fixes import concrete_fixes
 from ddplaunch.explain.lines import Line
 from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.signature import Signature
@@ -15,6 +16,7 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.unknown import Words, beside_words, ended_words, exception_words, outside_words, unknown_words
 
 _FIELD = re.compile(r"\{(\w+)\}")
+_GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")
 _WIDEST = 300
 
 
@@ -32,12 +34,20 @@ def worded(decision: Decision, scanned: Scanned, facts: RunFacts | None) -> Diag
         _certainty(decision),
         words.what,
         words.why,
-        words.fixes,
+        _fixes(decision, words, facts),
         decision.rank,
         decision.host,
         _evidence(decision),
         raised,
     )
+
+
+def _fixes(decision: Decision, words: Words, facts: RunFacts | None) -> tuple[str, ...]:
+    """Put the fixes for this run before those for every run; the general form of a concrete one is left out."""
+    groups = dict(decision.candidate.groups) if decision.candidate is not None else {}
+    concrete = concrete_fixes(decision.code, groups, facts)
+    said = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
+    return (*concrete, *said)
 
 
 def _words(decision: Decision, facts: RunFacts | None) -> Words:

@@ -16,12 +16,14 @@ _FIXES = 3
 _CERTAINTY = {"observed": "", "likely": " (likely)", "unknown": ""}
 
 
-def explanation_text(explanation: Explanation, names: str, width: int, styled: bool, unicode: bool = True) -> str:
-    """Return the whole answer; ``names`` says in a word or two which logs were read."""
+def explanation_text(
+    explanation: Explanation, names: str, width: int, styled: bool, unicode: bool = True, record: str = ""
+) -> str:
+    """Return the whole answer; ``names`` says in a word or two which logs were read, ``record`` where a run's lie."""
     found = explanation.diagnosis
     if found is None:
         return "\n".join(wrap(visible(f"nothing failed in {names}"), width)) + "\n"
-    lines = [*_head(found, width, styled), *_evidence(found, width, styled)]
+    lines = [*_head(found, width, styled), *_evidence(found, record, width, styled)]
     lines += _followed(explanation.cascade, width, styled)
     lines += _part("  why: ", found.why, width, styled)
     for position, fix in enumerate(found.fixes[:_FIXES]):
@@ -39,10 +41,11 @@ def _head(found: Diagnosis, width: int, styled: bool) -> list[str]:
     return lines + (_part("  --> ", visible(place), width, styled) if place else [])
 
 
-def _evidence(found: Diagnosis, width: int, styled: bool) -> list[str]:
+def _evidence(found: Diagnosis, record: str, width: int, styled: bool) -> list[str]:
     lines: list[str] = []
     for each in found.evidence[:_EVIDENCE]:
-        place = f"{each.file}:{each.line}" if each.line else each.file
+        file = f"{record}/{each.file}" if record and each.line else each.file
+        place = f"{file}:{each.line}" if each.line else file
         lines += _part("  evidence: ", visible(f"{place}: {each.text}"), width, styled)
     return lines
 

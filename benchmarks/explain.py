@@ -1,0 +1,182 @@
+"""How often ``explain`` is right, and how fast on 1 GB: ``python -m benchmarks.explain --corpus PATH/cases.jsonl``.
+
+Rules were tuned on one half of the labelled logs (crc32 of the id even); nobody reads the other half, its score is the
+one that counts. Prints both, and writes benchmarks/results/explain.json and explain.md. ``--failures`` lists what is
+wrong in the half that rules may be tuned on, and never in the other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.explain.facts import LogSource
+from ddplaunch.explain.run import explain_texts
+
+RESULTS = Path(__file__).with_name("results")
+CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "cases.jsonl"
+RIGHT_LEAST, WRONG_MOST = 0.95, 0.03
+RANKS, ALL_BYTES, SECONDS_MOST, MEMORY_MOST_MB = 64, 10**9, 5.0, 300.0
+STEP = "2026-01-05 04:11:20,001 INFO step {step:06d} loss 1.8120 lr 3.0e-05 1.91 s/it tokens/s 18234.5 grad_norm 0.81\n"
+
+
+@dataclass(frozen=True)
+class Score:
+    """Counts of one half. ``wrong`` is a confident wrong answer, a diagnosis of a healthy log included."""
+
+    logs: int
+    right: int
+    wrong: int
+    unknown: int
+    healthy: int
+    healthy_silent: int
+    ranks: int
+    ranks_right: int
+
+    @property
+    def kept(self) -> bool:
+        """Whether the goals hold: 95 % right, at most 3 % confidently wrong, healthy logs silent."""
+        enough = self.right >= RIGHT_LEAST * self.logs and self.wrong <= WRONG_MOST * self.logs
+        return enough and self.healthy == self.healthy_silent
+
+
+@dataclass(frozen=True)
+class Speed:
+    """One answer for ``ranks`` logs of ``gigabytes`` in all."""
+
+    ranks: int
+    gigabytes: float
+    seconds: float
+    cpu_seconds: float
+    peak_mb: float
+    code: str | None
+
+
+def main() -> int:
+    """Measure, print, write; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--corpus", type=Path, default=CORPUS, help="cases.jsonl with id, log, codes and rank")
+    parser.add_argument(
+        "--failures", action="store_true", help="list what is wrong in the half that rules are tuned on"
+    )
+    parser.add_argument("--no-speed", action="store_true", help="leave the gigabyte out")
+    parser.add_argument("--no-write", action="store_true", help="print only")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed in the half that counts")
+    arguments = parser.parse_args()
+    cases = [json.loads(line) for line in arguments.corpus.read_text().splitlines()]
+    halves = {"tune": [case for case in cases if tuned(case)], "report": [case for case in cases if not tuned(case)]}
+    scores = {name: score(half) for name, half in halves.items()}
+    speed = None if arguments.no_speed else gigabyte()
+    text = report(scores, speed)
+    sys.stdout.write(text)
+    if arguments.failures:
+        sys.stdout.write("".join(failures(halves["tune"])))
+    if not arguments.no_write:
+        RESULTS.mkdir(exist_ok=True)
+        values = {"scores": {name: asdict(each) for name, each in scores.items()}, "speed": speed and asdict(speed)}
+        (RESULTS / "explain.json").write_text(json.dumps(values, indent=1) + "\n")
+        (RESULTS / "explain.md").write_text(text)
+    return int(arguments.check and not (scores["report"].kept and _fast(speed)))
+
+
+def _fast(speed: Speed | None) -> bool:
+    return speed is None or (speed.seconds <= SECONDS_MOST and speed.peak_mb <= MEMORY_MOST_MB)
+
+
+def tuned(case: dict[str, Any]) -> bool:
+    """Return whether rules may be tuned on this log."""
+    return zlib.crc32(case["id"].encode()) % 2 == 0
+
+
+def answer(case: dict[str, Any]) -> Diagnosis | None:
+    """Return what ``explain`` says of a log, as from a file."""
+    return explain_texts([LogSource("train.log", case["log"].encode())]).diagnosis
+
+
+def score(cases: Sequence[dict[str, Any]]) -> Score:
+    """Return how many first answers are right."""
+    right = unknown = healthy = silent = ranks = ranks_right = 0
+    for case in cases:
+        found = answer(case)
+        code = None if found is None else found.code
+        hit = code in case["codes"]
+        right += hit
+        unknown += not hit and code == "unknown" and case["codes"] != [None]
+        healthy += case["codes"] == [None]
+        silent += case["codes"] == [None] and hit
+        if hit and found is not None and case["rank"] is not None:
+            ranks += 1
+            ranks_right += found.rank == case["rank"]
+    return Score(len(cases), right, len(cases) - right - unknown, unknown, healthy, silent, ranks, ranks_right)
+
+
+def failures(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each wrong answer."""
+    lines = []
+    for case in cases:
+        found = answer(case)
+        code = None if found is None else found.code
+        if code not in case["codes"]:
+            said = "" if found is None else found.what[:100]
+            lines.append(f"{case['id']}: {case['codes'][0]} expected, {code} found: {said}\n")
+    return lines
+
+
+def gigabyte() -> Speed:
+    """Return the time and memory for 64 logs of 1 GB in all, of which one names a cause in its middle, then noise."""
+    steps = "".join(STEP.format(step=step) for step in range(40_000)).encode()
+    noise = b"[W105 04:11:20.001 socket.cpp:1] the client retries a connection that nobody answers\n" * 60_000
+    cause = b"Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'title'\n"
+    with tempfile.TemporaryDirectory() as folder:
+        sources = []
+        for rank in range(RANKS):
+            path = Path(folder) / f"rank-{rank}.out"
+            failed = rank == RANKS // 2
+            with open(path, "wb") as file:
+                while file.tell() < ALL_BYTES // RANKS // (1 + failed):
+                    file.write(steps)
+                file.write(cause * failed)
+                while file.tell() < ALL_BYTES // RANKS:
+                    file.write(noise)
+            sources.append(LogSource(path.name, path, rank, "node-0"))
+        size = sum(path.stat().st_size for path in Path(folder).iterdir())
+        begun, worked = time.perf_counter(), time.process_time()
+        found = explain_texts(sources).diagnosis
+        seconds, cpu = time.perf_counter() - begun, time.process_time() - worked
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    code = None if found is None else found.code
+    return Speed(RANKS, round(size / 1e9, 2), round(seconds, 2), round(cpu, 2), round(peak, 1), code)
+
+
+def report(scores: dict[str, Score], speed: Speed | None) -> str:
+    """Return the figures as a table in Markdown."""
+    lines = [
+        "| logs | number | right first answer | confidently wrong | unknown | healthy silent | right rank |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    names = {"tune": "tuned on", "report": "not looked at"}
+    for name, each in scores.items():
+        share = [f"{100 * part / max(1, each.logs):.1f} %" for part in (each.right, each.wrong, each.unknown)]
+        rest = f"{each.healthy_silent} of {each.healthy} | {each.ranks_right} of {each.ranks}"
+        lines.append(f"| {names[name]} | {each.logs} | {' | '.join(share)} | {rest} |")
+    text = "\n".join(lines) + "\n"
+    if speed is not None:
+        text += (
+            f"\n{speed.ranks} ranks, {speed.gigabytes} GB of logs: {speed.seconds} s ({speed.cpu_seconds} s of CPU), at "
+            f"most {speed.peak_mb} MB of memory (answer: {speed.code})\n"
+        )
+    return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
