@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults.catalogue import ALL, INIT, Fault
+from tests.faults.catalogue import ALL, ANY, INIT, Fault
 from tests.hosts.launching import clean_environment, ddplaunch
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,8 @@ def launch(fault: Fault, folder: Path) -> tuple[int, str]:
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    value = json.loads((folder / ".ddplaunch" / "latest" / "outcome.json").read_text())
+    (path,) = (folder / ".ddplaunch" / "latest").glob("**/outcome.json")
+    value = json.loads(path.read_text())
     assert isinstance(value, dict)
     return value
 
@@ -103,10 +104,8 @@ def test_fault(fault: Fault, tmp_path: Path) -> None:
     found = outcome(tmp_path)
     diagnosis = found["diagnosis"]
     assert diagnosis["code"] in fault.codes, said
-    assert diagnosis["rank"] == fault.rank, said
-    if fault.status is not None:
-        assert status == fault.status, said
-    assert status != 0
+    assert fault.rank in (diagnosis["rank"], ANY), said
+    assert status in fault.statuses, said
     if -signal.NSIG < status < 0:  # the launcher itself was killed: what the guard says comes later than its end
         assert found["state"] == "killed"
     else:
