@@ -120,6 +120,38 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/pytorch/vision/blob/main/torchvision/datasets/folder.py",
     ),
     Signature(
+        code="dataset-missing",
+        role="root",
+        literals=("FileNotFoundError: ", "does not exist", "doesn't exist", "not found", "is missing"),
+        patterns=(
+            r"FileNotFoundError: (?P<problem>(?!\[Errno|Caught )\S.*)",
+            r"(?:AssertionError|ValueError|RuntimeError|OSError|Exception): "
+            r"(?P<problem>.*?[/\w.-]*(?:/|\.\w{2,7})[\w./-]*['\"`]? "
+            r"(?:does not exist|doesn't exist|not found|is missing|cannot be found))",
+        ),
+        what="a file that the run reads is not there: {problem}",
+        why=_MISSING_WHY,
+        fixes=(
+            "Correct the path, or copy the file to every node that runs ranks.",
+            "Let ddplaunch check it before: `--data PATH`.",
+        ),
+        examples=(
+            "FileNotFoundError: CityScapes: img file open error /data/leftImg8bit/x.png",
+            "AssertionError: Annotation file /data/ann.json does not exist",
+            "ValueError: /data/x.h5 doesn't exist",
+            "OSError: /data/tokens.bin not found.",
+            "RuntimeError: index /data/x.idx is missing",
+        ),
+        near_misses=(
+            "FileNotFoundError: Caught FileNotFoundError in DataLoader worker process 2.",
+            "AssertionError: the checkpoint out/epoch_3.ckpt does not exist",
+            "RuntimeError: operator torchvision::nms does not exist",
+        ),
+        unless=(_NOT_DATA, r"\.so\b|[Mm]odule|attribute|/bin/"),
+        priority=52,
+        source="https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
+    ),
+    Signature(
         code="dataset-race",
         role="root",
         literals=("FileExistsError", "Directory not empty", ".incomplete", ".lock"),

@@ -11,7 +11,7 @@ _FIT_WHY = (
 _FIT_FIXES = (
     "Save and load the bare model: `model.module.state_dict()` and `model.module.load_state_dict(…)`, or load before "
     "wrapping in DDP.",
-    'Strip the prefix of an existing file: `{{k.removeprefix("module."): v for k, v in sd.items()}}`.',
+    'Strip the prefix of an existing file: `dict((k.removeprefix("module."), v) for k, v in sd.items())`.',
     "If sizes differ, build the model with the configuration that the checkpoint was trained with.",
 )
 _READ_WHY = (

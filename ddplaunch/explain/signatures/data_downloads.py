@@ -61,6 +61,7 @@ DOWNLOADS: tuple[Signature, ...] = (
             "gated repo",
             "not a valid model identifier",
             "wandb.errors",
+            "Can't load ",
         ),
         patterns=(
             r"(?P<problem>(?:HfHubHTTP|RepositoryNotFound|GatedRepo|LocalEntryNotFound|EntryNotFound|RevisionNotFoun"
@@ -68,6 +69,8 @@ DOWNLOADS: tuple[Signature, ...] = (
             r"(?P<problem>OfflineModeIsEnabled): ",
             r"(?P<problem>You are trying to access a gated repo)",
             r"(?P<problem>\S+ is not a local folder and is not a valid model identifier)",
+            r"(?P<problem>Can't load (?:the )?(?:\w+ )?\w+ (?:for|of) '[^']+')\. If you were trying to load it from "
+            r"'https?:",
             r"(?P<problem>wandb\.errors\S*(?:CommError|AuthenticationError))",
         ),
         what="a model, data set or service of a hub could not be had: {problem}",
@@ -82,6 +85,8 @@ DOWNLOADS: tuple[Signature, ...] = (
             "huggingface_hub.errors.GatedRepoError: 403 Client Error.",
             "huggingface_hub.errors.RevisionNotFoundError: 404 Client Error.",
             "OSError: bert-bse is not a local folder and is not a valid model identifier listed on "
+            "'https://huggingface.co/models'",
+            "OSError: Can't load tokenizer for 'bert-base'. If you were trying to load it from "
             "'https://huggingface.co/models'",
             "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.",
         ),

@@ -74,11 +74,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="wrong-network-interface",
         role="root",
-        literals=("Connect to ", "onnect"),
+        literals=("Connect to ", "onnect", "connect ["),
         patterns=(
             r"Connect to "
             r"(?P<address>fe80:[^\s<]*|169\.254\.[\d.]+|192\.168\.122\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)<\d+> failed",
             r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)\]",
+            r"pair\.cc:\d+\] connect \[(?P<address>127\.0\.[1-9]\d*\.\d+|fe80:[^\]]*)\]",
             r"(?:timed out connecting|failed to connect).*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|fe80:[^\]]*)\]",
         ),
         what="a rank announced {address}, an address that only its own host or container knows",
@@ -88,6 +89,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.18.0.3<40519> failed : Software caused "
             "connection abort",
             "NCCL WARN Connect to fe80::4c9d:8bff:fe01:77c2%3<51833> failed : Network is unreachable",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:40411: Connection refused",
             "ERROR failed to connect, willRetry=0, local=[127.0.1.1]:11411, remote=[127.0.1.1]:6492, error=Connection "
             "refused",
             "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error, "
@@ -152,5 +154,27 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         priority=35,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("onnectFullMesh failed", "] connect ["),
+        patterns=(
+            r"(?P<line>connectFullMesh failed with .{0,160})",
+            r"pair\.cc:\d+\] (?P<line>connect \[[^\]]+\]\S* (?:Connection refused|No route to host|Connection timed "
+            r"out))",
+        ),
+        what="gloo could not connect the ranks with one another: {line}",
+        why="Each rank announces the address of one interface; a firewall, a wrong interface or a rank that is gone "
+        "refuses it.",
+        fixes=_FIXES,
+        examples=(
+            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no "
+            "error",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.9]:40411: Connection refused",
+        ),
+        near_misses=("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",),
+        priority=30,
+        source="https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc",
     ),
 )

@@ -135,12 +135,14 @@ ADDRESSES: tuple[Signature, ...] = (
             "failure in name resolution",
             "No address associated",
             "EAI_",
+            "host not found",
         ),
         patterns=(
             r"socket\.gaierror: \[Errno -?\d+\] (?P<reason>.+)",
             r"RuntimeError: (?:.*: )?(?P<reason>Name or service not known|Temporary failure in name resolution)",
             r"NCCL WARN .*: (?P<reason>Name or service not known|Temporary failure in name resolution)",
             r"RuntimeError: (?P<reason>No address associated with hostname)",
+            r"host not found: (?P<reason>.+)",
             r"hostname: (?P<reason>EAI_\w+)",
         ),
         what="a host name could not be resolved: {reason}",
@@ -154,6 +156,7 @@ ADDRESSES: tuple[Signature, ...] = (
             "RuntimeError: In operator() at tensorpipe/common/ibv.h failed to look up the IP address for the "
             "hostname: EAI_NONAME",
             "RuntimeError: No address associated with hostname",
+            "ValueError: host not found: Name or service not known",
         ),
         near_misses=(
             "NewConnectionError: Failed to establish a new connection: [Errno -2] Name or service not known",

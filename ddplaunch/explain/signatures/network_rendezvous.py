@@ -53,7 +53,7 @@ RENDEZVOUS: tuple[Signature, ...] = (
         patterns=(
             r"Timed out after (?P<seconds>\S+) seconds waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) "
             r"clients joined",
-            r"store based barrier.*\(world_size=(?P<expected>\d+), "
+            r"store based barrier on rank:? ?(?P<culprit>\d+).*\(world_size=(?P<expected>\d+), "
             r"(?:worker_count|num_workers_joined)=(?P<joined>\d+), "
             r"timeout=(?P<seconds>[\d:.]+)",
         ),
@@ -94,11 +94,11 @@ RENDEZVOUS: tuple[Signature, ...] = (
         role="root",
         literals=("keys: /",),
         patterns=(
-            r"wait timeout after (?P<ms>\d+)ms, keys: /\S*//(?:cpu|cuda|gloo|nccl)//\d+/(?P<missing>\d+)(?![\d/])",
+            r"wait timeout after (?P<ms>\d+)ms, keys: /\S*//(?:cpu|cuda|gloo|nccl)//\d+/(?P<culprit>\d+)(?![\d/])",
         ),
-        what="rank {missing} did not join the process group within {ms} ms",
+        what="rank {culprit} did not join the process group within {ms} ms",
         why=_WHY,
-        fixes=("Look at the log of rank {missing}: it ended or hung before `init_process_group`.", *_FIXES),
+        fixes=("Look at the log of rank {culprit}: it ended or hung before `init_process_group`.", *_FIXES),
         examples=("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1",),
         near_misses=("wait timeout after 60000ms, keys: /none/torchelastic/role_info/1",),
         priority=50,
