@@ -172,8 +172,8 @@ def report(scores: dict[str, Score], speed: Speed | None) -> str:
     text = "\n".join(lines) + "\n"
     if speed is not None:
         text += (
-            f"\n{speed.ranks} ranks, {speed.gigabytes} GB of logs: {speed.seconds} s ({speed.cpu_seconds} s of CPU), at "
-            f"most {speed.peak_mb} MB of memory (answer: {speed.code})\n"
+            f"\n{speed.ranks} ranks, {speed.gigabytes} GB of logs: {speed.seconds} s ({speed.cpu_seconds} s of CPU), "
+            f"{speed.peak_mb} MB of memory at most (answer: {speed.code})\n"
         )
     return text
 

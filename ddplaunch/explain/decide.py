@@ -47,7 +47,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     found, echoes = candidates(scanned)
     failed = _failed(scanned, facts)
     if not failed:
-        found = [each for each in found if not went_on(scanned.lines, each.line.at)]
+        found = [each for each in found if not went_on(scanned.lines, each.line)]
     waits = stuck(scanned)
     outside = _outside(facts)
     if outside is not None:

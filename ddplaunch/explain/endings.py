@@ -73,7 +73,7 @@ def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
         return facts.state == "succeeded"
     lines = scanned.lines
     for traceback in scanned.tracebacks:
-        if not (traceback.handled or traceback.side or traceback.bare or went_on(lines, traceback.parts[-1].line.at)):
+        if not (traceback.handled or traceback.side or traceback.bare or went_on(lines, traceback.parts[-1].line)):
             return False
     said = [line.text for line in lines[-400:] if line.text and not _NOISE.search(line.text)]
     if any(_DONE.search(text) for text in said[-30 if echoes else -15 :]):
@@ -89,9 +89,12 @@ def _unfinished(said: Sequence[str]) -> bool:
     return not any(a == b for a, b in parts)
 
 
-def went_on(lines: Sequence[Line], index: int) -> bool:
-    """Return whether the work went on after line ``index`` and came to a good end."""
-    after = [line.text for line in lines if line.at > index and line.text and not _NOISE.search(line.text)]
+def went_on(lines: Sequence[Line], line: Line) -> bool:
+    """Return whether the work went on after ``line``, in the same log, and came to a good end."""
+    rest = (
+        each.text for each in lines[max(0, line.at - lines[0].at) :] if each.at > line.at and each.file == line.file
+    )
+    after = [text for text in rest if text and not _NOISE.search(text)]
     if len(after) < 2:
         return False
     return any(_DONE.search(text) for text in after[-15:]) or sum(bool(_PROGRESS.search(text)) for text in after) >= 4
