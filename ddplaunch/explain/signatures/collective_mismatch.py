@@ -33,14 +33,14 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("Detected mismatch between collectives on ranks",),
         patterns=(
-            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running (?:collective: )?.*?"
+            r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:collective: )?.*?"
             r"OpType=(?P<op>\w+(?:, TensorShape=\[[\d, ]*\])?).*?but Rank (?P<other>\d+) is running "
             r"(?:collective: )?.*?OpType=(?P<other_op>\w+(?:, TensorShape=\[[\d, ]*\])?)",
-            r"Detected mismatch between collectives on ranks\. Rank (?P<rank>\d+) is running (?:inconsistent "
+            r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:inconsistent "
             r")?collective: "
             r".*?OpType=(?P<op>\w+)(?P<other>)(?P<other_op>)",
         ),
-        what="ranks called different collectives: rank {rank} {op}, rank {other} {other_op}",
+        what="ranks called different collectives: rank {one} {op}, rank {other} {other_op}",
         why="a collective pairs with whatever the other ranks call next; different operations, shapes or numbers "
         "never complete",
         fixes=(_SAME, _UNEVEN),

@@ -54,7 +54,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "ran for 1800655 milliseconds before timing out.",
         ),
         near_misses=("WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)",),
-        priority=31,
+        priority=43,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     ),
     Signature(  # OpType alone 1.9-1.11, SeqNum from 1.12, NumelIn from 2.1
@@ -86,7 +86,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "ran for 1800100 milliseconds before timing out.",
         ),
         near_misses=("NCCL INFO Watchdog started, Timeout(ms)=600000",),
-        priority=30,
+        priority=42,
         source="https://github.com/pytorch/pytorch/issues/118369",
     ),
     Signature(
@@ -151,7 +151,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "[PG ID 0 PG GUID 0 Rank 5] Received a dump signal due to a collective timeout from this local rank",
         ),
         near_misses=("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=480",),
-        priority=28,
+        priority=41,
     ),
     Signature(
         code=_CODE,
@@ -176,6 +176,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "blocking wait.",
         ),
         near_misses=("NCCL communicator was aborted on rank 1.",),
-        priority=30,
+        priority=42,
     ),
 )

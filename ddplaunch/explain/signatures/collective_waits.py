@@ -24,11 +24,11 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("is setting up NCCL communicator",),
         patterns=(
-            r"\[(?P<rank>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId from "
+            r"\[(?P<waiting>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId from "
             r"\[(?P<culprit>\d+)\].*"
             r"store->get\('(?P<key>[^']*)'\) got error: (?P<error>Socket Timeout|wait timeout|Timeout)",
         ),
-        what="rank {rank} waited in vain for rank {culprit} to begin the first collective",
+        what="rank {waiting} waited in vain for rank {culprit} to begin the first collective",
         why="rank {culprit} makes the id of the communicator when it comes to its first collective; it was "
         "still busy (download, "
         "tokenising, compiling) or had failed",
@@ -51,7 +51,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "by key '0', but "
             "store->get('0') got error: Connection reset by peer",
         ),
-        priority=32,
+        priority=44,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
     ),
     Signature(
@@ -79,7 +79,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Timed out waiting for clients",
             "Timed out after 31 seconds waiting for clients. 1/2 clients joined.",
         ),
-        priority=30,
+        priority=42,
     ),
     Signature(
         code=_CODE,
@@ -100,7 +100,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
             "rank 0.",
         ),
-        priority=40,
+        priority=46,
         source="https://pytorch.org/docs/stable/distributed.html#torch.distributed.monitored_barrier",
     ),
 )

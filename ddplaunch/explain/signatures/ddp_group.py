@@ -39,11 +39,11 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("DDP expects same model across all ranks",),
         patterns=(
-            r"DDP expects same model across all ranks, but Rank (?P<rank>\d+) has (?P<count>\d+) params, while "
+            r"DDP expects same model across all ranks, but Rank (?P<one>\d+) has (?P<count>\d+) params, while "
             r"rank (?P<other>\d+) has "
             r"inconsistent (?P<other_count>[1-9]\d*) params",
         ),
-        what="DDP: rank {rank} has {count} parameters, rank {other} has {other_count}",
+        what="DDP: rank {one} has {count} parameters, rank {other} has {other_count}",
         why="DDP needs the same model on every rank; here layers or frozen parameters differ between ranks",
         fixes=(
             "build the model alike on every rank: no `if rank == 0:` around layers, the same `requires_grad` "

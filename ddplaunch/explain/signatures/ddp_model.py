@@ -113,7 +113,7 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("has been modified by an inplace operation", "a leaf Variable that requires grad"),
         patterns=(
             r"one of the variables needed for gradient computation has been modified by an inplace operation: "
-            r"\[(?P<tensor>.+?)\],?"
+            r"\[(?P<tensor>[\w.]+(?: \[[^\]]*\])?)\],?"
             r".*? is at version (?P<version>\d+); expected version (?P<expected>\d+)",
         ),
         what="a tensor ({tensor}) was changed in place before backward used it: version {version}, expected {expected}",

@@ -194,10 +194,10 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("Duplicate GPU detected",),
         patterns=(
-            r"Duplicate GPU detected ?: rank (?P<rank>\d+) and rank (?P<other>\d+) both on CUDA device "
+            r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device "
             r"(?P<bus>[\w:.]+)",
         ),
-        what="ranks {rank} and {other} use the same GPU (PCI bus {bus})",
+        what="ranks {one} and {other} use the same GPU (PCI bus {bus})",
         why="NCCL refuses two ranks of one communicator on one GPU: they never chose their own, or there are "
         "more ranks than GPUs",
         fixes=(
