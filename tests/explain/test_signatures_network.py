@@ -58,7 +58,7 @@ def _best(line: str) -> str | None:
         ),
         (
             "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting, remote=[10.77.0.1]:1",
-            None,
+            "wrong-network-interface",
         ),
         (
             "[W socket.cpp:663] [c10d] The client socket has failed to connect to [::1]:29500 (errno: 111 - refused).",

@@ -48,7 +48,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="terminated",
         role="root",
-        literals=("SIGTERM", "SIGINT", "SIGUSR", "SIGCONT", "KeyboardInterrupt", "^C"),
+        literals=("SIGTERM", "SIGINT", "SIGUSR", "SIGCONT", "KeyboardInterrupt", "^C", "Hangup", "Terminated"),
         patterns=(
             r"(?P<line>Main process received SIG(?:TERM|INT), exiting)",
             r"(?P<line>Received SIG(?:TERM|INT|USR[12])(?:: \d+)?)",
@@ -56,6 +56,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<line>Detected KeyboardInterrupt)",
             r"(?:^|\s)(?P<line>KeyboardInterrupt)(?:$|: )",
             r"^(?:\([^)]*\) ?)?(?P<line>\^C)",
+            r"^(?P<line>Hangup|Terminated)\s*$",
         ),
         what="the run was interrupted from outside: {line}",
         why=_WHY,
@@ -68,6 +69,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "[2024-01-09 10:00:00,1] [INFO] [launch.py:93:main] Main process received SIGTERM, exiting",
             "Received SIGTERM: 15",
             "submitit WARNING (2024-01-01) - Bypassing signal SIGTERM",
+            "Hangup",
+            "Terminated",
             "Detected KeyboardInterrupt, attempting graceful shutdown...",
             "KeyboardInterrupt",
             "^CTraceback (most recent call last):",

@@ -11,7 +11,8 @@ _LAUNCHERS = (
 _LAUNCHER_OPTIONS = (
     r"--?(?:nproc[-_]per[-_]node|nnodes|node[-_]rank|rdzv[-_]\w+|max[-_]restarts|monitor[-_]interval|master[-_](?:ad"
     r"dr|port)|"
-    r"standalone|num_processes|num_machines|num_gpus|machine_rank)"
+    r"standalone|use[-_]env|no[-_]python|log[-_]dir|redirects|tee|start[-_]method|local[-_]addr|num_processes|num_ma"
+    r"chines|num_gpus|machine_rank)"
 )
 _PROBLEMS = (
     r"unrecognized arguments|the following arguments are required|argument \S+|one of the arguments|too few arguments|"

@@ -104,7 +104,7 @@ ADDRESSES: tuple[Signature, ...] = (
         role="root",
         literals=("cannot be retrieved (gai error", "resolve hostname", "gethostbyname", "ENOTFOUND", "Unknown host"),
         patterns=(
-            r"network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",
+            r"(?<!IPv6 )network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",
             r"Could not resolve hostname (?P<host>[^\s:]+)",
             r"gethostbyname\(\"?(?P<host>[^\")]+)\"?\) failed",
             r"getaddrinfo ENOTFOUND (?P<host>\S+)",
@@ -125,6 +125,29 @@ ADDRESSES: tuple[Signature, ...] = (
         near_misses=("[W socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",),
         priority=70,
         source="https://man7.org/linux/man-pages/man3/getaddrinfo.3.html",
+    ),
+    Signature(
+        code="host-name-unresolvable",
+        role="root",
+        literals=("IPv6 network addresses of",),
+        patterns=(r"IPv6 network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",),
+        what="the name `{host}` has no address on this node",
+        why=_NAME_WHY,
+        fixes=(_NAME_FIXES[0], "Test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts."),
+        examples=(
+            "[W socket.cpp:601] [c10d] The IPv6 network addresses of (ddp-0.ddp, 29500) cannot be retrieved (gai "
+            "error: -2 - "
+            "Name or service not known).",
+        ),
+        near_misses=(
+            "TimeoutError: The IPv6 network addresses of (node0, 29500) cannot be retrieved (gai error: -2 - x). The "
+            "client "
+            "socket has failed to connect to node0:29500 (errno: 113 - No route to host).",
+        ),
+        unless=(r"errno: 1(?:10|11|13)\b",),
+        log_unless=(r"errno: 1(?:10|11|13)\b",),
+        priority=62,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
     ),
     Signature(
         code="host-name-unresolvable",

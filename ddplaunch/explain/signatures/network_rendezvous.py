@@ -42,7 +42,11 @@ RENDEZVOUS: tuple[Signature, ...] = (
             "Cannot "
             "assign requested address).",
         ),
-        log_unless=(r"cannot be retrieved \(gai error", r"EADDRINUSE|Address already in use"),
+        log_unless=(
+            r"IPv4 network addresses of .* cannot be retrieved \(gai "
+            r"error",
+            r"EADDRINUSE|Address already in use",
+        ),
         priority=60,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
     ),
@@ -139,7 +143,11 @@ RENDEZVOUS: tuple[Signature, ...] = (
             "an error of type RendezvousConnectionError.",
         ),
         unless=(_SHUTDOWN,),
-        log_unless=(r"cannot be retrieved \(gai error", r"failed to (?:bind|listen).*Address already in use"),
+        log_unless=(
+            r"IPv4 network addresses of .* cannot be retrieved \(gai "
+            r"error",
+            r"failed to (?:bind|listen).*Address already in use",
+        ),
         priority=45,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/rendezvous/api.py",
     ),
@@ -169,7 +177,11 @@ RENDEZVOUS: tuple[Signature, ...] = (
             "NCCL INFO Call to connect returned Connection refused, retrying",
         ),
         unless=(r"store->get|ncclUniqueId|NCCL",),
-        log_unless=(r"cannot be retrieved \(gai error", r"failed to (?:bind|listen).*Address already in use"),
+        log_unless=(
+            r"IPv4 network addresses of .* cannot be retrieved \(gai "
+            r"error",
+            r"failed to (?:bind|listen).*Address already in use",
+        ),
         priority=40,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",
     ),
