@@ -65,10 +65,20 @@ class Guarded:
             env={**self.environment, SETTINGS: json.dumps(given)},
         )
         theirs.close()
+        comm = Path(f"/proc/{self.guard.pid}/comm")  # as in a launch: ranks start seconds after the guard
+        until(lambda: comm.read_text() == "ddplaunch-guard\n", "the guard is up")
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.held: list[int] = []
 
-    def attempt(self, programs: Sequence[str], number: int = 0, terminal: bool = False, one: bool = False) -> None:
+    def attempt(
+        self,
+        programs: Sequence[str],
+        number: int = 0,
+        *,
+        terminal: bool = False,
+        one: bool = False,
+        announce: bool = True,
+    ) -> None:
         """Start one rank for each Python program; rank 0 on a ``terminal``, or all with ``one`` pipe for both."""
         ranks, given, taken = [], [], []
         for rank in range(len(programs)):
@@ -90,7 +100,8 @@ class Guarded:
                 env={**self.environment, "RANK": str(rank)},
             )
         self.held += [*given, *(end for ends_of_rank in taken for end in ends_of_rank)]
-        self.started(number)
+        if announce:
+            self.started(number)
 
     def started(self, number: int = 0) -> None:
         pids = {str(rank): process.pid for rank, process in self.ranks.items()}
@@ -122,7 +133,9 @@ class Guarded:
         return ended
 
     def file(self, name: str) -> bytes:
-        return (self.directory / "node-0" / name).read_bytes()
+        """Return what is in the record by now; nothing for a file that is not there yet."""
+        path = self.directory / "node-0" / name
+        return path.read_bytes() if path.exists() else b""
 
     def __enter__(self) -> Guarded:
         return self

@@ -24,7 +24,7 @@ from ddplaunch.agent.listen import listen
 from ddplaunch.agent.loop import Loop
 from ddplaunch.agent.processes import Process, make_room, own_processes, process, send_signal
 from ddplaunch.agent.protocol import SETTINGS, Settings, receive, send
-from ddplaunch.agent.sweep import Sweeps, left_by, unannounced
+from ddplaunch.agent.sweep import Owner, Sweeps, left_by, unannounced
 from ddplaunch.agent.watch import Attempt, process_table
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class Guard:
 
     def _told_started(self, message: dict[str, Any], _: list[int]) -> None:
         attempt = self.attempts[-1]
-        for handle in attempt.started(message["pids"]):
+        for handle in attempt.started(message["pids"], self.launcher.seen):
             self.loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
         if self.directory:
             table = process_table(self.settings.get("run_id"), self.host, self.launcher.seen, attempt)
@@ -197,9 +197,10 @@ class Guard:
 
     def _find(self, attempt: Attempt, *, workers_only: bool = False) -> Callable[[], list[Process]]:
         def find() -> list[Process]:
-            if attempt.announced:
-                return left_by(attempt.owners, workers_only=workers_only)
-            return unannounced(own_processes(), self.settings.get("run_id", ""), self.launcher.seen)
+            if not attempt.announced:
+                for one in unannounced(own_processes(), self.settings.get("run_id", ""), self.launcher.seen):
+                    attempt.owners.setdefault(one.pid, Owner(one.pid, one))
+            return left_by(attempt.owners, workers_only=workers_only)
 
         return find
 

@@ -5,9 +5,15 @@ Fields are those of proc_pid_stat(5): https://man7.org/linux/man-pages/man5/proc
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
 import time
+
+_PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, what is not asked for, the status
+_PIDFD_INFO_EXIT = 1 << 3
+_PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
 
 
 class Process:
@@ -101,6 +107,21 @@ def send_signal(target: Process, number: int) -> bool:
         return False
     finally:
         os.close(handle)
+
+
+def status_of_reaped(handle: int) -> int | None:
+    """Return the status (waitpid(2)) of the ended process behind a pidfd, though its parent has taken it already.
+
+    Linux 6.15 and later keep it for whoever holds a pidfd (PIDFD_INFO_EXIT in linux/pidfd.h); None before that.
+    """
+    info = bytearray(_PIDFD_INFO.size)
+    _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
+    try:
+        fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
+    except OSError:
+        return None
+    mask, status = _PIDFD_INFO.unpack_from(info)
+    return status if mask & _PIDFD_INFO_EXIT else None
 
 
 def boot_id() -> str:

@@ -23,11 +23,11 @@ class Owner:
 
     __slots__ = ("command", "own_session", "pid", "start")
 
-    def __init__(self, seen: Process) -> None:
-        """Read what will be gone when the rank is."""
-        self.pid, self.start = seen.pid, seen.start
-        self.own_session = seen.session == seen.pid
-        self.command = command_line(seen.pid)
+    def __init__(self, pid: int, seen: Process | None, since: int = 0) -> None:
+        """Read what will be gone when the rank is. One that is gone had a session, and began after ``since``."""
+        self.pid, self.start = pid, seen.start if seen else since
+        self.own_session = seen.session == pid if seen else True
+        self.command = command_line(pid) if seen else b""
 
 
 def of_ranks(table: Iterable[Process], owners: Mapping[int, Owner]) -> list[Process]:

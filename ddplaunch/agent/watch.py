@@ -6,13 +6,14 @@ until it does, the rank is a zombie, and /proc shows its status.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.processes import boot_id, process
+from ddplaunch.agent.processes import boot_id, process, status_of_reaped
 from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.agent.sweep import Owner
 
@@ -33,7 +34,7 @@ class Watched:
         self.started_s: float | None = None
         self.ended_s: float | None = None
         self.status: int | None = None
-        self.after_order_to_end = False
+        self.told_to_end = False
         self.message = ""
 
     def exit_code(self) -> int | None:
@@ -48,13 +49,11 @@ class Watched:
             return None
         return os.WTERMSIG(self.status)
 
-    def ended_by(self) -> EndedBy | None:
-        """Say who ended it: after an order to end, SIGTERM, SIGKILL and their exit codes are the order's doing."""
-        if self.ended_s is None:
-            return None
-        obeyed = self.status is None or self.signal() in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
-        obeyed = obeyed or self.exit_code() in (0, 128 + signal.SIGTERM, 128 + signal.SIGINT)
-        return "launcher" if self.after_order_to_end and obeyed else "itself"
+    def obeyed(self) -> bool:
+        """Whether its end is one that an order to end brings about: these signals, and their exit codes."""
+        orders = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+        codes = (128 + signal.SIGTERM, 128 + signal.SIGINT, *((0,) if self.told_to_end else ()))
+        return self.signal() in orders or self.exit_code() in codes
 
 
 class Attempt:
@@ -69,11 +68,12 @@ class Attempt:
         self.owners: dict[int, Owner] = {}
         self.handles: dict[int, Watched] = {}  # pidfd → rank
         self.first: int | None = None
+        self.order: list[Watched] = []  # of the ends
         self.ordered_to_end = False
         self.announced = False
 
-    def started(self, pids: dict[str, int]) -> list[int]:
-        """Note the pids; return a pidfd for each rank that can still be watched."""
+    def started(self, pids: dict[str, int], launcher: Process | None) -> list[int]:
+        """Note the pids of what ``launcher`` started; return a pidfd for each rank that can still be watched."""
         self.announced = True
         handles = []
         for name, pid in pids.items():
@@ -82,34 +82,37 @@ class Attempt:
                 continue
             watched.pid = pid
             seen = process(pid)
+            self.owners[pid] = Owner(pid, seen, launcher.start if launcher else 0)
             if seen is None:  # ended, and torchrun has its status already
                 watched.started_s = watched.ended_s = time.time()
+                self.order.append(watched)
                 continue
             watched.start_time, watched.started_s = seen.start, seen.started_s
-            self.owners[pid] = Owner(seen)
             try:
                 handle = os.pidfd_open(pid)
             except OSError:
                 watched.ended_s = time.time()
+                self.order.append(watched)
                 continue
             self.handles[handle] = watched
             handles.append(handle)
         return handles
 
-    def has_ended(self, handle: int) -> Watched:
+    def has_ended(self, handle: int) -> None:
         """Note the end of the rank behind ``handle``, and close it."""
         watched = self.handles.pop(handle)
         watched.ended_s = time.time()
-        watched.after_order_to_end = self.ordered_to_end or self.first is not None
+        watched.told_to_end = self.ordered_to_end
+        self.order.append(watched)
         if watched.pid is not None and (seen := process(watched.pid)) and seen.start == watched.start_time:
             watched.status = None if seen.alive else seen.status
+        if not watched.status:  # torchrun was quicker, or the zombie's status is not for us to read
+            reaped = status_of_reaped(handle)
+            watched.status = watched.status if reaped is None else reaped
         os.close(handle)
-        if watched.status and self.first is None and watched.ended_by() == "itself":
-            self.first = watched.rank
-        return watched
 
     def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
-        """Fill in what only torchrun saw: statuses of ranks that it reaped before they could be read."""
+        """Fill in what only torchrun saw, and decide who was first."""
         by_rank = {failure["rank"]: failure for failure in failures}
         for watched in self.ranks.values():
             failure = by_rank.get(watched.rank)
@@ -120,9 +123,28 @@ class Attempt:
                     watched.ended_s = watched.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
             elif succeeded and watched.status is None and watched.pid is not None:
                 watched.status = 0
-        unseen = [one for one in self.ranks.values() if one.status and one.ended_by() == "itself"]
-        if self.first is None and unseen:
-            self.first = min(unseen, key=lambda one: (one.ended_s or 0, one.rank)).rank
+        self.first = self._first_to_fail()
+
+    def _first_to_fail(self) -> int | None:
+        """Return the rank that failed first: one whose end nobody saw, if the next was ended for it."""
+        unseen = None
+        others = [one for one in self.ranks.values() if one not in self.order]
+        for one in [*self.order, *sorted(others, key=lambda each: (each.ended_s or math.inf, each.rank))]:
+            if one.told_to_end and one.obeyed():
+                continue
+            if one.status is None and one.ended_s is not None:
+                unseen = one.rank if unseen is None else unseen
+            elif one.status:
+                return unseen if unseen is not None and one.signal() == signal.SIGTERM else one.rank
+        return None
+
+    def ended_by(self, one: Watched) -> EndedBy | None:
+        """Say who ended a rank; torchrun ends the others as soon as one has failed. To be asked when complete."""
+        if one.ended_s is None:
+            return None
+        first_s = math.inf if self.first is None else self.ranks[self.first].ended_s or math.inf
+        after = one.told_to_end or (one.rank != self.first and one.ended_s >= first_s)
+        return "launcher" if after and one.obeyed() else "itself"
 
     def ended(self, node_directory: str | None) -> EndedAttempt:
         """Return what is known now as values; ``node_directory`` is the node's in the record."""
@@ -140,7 +162,7 @@ class Attempt:
                 ended_s=one.ended_s,
                 exit_code=one.exit_code(),
                 signal=one.signal(),
-                ended_by=one.ended_by(),
+                ended_by=self.ended_by(one),
                 out=directory / f"rank-{one.rank}.out",
                 err=directory / f"rank-{one.rank}.err" if "err" in one.streams else None,
                 message=one.message,

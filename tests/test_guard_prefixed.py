@@ -1,0 +1,83 @@
+"""Lines of several ranks on one console: whole, with a prefix, bars as what a terminal shows in the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.agent.channels import pipe_size, shown_ranks
+from ddplaunch.agent.prefixed import LONGEST_LINE_BYTES, Prefixed, finally_shown
+
+
+def shown(*pieces: bytes) -> bytes:
+    lines = Prefixed(b"[a:1] ")
+    return b"".join(lines.feed(piece) for piece in pieces) + lines.flush()
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ((b"one\ntwo\n",), b"[a:1] one\n[a:1] two\n"),
+        ((b"o", b"ne\nt", b"wo"), b"[a:1] one\n[a:1] two\n"),
+        ((b"\n\n",), b"[a:1] \n[a:1] \n"),
+        ((), b""),
+        ((b"\xff\xfe\x00\n",), b"[a:1] \xff\xfe\x00\n"),
+        ((b"dos\r\n",), b"[a:1] dos\n"),
+        ((b"dos\r", b"\n"), b"[a:1] dos\n"),
+        ((b"10%\r20%\r100%\n",), b"[a:1] 100%\n"),
+        ((b"10%\r", b"20%\r"), b"[a:1] 20%\n"),
+        ((b"a long line\rshort\n",), b"[a:1] shortg line\n"),
+        ((b"\r\r",), b""),
+        (("█▏ 10%\r██ 9\n".encode(),), "[a:1] ██ 90%\n".encode()),
+        ((b"\x1b[31mred\x1b[0m\rlast\n",), b"[a:1] last\n"),
+        ((b"\x1b[31mred\x1b[0m\n",), b"[a:1] \x1b[31mred\x1b[0m\n"),
+        ((b"\xff 1\r\xff 2\n",), b"[a:1] \xff 2\n"),
+    ],
+)
+def test_lines(pieces: tuple[bytes, ...], expected: bytes) -> None:
+    assert shown(*pieces) == expected
+
+
+def test_a_line_of_10_mb_stays_one_line() -> None:
+    piece = b"x" * (1 << 16)
+    assert shown(*[piece] * 160, b"\n") == b"[a:1] " + piece * 160 + b"\n"
+
+
+def test_a_line_without_end_is_shown_in_pieces() -> None:
+    text = shown(*[b"x" * (1 << 20)] * 20)
+    assert text.count(b"x") == 20 << 20
+    assert 1 < text.count(b"[a:1] ") <= (20 << 20) // LONGEST_LINE_BYTES + 1
+
+
+def test_a_bar_that_runs_for_hours_takes_no_room() -> None:
+    lines = Prefixed(b"[a:1] ")
+    for number in range(20_000):
+        assert lines.feed(b"\rstep %5d of 20000 [====>     ] 3.1 it/s" % number) == b""
+    assert sum(map(len, lines._open)) < 1 << 15
+    assert lines.feed(b"\n") == b"[a:1] step 19999 of 20000 [====>     ] 3.1 it/s\n"
+
+
+def test_text_without_return_is_untouched() -> None:
+    assert finally_shown(b"as it is  ") == b"as it is  "
+
+
+@pytest.mark.parametrize(
+    ("show", "rank", "expected"),
+    [
+        ("0", 0, (True, False)),
+        ("0", 3, (False, False)),
+        ("3", 3, (True, False)),
+        ("all", 0, (True, True)),
+        ("0,3", 3, (True, True)),
+        ("0, 3", 3, (True, True)),
+        ("0,3", 1, (False, True)),
+        ("1", 11, (False, False)),
+    ],
+)
+def test_which_ranks_are_shown(show: str, rank: int, expected: tuple[bool, bool]) -> None:
+    assert shown_ranks(show, rank) == expected
+
+
+def test_pipes_are_large_unless_there_are_many() -> None:
+    assert pipe_size(4) == 1 << 20
+    assert pipe_size(128) * 128 <= 32 << 20
+    assert pipe_size(1024) == 1 << 16
