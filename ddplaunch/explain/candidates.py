@@ -45,6 +45,9 @@ ECHOES = frozenset(
         "KeyboardInterrupt",
         "SystemExit",
         "CancelledError",
+        "ActorDiedError",
+        "RayActorError",
+        "WorkerCrashedError",
     )
 )
 #: Cascade signatures that say nothing of a lost peer: launchers' summaries, and what interpreters print as they leave.

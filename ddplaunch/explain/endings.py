@@ -52,13 +52,19 @@ def unexplained(exits: Sequence[RankExit]) -> Ended | None:
 
 def exit_code(status: int) -> str:
     """Return the diagnosis code of an exit status alone; shells spell a signal as 128 + its number."""
-    number = -status if status < 0 else status - 128 if 128 < status < 160 else 0
-    return _SIGNALS.get(number, "unknown")
+    return _SIGNALS.get(signal_number(status), "unknown")
+
+
+def signal_number(status: int) -> int:
+    """Return the signal that a status stands for, 0 for none; ``sys.exit(-11)`` arrives as 245."""
+    if status < 0:
+        return -status
+    return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 256 else 0
 
 
 def status_text(status: int) -> str:
     """Return "SIGKILL (exit code -9)" or "exit code 3"."""
-    number = -status if status < 0 else status - 128 if 128 < status < 160 else 0
+    number = signal_number(status)
     if not number:
         return f"exit code {status}"
     try:

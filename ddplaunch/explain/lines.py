@@ -50,7 +50,9 @@ _MPI = re.compile(r"^\[\d+,(\d+)\]<(?:stderr|stdout)>: ?")
 _OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d+)\] ")
 _CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
 _POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
-_ACTOR = re.compile(r"^\(([\w.:\[\]-]+)(?: [\w-]+)*? pid=(\d+)(?:, ip=([\d.]+))?\) ?")
+_ACTOR = re.compile(r"^\((?:[\w.:\[\]<>-]+ )*?pid=(\d+)(?:, ip=([\d.]+))?\) ?")
+_STREAM = re.compile(r"^(?:stdout|stderr)(?: \|)?: ?")
+_COUNTED = re.compile(r"^\[\d+\] (?=\[)")
 _NCCL = re.compile(r"^([\w.-]+):(\d+):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
 _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d+)\]")
 
@@ -79,8 +81,8 @@ class Prefixes:
             if text[:1] == "[":
                 text, rank, host, pid, local = _bracketed(text, rank, host, pid, local)
             elif text[:1] == "(" and (match := _ACTOR.match(text)):
-                pid, host, text = int(match.group(2)), match.group(3) or host, text[match.end() :]
-            elif match := _STAMP.match(text) or _RECORD.match(text):
+                pid, host, text = int(match.group(1)), match.group(2) or host, text[match.end() :]
+            elif match := _STAMP.match(text) or _RECORD.match(text) or _STREAM.match(text):
                 text = text[match.end() :]
             if text is before or text == before:
                 break
@@ -98,6 +100,8 @@ def _is_cpp(text: str) -> bool:
 def _bracketed(
     text: str, rank: int | None, host: str | None, pid: int | None, local: int | None
 ) -> tuple[str, int | None, str | None, int | None, int | None]:
+    if match := _COUNTED.match(text):
+        text = text[match.end() :]
     if match := _RANK.match(text):
         return text[match.end() :], int(match.group(1)), host, pid, local
     if match := _ROLE.match(text):
@@ -133,6 +137,8 @@ def frames(raw: str) -> list[str]:
 
 def unfold(raw: str) -> list[str]:
     """Return the lines inside a JSON record (structured logging, container runtimes), or the line itself."""
+    if '"py_callstack": "' in raw and (match := _CALLSTACK.search(raw)):  # torchelastic's error file, logged
+        return match.group(1).replace("\\n", "\n").replace('\\"', '"').split("\n")
     if not raw.startswith('{"') or not raw.rstrip().endswith("}"):
         return [raw]
     try:
@@ -143,6 +149,7 @@ def unfold(raw: str) -> list[str]:
     return "\n".join(texts).rstrip("\n").split("\n") if texts else [raw]
 
 
+_CALLSTACK = re.compile(r'"py_callstack": "(Traceback .*?[^\\])"(?:,|\s*\}|\s*$)')
 _JSON_TEXT = ("message", "msg", "log", "text", "event", "exc_info", "exception", "stack_trace", "traceback")
 
 

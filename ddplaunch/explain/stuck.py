@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ddplaunch.explain.lines import Line
 from ddplaunch.explain.scan import Scanned
@@ -12,7 +13,7 @@ from ddplaunch.frozen import dataclass
 _WORK = re.compile(
     r"Work(?:NCCL|XCCL|HCCL|\w+)?\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
 )
-_GROUP = re.compile(r"\[PG (?:ID )?(\S+)")
+_GROUP = re.compile(r"\[PG (?:ID )?(\S+(?: PG GUID \S+)?)")
 _COUNTS = re.compile(
     r"[Ll]ast enqueued(?: NCCL)? work: (?P<enqueued>-?\d+), last completed(?: NCCL)? work: (?P<completed>-?\d+)"
 )
@@ -47,6 +48,7 @@ class Stuck:
     waited: tuple[Waited, ...]
     enqueued: dict[int, int]
     completed: dict[int, int]
+    groups: dict[int, str]
     world_size: int | None
 
     @property
@@ -63,31 +65,24 @@ def stuck(scanned: Scanned) -> Stuck:
     waited: dict[int, Waited] = {}
     enqueued: dict[int, int] = {}
     completed: dict[int, int] = {}
+    groups: dict[int, str] = {}
     for line in scanned.lines:
         rank = line.speaker.rank
         if rank is None or ("imeout" not in line.text and "ast enqueued" not in line.text):
             continue
+        if group := _GROUP.search(line.text):
+            groups.setdefault(rank, group.group(1))
         if "imeout" in line.text and (match := _WORK.search(line.text)):
             seq, numel = match["seq"], match["numel"]
-            group = _GROUP.search(line.text)
-            waited.setdefault(
-                rank,
-                Waited(
-                    rank,
-                    line,
-                    int(seq) if seq else None,
-                    match["op"],
-                    int(numel) if numel else None,
-                    group.group(1) if group else "",
-                ),
-            )
+            work = Waited(rank, line, int(seq) if seq else None, match["op"], int(numel) if numel else None)
+            waited.setdefault(rank, work)
         if match := _COUNTS.search(line.text):
             enqueued.setdefault(rank, _signed(match["enqueued"]))
             completed.setdefault(rank, _signed(match["completed"]))
     for each in _gloo(scanned):
         waited.setdefault(each.rank, each)
-    ordered = tuple(waited[rank] for rank in sorted(waited))
-    return Stuck(ordered, enqueued, completed, world_size(scanned))
+    ordered = tuple(replace(waited[rank], group=groups.get(rank, "")) for rank in sorted(waited))
+    return Stuck(ordered, enqueued, completed, groups, world_size(scanned))
 
 
 def _gloo(scanned: Scanned) -> Iterable[Waited]:
@@ -131,7 +126,7 @@ def mismatch(found: Stuck) -> tuple[Waited, Waited] | None:
 
 def uneven(found: Stuck) -> tuple[int, int] | None:
     """Return the rank that had enqueued least and the one that had enqueued most, if they differ by two or more."""
-    if len(found.enqueued) < 2:
+    if len(found.enqueued) < 2 or len({found.groups.get(rank, "") for rank in found.enqueued}) > 1:
         return None
     least = min(found.enqueued, key=lambda rank: found.enqueued[rank])
     most = max(found.enqueued, key=lambda rank: found.enqueued[rank])

@@ -10,6 +10,8 @@ from ddplaunch.explain.lines import Line, Speaker
 from ddplaunch.frozen import dataclass
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?\s*$")
+_SIDES = "│╭╰┃┏┗"
+_BOXED_FRAME = re.compile(r"^ ?(\S+\.\w+):(\d+) in (\S+)")
 _FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)(?:, in (.+))?')
 _RAISED = re.compile(r"^((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$")
 _NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
@@ -105,8 +107,11 @@ class Tracebacks:
         state = self._open.get(who)
         if text.startswith(" ") and (match := _GROUP.match(text)) and (state is not None or "Group" in text):
             text = text[match.end() :]
-        if "Traceback (most" in text and _HEADER.search(text):
+        boxed = bool(text) and text.lstrip()[:1] in _SIDES
+        if "Traceback (most" in text and (boxed or _HEADER.search(text)):
             self._start(line, text)
+        elif boxed:
+            self._boxed(line, text, state)
         elif text.startswith((" ", "\t")):
             self._indented(line, text, state)
         elif not text:
@@ -117,6 +122,15 @@ class Tracebacks:
             self._bare(line, text)
         if text and not text.startswith(" "):
             self._before[who] = text
+
+    def _boxed(self, line: Line, text: str, state: _Open | None) -> None:
+        """Take a line of a frame that rich draws around a traceback (typer, accelerate, Lightning)."""
+        if state is None or not state.header:
+            return
+        if match := _BOXED_FRAME.match(text.strip().strip("│┃ ")):
+            state.frames.append((match.group(1), int(match.group(2)), match.group(3).partition(":")[0]))
+        state.seen = line.at
+        self.inside.add(line.at)
 
     def _start(self, line: Line, text: str) -> None:
         state = self._open.get(line.speaker)
