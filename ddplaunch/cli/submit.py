@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from ddplaunch.hosts.slurm import JobState
 from ddplaunch.hosts.slurm import submit as submit_to_slurm
 from ddplaunch.hosts.slurm_follow import first_state, follow
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.sbatch import Batch, decide_batch
+from ddplaunch.launch.sbatch import Batch, decide_batch, log_beside
 from ddplaunch.launch.submission import Submission, decide, refuse_secrets
 from ddplaunch.ui.batch_script import sbatch_text
 from ddplaunch.ui.streams import styled
@@ -77,9 +78,14 @@ def program() -> tuple[str, ...]:
 
 def _submit(batch: Batch, text: str, wait: bool) -> int:
     environ, cwd = dict(os.environ), working_directory()
-    job = submit_to_slurm(text, cwd, environ)
+    special = log_beside(str(cwd), batch, f"{int(time.time())}-{os.getpid()}")
+    job = submit_to_slurm(text, cwd, environ, special[:1] if special is not None else ())
     state = first_state(job, environ)
-    log = (state.log if state is not None else None) or str(cwd / f"slurm-{job}.out")
+    if special is not None:
+        head, _, name = special[1].rpartition("/")
+        log = f"{head}/{name.replace('%j', job)}"
+    else:
+        log = (state.log if state is not None else None) or str(cwd / f"slurm-{job}.out")
     tell(submitted_text(job, batch, log, state, styled(sys.stderr)))
     if not wait:
         answer(f"{job}\n")

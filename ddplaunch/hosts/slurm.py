@@ -72,8 +72,10 @@ class JobState:
         )
 
 
-def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
+def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str] = ()) -> str:
     """Give a batch script to sbatch and return the job's id; the job starts in ``cwd`` with ``environ``.
+
+    ``extra`` are options that outrank those in the script.
 
     Raises RefusedError where there is no sbatch, it refuses the job, or it does not answer.
     """
@@ -88,7 +90,7 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str]) -> str:
         )
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable"],
+            ["sbatch", "--parsable", *extra],
             input=os.fsencode(text),
             cwd=cwd,
             env=dict(environ),

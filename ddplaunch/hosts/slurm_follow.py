@@ -55,7 +55,7 @@ def follow(
     show: Callable[[bytes], None],
     changed: Callable[[JobState], None],
 ) -> JobState:
-    """Return the last state of the job; ``show`` gets what its log grows by, ``changed`` every new state and reason.
+    """Return the last state of the job; ``show`` gets what its log grows by, ``changed`` every wait and run.
 
     Raises RefusedError where the job can never start, or Slurm does not answer for five minutes.
     """
@@ -66,12 +66,12 @@ def follow(
         if state is not None:
             heard = time.monotonic()
             refuse_hopeless(job, state, environ)
-            if (state.state, state.reason) != (last.state, last.reason):
+            if (state.state, state.reason) != (last.state, last.reason) and state.state in ("PENDING", "RUNNING"):
                 changed(state)
             last = state
         elif time.monotonic() - heard > _SILENCE_S:
             raise _silent(job)
-        log = Path(last.log) if last.log else log
+        log = log or (Path(last.log) if last.log else None)
         until = time.monotonic() + (_SETTLE_S if last.ended else poll_s)
         while True:
             position = _grown(log, position, show)

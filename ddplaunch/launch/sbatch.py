@@ -16,6 +16,7 @@ from ddplaunch.launch.surroundings_slurm import Slurm
 
 #: One task that fails ends the step at once; one that ends well gives the others a minute.
 STEP = ("srun", "--kill-on-bad-exit=1", "--wait=60")
+LOG = "--output=slurm-%j.out"  # in the directory where the job starts, as sbatch does by itself
 _OURS = {
     "--nodes": "--nodes",
     "-N": "--nodes",
@@ -75,7 +76,7 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
         *_given("--mem", submission.memory),
         *_given("--time", submission.time),
         *(word for name, value in named for word in _given(f"--{name}", value)),
-        "--output=slurm-%j.out",
+        LOG,
         *(["--requeue", "--open-mode=append"] if submission.requeue else ["--no-requeue"]),
         *([f"--signal=TERM@{submission.grace_s}"] if submission.grace_s is not None else []),
         *(word for value in asked.get("sbatch_arg") or () for word in _extra(value)),
@@ -92,6 +93,23 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
         command=command,
         requeue_after_s=_requeue_after(submission),
     )
+
+
+def log_beside(cwd: str, batch: Batch, stamp: str) -> tuple[str, str] | None:
+    """Return sbatch's ``--output`` and the file it means, for a directory whose name Slurm would misread; else None.
+
+    Slurm takes ``%`` and backslashes in the working directory for its own patterns, and the job fails without a log.
+    ``%%`` is a percent sign; a doubled backslash is one, but turns all patterns off, the job's id in the name too, so
+    ``stamp`` stands there (https://slurm.schedmd.com/sbatch.html, "filename pattern"; tried with 22.05).
+    """
+    if "%" not in cwd and "\\" not in cwd:
+        return None
+    if any(directive.startswith(("--output", "-o")) and directive != LOG for directive in batch.directives):
+        return None
+    if "\\" in cwd:
+        name = f"/slurm-{stamp}.out"
+        return f"--output={cwd}{name}".replace("\\", "\\\\"), cwd + name
+    return f"--output={cwd.replace('%', '%%')}/slurm-%j.out", f"{cwd}/slurm-%j.out"
 
 
 def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
