@@ -38,31 +38,31 @@ def ps_text(
     return ascii_only("\n".join(lines), unicode) + "\n"
 
 
+#: What a narrow terminal does without, first to last; from HOSTS on, long names of scripts are cut as well.
+_SPARED = ("host names", "failed rank", "HOSTS", "GPUS", "BATCH")
+_SHORT = 10
+
+
 def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, width: int) -> tuple[list[str], list[list[str]]]:
     """Return header and rows, with less in them the narrower the terminal: what is left out, ``--json`` has."""
-    header: list[str] = []
-    rows: list[list[str]] = []
+    shown: dict[str, list[str]] = {}
     for spared in range(len(_SPARED) + 1):
         columns = _columns(runs, now_s, me, frozenset(_SPARED[:spared]))
         shown = {name: column for name, column in columns.items() if any(column)}
-        header, rows = list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
-        if sum(max(map(cells, (name, *column))) + 2 for name, column in shown.items()) - 2 <= width:
+        room = width - sum(max(map(cells, (name, *column))) + 2 for name, column in shown.items() if name != "SCRIPT")
+        longest = max(map(cells, shown.get("SCRIPT", [""])))
+        least = _SHORT if "HOSTS" in _SPARED[:spared] else longest
+        if room >= min(longest, least):
+            if longest > room:
+                shown["SCRIPT"] = [name if len(name) <= room else name[: room - 1] + "…" for name in shown["SCRIPT"]]
             break
-    return header, rows
-
-
-#: What a narrow terminal does without, first to last.
-_SPARED = ("long scripts", "host names", "failed rank", "HOSTS", "GPUS", "BATCH")
-_SHORT = 16
+    return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
 
 
 def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozenset[str]) -> dict[str, list[str]]:
     others = any(run.user not in (None, me) for run in runs)
     several = any(len(run.hosts) > 1 for run in runs) or len({run.hosts for run in runs if run.hosts}) > 1
     hosts = [_hosts(run.hosts, "host names" not in spared) if several else "" for run in runs]
-    scripts = [_script(run.script) for run in runs]
-    if "long scripts" in spared:
-        scripts = [name if len(name) <= _SHORT else name[: _SHORT - 1] + "…" for name in scripts]
     columns = {
         "RUN": [run.run_id for run in runs],
         "STATE": [run.state if "failed rank" in spared else state_text(run) for run in runs],
@@ -72,7 +72,7 @@ def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozense
         "GPUS": [gpus_text(run.gpus) for run in runs],
         "WHO": [(run.user or "") if others else "" for run in runs],
         "HOSTS": hosts,
-        "SCRIPT": scripts,
+        "SCRIPT": [_script(run.script) for run in runs],
     }
     return {name: column for name, column in columns.items() if name not in spared}
 
