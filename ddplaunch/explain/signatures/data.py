@@ -91,7 +91,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<problem>Found 0 (?:files|images|samples) in .*)",
             r"(?P<problem>The (?:archive|file) \S+ is not present in the root directory)",
             r"(?P<problem>One or both of the \.idx and \.bin files cannot be found at the path prefix \S+)",
-            r"(?P<problem>\S+ does not appear to have a file named [\w.-]+)",
+            r"(?P<problem>(?<!\S)\S{1,200} does not appear to have a file named [\w.-]+)",
         ),
         what="the data is not there: {problem}",
         why=_MISSING_WHY,

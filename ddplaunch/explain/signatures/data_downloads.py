@@ -68,7 +68,7 @@ DOWNLOADS: tuple[Signature, ...] = (
             r"d)Error): ",
             r"(?P<problem>OfflineModeIsEnabled): ",
             r"(?P<problem>You are trying to access a gated repo)",
-            r"(?P<problem>\S+ is not a local folder and is not a valid model identifier)",
+            r"(?P<problem>\b[\w./-]{1,120} is not a local folder and is not a valid model identifier)",
             r"(?P<problem>Can't load (?:the )?(?:\w+ )?\w+ (?:for|of) '[^']+')\. If you were trying to load it from "
             r"'https?:",
             r"(?P<problem>wandb\.errors\S*(?:CommError|AuthenticationError))",

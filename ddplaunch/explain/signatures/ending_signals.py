@@ -34,8 +34,8 @@ def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
         rf"(?P<line>died with <Signals\.{name}: {signal}>)",
         rf"(?P<line>exits with return code = -{signal})\b",
         rf"(?P<line>(?:terminated with|exited on|killed by) signal:? (?:{name}|{signal} \({words}\)|{words}))",
-        rf"(?P<line>\S+: tasks? [\d,\-\[\]]+: {words})",
-        rf"(?P<line>(?:line )?\d+:?\s+\d* *{words}(?: \(core dumped\))?)(?:\s|$)",
+        rf"(?P<line>(?<!\S)\S{{1,80}}: tasks? [\d,\-\[\]]+: {words})",
+        rf"(?P<line>(?:\bline \d{{1,6}}: +)?\b\d{{1,8}}:? +{words}(?: \(core dumped\))?)(?:\s|$)",
         rf"^(?P<line>{words}(?: \(core dumped\))?)\.?\s*$",
     )
 
@@ -79,7 +79,7 @@ SIGNALS: tuple[Signature, ...] = (
             r"(?P<line>Signal: Segmentation fault \(11\))",
             r"(?P<line>Segfault encountered)",
             r"(?P<line>\*\*\* SIGSEGV .*received by PID \d+)",
-            r"(?P<line>\S+\[\d+\]: segfault at \S+)",
+            r"(?P<line>\b[\w.-]{1,40}\[\d{1,9}\]: segfault at \S+)",
             *_ends(11, "SIGSEGV", "Segmentation fault"),
         ),
         what="a process crashed with SIGSEGV: {line}",

@@ -108,7 +108,7 @@ COMMANDS: tuple[Signature, ...] = (
         patterns=(
             rf"(?:^|[\s\]:])(?P<program>{_LAUNCHERS}): error: (?P<problem>(?:{_PROBLEMS}).*)",
             rf"(?P<program>run\.py): error: (?P<problem>.*{_LAUNCHER_OPTIONS}\b.*)",
-            r"(?P<program>[\w./-]+): error: (?P<problem>the following arguments are required: "
+            r"(?P<program>(?<![\w./-])[\w./-]{1,120}): error: (?P<problem>the following arguments are required: "
             r".*(?:training|user)_script.*)",
             r"(?P<program>ValueError): (?P<problem>Unsupported nproc_per_node value.*)",
             r"(?P<program>ValueError): (?P<problem>The rendezvous backend '[^']*' is not registered.*)",

@@ -63,7 +63,7 @@ MEMORY: tuple[Signature, ...] = (
         ),
         patterns=(
             r"(?P<line>Detected \d+ oom[-_]kill event(?:s|\(s\))? in \S+)",
-            r"(?P<line>\S+: tasks? [\d,\-\[\]]+: Out Of Memory)",
+            r"(?P<line>\b[\w.-]{1,80}: tasks? [\d,\-\[\]]+: Out Of Memory)",
             r"(?P<line>(?:[Jj]ob|[Ss]tep) \S+ exceeded memory limit \(\d+ > \d+\))",
             r"(?P<line>Exceeded (?:job|step) memory limit)",
             r"(?P<line>PBS: job killed: (?:vmem|p?v?mem) \S+ exceeded limit \S+)",
@@ -104,7 +104,7 @@ MEMORY: tuple[Signature, ...] = (
         code="host-out-of-memory",
         role="root",
         literals=("invoked oom-killer",),
-        patterns=(r"(?P<process>\S+) invoked oom-killer",),
+        patterns=(r"(?P<process>\b[\w./:-]{1,60}) invoked oom-killer",),
         what="the kernel ran out of memory when {process} asked for more, and looked for a process to end",
         why=_WHY_KILLED,
         fixes=_FIXES,
