@@ -121,6 +121,12 @@ def test_all_attempts_fail_alike(tmp_path: Path) -> None:
     assert [each["failed"] for each in run.outcome["attempts"]] == [True, True]
 
 
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
 def test_torchrun_itself_fails(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -132,12 +138,15 @@ def test_torchrun_itself_fails(tmp_path: Path) -> None:
     assert "error[" in run.err and "Traceback" not in run.err
 
 
-def test_signal_before_ranks_run(tmp_path: Path) -> None:
-    where = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--max-restarts", "1", "--no-checks")
-    run = Run(tmp_path, "wait", *where)
+@pytest.mark.parametrize("restarts", ["0", "1"], ids=["static", "c10d"])
+def test_signal_before_ranks_run(restarts: str, tmp_path: Path) -> None:
+    where = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--max-restarts", restarts)
+    run = Run(tmp_path, "wait", *where, "--master-port", str(free_port()), "--no-checks")
     within(lambda: run.guard() is not None, run)
     time.sleep(1.0)
     assert len(children(run.process.pid)) == 1, "no rank can run before the other node is there"
     run.process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
     assert run.end() == 143
+    assert time.monotonic() - began < 20, "the store's own deadline is 15 minutes"
     assert "Traceback" not in run.err

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +24,7 @@ class Ending:
     def __init__(self, session: Session, signals: Signals) -> None:
         self._session = session
         self._signals = signals
-        self._ended = False
+        self._leaving: int | None = None  # the thread that says the end
         self._owner = os.getpid()
 
     def install(self) -> None:
@@ -45,7 +46,7 @@ class Ending:
 
     def _exit(self) -> None:
         """Torchrun comes to its end without an exception: the ranks succeeded, or none was ever started."""
-        if self._ended or os.getpid() != self._owner:
+        if os.getpid() != self._owner:
             return
         if self._session.attempt < 0:
             self._leave(_end("error", error="torchrun ended before any rank was started"), 1)
@@ -62,9 +63,11 @@ class Ending:
 
     def _leave(self, message: dict[str, Any], status: int = 1) -> None:
         """Say the end, wait for the guard, and leave with the status that it names; ``status`` without a guard."""
-        if self._ended:
+        if self._leaving is not None and self._leaving != threading.get_ident():
+            threading.Event().wait()  # a signal was quicker, and its thread is about to end the process
+        if self._leaving is not None:
             return
-        self._ended = True
+        self._leaving = threading.get_ident()
         self._signals.ending()
         _flush()
         answered = self._session.end(message)

@@ -44,6 +44,8 @@ class CapturedLogs(api.LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> Any:
         """Return where each local rank's stdout and stderr go in the attempt that is about to start."""
         session = self._session
+        if self._signals is not None:
+            self._signals.ranks_start()
         if session is not None and session.alive:
             try:
                 return self._captured(session, envs)

@@ -1,19 +1,23 @@
 """What a signal means to torchrun while the plug-in is there: the first one ends it in order; refuses to kill ranks.
 
-Before ranks run, a signal ends torchrun at once. When they run, the first one does what torchrun's own handler does:
-it raises SignalException, upon which the agent passes the signal on and waits for the ranks. Another one during that
-would break it off and leave ranks behind, and Slurm sends SIGTERM twice: it is left to the guard, which counts Ctrl-C.
+Before ranks run, a signal ends torchrun at once. A handler could not do that: while torchrun waits for other nodes in
+the store's C++ code, for up to 15 minutes, Python runs none. So a thread waits for signals until ranks are started.
+When they run, the first one does what torchrun's own handler does: it raises SignalException, upon which the agent
+passes the signal on and waits for the ranks. Another one during that would break it off and leave ranks behind, and
+Slurm sends SIGTERM twice: it is left to the guard, which counts Ctrl-C.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+_WAKE = signal.SIGURG  # ends the thread; nobody sends it, and its default is to do nothing
 
 
 class Signals:
@@ -22,19 +26,31 @@ class Signals:
     def __init__(self, tell: Callable[[int], None]) -> None:
         self.first: int | None = None
         self._tell = tell
-        #: Set by nohup and its like; torch would take SIGHUP back from it.
-        self._ignored = frozenset(each for each in ENDING if signal.getsignal(each) is signal.SIG_IGN)
+        self._waiting: threading.Thread | None = None
+        #: nohup's, which torch would take back. A shell's ``&`` ignores SIGINT too, but whoever sends that means it.
+        self._ignored = frozenset(each for each in (signal.SIGHUP,) if signal.getsignal(each) is signal.SIG_IGN)
 
     def before_ranks(self, end: Callable[[int], None]) -> None:
-        """Until ranks run, let a signal call ``end``, which does not return."""
+        """Until ``ranks_start``, let a signal call ``end``, which does not return, in a thread of its own."""
+        wanted = {each for each in ENDING if each not in self._ignored} | {_WAKE}
 
-        def handle(number: int, frame: FrameType | None) -> None:
-            if self._once(number):
+        def wait() -> None:
+            number = signal.sigwait(wanted)
+            if number != _WAKE and self._once(number):
                 end(number)
 
-        for each in ENDING:
-            if each not in self._ignored:
-                signal.signal(each, handle)
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        self._waiting = threading.Thread(target=wait, daemon=True)
+        self._waiting.start()
+
+    def ranks_start(self) -> None:
+        """Stop waiting: ranks inherit what is blocked, and torch is about to set handlers of its own."""
+        thread, self._waiting = self._waiting, None
+        if thread is not None and thread.ident is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pthread_kill(thread.ident, _WAKE)
+            thread.join()  # for ever, if a signal was quicker: it is ending the process
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
     def ranks_run(self, theirs: Any) -> None:
         """Put ours in front of ``theirs``, torch's handler, wherever torch has just set it."""
@@ -50,7 +66,7 @@ class Signals:
     def ending(self) -> None:
         """Let nothing break off the end of the run any more."""
         for each in ENDING:
-            with contextlib.suppress(OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: in the thread, where they are blocked anyway
                 signal.signal(each, signal.SIG_IGN)
 
     def _once(self, number: int) -> bool:
