@@ -51,7 +51,7 @@ def logs(
 ) -> int:
     """Print what ranks printed; with ``follow`` go on until the run is over."""
     wanted = _Wanted(
-        directory=locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid()),
+        directory=locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None),
         ranks=parse_ranks(rank),
         lines=_parse_lines(lines, bool(follow) and since is None),
         since_s=None if since is None else moment_s("--since", since, time.time()),
@@ -62,7 +62,8 @@ def logs(
         raise _nothing_there(wanted)
     show = _shower(wanted, files)
     parts = [part_of(file, wanted.lines) for file in files]
-    _say_order(parts)
+    if not follow:
+        _say_order(parts)
     open_ended = all(_put(show.take(file, data)) for file, data in blocks(parts, wanted.since_s))
     if open_ended and follow:
         open_ended = _follow(wanted, show, parts)

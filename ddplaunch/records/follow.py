@@ -69,12 +69,13 @@ def follow(
     positions: Mapping[Path, int],
     over: Callable[[], bool],
     poll_s: float = _POLL_S,
+    over_s: float = _OVER_S,
 ) -> Iterator[tuple[LogFile | None, bytes]]:
     """Yield what ranks print from now on, in the order in which it arrives, across restarts.
 
     ``positions`` are where files that were read already go on; one that is not named there is new and read from its
     start. An empty item ``(None, b"")`` comes after each round. It ends when the directory is gone, or when ``over()``
-    says that nothing more will come and nothing more came.
+    says that nothing more will come and nothing more came, which is asked every ``over_s`` seconds.
     """
     files: dict[Path, _Followed] = {}
     looked_s = asked_s = float("-inf")
@@ -95,7 +96,7 @@ def follow(
                 continue
             if last_round:
                 return
-            if now_s - asked_s >= _OVER_S:
+            if now_s - asked_s >= over_s:
                 asked_s, last_round = now_s, over() or not directory.is_dir()
             time.sleep(poll_s)
     finally:

@@ -42,7 +42,10 @@ class Lines:
             if b"\r" in rest and now_s - self._shown_s.get(file, 0) >= _BAR_S:
                 self._shown_s[file] = now_s
                 head, _, tail = rest.rpartition(b"\r")
-                self._rest[file] = tail
+                if tail:
+                    self._rest[file] = tail
+                else:
+                    del self._rest[file]
                 shown += self._lines(file, head + b"\n")
         return shown
 
