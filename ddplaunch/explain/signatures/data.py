@@ -160,7 +160,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"OSError: \[Errno (?:39|66)\] Directory not empty: '(?P<path>[^']+)'",
             r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<path>[^']*\.(?:incomplete|lock)[^']*)'",
         ),
-        what="another rank created or removed `{path}` at the same time",
+        what="`{path}` was created or removed by another process at the same time",
         why=_RACE_WHY,
         fixes=(*_RACE_FIXES[:2], "For a directory alone: `os.makedirs(path, exist_ok=True)`."),
         examples=(

@@ -7,44 +7,64 @@ from ddplaunch.explain.signatures.ending_signals import SIGNALS
 from ddplaunch.explain.signatures.ending_trailers import TRAILERS
 
 _WHY = (
-    "The launcher itself was signalled and passed it on: SIGHUP when a terminal or ssh session closes, SIGINT from "
-    "Ctrl-C, "
-    "SIGTERM from a person, a supervisor or a scheduler. The training had no error."
+    "The launcher itself was signalled and passed it on to its ranks: {sender}. The training had no error of its own."
 )
-_FIXES = (
-    "For SIGHUP: start inside `tmux` or `screen`, or submit the run to the scheduler (nohup is not enough with "
-    "torchrun).",
-    "For SIGTERM: ask who sent it (scheduler, `kubectl describe pod`, another user, `journalctl`); save on SIGTERM to "
-    "resume.",
+_SENDERS = {
+    "SIGHUP": "a terminal or ssh session was closed",
+    "SIGINT": "Ctrl-C, or whoever sends SIGINT",
+    "SIGTERM": "a person, a supervisor, a preemption or a scheduler",
+    "SIGQUIT": "Ctrl-backslash, or a container that stops",
+    "SIGUSR1": "a scheduler's warning before its limit",
+    "SIGUSR2": "a scheduler's warning before its limit",
+}
+_KEEP = (
+    "Start inside `tmux` or `screen`, or submit the run to the scheduler: nohup does not help, torchrun reacts "
+    "to SIGHUP."
+)
+_ASK = (
+    "Ask who sent it: `sacct -j JOBID`, `kubectl describe pod`, `journalctl`, other users; save on SIGTERM to resume."
 )
 _STEP_ENDED = (r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME LIMIT|NODE FAILURE)")
 
-SIGNATURES: tuple[Signature, ...] = (
-    *SIGNALS,
-    *TRAILERS,
-    Signature(
+
+def _ended(name: str, number: int, fix: str) -> Signature:
+    """The launcher's lines about signal ``name``: a name from Python 3.11 on or before it, else the number."""
+    return Signature(
         code="terminated",
         role="root",
-        literals=("death signal", "SignalException", "closing signal SIG"),
+        literals=("death signal", "got signal: ", f"closing signal {name}")
+        if name != "SIGTERM"
+        else ("death signal", "got signal: "),
         patterns=(
-            r"Received (?:Signals\.)?(?P<signal>\w+) death signal, shutting down workers",
-            r"SignalException: Process \d+ got signal: (?P<signal>\d+)",
-            r"Sending process \d+ closing signal (?P<signal>SIGHUP|SIGINT|SIGQUIT|SIGUSR1|SIGUSR2)",
+            rf"Received (?:(?:Signals\.)?{name}|{number}) death signal, shutting down workers",
+            rf"SignalException: Process \d+ got signal: {number}\b",
+            *((rf"Sending process \d+ closing signal {name}\b",) if name != "SIGTERM" else ()),
         ),
-        what="the launcher was ended from outside by signal {signal}",
-        why=_WHY,
-        fixes=_FIXES,
+        what=f"the launcher was ended from outside by {name}",
+        why=_WHY.format(sender=_SENDERS[name]),
+        fixes=(fix,),
         examples=(
-            "W0209 api.py:704] Received Signals.SIGTERM death signal, shutting down workers",
-            "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
-            "torch.distributed.elastic.multiprocessing.api.SignalException: Process 9120 got signal: 15",
-            "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 20877 closing signal SIGHUP",
+            f"W0209 api.py:704] Received Signals.{name} death signal, shutting down workers",
+            f"WARNING:torch.distributed.elastic.agent.server.api:Received {number} death signal, shutting down workers",
+            f"torch.distributed.elastic.multiprocessing.api.SignalException: Process 9120 got signal: {number}",
+            *((f"W0209 api.py:897] Sending process 20877 closing signal {name}",) if name != "SIGTERM" else ()),
         ),
         near_misses=("WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 2 closing signal SIGTERM",),
         log_unless=_STEP_ENDED,
         priority=48,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/multiprocessing/api.py",
-    ),
+    )
+
+
+SIGNATURES: tuple[Signature, ...] = (
+    *SIGNALS,
+    *TRAILERS,
+    _ended("SIGHUP", 1, _KEEP),
+    _ended("SIGINT", 2, "If it was no person: look for what sends SIGINT to the launcher's process group."),
+    _ended("SIGQUIT", 3, _ASK),
+    _ended("SIGTERM", 15, _ASK),
+    _ended("SIGUSR1", 10, "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."),
+    _ended("SIGUSR2", 12, "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."),
     Signature(
         code="terminated",
         role="root",
@@ -59,11 +79,11 @@ SIGNATURES: tuple[Signature, ...] = (
             r"^(?P<line>Hangup|Terminated)\s*$",
         ),
         what="the run was interrupted from outside: {line}",
-        why=_WHY,
+        why="A person or a supervisor stopped it; nothing in the log says that the training failed before.",
         fixes=(
             "If you pressed Ctrl-C because nothing moved, the traceback shows where the rank waited: look for the "
             "hang there.",
-            *_FIXES,
+            _ASK,
         ),
         examples=(
             "[2024-01-09 10:00:00,1] [INFO] [launch.py:93:main] Main process received SIGTERM, exiting",

@@ -108,13 +108,12 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("No route to host", "Network is unreachable", "Call to connect timeout", "Connect timeout ["),
         patterns=(
-            r"Connect to (?P<address>[\d.]+<\d+>) failed : (?:No route to host|Network is unreachable)",
-            r"NCCL WARN (?P<address>Call to connect) (?:timeout|failed) : (?:Connection refused|No route to "
-            r"host|Network is unr)",
-            r"Connect timeout \[(?P<address>[^\]]*)\]",
-            r"connectFullMesh failed.*(?:No route to host|Network is unreachable).*remote=\[(?P<address>[^\]]+)\]",
+            r"(?P<line>Connect to [\d.]+<\d+> failed : (?:No route to host|Network is unreachable))",
+            r"NCCL WARN (?P<line>Call to connect (?:timeout|failed) : [A-Z][a-z ]+)",
+            r"(?P<line>Connect timeout \[[^\]]*\])",
+            r"connectFullMesh failed.*(?P<line>(?:No route to host|Network is unreachable).*remote=\[[^\]]+\])",
         ),
-        what="a rank could not reach another one's announced address ({address})",
+        what="a rank could not reach the address that another one announced: {line}",
         why=_WHY,
         fixes=(
             *_FIXES[:2],

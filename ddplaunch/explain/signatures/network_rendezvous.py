@@ -55,13 +55,13 @@ RENDEZVOUS: tuple[Signature, ...] = (
         role="root",
         literals=("clients joined", "store based barrier"),
         patterns=(
-            r"Timed out after (?P<seconds>\S+) seconds waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) "
+            r"Timed out after (?P<wait>\S+ seconds) waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) "
             r"clients joined",
             r"store based barrier on rank:? ?(?P<culprit>\d+).*\(world_size=(?P<expected>\d+), "
             r"(?:worker_count|num_workers_joined)=(?P<joined>\d+), "
-            r"timeout=(?P<seconds>[\d:.]+)",
+            r"timeout=(?P<wait>[\d:.]+)",
         ),
-        what="only {joined} of {expected} joined the rendezvous within {seconds}",
+        what="only {joined} of {expected} joined the rendezvous within {wait}",
         why=_WHY,
         fixes=_FIXES,
         examples=(

@@ -117,7 +117,11 @@ FILES: tuple[Signature, ...] = (
         ),
         what="{reason}: `{path}`",
         why=_DENIED_WHY,
-        fixes=("Look at it as this user on the node that failed: `namei -l {path}`.", *_DENIED_FIXES[1:]),
+        fixes=(
+            "Look at it as this user on the node that failed: `namei -l {path}`.",
+            "If it is the program to run: `chmod +x {path}`.",
+            *_DENIED_FIXES[1:],
+        ),
         examples=(
             "PermissionError: [Errno 13] Permission denied: '/gpfs/weather/out/ens_0007.nc'",
             "OSError: [Errno 30] Read-only file system: '/data/cache'",

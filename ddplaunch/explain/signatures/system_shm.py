@@ -26,7 +26,7 @@ SHARED_MEMORY: tuple[Signature, ...] = (
             r"Unexpected bus error encountered in worker",
             r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: Bus error",
         ),
-        what="a DataLoader worker died of SIGBUS: /dev/shm is full",
+        what="a DataLoader worker died of SIGBUS: /dev/shm had no room for its batch",
         why=_WHY,
         fixes=_FIXES,
         examples=(
