@@ -28,7 +28,7 @@ _STEP_ENDED = (r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME LIMIT|NODE
 
 
 def _ended(name: str, number: int, fix: str) -> Signature:
-    """The launcher's lines about signal ``name``: a name from Python 3.11 on or before it, else the number."""
+    """The launcher's lines about signal ``name``: Python before 3.11 writes the name, later ones the number."""
     return Signature(
         code="terminated",
         role="root",
