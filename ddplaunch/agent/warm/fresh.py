@@ -21,11 +21,11 @@ from ddplaunch.agent.warm import execute
 from ddplaunch.agent.warm.request import Request
 
 
-def become(request: Request, launcher_path: str | None) -> execute.Program:
+def become(request: Request, launcher_path: str | None, seed: int | None) -> execute.Program:
     """Make this process what `python -u …` would be before its first line; return what runs that line.
 
-    ``launcher_path`` is what torchrun's own interpreter had put in front of ``sys.path``. Raises OSError if the script
-    cannot be read.
+    ``launcher_path`` is what torchrun's own interpreter had put in front of ``sys.path``, ``seed`` torch's at the first
+    fork. Raises OSError if the script cannot be read.
     """
     os.environ.clear()
     os.environ.update(request.environ)
@@ -38,7 +38,7 @@ def become(request: Request, launcher_path: str | None) -> execute.Program:
     _faulthandler()
     _threads()
     _processes()
-    _random()
+    _random(seed)
     _logging()
     return program
 
@@ -139,8 +139,20 @@ def _processes() -> None:
         tracker._resource_tracker._fd = tracker._resource_tracker._pid = None
 
 
-def _random() -> None:
-    """Python's generator was seeded anew by the fork; numpy's was not. torch's starts from one fixed seed anyway."""
+def torch_seed() -> int | None:
+    """Return with what torch's CPU generator was seeded; None without torch."""
+    torch: Any = sys.modules.get("torch")
+    return None if torch is None else int(torch.initial_seed())
+
+
+def _random(seed: int | None) -> None:
+    """Seed by chance what a new process seeds by chance; Python's own generator the fork has seeded already.
+
+    A seed other than ``seed`` was set by a module that was preloaded: each rank would have set it as well.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and torch.initial_seed() == seed:
+        torch.default_generator.seed()
     numpy_random: Any = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()

@@ -31,10 +31,11 @@ def leave(first: Callable[[], Callable[[], object]]) -> NoReturn:
 
     Never returns; the second callable has to end the process.
     """
-    handover = Handover()
+    handover, hook = Handover(), sys.excepthook
 
     def arrive() -> None:
         signal.alarm(0)
+        sys.excepthook = hook
         if handover.__traceback__ is not None:
             traceback.clear_frames(handover.__traceback__)
         handover.__traceback__ = None

@@ -32,6 +32,7 @@ class Nursery:
         self.channel = channel
         self.agent = agent
         self.launcher_path = launcher_path
+        self.seed = fresh.torch_seed()
 
     def serve(self, preload: Sequence[str]) -> Program:
         """Return only in a rank, with what runs its script. ``preload`` are modules to import before."""
@@ -122,7 +123,7 @@ class Nursery:
             os.fchdir(descriptors[3])
             for descriptor in descriptors:
                 os.close(descriptor)
-            program = fresh.become(request, self.launcher_path)
+            program = fresh.become(request, self.launcher_path, self.seed)
             _show(request)
         except Exception:
             program = None

@@ -1,0 +1,45 @@
+"""Runs commands as `python -u …` and forked from a template, from one process, and prints how each ended as JSON.
+
+Started as `python -u both_ways.py FOLDER`, with a list of argument lists on stdin. No torch is needed for that.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    from ddplaunch.agent.warm.template import Template
+
+    folder, commands = Path(sys.argv[1]), json.load(sys.stdin)
+    os.close(0)
+    os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
+    said: list[str] = []
+    template = Template(said.append, None)
+    template.fork(())
+    environ = {**os.environ, "LOCAL_WORLD_SIZE": str(len(commands)), "DDPLAUNCH_ODD": "\udcff="}
+    result: dict[str, list[Any]] = {"cold": [], "warm": [], "said": said}
+    for way in ("cold", "warm"):
+        running = []
+        for number, command in enumerate(commands):
+            args = [sys.executable, "-u", *command]
+            with (folder / f"{way}-{number}.out").open("w") as out, (folder / f"{way}-{number}.err").open("w") as err:
+                process: Any = None
+                if way == "warm":
+                    process = template.start(args, environ, (out, err))
+                else:
+                    process = subprocess.Popen(args, env=environ, stdout=out, stderr=err, start_new_session=True)
+                running.append(process)
+        for number, process in enumerate(running):
+            code = process.wait(60)
+            texts = [(folder / f"{way}-{number}.{end}").read_text(errors="replace") for end in ("out", "err")]
+            result[way].append({"pid": process.pid, "code": code, "out": texts[0], "err": texts[1]})
+    template.close()
+    json.dump(result, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
