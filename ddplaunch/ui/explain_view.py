@@ -36,8 +36,8 @@ def _head(found: Diagnosis, width: int, styled: bool) -> list[str]:
     lines = wrap(visible(found.what) + _CERTAINTY[found.certainty], width, f"{label} ", "  ")
     lines[0] = paint(label, "error", styled) + paint(lines[0][len(label) :], "bold", styled)
     where = ([f"rank {found.rank}"] if found.rank is not None else []) + ([found.host] if found.host else [])
-    frame = [found.raised.frame] if found.raised and found.raised.frame else []
-    place = ", ".join([" on ".join(where)] * bool(where) + frame)
+    frame = found.raised.frame if found.raised and found.raised.frame else ""
+    place = ", ".join([" on ".join(where)] * bool(where) + [frame] * (frame not in found.what))
     return lines + (_part("  --> ", visible(place), width, styled) if place else [])
 
 

@@ -1,0 +1,133 @@
+"""``ddplaunch explain``: what it reads, what it prints, and its exit status."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli_calls import Call, call, folder  # noqa: F401 - fixtures
+from tests.conftest import Golden
+from tests.explain.logs import failed, lost, raised, summary
+
+LOG = (
+    lost(0)
+    + raised(1, "ValueError: bad sample 1234 in shard 7")
+    + lost(2)
+    + failed(1, 1, 11)
+    + summary((0, -15, 10), (1, 1, 11))
+)
+
+
+def record(project: Path, run_id: str = "20260131-1", **outcome: Any) -> Path:
+    """Write a run's record as `run` and the guard leave it."""
+    run = project / ".ddplaunch" / "runs" / run_id
+    attempt = run / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    (run / "run.json").write_text(
+        json.dumps({"schema": 1, "run_id": run_id, "created_s": 1.0, "argv": ["ddplaunch", "run", "2"]})
+    )
+    (attempt / "rank-0.err").write_text(
+        raised(None, "RuntimeError: [x/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4411")
+    )
+    (attempt / "rank-1.err").write_text(raised(None, "ValueError: of rank 1"))
+    (attempt / "rank-0.out").write_text("step 1\n")
+    (run / "node-0" / "launcher.err").write_text(failed(1, 1, 11))
+    if outcome:
+        (run / "outcome.json").write_text(
+            json.dumps({"schema": 1, "run_id": run_id, "host": "node-7", "node": 0, **outcome})
+        )
+    return run
+
+
+def test_a_file_stdin_and_json(folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    (folder / "train.log").write_text(LOG)
+    said = call("explain", "train.log")
+    assert said.status == 1 and "error[script-exception]: ValueError: bad sample 1234" in said.out
+    assert (
+        "--> rank 1" in said.out
+        and "train.log:8" in said.out
+        and said.out.rstrip().splitlines()[-1].startswith(("  fix", "   or", "    "))
+    )
+    answer = json.loads(call("explain", "--json", "train.log").out)
+    assert (
+        answer["schema"] == 1 and answer["diagnosis"]["code"] == "script-exception" and answer["diagnosis"]["rank"] == 1
+    )
+    assert answer["diagnosis"]["evidence"][0] == {
+        "file": "train.log",
+        "line": 8,
+        "text": "ValueError: bad sample 1234 in shard 7",
+    }
+    assert answer["diagnosis"]["exception"]["type"] == "ValueError" and answer["cascade"]
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(LOG.encode())))
+    assert call("explain", "-").status == 1
+
+
+def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:  # noqa: F811
+    (folder / "ok.log").write_text("step 1\nstep 2\ntraining finished\n")
+    said = call("explain", "ok.log")
+    assert (said.status, said.out) == (0, "nothing failed in ok.log\n")
+    assert json.loads(call("explain", "--json", "ok.log").out) == {"schema": 1, "diagnosis": None, "cascade": []}
+
+
+def test_several_files_and_a_folder_of_torchrun(folder: Path, call: Call) -> None:  # noqa: F811
+    logs = folder / "logs" / "none_x1" / "attempt_0"
+    for rank, text in ((0, lost(0)), (1, raised(None, "ValueError: x"))):
+        (logs / str(rank)).mkdir(parents=True)
+        (logs / str(rank) / "stderr.log").write_text(text)
+    answer = json.loads(call("explain", "--json", "logs").out)
+    assert (answer["diagnosis"]["code"], answer["diagnosis"]["rank"]) == ("script-exception", 1)
+    several = call("explain", "--json", str(logs / "0" / "stderr.log"), str(logs / "1" / "stderr.log"))
+    assert json.loads(several.out)["diagnosis"]["what"].startswith("ValueError: x")
+
+
+def test_the_newest_run_a_run_id_and_its_end(folder: Path, call: Call) -> None:  # noqa: F811
+    run = record(folder)
+    newest = json.loads(call("explain", "--json").out)
+    assert (newest["diagnosis"]["what"], newest["run_id"]) == (
+        "ValueError: of rank 1 at train.py:31 in main",
+        "20260131-1",
+    )
+    assert call("explain", "2026").out == call("explain", str(run)).out == call("explain").out
+    shown = call("explain").out
+    assert ".ddplaunch/runs/20260131-1/node-0/attempt-0/rank-1.err:4" in shown.replace("\n            ", "")
+
+
+def test_what_was_found_at_the_end_of_a_run_is_kept(folder: Path, call: Call) -> None:  # noqa: F811
+    found = {
+        "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
+        "what": "memory", "why": "full", "fixes": ["less"], "exception": None,
+    }  # fmt: skip
+    record(folder, state="failed", diagnosis=found, cascade=[], attempts=[{"attempt": 0}])
+    answer = json.loads(call("explain", "--json").out)
+    assert answer["diagnosis"] == found and answer["attempts"] == [{"attempt": 0}]
+
+
+def test_codes_are_described(call: Call) -> None:  # noqa: F811
+    assert call("explain", "shm-too-small").out.startswith("shm-too-small (host)")
+    said = call("explain", "collective-timeout")
+    assert said.status == 0 and "diagnosis of a failed run" in said.out and "why:" in said.out and "fix:" in said.out
+
+
+def test_what_cannot_be_read_is_a_usage_error_with_a_fix(folder: Path, call: Call) -> None:  # noqa: F811
+    near = call("explain", "colective-timeout")
+    assert near.status == 2 and "`ddplaunch explain collective-timeout`" in near.err
+    assert call("explain").status == 2 and "no record of a run" in call("explain").err
+    (folder / "empty").mkdir()
+    assert call("explain", "empty").status == 2
+    (folder / "a.log").write_text("x")
+    missing = call("explain", "a.log", "gone.log")
+    assert missing.status == 2 and "`gone.log` cannot be read" in missing.err
+
+
+def test_the_text_at_eighty_columns(folder: Path, call: Call, golden: Golden, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    monkeypatch.setenv("COLUMNS", "80")
+    (folder / "train.log").write_text(LOG)
+    (folder / "killed.log").write_text(lost(0) + failed(-9, 1, 11) + summary((0, -15, 10), (1, -9, 11)))
+    text = call("explain", "train.log").out + "\n" + call("explain", "killed.log").out
+    assert all(len(line) <= 80 for line in text.splitlines() if "`" not in line)
+    golden("explain-80", text)

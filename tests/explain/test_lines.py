@@ -1,0 +1,74 @@
+"""Who speaks, and what is left of a line without prefixes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddplaunch.explain.lines import Speaker
+from tests.explain.logs import lines_of
+
+
+@pytest.mark.parametrize(
+    ("raw", "text", "speaker"),
+    [
+        ("[rank3]: ValueError: x", "ValueError: x", Speaker(rank=3)),
+        ("[default1]:  hello", " hello", Speaker(local=1)),
+        ("[gpu-3:12] epoch 1", "epoch 1", Speaker(rank=12, host="gpu-3")),
+        ("[gpu-3:60014] *** Process received signal ***", None, None),
+        ("[1,3]<stderr>:NCCL WARN x", "NCCL WARN x", Speaker(rank=3)),
+        ("[node1    5.70] step 3", "step 3", Speaker(host="node1")),
+        ("(WorkerDict pid=611, ip=10.0.0.2) step", "step", Speaker(pid=611, host="10.0.0.2")),
+        ("(pid=611) step", "step", Speaker(pid=611)),
+        ("\x1b[36m(RayTrainWorker pid=7)\x1b[0m [rank2]: x", "x", Speaker(rank=2, pid=7)),
+        (
+            "[80746] [rank0]:[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] x",
+            "[E321 02:07:08.4 ProcessGroupNCCL.cpp:607] x",
+            Speaker(rank=0),
+        ),
+        ("2026-01-02T03:04:05.678Z   File", "  File", Speaker()),
+        ("[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", "[E ProcessGroupNCCL.cpp:475] [Rank 4] gone", Speaker(rank=4)),
+        ("blade:70213:70240 [0] NCCL INFO x", "blade:70213:70240 [0] NCCL INFO x", Speaker(host="blade", pid=70213)),
+        ("[pod/worker-1/pytorch] hello", "hello", Speaker(host="worker-1")),
+        ("ERROR 05-20 11:11:40 [executor.py:880]   File", "  File", Speaker()),
+        ("stderr: oops", "oops", Speaker()),
+        ("ValueError: [rank3]: is no prefix here", "ValueError: [rank3]: is no prefix here", Speaker()),
+    ],
+)
+def test_prefixes(raw: str, text: str | None, speaker: Speaker | None) -> None:
+    (line,) = lines_of(raw)
+    if text is None:
+        assert line.speaker.rank is None, "Open MPI's [host:pid] is no rank"
+    else:
+        assert (line.text, line.speaker) == (text, speaker)
+
+
+def test_pdsh_hosts_are_learned_from_what_follows_them() -> None:
+    lines = lines_of("gpu-a: Traceback (most recent call last):\ngpu-a: plain words\nValueError: not a host")
+    assert [line.speaker.host for line in lines] == ["gpu-a", "gpu-a", None]
+    assert lines[1].text == "plain words"
+
+
+def test_srun_labels_count_only_where_most_lines_have_them() -> None:
+    labelled = lines_of("0: one\n1: two\n1: three\n0: four")
+    assert [line.speaker.rank for line in labelled] == [0, 1, 1, 0] and labelled[1].text == "two"
+    assert lines_of("7: lucky\nplain\nplain\nplain\nplain")[0].speaker.rank is None
+
+
+def test_progress_bars_keep_what_stands_behind_them() -> None:
+    bars = "\r".join(f"{percent}%|#| {percent}/100" for percent in range(50))
+    texts = [line.text for line in lines_of(f"{bars}\rERROR: bus error\nnext")]
+    assert texts[-2:] == ["ERROR: bus error", "next"] and len(texts) < 10
+
+
+def test_json_records_are_unfolded() -> None:
+    record = json.dumps({"level": "error", "message": "Traceback (most recent call last):\n  File\nValueError: x"})
+    assert [line.text for line in lines_of(record)] == ["Traceback (most recent call last):", "  File", "ValueError: x"]
+    logged = '  "py_callstack": "Traceback (most recent call last):\\n  File \\"a.py\\", line 1\\nOSError: x", "t": 1'
+    assert [line.number for line in lines_of(logged)] == [1, 1, 1] and lines_of(logged)[2].text == "OSError: x"
+
+
+def test_a_line_of_ten_megabytes_is_cut_in_its_middle() -> None:
+    (line,) = lines_of("a" * 10_000_000 + "the end")
+    assert len(line.text) < 10_000 and line.text.endswith("the end")

@@ -1,0 +1,64 @@
+"""Big logs: both ends whole, and trouble in the middle found with its true line number."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.explain import reading
+from ddplaunch.explain.facts import LogSource
+from ddplaunch.explain.run import explain_texts
+
+STEP = b"2026-01-05 04:11:20,001 INFO tokens 18234 in 3.1 s, queue 12\n"
+CAUSE = b"Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'title'\n"
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make "big" mean some hundred KB, so that the test does not write megabytes."""
+    monkeypatch.setattr(reading, "WHOLE_BYTES", 64 << 10)
+    monkeypatch.setattr(reading, "_LEAST_BYTES", 16 << 10)
+    monkeypatch.setattr(reading, "_BLOCK_BYTES", 50_000)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("before", [0, 1, 400, 3000, 5990, 6000])
+@pytest.mark.parametrize("kind", ["file", "stream"])
+def test_a_cause_anywhere_is_found_where_it_stands(tmp_path: Path, before: int, kind: str) -> None:
+    data = STEP * before + CAUSE + STEP * (6000 - before)
+    if kind == "stream":
+        source = LogSource("big.log", io.BytesIO(data))
+    else:
+        path = tmp_path / "big.log"
+        path.write_bytes(data)
+        source = LogSource("big.log", path)
+    found = explain_texts([source]).diagnosis
+    assert found is not None and found.raised is not None and found.raised.type == "KeyError"
+    assert found.evidence[0].line == before + 3
+
+
+@pytest.mark.usefixtures("small")
+def test_of_bytes_in_memory_both_ends_are_read() -> None:
+    for data in (CAUSE + STEP * 6000, STEP * 6000 + CAUSE):
+        found = explain_texts([LogSource("big.log", data)]).diagnosis
+        assert found is not None and found.raised is not None and found.raised.type == "KeyError"
+
+
+@pytest.mark.usefixtures("small")
+def test_lines_stay_in_order_and_are_read_once(tmp_path: Path) -> None:
+    path = tmp_path / "big.log"
+    path.write_bytes(b"".join(b"%06d Error of some kind\n" % number for number in range(1, 60_001)))
+    ((_, lines),) = reading.numbered_lines([LogSource("big.log", path)])
+    numbers = [number for number, _ in lines]
+    assert numbers == sorted(set(numbers)) and numbers[0] == 1 and numbers[-1] == 60_000
+    assert all(text in f"{number:06d} Error of some kind" for number, text in lines), "a part of the line, or all of it"
+    assert sum(len(text) for _, text in lines) < 600_000
+
+
+def test_bytes_that_are_no_text_and_a_missing_last_newline(tmp_path: Path) -> None:
+    path = tmp_path / "odd.log"
+    path.write_bytes(b"\xff\xfe\x00\r\n\n" + CAUSE.rstrip())
+    found = explain_texts([LogSource("odd.log", path)]).diagnosis
+    assert found is not None and found.evidence[0].line == 5

@@ -1,0 +1,90 @@
+"""Exceptions out of interleaved, chained, boxed and cut tracebacks."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.traceback import Traceback, Tracebacks, own_frame
+from tests.explain.logs import TORCH, lines_of, lost, raised
+
+
+def tracebacks(text: str) -> list[Traceback]:
+    collector = Tracebacks()
+    for line in lines_of(text):
+        collector.feed(line)
+    return list(collector.finish())
+
+
+def test_the_last_own_frame_is_named() -> None:
+    frames = [
+        ("/home/kim/train.py", 3, "<module>"),
+        ("/home/kim/data.py", 9, "read"),
+        (f"{TORCH}/serialization.py", 1, "load"),
+    ]
+    assert own_frame(frames) == "data.py:9 in read"
+    assert own_frame(frames[:1]) == "train.py:3"
+    assert own_frame(frames[2:]) is None
+
+
+def test_ranks_that_speak_in_turns_are_kept_apart() -> None:
+    ones, twos = raised(1, "ValueError: one").splitlines(), raised(2, "KeyError: 'two'").splitlines()
+    mixed = "\n".join(line for pair in zip(ones, twos, strict=True) for line in pair)
+    found = tracebacks(mixed)
+    assert [(each.speaker.rank, each.root.raised.type, each.root.raised.message) for each in found] == [
+        (1, "ValueError", "one"),
+        (2, "KeyError", "'two'"),
+    ]
+
+
+def test_a_cache_miss_is_not_the_cause_but_a_cause_is() -> None:
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    missed = raised(None, "KeyError: 'a.nc'") + during + raised(None, "PermissionError: [Errno 13] denied: 'a.nc'")
+    assert tracebacks(missed)[0].root.raised.type == "PermissionError"
+    told = raised(None, "OSError: disk") + during + raised(None, "RuntimeError: could not save")
+    assert tracebacks(told)[0].root.raised.type == "OSError"
+    direct = "\nThe above exception was the direct cause of the following exception:\n\n"
+    caused = raised(None, "KeyError: 'lr'") + direct + raised(None, "ValueError: bad config")
+    assert tracebacks(caused)[0].root.raised.type == "KeyError"
+
+
+def test_the_original_exception_of_a_dataloader_worker_counts() -> None:
+    text = raised(0, "ValueError: Caught ValueError in DataLoader worker process 1.")
+    text += "[rank0]: Original Traceback (most recent call last):\n"
+    text += '[rank0]:   File "/home/kim/data.py", line 12, in __getitem__\n[rank0]:     decode()\n'
+    text += "[rank0]: ValueError: corrupt JPEG\n"
+    (found,) = tracebacks(text)
+    assert (found.root.raised.message, found.root.raised.frame) == ("corrupt JPEG", "data.py:12 in __getitem__")
+
+
+def test_mp_spawn_names_the_process() -> None:
+    text = raised(None, "torch.multiprocessing.spawn.ProcessRaisedException: ")
+    text += "\n-- Process 3 terminated with the following error:\n" + raised(None, "ValueError: x")
+    assert [each.speaker.rank for each in tracebacks(text) if each.root.raised.type == "ValueError"] == [3]
+
+
+def test_exception_groups_and_boxes() -> None:
+    group = (
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "/home/kim/train.py", line 5, in main\n  |     run()\n'
+        "  | ExceptionGroup: two (1 sub-exception)\n  +-+---------------- 1 ----------------\n"
+        '    | Traceback (most recent call last):\n    |   File "/home/kim/a.py", line 2, in f\n'
+        "    | ValueError: inner\n"
+    )
+    assert "ValueError" in {part.raised.type for each in tracebacks(group) for part in each.parts}
+    box = "╭──── Traceback (most recent call last) ────╮\n│ /home/kim/train.py:8 in main │\n│ ❱ 8 │ go() │\n"
+    box += "╰────╯\nValueError: x\n"
+    (found,) = tracebacks(box)
+    assert (found.root.raised.type, found.root.raised.frame) == ("ValueError", "train.py:8 in main")
+
+
+def test_a_traceback_without_its_head_and_a_bare_last_line() -> None:
+    cut = "\n".join(raised(1, "TypeError: no such keyword").splitlines()[1:])
+    assert tracebacks(cut)[0].root.raised.frame == "train.py:31 in main"
+    assert tracebacks("ValueError: alone")[0].bare
+    assert tracebacks("train/error: 0.3\nError rate: 4\nsome words\nloss: 3") == []
+
+
+def test_what_the_interpreter_ignores_is_marked() -> None:
+    assert tracebacks("Exception ignored in: <function X.__del__>\n" + raised(None, "AssertionError: child"))[0].handled
+    assert tracebacks("WARNING: retrying\n" + raised(None, "OSError: once"))[0].logged
+    assert tracebacks("Exception in thread Thread-3:\n" + raised(None, "OSError: once"))[0].side
+    plain = tracebacks("INFO: step 3\n" + lost(0))[0]
+    assert not (plain.handled or plain.logged or plain.side)

@@ -1,0 +1,94 @@
+"""What launchers report of ranks' ends, in their several forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.explain.endings import exit_code, status_text
+from ddplaunch.explain.trailer import RankExit, Trailer
+from tests.explain.logs import failed, lines_of, summary
+
+
+def exits(text: str) -> list[RankExit]:
+    trailer = Trailer()
+    for line in lines_of(text):
+        trailer.feed(line)
+    return trailer.finish()
+
+
+def test_the_first_failure_gets_its_rank_from_the_summary_by_pid() -> None:
+    found = exits(failed(1, 1, 77) + summary((5, 1, 77)))
+    assert {(each.rank, each.code, each.host) for each in found} == {(5, 1, "node-7")}
+
+
+def test_what_the_agent_ended_is_marked() -> None:
+    sent = "W0131 12:00:00.0 9 torch/distributed/elastic/api.py:1] Sending process 78 closing signal SIGTERM\n"
+    forced = "W0131 12:00:00.0 9 torch/x.py:1] Unable to shutdown process 79 via 15, forcefully exiting via 9\n"
+    found = exits(sent + forced + failed(1, 0, 77) + summary((1, -15, 78), (2, -9, 79), (0, 1, 77)))
+    assert {each.rank: each.by_agent for each in found} == {0: False, 1: True, 2: True}
+    (killed,) = exits(failed(-9, 2, 80))
+    assert not killed.by_agent
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "rank"),
+    [
+        (
+            "subprocess.CalledProcessError: Command '['python', '--local_rank=1']' returned non-zero exit status 1.",
+            1,
+            None,
+        ),
+        ("subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGSEGV: 11>.", -11, None),
+        (
+            "[2025-06-03 11:18:55,006] [ERROR] [launch.py:3] ['python', '--local_rank=1'] exits with return code = -9",
+            -9,
+            None,
+        ),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with signal SIGKILL", -9, 2),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 3", 3, 0),
+        (
+            "mpirun noticed that process rank 9 with PID 60014 on node gpu-7 exited on signal 11 (Segmentation fault).",
+            -11,
+            9,
+        ),
+        ("srun: error: gpu-4: task 3: Exited with exit code 2", 2, 3),
+        ("srun: error: gpu-4: tasks 0-2: Killed", -9, None),
+    ],
+)
+def test_other_launchers(line: str, code: int, rank: int | None) -> None:
+    (found,) = exits(line)
+    assert (found.code, found.rank) == (code, rank)
+
+
+def test_words_that_only_look_like_exits() -> None:
+    assert (
+        exits("step 3 failed_parses 31\nthe process exited, exit code unknown\nSending process data to the queue") == []
+    )
+
+
+def test_tracebacks_in_the_summary_belong_to_their_rank() -> None:
+    trailer = Trailer()
+    text = summary((3, 1, 50)).replace(
+        "  traceback : To enable",
+        '  traceback : Traceback (most recent call last):\n    File "a.py", line 1, in f\n  ValueError: x\n  To enable',
+    )
+    told = [trailer.feed(line) for line in lines_of(text)]
+    (line,) = [each for each in told if each.text == "ValueError: x"]
+    assert line.speaker.rank == 3 and line.speaker.host == "node-7"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "text"),
+    [
+        (-9, "killed", "SIGKILL (exit code -9)"),
+        (137, "killed", "SIGKILL (exit code 137)"),
+        (247, "killed", "SIGKILL (exit code 247)"),
+        (-11, "segmentation-fault", "SIGSEGV (exit code -11)"),
+        (-6, "aborted", "SIGABRT (exit code -6)"),
+        (3, "unknown", "exit code 3"),
+        (-7, "unknown", "SIGBUS (exit code -7)"),
+        (128, "unknown", "exit code 128"),
+    ],
+)
+def test_what_a_status_alone_says(status: int, code: str, text: str) -> None:
+    assert (exit_code(status), status_text(status)) == (code, text)
