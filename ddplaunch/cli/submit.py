@@ -26,7 +26,7 @@ from ddplaunch.ui.streams import styled
 from ddplaunch.ui.submitted import ended_finding, exit_status_of, state_text, submitted_text
 
 _FOR_KUBERNETES = ("kind", "image", "shm_size", "secret")
-_FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup", "wait", "requeue", "time")
+_FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup", "wait")
 #: What says the size of the job, which stands in its text and not in the command that it runs.
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 
