@@ -275,6 +275,21 @@ def test_a_second_guard_goes_on_where_the_first_one_died(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+def test_a_disk_that_hangs_holds_nothing_up_for_long(tmp_path: Path) -> None:
+    program = "for _ in range(100_000): print('h' * 99)"
+    out = tmp_path / "out"
+    with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
+        file = guarded.directory / "node-0/attempt-0/rank-0.out"
+        file.parent.mkdir(parents=True)
+        os.mkfifo(file)  # opening it waits for ever, as files of a dead server do
+        guarded.attempt([program, program])
+        guarded.wait()
+        status, ended = guarded.end()
+        assert status == 0 and ended.unrecorded == "the disk took nothing for 5 s"
+    assert out.stat().st_size == 100_000 * 100
+
+
+@pytest.mark.slow
 def test_100_mb_arrive_complete_in_record_and_console(tmp_path: Path) -> None:
     program = """
 import hashlib, os, random, sys

@@ -16,7 +16,7 @@ from ddplaunch.agent.protocol import Rank
 from ddplaunch.agent.writer import Writer
 
 _RECORDS_BYTES = 4 << 20
-_STALLED_S = 10.0
+_STALLED_S = 5.0
 _AT_MOST_DRAINED = 16 << 20
 
 
@@ -174,7 +174,8 @@ class Capture:
 
     def settle(self, seconds: float) -> None:
         """Wait until all is in the files, at most ``seconds``."""
-        self.records.wait(time.monotonic() + seconds)
+        if not self._stalled:
+            self.records.wait(time.monotonic() + seconds)
 
     def unrecorded(self) -> str | None:
         """Say why output is missing in the record, None if none is."""

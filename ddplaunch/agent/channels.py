@@ -1,8 +1,8 @@
 """The reading ends of what ranks write to, and when to read them; refuses to look at what is in the bytes.
 
 A rank that prints without pause would wake the guard for every line, and pay for it: a write into an empty pipe wakes
-the reader, one into a pipe that holds something does not (pipe_write in linux/fs/pipe.c). So a channel that had
-something twice within a moment *rests*: it is read by the clock, at most ``REST_S`` apart, until nothing came.
+the reader, one into a pipe that holds something does not (pipe_write in linux/fs/pipe.c). So a channel that has
+something again and again within a moment *rests*: it is read by the clock, every ``REST_S``, until nothing came.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ddplaunch.agent.files import RecordFile
 from ddplaunch.agent.prefixed import Prefixed
 
 REST_S = 0.008
+_IN_A_ROW = 8  # one `print` is several writes in an unbuffered interpreter, which torchrun starts
 _SHORTEST_REST_S = 0.001
 _BUFFER = bytearray(1 << 18)
 _F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is in Python since 3.10, not in every build of it
@@ -34,6 +35,7 @@ class Channel:
         self.rest_s = REST_S
         self.rest_until_s: float | None = None
         self.read_s = 0.0
+        self.in_a_row = 0
         self.is_terminal = os.isatty(descriptor)
         self.capacity = 1 << 16
         os.set_blocking(descriptor, False)
@@ -66,7 +68,8 @@ class Channel:
         """Decide, after ``size`` bytes were read, whether to read next by the clock; 0 bytes end a rest."""
         was_resting, since_s = self.rest_until_s is not None, now_s - self.read_s
         self.read_s = now_s
-        if size == 0 or self.is_terminal or not (was_resting or since_s < REST_S):
+        self.in_a_row = self.in_a_row + 1 if size and (was_resting or since_s < REST_S) else 0
+        if self.in_a_row < _IN_A_ROW or self.is_terminal:
             self.rest_until_s = None
             return False
         if size * 2 > self.capacity:

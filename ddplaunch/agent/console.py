@@ -39,6 +39,15 @@ class Sink:
         if data and not self.gone:
             self.writer.put(self._write, data)
 
+    def speak(self, data: bytes) -> None:
+        """Write ``data`` on a line of its own, with the cursor that a killed progress display may have hidden."""
+        if not self.gone:
+            self.writer.put(self._speak, data)
+
+    def _speak(self, data: bytes) -> None:
+        cursor = b"\x1b[?25h" if self.cursor_hidden else b""
+        self._write(cursor + (b"" if self.at_line_start else b"\n") + data)
+
     def _write(self, data: bytes) -> None:
         view = memoryview(data)
         while view and not self.gone:
@@ -62,15 +71,11 @@ class Console:
         """Take the descriptors over which the guard was started."""
         self.out, self.err = Sink(out, wake), Sink(err, wake)
         self.hurried: Callable[[], bool] = lambda: False
+        self._voice = self.out if same_file(out, err) else self.err
 
     def say(self, text: str) -> None:
-        """Write ``text`` to stderr, on a line of its own, after all that was put before. Never raises."""
-        self.drain()
-        shown = (self.out, self.err) if self.err.is_terminal and self.out.is_terminal else (self.err,)
-        start = b"" if all(sink.at_line_start for sink in shown) else b"\n"
-        if any(sink.cursor_hidden for sink in shown):
-            start = b"\x1b[?25h" + start
-        self.err.put(start + text.encode("utf-8", "surrogateescape"))
+        """Write ``text`` to stderr, on a line of its own, behind all that was put before. Never raises."""
+        self._voice.speak(text.encode("utf-8", "surrogateescape"))
 
     def drain(self) -> None:
         """Wait until everything is written: as long as the reader takes, in a hurry a few seconds."""
@@ -89,3 +94,11 @@ class Console:
                 except OSError:
                     continue
         return None
+
+
+def same_file(one: int, other: int) -> bool:
+    """Say whether two descriptors lead to the same terminal, pipe or file."""
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:
+        return False

@@ -17,6 +17,8 @@ from ddplaunch.agent.processes import boot_id, process, status_of_reaped
 from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.agent.sweep import Owner
 
+_ORDERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
 if TYPE_CHECKING:
     from ddplaunch.agent.ended import EndedAttempt, EndedBy
     from ddplaunch.agent.processes import Process
@@ -51,9 +53,9 @@ class Watched:
 
     def obeyed(self) -> bool:
         """Whether its end is one that an order to end brings about: these signals, and their exit codes."""
-        orders = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
-        codes = (128 + signal.SIGTERM, 128 + signal.SIGINT, *((0,) if self.told_to_end else ()))
-        return self.signal() in orders or self.exit_code() in codes
+        if self.told_to_end and self.exit_code() == 0:
+            return True  # it saved what it had to
+        return self.signal() in _ORDERS or (self.exit_code() or 0) - 128 in _ORDERS
 
 
 class Attempt:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 class Writer:
     """One thread and its queue. ``wake`` is an eventfd that is rung when a queue that was ``full`` has room again.
 
-    ``given`` is counted by the loop's thread and ``done`` by the writing one, so that neither needs a lock.
+    ``done`` is counted by the writing thread alone.
     """
 
     def __init__(self, wake: int, limit_bytes: int) -> None:
@@ -25,17 +25,19 @@ class Writer:
         self._queue: deque[tuple[Callable[[bytes], object], bytes]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         self._started = False
+        self._lock = _thread.allocate_lock()
         self._awaited = False
         self.given = self.done = 0
         self.moved_s = time.monotonic()
 
     def put(self, write: Callable[[bytes], object], data: bytes) -> None:
         """Call ``write(data)`` in the thread, after everything that was put before. ``write`` must not raise."""
-        if not self._started:
-            self._started = True
-            _thread.start_new_thread(self._run, ())
-        self.given += len(data) + 1
-        self._queue.append((write, data))
+        with self._lock:
+            if not self._started:
+                self._started = True
+                _thread.start_new_thread(self._run, ())
+            self.given += len(data) + 1
+            self._queue.append((write, data))
         os.eventfd_write(self._bell, 1)
 
     @property
