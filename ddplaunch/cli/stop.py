@@ -11,13 +11,13 @@ from ddplaunch.cli.durations import duration_s
 from ddplaunch.cli.say import answer_json, tell, tell_findings
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.hosts.stopping import Stopped, stop_run
-from ddplaunch.probes.process_table import process_table
+from ddplaunch.probes.process_table import boot_id, process_table
 from ddplaunch.probes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import find_run, read_record
-from ddplaunch.records.processes import read_processes
+from ddplaunch.records.processes import other_processes, read_processes
 from ddplaunch.records.summary import host_name, recorded_at
-from ddplaunch.ui.stop_view import begin_text, stop_findings, stop_json, stopped_text
+from ddplaunch.ui.stop_view import begin_text, nothing_text, stop_findings, stop_json, stopped_text
 
 _GRACE_S = 30.0  # torchrun's own, before it kills the ranks
 _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
@@ -26,7 +26,8 @@ _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insis
 def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | None) -> int:
     """End a run: SIGTERM to its torchrun, after the grace SIGKILL to what is left; wait until it is gone."""
     grace_s = None if grace is None else duration_s("--grace", grace)
-    alive = runs_in(process_table())
+    table = process_table()
+    alive = runs_in(table)
     chosen = choose(alive, run, os.geteuid())
     if chosen is None and run is None:
         tell("no run of yours is running here\n")
@@ -41,7 +42,7 @@ def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | N
     if chosen is None:
         stopped = Stopped(RunProcesses(directory.name, os.geteuid()), (), (), (), (), 0.0)
         if not json:
-            tell(f"{directory.name}: nothing of it runs on this host\n")
+            tell(nothing_text(directory.name, other_processes(read_processes(directory), table, boot_id())))
     else:
         grace_s = _grace_of(chosen) + _LONGER_S if grace_s is None else grace_s
         tell(begin_text(chosen, grace_s))

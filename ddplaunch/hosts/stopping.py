@@ -36,7 +36,7 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
     """
     begun = time.monotonic()
     seen = {process.pid: process for process in run.all}
-    denied = _send_all(run.launchers or run.ranks or run.children, signal.SIGTERM)
+    denied = _send_all(run.launchers or (*run.ranks, *run.children), signal.SIGTERM)
     if denied:
         return Stopped(run, (), (), run.all, denied, time.monotonic() - begun)
     left = _wait_stopped(run, begun + grace_s, seen)
@@ -56,7 +56,7 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
 def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> RunProcesses | None:
     """Wait until launcher, ranks and their children are gone; return what is left at ``end``, None if nothing.
 
-    Ranks that have lost their launcher on the way are asked themselves, once: nobody else will.
+    What has lost its launcher on the way, DataLoader workers too, is asked itself, once: nobody else will.
     """
     asked = not run.launchers
     while True:
@@ -65,7 +65,7 @@ def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> Ru
             return None
         seen.update((process.pid, process) for process in left.all)
         if not asked and not left.launchers and not left.guards:
-            _send_all(left.ranks, signal.SIGTERM)
+            _send_all((*left.ranks, *left.children), signal.SIGTERM)
             asked = True
         if time.monotonic() >= end:
             return left

@@ -83,3 +83,13 @@ def still_running(recorded: Recorded | None, node: NodeProcesses, table: Table, 
     if named is None and process.environment == {}:  # setproctitle writes its title over the environment
         named = next((mark for each in ancestors(table, process.pid) if (mark := each.mark("DDPLAUNCH_RUN_ID"))), None)
     return process if named == node.run_id else None
+
+
+def other_processes(nodes: tuple[NodeProcesses, ...], table: Table, boot: str | None) -> tuple[int, ...]:
+    """Return pids of the record that exist on this host and are not what was recorded, or cannot be told to be."""
+    here = [(node, each) for node in nodes if node.boot_id == boot for each in (node.launcher, *node.ranks)]
+    return tuple(
+        each.pid
+        for node, each in here
+        if each is not None and each.pid in table and still_running(each, node, table, boot) is None
+    )
