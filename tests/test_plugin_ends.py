@@ -107,7 +107,7 @@ def test_restart_trains_on_and_says_so_in_a_line(tmp_path: Path) -> None:
     run = Run(tmp_path, "second", "--max-restarts", "3")
     assert run.end() == 0
     assert "attempt 1 of 4 failed: error[script-exception]" in run.err and "only once" in run.err
-    assert "restarting" in run.err and "done after" in run.err
+    assert "restarting" in run.err and "done in 2 attempts after" in run.err
     assert run.out == "rank 0, attempt 0\nrank 0, attempt 1\n"
     assert run.file("rank-1.out", 1) == b"rank 1, attempt 1\n"
     first, second = run.outcome["attempts"]

@@ -49,7 +49,7 @@ def _unrecorded(record: str | None, reason: str | None) -> str:
 
 def _head(outcome: Outcome, signal: int | None) -> tuple[str, str]:
     if outcome.state == "succeeded":
-        return "done", ""
+        return "done", f" in {len(outcome.attempts)} attempts" if len(outcome.attempts) > 1 else ""
     if outcome.state == "terminated":
         name = signals.Signals(signal).name if signal else "a signal"
         return (
@@ -57,7 +57,7 @@ def _head(outcome: Outcome, signal: int | None) -> tuple[str, str]:
             f" (exit status {outcome.exit_status})",
         )
     if outcome.state == "killed":
-        return "torchrun was killed", "; its ranks were ended"
+        return "torchrun was killed", ""
     return "failed", f" (exit status {outcome.exit_status})"
 
 
@@ -69,13 +69,10 @@ def attempt_text(attempt: int, attempts: int, diagnosis: Diagnosis | None, width
 
 
 def attempts_text(outcome: Outcome) -> str:
-    """Return in a clause how the attempts before compare with the end; empty if there was only one."""
+    """Return in a clause how the attempts before compare with the last; empty if there was none that failed."""
     earlier = [each for each in outcome.attempts[:-1] if each.failed]
-    if not earlier:
+    if not earlier or outcome.state != "failed":
         return ""
-    count = len(earlier) + (outcome.state == "failed")
-    if outcome.state == "succeeded":
-        return f"{count} of {len(outcome.attempts)} attempts failed before"
     reasons = [_reason(each.diagnosis) for each in (*earlier, *outcome.attempts[-1:])]
     if len(set(reasons)) == 1:
         return f"all {len(reasons)} attempts failed alike"

@@ -1,0 +1,246 @@
+"""How an ended run is judged, recorded and told, from values and files alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.aftermath import attempt_ended, conclude
+from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun
+from ddplaunch.agent.last_words import last_exception, last_lines
+from ddplaunch.agent.protocol import Failure, Settings
+from ddplaunch.agent.verdict import exit_status, first_failed, state_of
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Raised
+from ddplaunch.records.outcome import AttemptOutcome, Outcome, write_outcome
+from ddplaunch.ui.outcome_view import attempt_text, duration_text, outcome_text
+from tests.conftest import Golden
+
+TRACEBACK = """\
+starting
+Traceback (most recent call last):
+  File "/home/ada/train.py", line 31, in <module>
+    main()
+  File "/home/ada/train.py", line 20, in main
+    raise ValueError("bad batch")
+ValueError: bad batch
+"""
+
+
+def rank(number: int, folder: Path = Path(), **changes: object) -> EndedRank:
+    ok = EndedRank(number, number, 100 + number, 1.0, 9.0, 0, None, "itself", folder / f"rank-{number}.out", None)
+    return replace(ok, **changes)  # type: ignore[arg-type]
+
+
+def attempt(*ranks: EndedRank, first: int | None = None, number: int = 0) -> EndedAttempt:
+    return EndedAttempt(number, 1.0, 9.0, ranks, first)
+
+
+def ended(*attempts: EndedAttempt, **changes: object) -> EndedRun:
+    run = EndedRun("node-1", 0.0, 10.0, attempts, "failed", None, 0, False, "", ())
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+TERMINATED: dict[str, Any] = {"exit_code": None, "signal": 15, "ended_by": "launcher"}
+
+
+def test_first_failed_is_the_accused_if_it_failed_by_itself() -> None:
+    both = attempt(rank(0, exit_code=1, ended_s=2.0), rank(1, exit_code=7, ended_s=3.0), rank(2, **TERMINATED), first=0)
+    assert getattr(first_failed(both, 1), "rank", None) == 1
+    assert getattr(first_failed(both, 2), "rank", None) == 0, "torchrun ended rank 2"
+    assert getattr(first_failed(both, None), "rank", None) == 0
+    assert getattr(first_failed(replace(both, first=None), None), "rank", None) == 0, "it ended before rank 1"
+    assert first_failed(attempt(rank(0), rank(1, **TERMINATED)), 0) is None
+
+
+def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:
+    return Failure(rank=number, local_rank=number, pid=9, exit_code=exit_code, message="", timestamp_s=timestamp_s)
+
+
+@pytest.mark.parametrize(
+    ("run", "first", "status"),
+    [
+        (ended(state="succeeded"), None, 0),
+        (ended(), rank(1, exit_code=3), 3),
+        (ended(), rank(1, exit_code=None, signal=9), 137),
+        (ended(state="signal", signal=15), rank(1, exit_code=1), 143),
+        (ended(state="signal", signal=2), None, 130),
+        (ended(state="signal", signal=1), None, 129),
+        (ended(state="failed", signal=15), rank(1, exit_code=4), 4),
+        (ended(state="error", error="RendezvousTimeoutError"), None, 1),
+        (ended(failures=(failure(0, -15, 1), failure(1, -11))), None, 139),
+        (ended(failures=(failure(0, -15),)), None, 143),
+        (ended(state="error", launcher_died=True), rank(1, exit_code=1), 137),
+    ],
+)
+def test_exit_status(run: EndedRun, first: EndedRank | None, status: int) -> None:
+    assert exit_status(run, first) == status
+
+
+def test_states() -> None:
+    runs = (ended(state="succeeded"), ended(), ended(state="error"), ended(state="signal", signal=15))
+    assert [state_of(run) for run in runs] == ["succeeded", "failed", "failed", "terminated"]
+    assert state_of(ended(state="error", launcher_died=True)) == "killed"
+
+
+def test_last_words(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    out.write_bytes(b"1%\r50%\r\x1b[1m100%\x1b[0m\nlast \xff\n")
+    assert last_lines(out, err) == ("100%", "last �")
+    err.write_text("noise\n" * 20_000 + TRACEBACK)
+    lines = last_lines(out, err)
+    assert len(lines) == 20 and lines[-1] == "ValueError: bad batch"
+    raised = last_exception(out, err)
+    assert raised is not None
+    assert (raised.type, raised.message, raised.frame) == ("ValueError", "bad batch", "train.py:20 in main")
+    assert last_exception(out, None) is None and last_lines(tmp_path / "none", None) == ()
+
+
+class Heard:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def say(self, text: str) -> None:
+        self.text += text
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("NO_COLOR", "1")
+    files = tmp_path / "runs" / "r" / "node-0" / "attempt-0"
+    files.mkdir(parents=True)
+    (files / "rank-0.out").write_text("waiting\n")
+    (files / "rank-1.out").write_text(TRACEBACK)
+    return {"run_id": "r", "directory": str(tmp_path / "runs" / "r"), "node": 0, "show": "0", "max_restarts": 3}
+
+
+def two_ranks(settings: Settings, number: int = 0) -> EndedAttempt:
+    files = Path(settings["directory"]) / "node-0" / "attempt-0"
+    return attempt(rank(0, files, **TERMINATED), rank(1, files, exit_code=1, ended_s=5.0), first=1, number=number)
+
+
+def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
+    heard = Heard()
+    assert conclude(settings, ended(two_ranks(settings)), heard) == 1
+    lines = heard.text.splitlines()
+    assert lines[0] == "ddplaunch: failed (exit status 1) after 10 s, record in runs/r"
+    assert lines[1].startswith("error[script-exception]: ") and "bad batch" in lines[1]
+    assert "runs/r/node-0/attempt-0/rank-1.out:7" in lines[2] and lines[-1].startswith("  fix: ")
+    path = Path(settings["directory"]) / "outcome.json"
+    assert oct(path.stat().st_mode & 0o777) == "0o600"
+    outcome = json.loads(path.read_text())
+    assert outcome["schema"] == 1 and outcome["first_failed_rank"] == 1 and outcome["state"] == "failed"
+    ranks = outcome["attempts"][0]["ranks"]
+    assert ranks[1]["exception"] == {"type": "ValueError", "message": "bad batch", "frame": "train.py:20 in main"}
+    assert ranks[1]["out"] == "node-0/attempt-0/rank-1.out" and ranks[0]["signal"] == "SIGTERM"
+    assert not [each for each in path.parent.iterdir() if each.name.startswith(".")], "a draft is left"
+
+
+def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
+    text = attempt_ended(settings, two_ranks(settings))
+    assert text is not None and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
+    assert text.rstrip().endswith("; restarting")
+    assert attempt_ended(settings, attempt(rank(0), rank(1))) is None, "nodes came or went"
+
+
+def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
+    heard = Heard()
+    run = ended(attempt(rank(0), rank(1)), state="succeeded")
+    assert conclude(settings, run, heard) == 0
+    assert heard.text == "ddplaunch: done after 10 s, record in runs/r\n"
+    directory = Path(settings["directory"]) / "file"
+    directory.write_text("in the way")
+    heard = Heard()
+    assert conclude({**settings, "directory": str(directory)}, run, heard) == 0
+    assert "incomplete: Not a directory" in heard.text or "incomplete: File exists" in heard.text
+
+
+def test_nothing_known_but_the_exit(settings: Settings) -> None:
+    heard = Heard()
+    bare: Settings = {}
+    assert conclude(bare, ended(state="error", error="RendezvousTimeoutError"), heard) == 1
+    assert "error[" in heard.text and "no record" in heard.text
+
+
+DIAGNOSIS = Diagnosis(
+    "cuda-out-of-memory",
+    "observed",
+    "CUDA out of memory on rank 2",
+    "the batch does not fit",
+    ("`ddplaunch run 4 --batch-size 4 --accum 2 -- train.py`", "a GPU with more memory"),
+    2,
+    "node-1",
+    (Evidence("node-0/attempt-0/rank-2.err", 41, "torch.cuda.OutOfMemoryError"),),
+)
+
+
+def outcome(**changes: object) -> Outcome:
+    run = Outcome("r", "node-1", 0, "failed", 1, 0.0, 7500.0, 2, DIAGNOSIS, (), ())
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def before(*diagnoses: Diagnosis | None) -> tuple[AttemptOutcome, ...]:
+    return tuple(AttemptOutcome(number, 0.0, 1.0, True, each, ()) for number, each in enumerate(diagnoses))
+
+
+RAISED = replace(DIAGNOSIS, code="script-exception", raised=Raised("ValueError", "x"))
+CASES = {
+    "failed": outcome(),
+    "done": outcome(state="succeeded", exit_status=0, diagnosis=None),
+    "interrupted": outcome(state="terminated", exit_status=130, diagnosis=None),
+    "killed": outcome(state="killed", exit_status=137, diagnosis=None),
+    "alike": outcome(attempts=before(DIAGNOSIS, DIAGNOSIS)),
+    "unlike": outcome(attempts=before(RAISED, None, DIAGNOSIS)),
+    "done-at-last": outcome(
+        state="succeeded",
+        exit_status=0,
+        diagnosis=None,
+        attempts=(*before(RAISED), replace(before(None)[0], failed=False)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_last_words_on_the_console(case: str, golden: Golden) -> None:
+    number = signal.SIGINT if case == "interrupted" else None
+    text = outcome_text(CASES[case], ".ddplaunch/runs/r", 80, False, signal=number)
+    assert max(map(len, text.splitlines())) <= 80
+    golden(f"outcome-{case}", text)
+
+
+def test_colour_and_ascii() -> None:
+    text = outcome_text(CASES["failed"], None, 60, True, unicode=False, unrecorded="No space left on device")
+    assert "\x1b[1;31m" in text and text.isascii() and "no record: No space left on device" in text.replace("\n ", "")
+
+
+def test_attempt_line_is_one_sentence() -> None:
+    assert attempt_text(0, 1, None, 80) == "ddplaunch: attempt 1 of 2 failed: no reason is known; restarting\n"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0.0 s"),
+        (0.84, "0.8 s"),
+        (9.96, "10 s"),
+        (59.6, "1 min"),
+        (185, "3 min 5 s"),
+        (7800, "2 h 10 min"),
+        (273600, "3 d 4 h"),
+    ],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_disk_that_takes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "node-1").write_text("")
+    assert write_outcome(tmp_path, outcome(node=1)) is not None
+    assert write_outcome(tmp_path, outcome()) is None
+    assert (tmp_path / "outcome.json").exists()

@@ -1,0 +1,148 @@
+"""The plug-in's parts by themselves: what ranks write into, what is told of the end, and reading without a guard."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import termios
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.agent.drain import drain
+from ddplaunch.agent.ending import error_text, failures_of, fallback_status
+from ddplaunch.agent.outlets import Console, alone, close, kinds, open_outlets, path_of, pipe_bytes, read_console
+from ddplaunch.agent.spawn import guard_argv
+from ddplaunch.agent.surroundings import kernel_lines, oom_kills, run_record, space
+
+PIPES = Console(False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("console", "shown"),
+    [
+        (Console(True, True, True), ("terminal",)),
+        (Console(True, True, False), ("terminal", "terminal")),  # two terminals
+        (Console(False, True, False), ("pipe", "terminal")),  # > out.txt
+        (Console(True, False, False), ("terminal", "pipe")),  # 2> err.txt
+        (Console(False, False, True), ("pipe",)),  # 2>&1 | tee
+        (PIPES, ("pipe", "pipe")),
+    ],
+)
+def test_what_the_shown_rank_gets(console: Console, shown: tuple[str, ...]) -> None:
+    assert kinds(True, console) == shown
+    assert kinds(False, console) == ("pipe", "pipe")
+
+
+def test_only_a_single_rank_is_shown_as_it_is() -> None:
+    assert alone("0", 0) and alone("3", 3)
+    assert not alone("0", 1) and not alone("all", 0) and not alone("0,3", 0)
+
+
+@pytest.mark.parametrize("pipes", [1, 16, 64, 128, 1000])
+def test_pipes_stay_below_what_the_kernel_gives_a_user(pipes: int) -> None:
+    size = pipe_bytes(pipes)
+    assert 1 << 16 <= size <= 1 << 20
+    assert pipes * size <= 1 << 24 or size == 1 << 16
+
+
+def test_console_is_recognised() -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 77, 0, 0))
+    reading, writing = os.pipe()
+    same = os.dup(writing)
+    try:
+        assert read_console(slave, slave) == Console(True, True, True, (24, 77))
+        assert read_console(writing, slave) == Console(False, True, False, (24, 77))
+        assert read_console(writing, same) == Console(False, False, True)
+        assert read_console(reading, slave).one_file is False
+    finally:
+        for descriptor in (master, slave, reading, writing, same):
+            os.close(descriptor)
+    assert read_console(writing, slave) == PIPES, "both are closed"
+
+
+def test_outlets_carry_bytes_as_they_are() -> None:
+    outlets = open_outlets(("pipe", "terminal"), 1 << 16, Console(True, True, False, (5, 6)))
+    for outlet in outlets:
+        assert not os.get_inheritable(outlet.read) and not os.get_inheritable(outlet.write)
+        with open(path_of(outlet.write), "w") as stream:  # as torchrun opens it
+            stream.write("a\nb\t\x1b[1m\r")
+        assert os.read(outlet.read, 100) == b"a\nb\t\x1b[1m\r"
+    assert os.get_terminal_size(outlets[1].write) == (6, 5)
+    close(outlets)
+    with pytest.raises(OSError):
+        os.fstat(outlets[0].read)
+
+
+def test_failures_fit_into_one_message() -> None:
+    told = {"extraInfo": {"py_callstack": "x" * 100_000 + "the end"}}
+    one = SimpleNamespace(local_rank=0, pid=5, exitcode=-9, message=told, timestamp=7)
+    plain = SimpleNamespace(local_rank=1, pid=6, exitcode=1, message="said", timestamp=8)
+    failures = failures_of(dict.fromkeys(range(64), one) | {64: plain})
+    assert sum(len(each["message"]) for each in failures) < 64_000
+    assert failures[0]["message"].endswith("the end") and failures[64]["message"] == "said"
+    assert (failures[0]["exit_code"], failures[0]["pid"], failures[0]["timestamp_s"]) == (-9, 5, 7)
+
+
+def test_error_of_torchrun_names_where_it_came_from() -> None:
+    try:
+        try:
+            raise OSError("address in use")
+        except OSError as error:
+            raise RuntimeError("no rendezvous") from error
+    except RuntimeError as error:
+        assert error_text(error) == "RuntimeError: no rendezvous <- OSError: address in use"
+    assert error_text(TimeoutError()) == "TimeoutError"
+
+
+def told(*codes: int) -> dict[str, object]:
+    failures = [{"exit_code": code, "timestamp_s": position} for position, code in enumerate(codes)]
+    return {"state": "failed", "failures": failures}
+
+
+def test_status_without_a_guard() -> None:
+    assert fallback_status(told(-15, 3), 1) == 3
+    assert fallback_status(told(-9), 1) == 137 and fallback_status(told(-15), 1) == 143
+    assert fallback_status({"state": "signal", "signal": 1}, 1) == 129
+    assert fallback_status({"state": "error"}, 1) == 1 and fallback_status({"state": "succeeded"}, 0) == 0
+
+
+def test_draining_keeps_ranks_going() -> None:
+    reading, writing = os.pipe()
+    broken, sink = os.pipe()
+    os.close(broken)  # nobody reads the console either
+    drain([reading], sink)
+    deadline = time.monotonic() + 30
+    os.set_blocking(writing, False)
+    written = 0
+    while written < 1 << 20:
+        assert time.monotonic() < deadline
+        try:
+            written += os.write(writing, b"x" * 4096)
+        except BlockingIOError:
+            time.sleep(0.001)
+    os.close(writing)
+
+
+def test_guard_is_light_and_its_own_package_comes_last() -> None:
+    words = guard_argv(7)
+    assert "-ISE" in words and words[-1] == "7" and "sys.path.append" in words[words.index("-c") + 1]
+
+
+def test_evidence_outside_the_logs(tmp_path: Path) -> None:
+    kills = oom_kills()
+    assert kills is None or kills >= 0
+    assert kernel_lines(time.time() + 3600) == ()
+    free, size = space(str(tmp_path)) or (0, 0)
+    assert 0 < free <= size
+    assert space(str(tmp_path / "none")) is None
+    assert run_record(tmp_path, 0) == {} == run_record(None, 0)
+    (tmp_path / "run.json").write_text('{"plan": 1}')
+    (tmp_path / "node-1").mkdir()
+    (tmp_path / "node-1" / "run.json").write_text('{"plan": 2}')
+    assert (run_record(tmp_path, 0)["plan"], run_record(tmp_path, 1)["plan"]) == (1, 2)
