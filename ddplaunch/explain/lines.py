@@ -43,10 +43,11 @@ _TASK = re.compile(r"^ {0,3}(\d{1,4}): ")
 _STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: |$)(?!- )"
 )
+_DATED = re.compile(r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?")
 _RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
 _RANK = re.compile(r"^\[rank ?(\d+)\]: ?")
-_ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d+)\]: ?")
-_MPI = re.compile(r"^\[\d+,(\d+)\]<(?:stderr|stdout)>: ?")
+_ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d+)\]:")
+_MPI = re.compile(r"^\[\d+,(\d+)\]<(?:stderr|stdout)>:")
 _OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d+)\] ")
 _CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
 _POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
@@ -67,11 +68,14 @@ class Prefixes:
         names = sorted((name for name in hosts if not name.endswith(("Error", "Exception"))), key=len, reverse=True)
         self._host = re.compile(rf"^({'|'.join(map(re.escape, names))})(?:: ?|\s+\| ?)") if names else None
         numbered = sum(bool(_TASK.match(line)) for line in sample)
+        indents = [len(line) - len(line.lstrip(" ")) for line in sample if line.strip()]
+        self._indent = min(indents, default=0)  # of a log that was pasted as a block
         self._tasks = numbered > 2 and numbered * 5 > 3 * sum(bool(line.strip()) for line in sample)
 
     def strip(self, text: str, speaker: Speaker) -> tuple[str, Speaker]:
         """Return the text behind all prefixes, and the speaker that they name."""
         rank, host, pid, local = speaker
+        text = text[self._indent :] if self._indent else text
         if self._host and (match := self._host.match(text)):
             host, text = match.group(1), text[match.end() :]
         if self._tasks and (match := _TASK.match(text)):
@@ -108,6 +112,8 @@ def _bracketed(
         return text[match.end() :], rank, host, pid, int(match.group(1))
     if match := _MPI.match(text):
         return text[match.end() :], int(match.group(1)), host, pid, local
+    if match := _DATED.match(text):
+        return text[match.end() :], rank, host, pid, local
     if match := _CLOCKED.match(text) or _POD.match(text):
         return text[match.end() :], rank, match.group(1), pid, local
     if (match := _OURS.match(text)) and not text.startswith("***", match.end()):

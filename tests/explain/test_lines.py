@@ -14,7 +14,7 @@ from tests.explain.logs import lines_of
     ("raw", "text", "speaker"),
     [
         ("[rank3]: ValueError: x", "ValueError: x", Speaker(rank=3)),
-        ("[default1]:  hello", " hello", Speaker(local=1)),
+        ("[default1]:  hello", "  hello", Speaker(local=1)),
         ("[gpu-3:12] epoch 1", "epoch 1", Speaker(rank=12, host="gpu-3")),
         ("[gpu-3:60014] *** Process received signal ***", None, None),
         ("[1,3]<stderr>:NCCL WARN x", "NCCL WARN x", Speaker(rank=3)),
@@ -32,6 +32,7 @@ from tests.explain.logs import lines_of
         ("blade:70213:70240 [0] NCCL INFO x", "blade:70213:70240 [0] NCCL INFO x", Speaker(host="blade", pid=70213)),
         ("[pod/worker-1/pytorch] hello", "hello", Speaker(host="worker-1")),
         ("ERROR 05-20 11:11:40 [executor.py:880]   File", "  File", Speaker()),
+        ("[2026-01-02 03:04:05,678]   File", "  File", Speaker()),
         ("stderr: oops", "oops", Speaker()),
         ("ValueError: [rank3]: is no prefix here", "ValueError: [rank3]: is no prefix here", Speaker()),
     ],
@@ -48,6 +49,15 @@ def test_pdsh_hosts_are_learned_from_what_follows_them() -> None:
     lines = lines_of("gpu-a: Traceback (most recent call last):\ngpu-a: plain words\nValueError: not a host")
     assert [line.speaker.host for line in lines] == ["gpu-a", "gpu-a", None]
     assert lines[1].text == "plain words"
+
+
+def test_a_log_that_is_indented_as_a_whole() -> None:
+    assert [line.text for line in lines_of("    Traceback\n\n      File\n    ValueError: x")] == [
+        "Traceback",
+        "",
+        "  File",
+        "ValueError: x",
+    ]
 
 
 def test_srun_labels_count_only_where_most_lines_have_them() -> None:
