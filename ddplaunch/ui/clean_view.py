@@ -16,6 +16,7 @@ from ddplaunch.ui.ages import age_text, processes_text, size_text
 from ddplaunch.ui.speech import count
 from ddplaunch.ui.style import ascii_only, paint, visible
 from ddplaunch.ui.table import table
+from ddplaunch.ui.wrapping import wrap
 from ddplaunch.values import Unavailable
 
 SCHEMA = 1
@@ -40,24 +41,24 @@ class Work:
 def work_text(work: Work, now_s: float, width: int, styled: bool, unicode: bool = True) -> str:
     """Return every orphan with what it holds, this user's first, and the records beyond those to keep."""
     lines: list[str] = []
-    for group in work.found.own:
-        lines += [paint(_title(group), "bold", styled), *_table(group, work.found, now_s, width, styled)]
-    for group in work.found.others:
-        title = f"{_title(group)}; of {user_name(group.processes[0].uid)}, not touched"
-        lines += [paint(title, "bold", styled), *_table(group, work.found, now_s, width, styled)]
+    for group in (*work.found.own, *work.found.others):
+        title, *rest = wrap(_title(group, group in work.found.others), width, "", "  ")
+        lines += [paint(title, "bold", styled), *rest, *_table(group, work.found, now_s, width, styled)]
+    said = []
     if isinstance(work.found.gpu_memory, Unavailable) and (work.found.own or work.found.others):
-        lines.append(f"GPU memory is not known: {work.found.gpu_memory.reason}")
+        said.append(f"GPU memory is not known: {work.found.gpu_memory.reason}")
     files = work.found.removable
     if files:
-        total = sum(segment.size_bytes for segment in files)
-        lines.append(f"{count(len(files), 'file')} of theirs in /dev/shm would stay ({size_text(total)})")
+        size = size_text(sum(segment.size_bytes for segment in files))
+        said.append(f"{count(len(files), 'file')} in /dev/shm that only they hold, to remove ({size})")
     old, total = work.records.removable, work.records.total
     if old:
-        lines.append(f"{len(old)} of {count(total, 'record')} to remove: {_names(old)}")
-    lines += [f"{visible(path.name)}: kept, {visible(reason)}" for path, reason in work.records.kept]
-    if not lines:
+        said.append(f"{len(old)} of {count(total, 'record')} to remove: {_names(old)}")
+    said += [f"{visible(path.name)}: kept, {visible(reason)}" for path, reason in work.records.kept]
+    if not lines and not said:
         about = f" of run {visible(work.run_id)}" if work.run_id else f", {count(total, 'record')}"
-        lines = [f"nothing to clean: no orphans{about}"]
+        said = [f"nothing to clean: no orphans{about}"]
+    lines += [line for text in said for line in wrap(text, width, "", "  ")]
     return ascii_only("\n".join(lines), unicode) + "\n"
 
 
@@ -66,11 +67,11 @@ def _names(paths: Sequence[Any]) -> str:
     return ", ".join(names) if len(names) < 4 else f"{names[-1]} … {names[0]}"
 
 
-def _title(group: Orphans) -> str:
-    run = {"ddplaunch": f"run {group.run_id}", "torchrun": f"torchrun, rdzv-id {group.run_id}"}.get(
-        group.kind, group.kind
-    )
-    return f"{visible(run)}: its launcher is gone, {processes_text(len(group.processes))} left"
+def _title(group: Orphans, foreign: bool) -> str:
+    names = {"ddplaunch": f"run {group.run_id}", "torchrun": f"torchrun, rdzv-id {group.run_id}"}
+    owner = f"; of {user_name(group.processes[0].uid)}, not touched" if foreign else ""
+    left = processes_text(len(group.processes))
+    return f"{visible(names.get(group.kind, group.kind))}: its launcher is gone, {left} left{owner}"
 
 
 def _table(group: Orphans, found: Leftovers, now_s: float, width: int, styled: bool) -> list[str]:
@@ -114,7 +115,9 @@ def _shared_bytes(process: Process, found: Leftovers) -> int:
 
 
 def _command(process: Process) -> str:
-    text = " ".join(process.command) or f"[{process.name}]"
+    """Return the command line with the interpreter's name only, at most 120 characters of it."""
+    program, *words = process.command or (f"[{process.name}]",)
+    text = " ".join([program.rpartition("/")[2], *words])
     return text if len(text) <= _COMMAND else text[: _COMMAND - 1] + "…"
 
 
@@ -127,7 +130,7 @@ def question_text(work: Work) -> str:
         parts.append(f"remove {count(len(work.found.removable), 'file')} in /dev/shm")
     if work.records.removable:
         parts.append(f"remove {count(len(work.records.removable), 'record')}")
-    return f"{' and '.join(parts)}? [y/N] "
+    return f"{', '.join(parts)}? [y/N] "
 
 
 def done_text(cleaned: Cleaned, found: Leftovers, removed: int) -> str:
