@@ -57,7 +57,10 @@ _LIVED = 25  # weight of having been survived, or of being logged as a warning
 
 @dataclass(frozen=True)
 class Candidate:
-    """One possible root. The smaller ``weight``, the better; ties go to the earlier line."""
+    """One possible root. The smaller ``weight``, the better; ties go to the earlier line.
+
+    ``side``: an exception of a thread, or one with which a survivor notices that others are gone.
+    """
 
     code: str
     weight: int
@@ -67,6 +70,7 @@ class Candidate:
     groups: tuple[tuple[str, str], ...] = ()
     raised: Raised | None = None
     likely: bool = False
+    side: bool = False
 
 
 def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
@@ -139,7 +143,8 @@ def _of_traceback(
         return []
     weight = 8 + 6 * traceback.side + 4 * traceback.bare + 24 * (name in ECHOES) + 4 * traceback.launcher
     weight += _LIVED * traceback.logged
-    return [Candidate("script-exception", weight, chosen.line, traceback.speaker, raised=chosen.raised)]
+    side = traceback.side or name in ECHOES
+    return [Candidate("script-exception", weight, chosen.line, traceback.speaker, raised=chosen.raised, side=side)]
 
 
 def _within(part: Part, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddplaunch.explain.beside import order, out_of_memory, shared_memory_full, with_facts
 from ddplaunch.explain.candidates import NOISE, Candidate, candidates
 from ddplaunch.explain.culprit import exit_rank, rank_of
-from ddplaunch.explain.endings import Ended, ended_well, unexplained, went_on
+from ddplaunch.explain.endings import Ended, ended_well, recovered, said_done, unexplained, went_on
 from ddplaunch.explain.facts import RunFacts
 from ddplaunch.explain.lines import Line
 from ddplaunch.explain.matching import Hit
@@ -47,7 +47,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     found, echoes = candidates(scanned)
     failed = _failed(scanned, facts)
     if not failed:
-        found = [each for each in found if not went_on(scanned.lines, each.line)]
+        done = said_done(scanned.lines, 30)
+        found = [each for each in found if not (went_on(scanned.lines, each.line) or (done and each.side))]
     waits = stuck(scanned)
     outside = _outside(facts)
     if outside is not None:
@@ -55,7 +56,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     found = _after_the_end(_in_one_cause(found))
     ends = order(facts)
     found.sort(key=lambda each: (each.weight, ends.get(each.speaker.rank or 0, 0.0), each.line.at))
-    ended = unexplained(scanned.exits)
+    ended = unexplained(scanned.exits) if failed else None
     if found and not _exit_first(found[0], ended):
         return _by_memory(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
@@ -69,7 +70,8 @@ def _failed(scanned: Scanned, facts: RunFacts | None) -> bool:
     """Return whether anything but the words of ranks says that the run failed."""
     if facts is not None and facts.state is not None:
         return facts.state != "succeeded"
-    return scanned.summary is not None or any(not each.by_agent for each in scanned.exits)
+    own = [each for each in scanned.exits if not each.by_agent and not recovered(each, scanned)]
+    return scanned.summary is not None or bool(own)
 
 
 def _outside(facts: RunFacts | None) -> str | None:

@@ -25,10 +25,13 @@ _PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"
     r"\d+%\|"
 )
+_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
-    r"warn|Warning|NCCL (?:INFO|version)|^\s|\*{8}|OMP_NUM_THREADS|destroy_process_group|leaked|^[WI]\d{4} |^\[W|^$"
+    r"warn|Warning|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS|destroy_process_group"
+    r"|leaked|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
 )
+_LEFT_ALONE = frozenset(("rendezvous-shutdown",))  # an agent's last words, when its own ranks have all succeeded
 _SURVIVED = 6  # steps; a rank that lost the others gets no further than one or two
 
 
@@ -81,18 +84,38 @@ def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
     for traceback in scanned.tracebacks:
         if not (traceback.handled or traceback.side or traceback.bare or went_on(lines, traceback.parts[-1].line)):
             return False
-    said = [line.text for line in lines[-400:] if line.text and not _NOISE.search(line.text)]
-    if any(_DONE.search(text) for text in said[-30 if echoes else -15 :]):
+    if said_done(lines, 30 if echoes else 15) or any(hit.signature.code in _LEFT_ALONE for hit in scanned.hits):
         return True
+    said = _said(lines[-400:])
     return not echoes and (not said or not _unfinished(said))
 
 
+def _said(lines: Sequence[Line]) -> list[str]:
+    return [line.text for line in lines if line.text and not _NOISE.search(line.text)]
+
+
+def said_done(lines: Sequence[Line], last: int) -> bool:
+    """Return whether one of the ``last`` lines that say anything says that the work is done."""
+    return any(_DONE.search(text) for text in _said(lines[-400:])[-last:])
+
+
+def recovered(known: RankExit, scanned: Scanned) -> bool:
+    """Return whether the launcher started the ranks again after this exit, and they came to a good end."""
+    after = [line for line in scanned.lines if line.at > known.line.at and line.file == known.line.file]
+    return scanned.summary is None and not known.table and said_done(after, 15)
+
+
 def _unfinished(said: Sequence[str]) -> bool:
-    """The last line is a step, and none of the last ones is the last step."""
+    """The last line is a step, and it is not the last of those that were announced, or the only one that was reached.
+
+    A log that ends with step 900 of an unknown number is taken for complete: most healthy ones end like that.
+    """
     if not _PROGRESS.search(said[-1]):
         return False
     parts = [(int(a), int(b)) for text in said[-6:] for a, b in _PART.findall(text)]
-    return not any(a == b for a, b in parts)
+    if parts:
+        return not any(a >= b for a, b in parts)
+    return len({number for text in said for number in _STEP.findall(text)}) <= 1
 
 
 def went_on(lines: Sequence[Line], line: Line) -> bool:
@@ -100,7 +123,7 @@ def went_on(lines: Sequence[Line], line: Line) -> bool:
     rest = (
         each.text for each in lines[max(0, line.at - lines[0].at) :] if each.at > line.at and each.file == line.file
     )
-    after = [text for text in rest if text and not _NOISE.search(text)]
+    after = [text for text in rest if text and text[0] != " " and not _NOISE.search(text)]
     if len(after) < 2:
         return False
     return any(_DONE.search(text) for text in after[-15:]) or sum(bool(_PROGRESS.search(text)) for text in after) >= 4

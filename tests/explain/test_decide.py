@@ -101,7 +101,9 @@ def test_healthy_logs_and_logs_that_just_end() -> None:
     noise = "[rank0]:[W303 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before\n"
     assert explained(steps + "saved out/final.pt\n" + noise).diagnosis is None
     assert explained("").diagnosis is None
-    assert diagnosed(steps).code == "unknown"
+    assert explained(steps).diagnosis is None, "most healthy logs end like that"
+    assert diagnosed("".join(f"step {step}/500 loss 0.5\n" for step in range(5))).code == "unknown"
+    assert diagnosed("rank 0 step 0\nrank 1 step 0\n").code == "unknown"
 
 
 def test_two_ranks_that_fail_alike_name_none() -> None:
