@@ -12,7 +12,7 @@ from ddplaunch.frozen import dataclass
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?\s*$")
 _SIDES = "│╭╰┃┏┗"
 _BOXED_FRAME = re.compile(r"^ ?(\S+\.\w+):(\d+) in (\S+)")
-_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+)(?:, in (.+))?')
+_FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
 _RAISED = re.compile(r"^((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$")
 _NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
 _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
@@ -112,7 +112,7 @@ class Tracebacks:
             self._start(line, text)
         elif boxed:
             self._boxed(line, text, state)
-        elif text.startswith((" ", "\t")):
+        elif text.startswith((" ", "\t")) or (text.startswith('File "') and _FRAME.match(text)):
             self._indented(line, text, state)
         elif not text:
             return

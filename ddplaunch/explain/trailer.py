@@ -34,10 +34,12 @@ _SRUN = re.compile(
     r"srun: error: (?P<host>[\w.-]+): tasks? (?P<tasks>[\d,-]+): (?P<how>Exited with exit code \d+|Segmentation fault"
     r"|Killed|Aborted|Bus error|Terminated|Out Of Memory)"
 )
+_NAMED = re.compile(r"Process name: +\[\[\d+,\d+\],(\d+)\]")  # Open MPI, its exit code on the next line
+_EXIT = re.compile(r"^\s*Exit code: +(\d+)\s*$")
 _HOW = {"Segmentation fault": -11, "Killed": -9, "Aborted": -6, "Bus error": -7, "Terminated": -15, "Out Of Memory": -9}
 _TRIGGERS = (
     "exitcode", "closing signal", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
-    "exited on signal", "srun: error", "CHILD PROCESS",
+    "exited on signal", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
 )  # fmt: skip
 
 
@@ -64,6 +66,7 @@ class Trailer:
         self.lines: set[int] = set()
         self.signalled: dict[int, str] = {}
         self.forced: set[int] = set()
+        self._named: int | None = None
         self._tables: dict[Speaker, dict[str, str]] = {}
         self.failed_summary: Line | None = None
 
@@ -138,6 +141,11 @@ class Trailer:
             self._add(line, int(match["code"]), host=line.speaker.host)
         elif match := _SPAWN.search(text):
             self._add(line, _number(match), int(match["rank"]))
+        elif match := _NAMED.search(text):
+            self._named = int(match.group(1))
+        elif self._named is not None and (match := _EXIT.match(text)):
+            self._add(line, int(match.group(1)), self._named)
+            self._named = None
         elif match := _SRUN.search(text):
             how, tasks = match["how"], match["tasks"]
             code = int(how.rpartition(" ")[2]) if how.startswith("Exited") else _HOW[how]

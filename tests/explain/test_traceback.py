@@ -78,6 +78,8 @@ def test_exception_groups_and_boxes() -> None:
 def test_a_traceback_without_its_head_and_a_bare_last_line() -> None:
     cut = "\n".join(raised(1, "TypeError: no such keyword").splitlines()[1:])
     assert tracebacks(cut)[0].root.raised.frame == "train.py:31 in main"
+    trimmed = "\n".join(line.strip() for line in raised(None, "TypeError: no such keyword").splitlines())
+    assert tracebacks(trimmed)[0].root.raised.frame == "train.py:31 in main", "indentation is lost where people paste"
     assert tracebacks("ValueError: alone")[0].bare
     assert tracebacks("train/error: 0.3\nError rate: 4\nsome words\nloss: 3") == []
 

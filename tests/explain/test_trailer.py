@@ -53,6 +53,7 @@ def test_what_the_agent_ended_is_marked() -> None:
         ),
         ("srun: error: gpu-4: task 3: Exited with exit code 2", 2, 3),
         ("srun: error: gpu-4: tasks 0-2: Killed", -9, None),
+        ("  Process name: [[29973,1],5]\n  Exit code:    3", 3, 5),
     ],
 )
 def test_other_launchers(line: str, code: int, rank: int | None) -> None:
