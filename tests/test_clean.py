@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.hosts.orphans import Cleaned, Leftovers
+from ddplaunch.probes.orphans import Orphans
 from ddplaunch.probes.process_table import Process, boot_id, process_table, read_process
-from ddplaunch.probes.run_processes import Orphans
 from ddplaunch.probes.shared_segments import Segment, held_segments
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.summary import host_name
@@ -31,6 +31,7 @@ from tests.fake_runs import FakeRun, StartRun, outcome, processes_json, record, 
 
 __all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
 
+BROKEN_NVML = Unavailable("NVML does not start: Driver/library version mismatch")
 NO_NVML = Unavailable("`libnvidia-ml.so.1` of the NVIDIA driver is not installed")
 
 
@@ -273,9 +274,10 @@ def test_words(tmp_path: Path) -> None:
     assert "nothing to clean: no orphans, 62 records" in work_text(
         work(Leftovers((), (), {}, ()), tmp_path), 0, 80, False
     )
-    assert "GPU memory is not known: `libnvidia" in work_text(
-        work(replace(FOUND, gpu_memory=NO_NVML), tmp_path), 0, 80, False
+    assert "GPU memory is not known: NVML does not start" in work_text(
+        work(replace(FOUND, gpu_memory=BROKEN_NVML), tmp_path), 0, 80, False
     )
+    assert "GPU" not in work_text(work(replace(FOUND, gpu_memory=NO_NVML), tmp_path), 0, 80, False)
     data = json.loads(json.dumps(clean_json(work(FOUND, tmp_path, 1), cleaned, (), "h", 0.0)))
     assert [each["result"] for each in data["orphans"][0]["processes"]] == ["ended", "killed"]
     assert data["orphans"][1]["own"] is False and data["records"][0]["removed"] is False

@@ -60,6 +60,17 @@ def test_a_recycled_pid_is_not_signalled(start_run: StartRun) -> None:
     assert wait_for(lambda: send(rank, signal.SIGKILL) in ("gone", "sent"))  # a zombie until its parent looks
 
 
+def test_an_old_kernel_has_no_pidfd(start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    run = start_run("old", ranks=1)
+    rank = seen(run.rank_pids[0])
+    assert send(replace(rank, start_ticks=1), signal.SIGKILL) == "other" and alive(rank.pid)
+    assert send(rank, signal.SIGKILL) == "sent" and wait_gone([rank], 30) == []
+
+
 def test_a_record_with_forged_pids_ends_nobody(call: Call, folder: Path, bystander: subprocess.Popen[bytes]) -> None:
     directory = record(folder / ".ddplaunch", unique("forged"))
     start = seen(bystander.pid).start_ticks

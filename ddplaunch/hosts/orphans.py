@@ -13,8 +13,9 @@ from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.ending import remaining, send, wait_gone
 from ddplaunch.probes.facts import NvmlFacts
 from ddplaunch.probes.nvml import probe_nvml
+from ddplaunch.probes.orphans import Orphans, adopts_orphans, orphans_in
 from ddplaunch.probes.process_table import Process, Table, process_table
-from ddplaunch.probes.run_processes import Orphans, adopts_orphans, orphans_in, within
+from ddplaunch.probes.run_processes import within
 from ddplaunch.probes.shared_segments import Segment, held_segments
 from ddplaunch.values import Unavailable
 

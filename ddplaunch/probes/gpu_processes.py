@@ -42,8 +42,9 @@ def _is_orphan(pid: int, proc: Path) -> bool:
 
     In a container torchrun itself may be process 1, and then parent 1 is as it should be.
     """
-    from ddplaunch.probes.process_table import read_process  # not needed where GPUs are idle
-    from ddplaunch.probes.run_processes import adopts_orphans, is_launcher
+    from ddplaunch.probes.orphans import adopts_orphans  # not needed where GPUs are idle
+    from ddplaunch.probes.process_table import read_process
+    from ddplaunch.probes.run_processes import is_launcher
 
     process = read_process(pid, str(proc))
     if process is None or (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:

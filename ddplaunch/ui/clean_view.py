@@ -8,8 +8,8 @@ from typing import Any
 from ddplaunch.finding import Finding, error, warning
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.orphans import Cleaned, Leftovers
+from ddplaunch.probes.orphans import Orphans
 from ddplaunch.probes.process_table import Process, start_s
-from ddplaunch.probes.run_processes import Orphans
 from ddplaunch.records.old_records import OldRecords
 from ddplaunch.records.summary import user_name
 from ddplaunch.ui.ages import age_text, processes_text, size_text
@@ -45,7 +45,7 @@ def work_text(work: Work, now_s: float, width: int, styled: bool, unicode: bool 
         title, *rest = wrap(_title(group, group in work.found.others), width, "", "  ")
         lines += [paint(title, "bold", styled), *rest, *_table(group, work.found, now_s, width, styled)]
     said = []
-    if isinstance(work.found.gpu_memory, Unavailable) and (work.found.own or work.found.others):
+    if isinstance(work.found.gpu_memory, Unavailable) and not work.found.gpu_memory.reason.endswith("not installed"):
         said.append(f"GPU memory is not known: {work.found.gpu_memory.reason}")
     files = work.found.removable
     if files:
