@@ -20,8 +20,6 @@ ASK_DEADLINE_S = 20.0
 HOPELESS = {
     "PartitionNodeLimit": "the partition has not that many nodes",
     "PartitionTimeLimit": "the time is over the partition's limit",
-    "PartitionInactive": "the partition takes no jobs",
-    "PartitionDown": "the partition is down",
     "BadConstraints": "no node meets the constraint",
     "AccountNotAllowed": "the account may not use the partition",
     "QOSNotAllowed": "the QOS may not be used here",

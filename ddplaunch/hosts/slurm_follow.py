@@ -14,6 +14,7 @@ _FIRST_POLL_S, _LAST_POLL_S = 0.5, 10.0  # a controller serves a whole cluster
 _LOG_POLL_S = 0.25
 _SETTLE_S = 1.0  # a log on a network file system arrives after the state
 _SILENCE_S = 300.0
+_UNDECIDED = ("", "PartitionConfig", "Priority")  # what a job waits for until the scheduler has looked at it
 _CHUNK = 1 << 20
 
 
@@ -27,7 +28,8 @@ def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -
         state = job_state(job, environ)
         if state is not None:
             refuse_hopeless(job, state, environ)
-        if state is None or state.state != "PENDING" or state.reason or time.monotonic() > deadline:
+        undecided = state is not None and state.state == "PENDING" and state.reason in _UNDECIDED
+        if not undecided or time.monotonic() > deadline:
             return state
         time.sleep(_LOG_POLL_S)
 

@@ -115,7 +115,7 @@ class Cluster:
         """Run ``python -m ddplaunch WORDS`` outside of any allocation."""
         return self.run([sys.executable, "-m", "ddplaunch", *words], cwd, timeout_s=timeout_s)
 
-    def finished(self, job: str, timeout_s: float = 60) -> dict[str, str]:
+    def finished(self, job: str, timeout_s: float = 120) -> dict[str, str]:
         """Wait for the end of a job and return what ``scontrol show job`` says of it."""
         deadline = time.monotonic() + timeout_s
         while True:

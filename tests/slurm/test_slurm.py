@@ -1,0 +1,227 @@
+"""The whole way through a real Slurm: jobs, steps and tasks, with GPUs that are granted, failures, and refusals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Cluster, missing
+
+pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.xdist_group("slurm")]
+
+#: Says who it is; fails, waits to be ended, or ends, as its first argument tells.
+TRAIN = """
+import os, signal, sys, time
+import torch, torch.distributed as dist
+
+def saved(number, frame):
+    open(f"saved-{dist.get_rank()}", "w").close()
+    sys.exit(0)
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+names = ("SLURMD_NODENAME", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+who = f"rank {dist.get_rank()}/{dist.get_world_size()} sum {total.item():.0f}"
+line = " ".join([who, *(os.environ.get(name, "-") for name in names)])
+sys.stdout.write(f"{line} {sys.argv[2:]!r}\\n")
+sys.stdout.flush()
+dist.barrier()
+if sys.argv[1] == "fail" and dist.get_rank() == 1:
+    sys.exit(42)
+if sys.argv[1] == "fail":
+    time.sleep(100)
+if sys.argv[1] == "wait":
+    signal.signal(signal.SIGTERM, saved)
+    open(f"ready-{dist.get_rank()}", "w").close()
+    time.sleep(100)
+dist.destroy_process_group()
+"""
+#: All "nodes" are this host, whose own name may mean the loopback only.
+HERE = ("--ignore", "host-name-loopback", "--ignore", "host-name-unresolvable")
+HOSTILE = 'it\'s "a" 5% \\n $HOME `id` é'
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    reason = missing()
+    if reason is not None and os.environ.get("DDPLAUNCH_REQUIRE_ALL") == "1":
+        pytest.fail(f"{reason}; DDPLAUNCH_REQUIRE_ALL=1 lets nothing be skipped", pytrace=False)
+    if reason is not None:
+        pytest.skip(reason)
+    with Cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as running:
+        yield running
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    return tmp_path
+
+
+def ranks(text: str) -> list[str]:
+    return sorted(re.findall(r"rank [0-9]+/.*", text))
+
+
+def test_a_job_from_a_hostile_directory_is_followed_to_its_end(cluster: Cluster, tmp_path: Path) -> None:
+    place = tmp_path / HOSTILE
+    place.mkdir()
+    (place / "train.py").write_text(TRAIN)
+    arguments = ["a b", "$x", "it's", '"', "two\nlines", "*"]
+    size = ("--nodes", "2", "--gpus-per-node", "1", "--cpus-per-task", "4", "--time", "5")
+    comment = ("--sbatch-arg", "--comment='it\"s 5% \\ #1'", "--sbatch-arg", "--open-mode=append")
+    done = cluster.ddplaunch(
+        *("submit", *size, *comment, "--setup", "export FROM_SETUP=1", "--show", "all", "--wait", *HERE),
+        *("--", "train.py", "end", *arguments),
+        cwd=place,
+        timeout_s=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = [f"rank {rank}/2 sum 2 vn{rank + 1} 0 0" for rank in range(2)]
+    said = ranks(done.stdout)
+    assert [line.rsplit(" ", 1)[0] for line in (line.partition(" [")[0] for line in said)] == expected
+    assert all(line.endswith(repr(arguments)) for line in said), said
+    assert "Slurm job 1.0: node 1 of 2 nodes (vn[1-2]), 1 GPU on this node, 4 CPUs a task" in " ".join(
+        done.stdout.split()
+    )
+    assert "submitted job 1: train.py on 2 nodes with 1 GPU each" in done.stderr
+    shown = cluster.run(["scontrol", "show", "job", "1"], place).stdout
+    assert 'Comment=it"s 5% \\ #1' in shown
+    record = place / ".ddplaunch/runs/slurm-1.0"
+    assert (record / "run.json").exists() and (record / "node-1/run.json").exists()
+
+
+def test_a_task_for_each_gpu_is_one_rank_with_that_gpu(cluster: Cluster, place: Path) -> None:
+    words = (
+        "ddplaunch",
+        "run",
+        "--show",
+        "all",
+        "--ignore",
+        "host-name-loopback",
+        "--ignore",
+        "host-name-unresolvable",
+    )
+    done = cluster.run(
+        [
+            "srun",
+            "-N1",
+            "--ntasks-per-node=2",
+            "--gpus-per-node=2",
+            sys.executable,
+            "-m",
+            *words,
+            "--",
+            "train.py",
+            "end",
+        ],
+        place,
+        timeout_s=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line.split()[1:7] for line in ranks(done.stdout)]
+    assert [words[:1] + words[4:] for words in said] == [[f"{rank}/2", "0", str(rank)] for rank in range(2)]
+
+
+def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluster: Cluster, place: Path) -> None:
+    command = f"{sys.executable} -m ddplaunch run {' '.join(HERE)} -- train.py fail"
+    (place / "job.sh").write_text(f"#!/bin/bash\n#SBATCH -N2 --gpus-per-node=1 -t 5 -o job.out\n{command}\n")
+    job = cluster.run(["sbatch", "--parsable", "job.sh"], place).stdout.strip()
+    ended = cluster.finished(job, timeout_s=120)
+    log = (place / "job.out").read_text()
+    # srun exits with the highest status of its tasks, so the one that it ended may count: 128 + SIGTERM.
+    assert ended["JobState"] == "FAILED" and ended["ExitCode"] in ("42:0", "143:0"), log
+    assert "rank 1 ended with exit code 42" in " ".join(log.split())
+    assert "one task on each node by `srun --kill-on-bad-exit=1 --wait=60" in log
+    assert not _left(place), "no rank outlives the job"
+
+
+def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Cluster, place: Path) -> None:
+    submitted = cluster.ddplaunch(
+        *(
+            "submit",
+            "2x1",
+            "--gpus-per-node",
+            "1",
+            "--time",
+            "5",
+            "--grace",
+            "30",
+            "--requeue",
+            *HERE,
+            "--",
+            "train.py",
+            "wait",
+        ),
+        cwd=place,
+    )
+    job = submitted.stdout.strip()
+    assert job.isdigit(), submitted.stderr
+    _until(lambda: (place / "ready-0").exists() and (place / "ready-1").exists(), place)
+    cluster.run(["scancel", "--signal=TERM", job], place)  # what --signal sends: to the steps, not to the batch shell
+    ended = cluster.finished(job)
+    assert (place / "saved-0").exists(), (place / f"slurm-{job}.out").read_text()
+    assert ended["JobState"] == "FAILED" and ended["ExitCode"].startswith("143:"), ended
+    assert not _left(place)
+
+
+def test_what_slurm_refuses_leaves_no_job(cluster: Cluster, place: Path) -> None:
+    nowhere = cluster.ddplaunch("submit", "1", "--partition", "nowhere", "--", "train.py", "end", cwd=place)
+    assert nowhere.returncode == 4 and "Invalid partition name specified" in " ".join(nowhere.stderr.split())
+    large = cluster.ddplaunch("submit", "1", "--gpus-per-node", "64", "--", "train.py", "end", cwd=place)
+    assert large.returncode == 4 and "error[sbatch-failed]" in large.stderr
+    many = cluster.ddplaunch("submit", "9x1", "--", "train.py", "end", cwd=place)
+    assert (
+        many.returncode == 4
+        and "PartitionNodeLimit" in many.stderr
+        and "was cancelled" in " ".join(many.stderr.split())
+    )
+    long = cluster.ddplaunch("submit", "1", "--partition", "short", "--time", "10", "--", "train.py", "end", cwd=place)
+    assert long.returncode == 4 and "PartitionTimeLimit" in long.stderr
+    assert cluster.run(["squeue", "-h"], place).stdout == ""
+
+
+def test_what_a_batch_script_would_start_can_be_looked_at(cluster: Cluster, place: Path) -> None:
+    command = f"{sys.executable} -m ddplaunch run --dry-run -- train.py end"
+    wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "dry.out", "--wrap", f"{command} > dry.txt"]
+    cluster.finished(cluster.run(wrapped, place).stdout.strip())
+    text = (place / "dry.txt").read_text()
+    assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in " ".join(text.replace("\\\n", " ").split())
+    assert "--cpus-per-task=3" in text and "train.py end" in text
+
+
+def _until(ready: object, place: Path) -> None:
+    assert callable(ready)
+    deadline = time.monotonic() + 120
+    while not ready():
+        logs = [path.read_text() for path in place.glob("slurm-*.out")]
+        assert time.monotonic() < deadline, logs
+        time.sleep(0.1)
+
+
+def _left(place: Path) -> list[str]:
+    """Return the processes that still run in ``place``, after a while for the last ones to go."""
+    deadline = time.monotonic() + 10
+    while True:
+        listed = subprocess.run(["ps", "-eo", "pid="], capture_output=True, text=True, check=True).stdout.split()
+        left = [pid for pid in listed if _folder(pid) == place]
+        if not left or time.monotonic() > deadline:
+            for pid in left:
+                os.kill(int(pid), signal.SIGKILL)
+            return left
+        time.sleep(0.2)
+
+
+def _folder(pid: str) -> Path | None:
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return None
