@@ -100,9 +100,8 @@ def said_done(lines: Sequence[Line], last: int) -> bool:
 
 
 def recovered(known: RankExit, scanned: Scanned) -> bool:
-    """Return whether the launcher started the ranks again after this exit, and they came to a good end."""
-    after = [line for line in scanned.lines if line.at > known.line.at and line.file == known.line.file]
-    return scanned.summary is None and not known.table and said_done(after, 15)
+    """Return whether the launcher started the ranks again after this exit, and they got further."""
+    return scanned.summary is None and not known.table and went_on(scanned.lines, known.line)
 
 
 def _unfinished(said: Sequence[str]) -> bool:
@@ -119,14 +118,20 @@ def _unfinished(said: Sequence[str]) -> bool:
 
 
 def went_on(lines: Sequence[Line], line: Line) -> bool:
-    """Return whether the work went on after ``line``, in the same log, and came to a good end."""
+    """Return whether the work went on after ``line``, in the same log: it came to an end, or made two more steps.
+
+    One step more is what ranks still make that have not noticed yet that another one is gone.
+    """
     rest = (
         each.text for each in lines[max(0, line.at - lines[0].at) :] if each.at > line.at and each.file == line.file
     )
     after = [text for text in rest if text and text[0] != " " and not _NOISE.search(text)]
     if len(after) < 2:
         return False
-    return any(_DONE.search(text) for text in after[-15:]) or sum(bool(_PROGRESS.search(text)) for text in after) >= 4
+    if any(_DONE.search(text) for text in after[-15:]):
+        return True
+    steps = {match.group(1) for text in after if (match := _STEP.search(text))}
+    return len(steps) >= 2 or sum(bool(_PROGRESS.search(text)) for text in after) >= 4
 
 
 class Progress:
