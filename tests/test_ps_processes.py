@@ -97,6 +97,16 @@ def test_runs_of_one_id_are_told_apart_by_directory_and_user() -> None:
     assert len(runs_in(table(one(10, "/a"), one(11, "/a", uid=8)))) == 2
 
 
+def test_another_users_run_is_told_by_its_command_line() -> None:
+    """Environments of others may not be read, command lines may."""
+    command = ("python", "-m", "torch.distributed.run", "--rdzv-id=exp", "--logs-specs=ddplaunch", "--", "train.py")
+    launcher, rank = process(10, uid=8, command=command, environment=None), process(20, parent=10, uid=8)
+    assert runs_in(table(launcher, rank)) == (RunProcesses("exp", 8, (launcher,), (rank,)),)
+    assert runs_in(table(process(10, command=TORCHRUN, environment=None), rank)) == ()
+    plain = ("python", "-m", "torch.distributed.run", "--rdzv-id=exp", "--", "train.py", "--logs-specs=ddplaunch")
+    assert runs_in(table(process(10, command=plain, environment={}), rank)) == ()
+
+
 LOST = process(20, environment=ELASTIC)
 DEEPSPEED = {"LOCAL_RANK": "0", "RANK": "0", "CROSS_RANK": "0", "LOCAL_SIZE": "2", "MASTER_PORT": "29500"}
 
@@ -176,7 +186,8 @@ def test_what_another_user_may_not_read_is_left_out(start_run: StartRun) -> None
     if child == 0:
         os.setuid(65534)
         seen = process_table()
-        os.write(writer, b"ok" if seen[run.rank_pids[0]].environment is None and not runs_in(seen) else b"no")
+        hidden = run.run_id not in {each.run_id for each in runs_in(seen)}
+        os.write(writer, b"ok" if hidden and seen[run.rank_pids[0]].environment is None else b"no")
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 2) == b"ok"

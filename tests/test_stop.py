@@ -180,7 +180,7 @@ def test_another_users_run_is_not_ended(start_run: StartRun, tmp_path: Path) -> 
     if child == 0:
         os.setuid(65534)
         os.write(writer, send(replace(rank, environment=None), signal.SIGKILL).encode())
-        os._exit(0 if runs_in(process_table()) == () else 1)
+        os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 10) == b"denied"
     assert alive(rank.pid)

@@ -40,7 +40,7 @@ def clean(
     work, now_s = look(runs_directory(os.environ, run_dir, Path.cwd()), keep_number, run), time.time()
     if not json:
         answer(work_text(work, now_s, width(sys.stdout), styled(sys.stdout), unicode=unicode_ok(sys.stdout)))
-    if work.nothing or dry_run or not _agreed(work, bool(yes)):
+    if work.nothing or dry_run or not _agreed(work, bool(yes), not json):
         if json:
             answer_json(clean_json(work, None, (), host_name(), now_s))
         return ExitStatus.DONE if work.nothing or dry_run else ExitStatus.FINDINGS
@@ -70,11 +70,11 @@ def look(base: Path, keep: int, run_id: str | None) -> Work:
     return Work(found, old_records(base, keep, busy, table, host_name(), boot_id()))
 
 
-def _agreed(work: Work, yes: bool) -> bool:
-    """Return whether to go on: ``--yes``, or a yes on the terminal. Without a terminal nobody can be asked."""
+def _agreed(work: Work, yes: bool, listed: bool) -> bool:
+    """Return whether to go on: ``--yes``, or a yes on the terminal by somebody who was shown the list."""
     if yes:
         return True
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not listed or sys.stdin is None or not sys.stdin.isatty():
         tell("nothing was changed: `ddplaunch clean --yes` does it without a question\n")
         return False
     tell(question_text(work))

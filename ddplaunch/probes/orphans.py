@@ -36,8 +36,8 @@ def orphans_in(table: Table, adopts: Callable[[Process], bool]) -> tuple[Orphans
     """Return what dead launchers left, by run. ``adopts`` tells whether a parent is one that adopts orphans.
 
     In doubt a process is no orphan: it has to be a Python process that torchelastic or deepspeed started, adopted by
-    somebody who is no launcher, and no rank of the same run may have its launcher still. What a rank detached on
-    purpose (a server, a terminal) is thereby left alone.
+    somebody who is no launcher, and no rank of the same run may have its launcher still. A terminal multiplexer or
+    another program that a rank started and detached is left alone; a Python server cannot be told from an orphan.
     """
     roots: dict[tuple[int, str, str, str], list[Process]] = {}
     looked_after: set[tuple[int, str, str, str]] = set()

@@ -65,7 +65,7 @@ def runs_in(table: Table) -> tuple[RunProcesses, ...]:
     A shell in which the variables of a plan were exported is not part of the run: only launchers, ranks, and what
     they started. Runs of the same id are told apart by user and, where the launch says it, by directory.
     """
-    named = [process for process in table.values() if process.alive and process.mark("DDPLAUNCH_RUN_ID")]
+    named = [process for process in table.values() if process.alive and _run_id(process)]
     launchers = {
         process.pid: _key(process) for process in named if is_launcher(process) and not _copied(process, table)
     }
@@ -111,7 +111,19 @@ class _Parts:
 def _key(process: Process) -> _Key:
     """Return user, run id and directory; the last is what the launch told its plug-in, or empty."""
     place = _DIRECTORY.search(process.mark("DDPLAUNCH_AGENT") or "")
-    return (process.uid, process.mark("DDPLAUNCH_RUN_ID") or "", place[1] if place else "")
+    return (process.uid, _run_id(process), place[1] if place else "")
+
+
+def _run_id(process: Process) -> str:
+    """Return ddplaunch's run id, empty where there is none.
+
+    Another user's environment may not be read, but command lines may: there the launcher's own names it.
+    """
+    if process.environment is not None:
+        return process.mark("DDPLAUNCH_RUN_ID") or ""
+    if "--logs-specs=ddplaunch" not in process.command or not is_launcher(process):
+        return ""
+    return next((word.partition("=")[2] for word in process.command if word.startswith("--rdzv-id=")), "")
 
 
 def _owner(process: Process, table: Table, launchers: Mapping[int, _Key], known: Iterable[_Key]) -> _Key | None:
@@ -123,7 +135,7 @@ def _owner(process: Process, table: Table, launchers: Mapping[int, _Key], known:
         if key is not None and own[1] in ("", key[1]):
             return key
     if not own[1]:  # below a rank whose launcher is gone
-        own = next((_key(each) for each in ancestors(table, process.pid) if each.mark("DDPLAUNCH_RUN_ID")), own)
+        own = next((_key(each) for each in ancestors(table, process.pid) if _run_id(each)), own)
     same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2])]
     return same[0] if same else own if own[1] else None
 
