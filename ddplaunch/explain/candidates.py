@@ -14,19 +14,20 @@ from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.traceback import Part, Traceback
 from ddplaunch.frozen import dataclass
 
-#: Codes whose lines are printed by victims as well as by culprits: any own failure of a rank goes before them.
-VICTIMS = frozenset(
-    (
-        "collective-timeout",
-        "gpu-p2p-broken",
-        "rendezvous-failed",
-        "infiniband-error",
-        "aborted",
-        "host-name-unresolvable",
-    )
-)
-#: Codes that stand for a rank's own end without saying why, or that another failure may imitate.
-UNEXPLAINED = frozenset(("killed", "segmentation-fault", "collective-mismatch", "wrong-network-interface"))
+#: How much less a code counts than a rank's own failure, because victims print its lines as well as culprits (40), or
+#: because it says how a rank ended and not why, or another failure may imitate it (20).
+DISCOUNT = {
+    "killed": 20,
+    "segmentation-fault": 20,
+    "collective-mismatch": 20,
+    "wrong-network-interface": 20,
+    "infiniband-error": 30,
+    "host-name-unresolvable": 34,
+    "collective-timeout": 40,
+    "gpu-p2p-broken": 40,
+    "rendezvous-failed": 40,
+    "aborted": 40,
+}
 #: What a launcher raises because ranks failed.
 LAUNCHERS = frozenset(
     ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException", "SignalException")
@@ -108,11 +109,12 @@ def _covered(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
 
 
 def _texts(scanned: Scanned) -> dict[Speaker, list[str]]:
-    """Return the lines of each speaker, for signatures that a line elsewhere speaks against."""
+    """Return the lines of each speaker, for signatures that a line elsewhere speaks against; echoes say nothing."""
+    echoes = {hit.line.at for hit in scanned.hits if hit.signature.role == "cascade"}
     wanted = {hit.line.speaker for hit in scanned.hits if hit.signature.log_unless}
     texts: dict[Speaker, list[str]] = {who: [] for who in wanted}
     for line in scanned.lines:
-        if line.speaker in texts:
+        if line.speaker in texts and line.at not in echoes:
             texts[line.speaker].append(line.text)
     return texts
 
@@ -158,7 +160,7 @@ def _within(part: Part, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:
 
 def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None, penalty: int = 0) -> Candidate:
     signature = hit.signature
-    weight = 40 if signature.code in VICTIMS else 20 if signature.code in UNEXPLAINED else 0
+    weight = DISCOUNT.get(signature.code, 0)
     weight += (
         0 if signature.priority >= 60 else 2 if signature.priority >= 50 else 8 if signature.priority >= 40 else 14
     )
