@@ -33,13 +33,12 @@ def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | N
         tell("no run of yours is running here\n")
         return ExitStatus.DONE
     if chosen is None:
-        directory = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run)
-        chosen = next((each for each in alive if recorded_at(each) == directory.resolve()), None)
+        directory: Path | None = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run)
+        chosen = next((each for each in alive if directory and recorded_at(each) == directory.resolve()), None)
     else:
-        found = recorded_at(chosen)
-        directory = found if found is not None else Path(chosen.run_id)
-    elsewhere = _other_hosts(directory, host_name())
+        directory = recorded_at(chosen)
     if chosen is None:
+        assert directory is not None  # a run without processes was found by its record
         stopped = Stopped(RunProcesses(directory.name, os.geteuid()), (), (), (), (), 0.0)
         if not json:
             tell(nothing_text(directory.name, other_processes(read_processes(directory), table, boot_id())))
@@ -49,6 +48,7 @@ def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | N
         stopped = stop_run(chosen, grace_s)
         if not json:
             tell(stopped_text(stopped))
+    elsewhere = [] if directory is None else _other_hosts(directory, host_name())
     if json:
         answer_json(stop_json(stopped, elsewhere))
     tell_findings(stop_findings(stopped, elsewhere))
