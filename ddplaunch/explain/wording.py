@@ -13,6 +13,7 @@ from ddplaunch.explain.lines import Line
 from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.stuck_words import stuck_words
 from ddplaunch.explain.unknown import Words, beside_words, ended_words, exception_words, outside_words, unknown_words
 
 _FIELD = re.compile(r"\{(\w+)\}")
@@ -58,6 +59,9 @@ def _words(decision: Decision, facts: RunFacts | None) -> Words:
         return beside_words(decision, _fixes_of(decision.code))
     if candidate is None:
         return unknown_words(decision) if decision.ended is None else ended_words(decision, facts)
+    words = stuck_words(decision)
+    if words is not None:
+        return words
     if candidate.signature is None:
         return exception_words(decision)
     signature = candidate.signature
