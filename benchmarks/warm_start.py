@@ -45,7 +45,7 @@ def once(warm: bool, ranks: int, folder: Path, memory: bool) -> dict[str, float]
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of all children and theirs that were waited for; tells more than wall time on a busy machine."""
+    """Return the CPU seconds of all that were waited for: tells more than wall time on a busy machine."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,6 +1,7 @@
 """Runs commands as `python -u …` and forked from a template, from one process, and prints how each ended as JSON.
 
-Started as `python -u both_ways.py FOLDER`, with a list of argument lists on stdin. No torch is needed for that.
+Started as `python -u both_ways.py FOLDER`, with a list of argument lists on stdin, in the folder of the programs. No
+torch is needed for that.
 """
 
 import json
@@ -27,16 +28,20 @@ def main() -> None:
         for number, command in enumerate(commands):
             args = [sys.executable, "-u", *command]
             with (folder / f"{way}-{number}.out").open("w") as out, (folder / f"{way}-{number}.err").open("w") as err:
+                environ["UNFLUSHED"] = str(folder / f"{way}-{number}.txt")
                 process: Any = None
                 if way == "warm":
-                    process = template.start(args, environ, (out, err))
+                    process = template.start(args, dict(environ), (out, err))
                 else:
                     process = subprocess.Popen(args, env=environ, stdout=out, stderr=err, start_new_session=True)
                 running.append(process)
         for number, process in enumerate(running):
             code = process.wait(60)
-            texts = [(folder / f"{way}-{number}.{end}").read_text(errors="replace") for end in ("out", "err")]
-            result[way].append({"pid": process.pid, "code": code, "out": texts[0], "err": texts[1]})
+            files = {
+                key: folder / f"{way}-{number}.{end}" for key, end in (("out", "out"), ("err", "err"), ("kept", "txt"))
+            }
+            texts = {key: path.read_text(errors="replace") if path.exists() else None for key, path in files.items()}
+            result[way].append({"pid": process.pid, "code": code, **texts})
     template.close()
     json.dump(result, sys.stdout)
 

@@ -14,18 +14,33 @@ import os
 import signal
 import sys
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.agent.warm import execute
 from ddplaunch.agent.warm.request import Request
+from ddplaunch.frozen import dataclass
 
 
-def become(request: Request, launcher_path: str | None, seed: int | None) -> execute.Program:
+@dataclass(frozen=True)
+class Origin:
+    """Where a rank comes from.
+
+    ``launcher_path`` is what torchrun's own interpreter had put in front of ``sys.path``, ``launcher_modules`` what was
+    found there, ``seed`` torch's at the first fork.
+    """
+
+    launcher_path: str | None
+    launcher_modules: tuple[str, ...]
+    seed: int | None
+
+
+def become(request: Request, origin: Origin) -> execute.Program:
     """Make this process what `python -u …` would be before its first line; return what runs that line.
 
-    ``launcher_path`` is what torchrun's own interpreter had put in front of ``sys.path``, ``seed`` torch's at the first
-    fork. Raises OSError if the script cannot be read.
+    Touches as little as it can: each page that it writes to is one more that ranks do not share. Raises OSError if the
+    script cannot be read.
     """
     os.environ.clear()
     os.environ.update(request.environ)
@@ -33,12 +48,15 @@ def become(request: Request, launcher_path: str | None, seed: int | None) -> exe
     sys.argv = request.argv
     _main_module()
     program, first = _program(request)
-    _path(first, launcher_path)
+    if first is not None:
+        sys.path.insert(0, first)
+    if first != origin.launcher_path:
+        forget(origin.launcher_modules)
     _signals()
     _faulthandler()
     _threads()
     _processes()
-    _random(seed)
+    _random(origin.seed)
     _logging()
     return program
 
@@ -59,32 +77,25 @@ def _program(request: Request) -> tuple[execute.Program, str | None]:
     return execute.script(path), None if safe else str(Path(path).resolve().parent)
 
 
-def _path(first: str | None, launcher_path: str | None) -> None:
-    if launcher_path is not None and launcher_path != first:
-        _forget(Path(launcher_path).resolve())
-    if first is not None:
-        sys.path.insert(0, first)
-    sys.path_importer_cache.clear()
-    _drop({"ddplaunch"})
-
-
-def _forget(folder: Path) -> None:
-    """Drop modules that torchrun found in its own first folder, where a rank would not look."""
-    if folder in {Path(entry).resolve() for entry in sys.path}:
-        return
+def found_in(folder: str) -> list[str]:
+    """Return the modules that torchrun found in its own first folder, ``folder``, where a rank may not look."""
+    home = Path(folder).resolve()
+    if home in {Path(entry).resolve() for entry in sys.path}:
+        return []
     tops = set()
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if file and "." not in name and name != "__main__":
-            home = Path(file).parent.parent if Path(file).stem == "__init__" else Path(file).parent
-            if home.resolve() == folder:
+            place = Path(file).parent.parent if Path(file).stem == "__init__" else Path(file).parent
+            if place.resolve() == home:
                 tops.add(name)
-    _drop(tops)
+    return [name for name in sys.modules if name.partition(".")[0] in tops]
 
 
-def _drop(tops: set[str]) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
-        del sys.modules[name]
+def forget(names: Iterable[str]) -> None:
+    """Drop these modules; who has them already keeps them."""
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def _main_module() -> None:

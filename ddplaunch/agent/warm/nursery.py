@@ -31,8 +31,7 @@ class Nursery:
         """``launcher_path`` is the entry of ``sys.path`` that is torchrun's own."""
         self.channel = channel
         self.agent = agent
-        self.launcher_path = launcher_path
-        self.seed = fresh.torch_seed()
+        self.origin = fresh.Origin(launcher_path, (), fresh.torch_seed())
 
     def serve(self, preload: Sequence[str]) -> Program:
         """Return only in a rank, with what runs its script. ``preload`` are modules to import before."""
@@ -40,14 +39,22 @@ class Nursery:
             kernel.die_with_parent(self.agent)
             kernel.is_named("ddplaunch-warm")
             _hide()
-            if self.launcher_path is not None:
-                sys.path.remove(self.launcher_path)
+            self._leave_home()
             notes = self._preload(preload) if preload else []
+            sys.path_importer_cache.clear()
             gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
             _close_streams()
             return self._generations(notes)
         except BaseException:
             os._exit(_GONE)
+
+    def _leave_home(self) -> None:
+        """Take out what came with torchrun's process and with ddplaunch."""
+        home = self.origin.launcher_path
+        if home is not None:
+            sys.path.remove(home)
+            self.origin = fresh.Origin(home, tuple(fresh.found_in(home)), self.origin.seed)
+        fresh.forget([name for name in sys.modules if name.partition(".")[0] == "ddplaunch"])
 
     def _preload(self, names: Sequence[str]) -> list[str]:
         """Import in a child; return in that child if it can be forked from, else in this process."""
@@ -123,7 +130,7 @@ class Nursery:
             os.fchdir(descriptors[3])
             for descriptor in descriptors:
                 os.close(descriptor)
-            program = fresh.become(request, self.launcher_path, self.seed)
+            program = fresh.become(request, self.origin)
             _show(request)
         except Exception:
             program = None

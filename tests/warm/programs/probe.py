@@ -130,8 +130,9 @@ def about_torch() -> dict[str, Any]:
     import torch
     import torch.distributed
 
+    cuda: Any = torch.cuda
     sharing: Any = torch.multiprocessing
-    distributed: Any = torch.distributed
+    elastic: Any = torch.distributed
 
     openmp = ctypes.CDLL(None)
     counts: list[int] = []
@@ -154,8 +155,8 @@ def about_torch() -> dict[str, Any]:
         "parallel": torch.__config__.parallel_info(),
         "sharing": sharing.get_sharing_strategy(),
         "method": torch.multiprocessing.get_start_method(),
-        "cuda": [torch.cuda.is_initialized(), torch.cuda._is_in_bad_fork(), torch.cuda.is_available()],
-        "initialized": [distributed.is_initialized(), distributed.is_torchelastic_launched()],
+        "cuda": [cuda.is_initialized(), cuda._is_in_bad_fork(), cuda.is_available()],
+        "initialized": [elastic.is_initialized(), elastic.is_torchelastic_launched()],
         "torch loggers": [str(logging.getLogger("torch").handlers), logging.getLogger("torch").level],
         "handlers at exit": atexit._ncallbacks(),
         "warnings": [str(entry) for entry in warnings.filters],

@@ -1,0 +1,155 @@
+"""What makes a start cold, each with a case that does not; the pieces that need no torchrun."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.agent.warm import kernel, message
+from ddplaunch.agent.warm.process import WarmProcess
+from ddplaunch.agent.warm.request import Request, is_python_command, unpacked
+from ddplaunch.agent.warm.why_cold import AgentFacts, changed_since_load, why_no_template, why_not_forked
+
+FIT = AgentFacts(
+    orig_argv=("python", "-u", "-m", "torch.distributed.run"),
+    environ={"OMP_NUM_THREADS": "1"},
+    unbuffered=True,
+    python_threads=1,
+    traced=False,
+    cuda=None,
+    has_streams=True,
+    popen_parameters=("self", "args", "env"),
+)
+ENVIRON = {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+
+
+def test_a_fit_process_is_forked() -> None:
+    assert why_no_template(FIT) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"orig_argv": ("python", "-u", "-X", "dev", "-m", "torch.distributed.run")}, "`-X dev`"),
+        ({"orig_argv": ("python", "-E", "-u", "-m", "torch.distributed.run")}, "`-E`"),
+        ({"environ": {"PYTHONINSPECT": "1"}}, "PYTHONINSPECT is set"),
+        ({"environ": {"COVERAGE_PROCESS_START": "x"}}, "COVERAGE_PROCESS_START is set"),
+        ({"unbuffered": False}, "`-u`"),
+        ({"python_threads": 2}, "2 threads"),
+        ({"traced": True}, "debugger"),
+        ({"cuda": "/dev/nvidiactl"}, "/dev/nvidiactl is in use"),
+        ({"has_streams": False}, "closed"),
+        ({"popen_parameters": ("self", "args", "env", "more")}, "this torch"),
+        ({"popen_parameters": None}, "this torch"),
+    ],
+)
+def test_an_unfit_process_is_not(change: dict[str, object], reason: str) -> None:
+    found = why_no_template(replace(FIT, **change))  # type: ignore[arg-type]
+    assert found is not None
+    assert reason in found
+    assert "\n" not in found
+
+
+def test_a_rank_is_forked() -> None:
+    for args in (("python", "-u", "train.py", "--x"), ("python", "-u", "-m", "package.train")):
+        assert why_not_forked(Request(args, ENVIRON), "python", {"OMP_NUM_THREADS": "1"}, True) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "environ", "is_file", "reason"),
+    [
+        (("./train", "--x"), ENVIRON, True, "not the interpreter"),
+        (("numactl", "--cpunodebind=0", "python", "-u", "train.py"), ENVIRON, True, "not the interpreter"),
+        (("other", "-u", "train.py"), ENVIRON, True, "`other` is not the interpreter"),
+        (("python", "-u", "-c", "pass"), ENVIRON, True, "not the interpreter"),
+        (("python", "-u", "train.py"), ENVIRON, False, "train.py is no file"),
+        (("python", "-u", "train.py"), {"OMP_NUM_THREADS": "1"}, True, "LOCAL_WORLD_SIZE"),
+        (("python", "-u", "train.py"), {**ENVIRON, "OMP_NUM_THREADS": "4"}, True, "OMP_NUM_THREADS was set"),
+        (("python", "-u", "train.py"), {**ENVIRON, "LD_PRELOAD": "x.so"}, True, "LD_PRELOAD was set"),
+    ],
+)
+def test_a_rank_is_not(args: tuple[str, ...], environ: dict[str, str], is_file: bool, reason: str) -> None:
+    found = why_not_forked(Request(args, environ), "python", {"OMP_NUM_THREADS": "1"}, is_file)
+    assert found is not None
+    assert reason in found
+
+
+def test_variables_that_libraries_read_at_load() -> None:
+    assert changed_since_load({"MKL_NUM_THREADS": "2", "RANK": "0"}, {"PYTHONPATH": "a"}) == [
+        "MKL_NUM_THREADS",
+        "PYTHONPATH",
+    ]
+    assert changed_since_load({"RANK": "0", "CUDA_VISIBLE_DEVICES": "1"}, {}) == []
+
+
+def test_an_interpreter_with_a_target_is_a_python_command() -> None:
+    assert is_python_command(["python", "-u", "-m", "package"], "python")
+    assert not is_python_command(["python", "-u", "-m"], "python")
+    assert not is_python_command(["python", "train.py"], "python")
+
+
+def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
+    here, there = socket.socketpair()
+    request = Request(("python", "-u", "\udcff.py"), {"LARGE": "x" * 100_000, "ODD": "\udcfe"})
+    with (tmp_path / "file").open("w") as file:
+        pid = os.fork()
+        if pid == 0:
+            message.send(here, request.packed(), [file.fileno()])
+            os._exit(0)
+        here.close()
+        received = message.receive(there)
+    os.waitpid(pid, 0)
+    assert received is not None
+    assert unpacked(received[0]) == request
+    os.write(received[1][0], b"through")
+    os.close(received[1][0])
+    assert (tmp_path / "file").read_text() == "through"
+    assert message.receive(there) is None
+    there.close()
+
+
+def test_a_process_answers_as_popen_does() -> None:
+    process = WarmProcess(["sleep"], subprocess.Popen(["sleep", "60"]).pid)
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.terminate()
+    assert process.wait(30) == -signal.SIGTERM
+    assert process.poll() == -signal.SIGTERM
+    process.kill()  # long gone, and no error
+    assert WarmProcess(["false"], subprocess.Popen(["false"]).pid).wait() == 1
+
+
+def test_a_process_is_shown_as_what_it_stands_for() -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.is_named("a name longer than fifteen")
+            kernel.is_shown_as(["python", "-u", "train.py"], {"RANK": "3", "ODD": "\udcff"})
+            os.write(writing, b"+")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(writing)
+    try:
+        assert os.read(reading, 1) == b"+"
+        assert Path(f"/proc/{pid}/cmdline").read_bytes() == b"python\0-u\0train.py\0"
+        assert Path(f"/proc/{pid}/environ").read_bytes() == b"RANK=3\0ODD=\xff\0"
+        assert Path(f"/proc/{pid}/comm").read_text() == "a name longer t\n"
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_cuda_is_not_in_use_here() -> None:
+    assert kernel.cuda_in_use() is None
+    found = subprocess.run([sys.executable, "-c", "pass"], check=True)
+    assert found.returncode == 0

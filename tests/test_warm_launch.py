@@ -1,0 +1,151 @@
+"""Real torchrun, real torch: warm ranks are like cold ones, come back after a failure, and give way where they must."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.warm.launching import PROGRAMS, environment, launch, plugin, torchrun
+
+pytestmark = pytest.mark.slow
+_RANK_VARIABLES = ("MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE", "PROBE")
+
+
+@pytest.fixture(scope="module")
+def plugged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return plugin(tmp_path_factory.mktemp("plugin"))
+
+
+def _both(plugged: Path, folder: Path, *script: str) -> dict[bool, list[dict[str, Any]]]:
+    """Run a script as two ranks both ways; return what it wrote into $PROBE, by rank."""
+    seen = {}
+    for warm in (False, True):
+        answers = folder / str(warm)
+        answers.mkdir()
+        env = environment(plugged, PROBE=str(answers))
+        result = launch(torchrun(warm, 2, *script), env, PROGRAMS, "typed by somebody\n")
+        assert result.returncode == 0, result.stderr
+        assert "cold start" not in result.stderr
+        seen[warm] = [json.loads((answers / f"{rank}.json").read_text()) for rank in range(2)]
+    return seen
+
+
+def _comparable(seen: dict[str, Any], *, module: bool) -> dict[str, Any]:
+    """Without what two launches never share, and the known differences: the stack beneath ``-m``, torch's filters."""
+    environ = [pair for pair in seen["process"]["os.environ"] if pair[0] not in _RANK_VARIABLES]
+    start = [word for word in seen["process"]["environ"] if not word.startswith(_RANK_VARIABLES)]
+    process = {**seen["process"], "os.environ": environ, "environ": start}
+    interpreter = {**seen["interpreter"], "stack": None} if module else seen["interpreter"]
+    libraries = {**seen["libraries"], "warnings": None}
+    torch = {**seen["torch"], "seed": None}
+    return {"process": process, "interpreter": interpreter, "libraries": libraries, "torch": torch}
+
+
+@pytest.mark.parametrize("target", ["probe.py", "-m probe"])
+def test_a_script_sees_the_same_world(plugged: Path, tmp_path: Path, target: str) -> None:
+    seen = _both(plugged, tmp_path, *target.split(), "torch", "--flag")
+    for rank in range(2):
+        cold, warm = seen[False][rank], seen[True][rank]
+        assert warm["frozen"] > 0, "the rank was not forked from the template"
+        assert cold["frozen"] == 0
+        module = target.startswith("-m")
+        expected, found = (_comparable(one["seen"], module=module) for one in (cold, warm))
+        for part in expected:
+            for name, value in expected[part].items():
+                assert found[part][name] == value, f"{part}: {name}"
+        assert {*cold["seen"]["libraries"]["warnings"]} <= {*warm["seen"]["libraries"]["warnings"]}
+    ranks = seen[True]
+    for name in ("random", "authkey"):
+        assert ranks[0]["chance"][name] != ranks[1]["chance"][name]
+    assert ranks[0]["seen"]["torch"]["seed"] != ranks[1]["seen"]["torch"]["seed"]
+
+
+def test_libraries_work_as_in_a_cold_rank(plugged: Path, tmp_path: Path) -> None:
+    seen = _both(plugged, tmp_path, "libraries.py")
+    assert seen[True] == seen[False]
+    assert seen[True][0]["all_reduce"] == [1.0] * 4
+
+
+def test_ranks_are_forked_again_after_a_failure(plugged: Path, tmp_path: Path) -> None:
+    env = environment(plugged, PROBE=str(tmp_path), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    result = launch(torchrun(True, 2, "--max-restarts=1", "restarted.py"), env, PROGRAMS)
+    assert result.returncode == 0, result.stderr
+    starts = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+    assert starts.keys() >= {"0-1", "1-0", "1-1"}
+    assert {forked for forked, _ in starts.values()} == {"True"}
+    assert len({parent for _, parent in starts.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "python", "options", "reason"),
+    [
+        ({}, (), (), "was not started with `-u`"),
+        ({"OMP_NUM_THREADS": ""}, ("-u",), (), "OMP_NUM_THREADS was set after"),
+        ({}, ("-u",), ("--no-python", sys.executable), "is not the interpreter"),
+    ],
+)
+def test_a_cold_start_says_why(
+    plugged: Path, change: dict[str, str], python: tuple[str, ...], options: tuple[str, ...], reason: str
+) -> None:
+    env = {name: value for name, value in environment(plugged, **change).items() if value}
+    script = "import gc, os; print(gc.get_freeze_count(), os.environ['RANK'])"
+    words = [*options, "-c", script] if options else [str(PROGRAMS / "forked.py")]
+    result = launch(torchrun(True, 2, *words, python=python), env, PROGRAMS)
+    assert result.returncode == 0, result.stderr
+    assert sorted(result.stdout.split("\n")) == ["", "0 0", "0 1"]
+    (line,) = [line for line in result.stderr.splitlines() if line.startswith("ddplaunch:")]
+    assert line.startswith("ddplaunch: cold start: ")
+    assert reason in line
+
+
+def test_nothing_is_left_when_torchrun_is_killed(plugged: Path, tmp_path: Path) -> None:
+    env = environment(plugged, PROBE=str(tmp_path))
+    launcher = subprocess.Popen(torchrun(True, 2, "waits.py"), env=env, cwd=PROGRAMS, start_new_session=True)
+    try:
+        ranks = _awaited(tmp_path, 2)
+        template = _children(launcher.pid) - set(ranks)
+        assert len(template) == 1
+        family = template | {child for pid in template for child in _children(pid)}
+        assert len(family) == 2  # the template, and the midwife of a next start
+        launcher.kill()
+        launcher.wait(10)
+        _await_end(family)
+    finally:
+        launcher.kill()
+        launcher.wait(10)
+        for path in tmp_path.iterdir():
+            if _alive(int(path.name)):
+                os.kill(int(path.name), signal.SIGKILL)
+
+
+def _awaited(folder: Path, number: int) -> list[int]:
+    deadline = time.monotonic() + 60
+    while len(found := [int(path.name) for path in folder.iterdir()]) < number:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def _children(pid: int) -> set[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(word) for task in tasks for word in (task / "children").read_text().split()}
+
+
+def _alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _await_end(pids: set[int]) -> None:
+    deadline = time.monotonic() + 20
+    while any(_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline, "the template outlived torchrun"
+        time.sleep(0.02)

@@ -1,0 +1,67 @@
+"""Programs forked from a template end as `python -u PROGRAM` does: same output, same exit code."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.warm.launching import PROGRAMS, ROOT
+from tests.warm.programs import ends
+
+WAYS_TO_END = [name for name, value in vars(ends).items() if callable(value) and not isinstance(value, type)]
+COMMANDS = [
+    *(["ends.py", name] for name in WAYS_TO_END),
+    ["./../programs/ends.py", "raises"],
+    ["-m", "package.module", "an argument"],
+    ["-m", "package.module", "fail"],
+    ["-m", "package.module", "exit"],
+    ["-m", "package.missing"],
+    ["folder", "argument"],
+    ["folder", "fail"],
+    ["broken_syntax.txt"],
+    ["nowhere.py"],
+]
+
+
+@pytest.fixture(scope="module")
+def ends_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ends")
+    result = subprocess.run(
+        [sys.executable, "-u", str(ROOT / "tests/warm/both_ways.py"), str(folder)],
+        cwd=PROGRAMS,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1", "COLUMNS": "80"},
+        input=json.dumps(COMMANDS),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    answers = json.loads(result.stdout)
+    assert answers["said"] == []
+    pairs = zip(answers["cold"], answers["warm"], strict=True)
+    return {
+        " ".join(command): {"cold": cold, "warm": warm} for command, (cold, warm) in zip(COMMANDS, pairs, strict=True)
+    }
+
+
+def _plain(end: dict[str, Any]) -> dict[str, Any]:
+    """Without what two processes never share: pid and addresses."""
+    texts = {key: re.sub(r"0x[0-9a-f]+", "0x", end[key].replace(str(end["pid"]), "PID")) for key in ("out", "err")}
+    return {"code": end["code"], "kept": end["kept"], **texts}
+
+
+@pytest.mark.parametrize("command", [" ".join(command) for command in COMMANDS])
+def test_same_end(ends_of: dict[str, dict[str, Any]], command: str) -> None:
+    both = ends_of[command]
+    if command == "ends.py recurses" and sys.version_info < (3, 12):
+        pytest.skip("until 3.11 C calls beneath the script count as depth: 5 of 1000")
+    assert _plain(both["warm"]) == _plain(both["cold"])
+
+
+def test_programs_ended_in_different_ways(ends_of: dict[str, dict[str, Any]]) -> None:
+    codes = {end["cold"]["code"] for end in ends_of.values()}
+    assert codes >= {0, 1, 2, 3, 5, 7, -2, -9, -11, -15}
