@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from string import Formatter
 
 from ddplaunch.explain.signature import Signature
@@ -54,3 +55,16 @@ def unfilled(signature: Signature) -> list[str]:
 
 def _named(signature: Signature) -> set[str]:
     return {name for each in signature.patterns for name in re.compile(each).groupindex}
+
+
+def slow(signature: Signature, seconds: float) -> list[str]:
+    """Return the expressions that need longer than ``seconds`` for one line of 8000 characters made of its examples."""
+    found = []
+    for example in signature.examples:
+        line = (example + " ") * (8000 // len(example) + 1)
+        for each in (*signature.patterns, *signature.unless, *signature.log_unless):
+            begun = time.perf_counter()
+            re.search(each, line)
+            if time.perf_counter() - begun > seconds:
+                found.append(each)
+    return found

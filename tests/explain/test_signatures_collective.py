@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.signatures.collective import SIGNATURES
-from tests.explain.signature_rules import caught, idle, matched, missed, unfilled
+from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
 
 CODES = (
     "collective-timeout",
@@ -22,6 +22,7 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert caught(signature) == []
     assert idle(signature) == []
     assert unfilled(signature) == []
+    assert slow(signature, seconds=1.0) == []
     assert signature.role != "root" or signature.fixes
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.signatures.ddp import SIGNATURES
-from tests.explain.signature_rules import caught, idle, matched, missed, unfilled
+from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
 
 CODES = (
     "unused-parameters",
@@ -26,6 +26,7 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert caught(signature) == []
     assert idle(signature) == []
     assert unfilled(signature) == []
+    assert slow(signature, seconds=1.0) == []
     assert signature.role != "root" or signature.fixes
 
 
@@ -59,6 +60,13 @@ def _best(line: str) -> str | None:
             None,
         ),
         ("ValueError: cannot convert float NaN to integer", None),
+        (
+            "NanCheck.cu:157: checkForNaN: block: [0,0,0], thread: [1,0,0] Assertion `!isnan(val)` failed.",
+            "not-a-number",
+        ),
+        ("AssertionError: Rank 3: found NaN in local grad norm in backward pass. Device: 3", "not-a-number"),
+        ("RuntimeError: Your training graph has changed in this iteration, e.g., one parameter", "unused-parameters"),
+        ("AssertionError: data parallel group is not initialized", "process-group-not-initialized"),
         ("epoch 3 loss nan grad_norm inf", None),
         ("[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 32, reducing to 16", None),
         ("AssertionError: Loss is nan at step 4", "not-a-number"),

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.signatures.gpu import SIGNATURES
-from tests.explain.signature_rules import caught, idle, matched, missed, unfilled
+from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
 
 CODES = (
     "cuda-out-of-memory",
@@ -31,6 +31,7 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert caught(signature) == []
     assert idle(signature) == []
     assert unfilled(signature) == []
+    assert slow(signature, seconds=1.0) == []
     assert signature.role != "root" or signature.fixes
 
 
@@ -63,6 +64,9 @@ def _best(line: str) -> str | None:
         ("NVRM: Xid (PCI:0000:41:00): 48, pid=1, DBE (double bit error)", "gpu-fault"),
         ("RuntimeError: [enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory", None),
         ("Out of memory: Killed process 812 (python) total-vm:1kB", None),
+        ("RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered", "gpu-fault"),
+        ("RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment", "cuda-unavailable"),
+        ("RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", None),
         ("For debugging consider passing CUDA_LAUNCH_BLOCKING=1", None),
         ("Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.", None),
         ("    except torch.cuda.OutOfMemoryError:", None),

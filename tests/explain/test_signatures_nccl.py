@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.signatures.nccl import SIGNATURES
-from tests.explain.signature_rules import caught, idle, matched, missed, unfilled
+from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
 
 CODES = (
     "nccl-version-mismatch",
@@ -24,6 +24,7 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert caught(signature) == []
     assert idle(signature) == []
     assert unfilled(signature) == []
+    assert slow(signature, seconds=1.0) == []
     assert signature.role != "root" or signature.fixes
 
 
@@ -49,6 +50,8 @@ def _best(line: str) -> str | None:
         ("NCCL WARN Failed to open libibverbs.so[.1]", None),
         ("NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal network plugin.", None),
         ("NCCL INFO NET/IB : No device found.", None),
+        ("NCCL WARN NET/IB : mlx5_0:1 Got async error event: port active", None),
+        ("[Rank 0] Found key in store: NCCLABORTEDCOMM:1a, from rank: 1. This means that", "peer-lost"),
         ("[W] Environment variable NCCL_BLOCKING_WAIT is deprecated; use TORCH_NCCL_BLOCKING_WAIT instead", None),
         (
             "DDP expects same model across all ranks, but Rank 1 has 9 params, while rank 0 has inconsistent 0 params.",

@@ -33,12 +33,9 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("Detected mismatch between collectives on ranks",),
         patterns=(
-            r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:collective: )?.*?"
-            r"OpType=(?P<op>\w+(?:, TensorShape=\[[\d, ]*\])?).*?but Rank (?P<other>\d+) is running "
+            r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:collective: )?.{0,80}?"
+            r"OpType=(?P<op>\w+(?:, TensorShape=\[[\d, ]*\])?).{0,600}?but Rank (?P<other>\d+) is running "
             r"(?:collective: )?.*?OpType=(?P<other_op>\w+(?:, TensorShape=\[[\d, ]*\])?)",
-            r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:inconsistent "
-            r")?collective: "
-            r".*?OpType=(?P<op>\w+)(?P<other>)(?P<other_op>)",
         ),
         what="ranks called different collectives: rank {one} {op}, rank {other} {other_op}",
         why="a collective pairs with whatever the other ranks call next; different operations, shapes or numbers "
@@ -50,11 +47,28 @@ SIGNATURES: tuple[Signature, ...] = (
             "SequenceNumber=0, OpType=BROADCAST, TensorShape=[4]), but Rank 0 is running collective: "
             "CollectiveFingerPrint("
             "SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[4]).",
+        ),
+        near_misses=("Detected mismatch between the checkpoint and the model",),
+        priority=68,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
+    ),
+    Signature(  # up to 1.12 the other rank is not told
+        code=_CODE,
+        role="root",
+        literals=("Detected mismatch between collectives on ranks",),
+        patterns=(
+            r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:inconsistent )?"
+            r"collective: .{0,80}?OpType=(?P<op>\w+(?:, TensorShape=\[[\d, ]*\])?)",
+        ),
+        what="rank {one} called another collective than the others: {op}",
+        why="a collective pairs with whatever the other ranks call next; different operations or shapes never complete",
+        fixes=(_SAME, _UNEVEN),
+        examples=(
             "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running inconsistent collective: "
             "CollectiveFingerPrint(OpType=ALLREDUCE, TensorShape=[20, 10])",
         ),
         near_misses=("Detected mismatch between the checkpoint and the model",),
-        priority=68,
+        priority=67,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
     ),
     Signature(
@@ -152,7 +166,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         patterns=(
             r"(?P<message>Detected at least one rank that exhausted inputs)",
-            r"(?P<message>ranks? .*different number of batches.*)",
+            r"(?P<message>\branks? .{0,40}different number of batches.*)",
             r"(?P<message>Cannot apply desired operation due to shape mismatches)",
         ),
         what="ranks came with different numbers or shapes of batches: `{message}`",

@@ -128,7 +128,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "dump signal due to a",
         ),
         patterns=(
-            r"(?:Rank (?P<rank>\d+)\] )?.*watchdog got (?P<event>stuck for \d+ seconds)",
+            r"(?:Rank (?P<rank>\d+)\] ?)?\w*(?:'s)? ?watchdog got (?P<event>stuck for \d+ seconds)",
             r"Rank (?P<rank>\d+)\].*(?P<event>Heartbeat monitor timed out)",
             r"(?P<event>Heartbeat monitor timed out)",
             r"Rank (?P<rank>\d+)\].*(?P<event>Received a global timeout|Received a dump signal due to a \w+ ?timeout)",

@@ -74,9 +74,8 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?P<message>Default process group (?:is not|has not been) initialized)",
             r"(?P<message>[Pp]rocess group has not been initialized.*init_process_group)",
-            r"(?:Error|Exception): (?P<message>.*?(?:[Dd]istributed|[Pp]rocess group|DeepSpeed "
-            r"backend|torch\.distributed)\b[^.]*"
-            r"(?:is |was |has )?not (?:been )?initialized)",
+            r"(?:Error|Exception): (?P<message>.{0,60}?(?:[Dd]istributed|[Pp]rocess group)\b[^.]{0,60}\bnot "
+            r"(?:been )?initialized)",
             r"(?P<message>default process group is not available)",
             r"(?P<message>DeepSpeed backend not set, please initialize it using init_process_group)",
             r"Error: (?P<message>.*\bparallel group is not initialized)",

@@ -112,4 +112,23 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         priority=66,
     ),
+    Signature(  # TORCH_NCCL_NAN_CHECK=1
+        code=_CODE,
+        role="root",
+        literals=("isnan(",),
+        patterns=(r"(?:block: \[.*|NaN ?[Cc]heck.*)Assertion [`'](?P<message>!\w*isnan\(.*?\))[`'] failed",),
+        what="NCCL's check found NaN in a tensor that was about to be sent (`{message}`)",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "/pytorch/torch/csrc/distributed/c10d/NanCheck.cu:157: checkForNaN: block: [0,0,0], thread: [21,0,0] "
+            "Assertion "
+            "`!isnan(val)` failed.",
+            "/pytorch/torch/csrc/distributed/c10d/Utils.cu:15: ProcessGroupNCCL NaN Check Assertion "
+            "`!isnan(val)` failed.",
+        ),
+        near_misses=("    assert not torch.isnan(loss)",),
+        priority=75,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/NanCheck.cu",
+    ),
 )

@@ -126,7 +126,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "which is of cuda capability",
         ),
         patterns=(
-            r"(?P<gpu>\S.*?) with CUDA capability (?P<capability>sm_\w+) is not compatible with the current PyTorch",
+            r"(?P<gpu>\b\w.{2,80}?) with CUDA capability (?P<capability>sm_\w+) is not compatible with the "
+            r"current PyTorch",
             r"Found GPU\d* (?P<gpu>.*?) which is of cuda capability (?P<capability>[\d.]+)\.",
         ),
         log_unless=(_OTHER_EXCEPTION,),

@@ -151,6 +151,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "taking the entire process down",
             "watchdog thread terminated with exception",
             "Some NCCL operations have failed",
+            "Observed flight recorder dump signal",
             "due to ProcessGroupNCCL watchdog hang",
             "after attempting to dump debug info",
             "NCCL watchdog thread",
@@ -160,6 +161,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<event>watchdog thread terminated) with exception(?!.*CUDA error)",
             r"(?P<event>Some NCCL operations have failed or timed out)",
             r"(?P<event>Terminating the process after attempting to dump debug info)",
+            r"(?P<event>Observed flight recorder dump signal from another rank)",
         ),
         what="the NCCL watchdog ended its process ({event})",
         why="PyTorch aborts a process (SIGABRT, exit -6) whose collective failed or timed out, so that it does "
@@ -174,6 +176,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "[E ProcessGroupNCCL.cpp:915] [Rank 1] NCCL watchdog thread terminated with exception: NCCL error: "
             "remote process",
             "[Rank 0] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 5] Observed flight recorder dump signal from another rank via "
+            "TCPStore.",
             "Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
         ),
         near_misses=("Process group watchdog thread terminated with exception: CUDA error: an illegal memory access",),

@@ -65,7 +65,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r".*(?P<message>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*fail\w*.*)",
             r"(?P<message>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*?fail\w*.*)",
             r"NCCL WARN (?P<message>NET/OFI Request .*completed with error.*)",
-            r"NCCL WARN (?P<message>NET/IB.*[Gg]ot (?:non-fatal )?async (?:error )?event ?: .*)",
+            r"NCCL WARN (?P<message>NET/IB.*[Gg]ot async (?:error )?event ?: port error)",
             r"(?P<message>mlx5: \S+: got completion with error)",
             r"(?P<message>UCX +ERROR .*(?:[Rr]etry (?:count|limit) exceeded|Local (?:protection|QP)|Remote "
             r"(?:access|operation)).*)",
@@ -101,6 +101,7 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=(
             "tessa:7002:7002 [1] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
             "NCCL INFO NET/IB : No device found.",
+            "NCCL WARN NET/IB : mlx5_0:1 Got async error event: port active",
             "NCCL WARN NET/IB : req 0/1 tag 0 peer 10.10.23.6<58683> collective mismatch error, local size "
             "496640 remote size 65536",
         ),

@@ -45,7 +45,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?P<message>Mismatched NCCL version detected.*)",
             r"(?P<message>NCCL version mismatch.*)",
-            r"(?P<message>.*(?:different|inconsistent) NCCL versions.*)",
+            r"(?P<message>(?:different|inconsistent) NCCL versions.*)",
         ),
         what="ranks run different versions of NCCL: {message}",
         why="NCCL's wire format changes between versions; all ranks of a communicator need the same one",
@@ -55,7 +55,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "`ddplaunch doctor --hosts A,B` compares the nodes",
         ),
         examples=(
-            "init.cc:911 NCCL WARN Mismatched NCCL version detected : rank 0 has 21805, rank 8 has 22005",
+            "init.cc:911 NCCL WARN Mismatched NCCL version detected : rank 8 version 21805 rank 0 version 22005",
             "RuntimeError: NCCL version mismatch between ranks: 2.18.5 and 2.20.5",
             "RuntimeError: nodes use different NCCL versions (2.18.5 and 2.20.5)",
         ),
