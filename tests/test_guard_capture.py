@@ -251,6 +251,13 @@ def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) ->
         os.kill(child, signal.SIGKILL)  # and it was left running: nobody but the script knows what it is for
 
 
+def test_a_guard_that_fails_says_so_to_whom_it_may_concern(tmp_path: Path) -> None:
+    with Guarded(tmp_path, 2, 2) as guarded:
+        send(guarded.channel, {"op": "started", "attempt": 0, "pids": {}})  # of no attempt
+        assert guarded.guard.wait(30) == 70
+        assert b"the guard failed\nTraceback" in guarded.file("launcher.err")
+
+
 @pytest.mark.slow
 def test_a_second_guard_goes_on_where_the_first_one_died(tmp_path: Path) -> None:
     program = "import time\nprint('one', flush=True)\ntime.sleep(0.5)\nprint('two')"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 
+import pytest
+
 from ddplaunch.agent.processes import Process, own_processes, process, send_signal, status_of_reaped
 from ddplaunch.agent.sweep import Owner, Sweeps, of_ranks, unannounced
+from ddplaunch.agent.watch import Attempt
 from tests.guarded import until
 
 STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
@@ -106,3 +110,26 @@ def test_the_status_of_a_process_that_was_reaped_is_right_where_the_kernel_keeps
         child.wait(10)
         assert status_of_reaped(handle) in (expected, None)
         os.close(handle)
+
+
+def test_ends_are_seen_and_signals_sent_where_the_kernel_knows_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    child = subprocess.Popen(["sleep", "60"])
+    attempt = Attempt(0, [{"rank": 0, "local_rank": 0, "streams": ["out"]}])
+    assert attempt.started({"0": child.pid}, None) == []
+    attempt.look()
+    assert attempt.ranks[0].ended_s is None
+    seen = process(child.pid)
+    assert seen is not None and send_signal(seen, signal.SIGKILL)
+
+    def looked() -> bool:
+        attempt.look()
+        return attempt.ranks[0].ended_s is not None
+
+    until(looked, "the end is seen")
+    attempt.complete((), succeeded=False)
+    assert (attempt.ranks[0].signal(), attempt.first) == (signal.SIGKILL, 0)
+    child.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from typing import Any
@@ -60,4 +61,5 @@ def replace_json(path: str, value: dict[str, Any]) -> None:
             file.write("\n")
         os.replace(temporary, path)  # noqa: PTH105
     except OSError:
-        pass
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108

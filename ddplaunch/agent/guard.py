@@ -6,267 +6,87 @@ A light interpreter of its own (no site, no torch), so that neither a busy agent
 
 from __future__ import annotations
 
-import _thread
+import contextlib
 import json
 import os
-import signal
 import socket
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddplaunch.agent.capture import Capture
-from ddplaunch.agent.console import Console
-from ddplaunch.agent.files import replace_json
-from ddplaunch.agent.handover import conclude_run, speak_of_attempt
-from ddplaunch.agent.launcher import Launcher
-from ddplaunch.agent.listen import listen
-from ddplaunch.agent.loop import Loop
-from ddplaunch.agent.processes import Process, make_room, own_processes, process, send_signal
-from ddplaunch.agent.protocol import SETTINGS, Settings, receive, send
-from ddplaunch.agent.sweep import Owner, Sweeps, left_by, unannounced
-from ddplaunch.agent.watch import Attempt, process_table
+from ddplaunch.agent.files import RecordFile
+from ddplaunch.agent.guarded_run import RECORD_PATIENCE_S, GuardedRun
+from ddplaunch.agent.handover import conclude_run
+from ddplaunch.agent.processes import make_room
+from ddplaunch.agent.protocol import SETTINGS, Settings, send
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ended import EndedRun
 
-_RECORD_PATIENCE_S = 5.0
 _SPEECH_PATIENCE_S = 10.0
 
 
-class Guard:
-    """All that the guard knows. Methods are called by its loop, one at a time."""
+def guard(run: GuardedRun) -> int:
+    """Guard ``run`` until it has ended and nothing is left of it; return the exit status that it deserves."""
+    while not run.end or run.sweeps.running:
+        run.once()
+    run.loop.once(0)
+    if run.attempts:
+        last = run.attempts[-1]
+        last.look()
+        last.ended_s = time.time()
+        last.complete(run.end.get("failures") or (), succeeded=run.end.get("state") == "succeeded")
+    run.capture.end_attempt()
+    run.capture.settle(RECORD_PATIENCE_S)
+    until_s = time.monotonic() + _SPEECH_PATIENCE_S
+    while run.speaking and time.monotonic() < until_s:
+        time.sleep(0.005)
+    status = conclude_run(run.settings, _ended(run), run.console)
+    run.console.drain()
+    return status
 
-    def __init__(self, channel: socket.socket, settings: Settings) -> None:
-        """Watch the socket, the launcher, and the signals that reach this process."""
-        self.settings, self.channel = settings, channel
-        self.launcher = Launcher(os.getppid())
-        self.host = os.uname().nodename
-        self.started_s = time.time()
-        self.loop = Loop()
-        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self.console = Console(self.wake)
-        self.console.hurried = self._hurried
-        directory = settings.get("directory")
-        self.directory = f"{directory}/node-{settings.get('node', 0)}" if directory else None
-        self.capture = Capture(self.loop, self.console, self.wake, self.directory, self.host)
-        self.attempts: list[Attempt] = []
-        self.sweeps = Sweeps()
-        self.end: dict[str, Any] = {}  # torchrun's last words
-        self.launcher_died = False
-        self.signal: int | None = None
-        self.interrupts = self.interrupts_told = 0
-        self.killed = False
-        self.speaking = 0
-        self.loop.watch(channel.fileno(), self._told)
-        self.loop.watch(self.wake, self._woken)
-        self.launcher.watch(self.loop, self._launcher_ended)
-        listen(self.loop, self._interrupted, self._looked_at_signals)
 
-    def run(self) -> int:
-        """Guard until the run has ended; return the exit status that it deserves."""
-        while not self.end or self.sweeps.running:
-            due = [at_s for at_s in (self.capture.due_s(), self.sweeps.due_s()) if at_s is not None]
-            self.loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
-            self.capture.tick()
-            self.sweeps.tick()
-        return self._finish()
+def _ended(run: GuardedRun) -> EndedRun:
+    from ddplaunch.agent.ended import EndedRun
 
-    # What happens
-
-    def _told(self) -> None:
-        try:
-            message, descriptors = receive(self.channel)
-        except OSError:  # ECONNRESET comes before what was still said
-            self._drain_messages()
-            message, descriptors = None, []
-        if message is None:
-            self._launcher_gone()
-        else:
-            self._hear(message, descriptors)
-
-    def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        if told := getattr(self, f"_told_{message['op']}", None):
-            told(message, descriptors)
-
-    def _told_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
-        if self.attempts:
-            self._attempt_over(self.attempts[-1])
-        attempt = Attempt(message["attempt"], message["ranks"])
-        self.attempts.append(attempt)
-        show = self.settings.get("show") or "0"
-        position = 0
-        for rank in message["ranks"]:
-            streams = len(rank["streams"])
-            ends = descriptors[position : position + streams]
-            self.capture.add_rank(rank, ends, show, attempt.number, len(descriptors))
-            position += streams
-
-    def _told_started(self, message: dict[str, Any], _: list[int]) -> None:
-        attempt = self.attempts[-1]
-        for handle in attempt.started(message["pids"], self.launcher.seen):
-            self.loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
-        if self.directory:
-            table = process_table(self.settings.get("run_id"), self.host, self.launcher.seen, attempt)
-            self.capture.in_background(lambda: replace_json(f"{self.directory}/processes.json", table))
-
-    def _told_launcher(self, _: dict[str, Any], descriptors: list[int]) -> None:
-        self.capture.add_launcher(descriptors[0], verbose=bool(self.settings.get("verbose")))
-
-    def _told_signal(self, message: dict[str, Any], _: list[int]) -> None:
-        self.signal = message["signal"]
-        self.interrupts_told += message["signal"] == signal.SIGINT
-        self._order_to_end()
-
-    def _told_closed(self, message: dict[str, Any], _: list[int]) -> None:
-        self.capture.close_stream(message["rank"], message["stream"])
-
-    def _told_end(self, message: dict[str, Any], _: list[int]) -> None:
-        self.end = message
-        self.loop.forget(self.channel.fileno())
-        if self.attempts:
-            self.sweeps.begin(self._find(self.attempts[-1], workers_only=message.get("state") == "succeeded"))
-
-    def _rank_ended(self, attempt: Attempt, handle: int) -> None:
-        self.loop.forget(handle)
-        attempt.has_ended(handle)
-
-    def _woken(self) -> None:
-        os.eventfd_read(self.wake)
-        for rank, stream in self.capture.newly_gone():
-            try:
-                send(self.channel, {"op": "closed", "rank": rank, "stream": stream})
-                os.kill(self.launcher.pid, signal.SIGCHLD)  # it looks at its socket then, and ignores it otherwise
-            except OSError:
-                return
-
-    # torchrun's death, and signals
-
-    def _drain_messages(self) -> None:
-        """Hear what torchrun said last: its death and its words may be seen in the other order."""
-        self.channel.setblocking(False)
-        while not self.end:
-            try:
-                message, descriptors = receive(self.channel)
-            except OSError:
-                return
-            if message is None:
-                return
-            self._hear(message, descriptors)
-
-    def _launcher_ended(self) -> None:
-        self._drain_messages()
-        self._launcher_gone()
-
-    def _launcher_gone(self) -> None:
-        if self.end:
-            return
-        self.launcher_died = True
-        self.loop.forget(self.channel.fileno())
-        self._order_to_end()
-        self.end = {"state": "signal" if self.signal else "error", "signal": self.signal, "failures": [], "error": ""}
-        if self.attempts:
-            self.sweeps.begin(self._find(self.attempts[-1]))
-
-    def _order_to_end(self) -> None:
-        if self.attempts:
-            self.attempts[-1].ordered_to_end = True
-
-    def _interrupted(self) -> None:
-        self.interrupts += 1  # at once, as nobody loops while the end is being said
-
-    def _looked_at_signals(self, numbers: bytes) -> None:
-        if signal.SIGWINCH in numbers:
-            self._resized()
-        if self.interrupts > 1 and not self.killed and self.attempts and not self.end:
-            self.killed = True
-            self._order_to_end()
-            self.sweeps.begin(self._find(self.attempts[-1]), at_once=True)
-
-    def _resized(self) -> None:
-        """Follow the window, and tell the ranks that are shown as their terminal would."""
-        shown = set(self.capture.resize())
-        for watched in self.attempts[-1].ranks.values() if self.attempts else ():
-            if watched.rank in shown and watched.pid is not None and (seen := process(watched.pid)):
-                send_signal(seen, signal.SIGWINCH)
-
-    def _hurried(self) -> bool:
-        return self.launcher_died or self.interrupts > 1 or os.getppid() != self.launcher.pid
-
-    # Ends
-
-    def _find(self, attempt: Attempt, *, workers_only: bool = False) -> Callable[[], list[Process]]:
-        def find() -> list[Process]:
-            if not attempt.announced:
-                for one in unannounced(own_processes(), self.settings.get("run_id", ""), self.launcher.seen):
-                    attempt.owners.setdefault(one.pid, Owner(one.pid, one))
-            return left_by(attempt.owners, workers_only=workers_only)
-
-        return find
-
-    def _attempt_over(self, attempt: Attempt) -> None:
-        self.loop.once(0)  # ends that nobody has looked at yet
-        attempt.ended_s = time.time()
-        attempt.complete((), succeeded=False)
-        self.capture.end_attempt()
-        self.sweeps.begin(self._find(attempt))
-        self.speaking += 1
-        _thread.start_new_thread(self._speak_of, (attempt,))
-
-    def _speak_of(self, attempt: Attempt) -> None:
-        try:
-            self.capture.settle(_RECORD_PATIENCE_S)
-            speak_of_attempt(self.settings, attempt.ended(self.directory), self.console)
-        finally:
-            self.speaking -= 1
-
-    def _finish(self) -> int:
-        self.loop.once(0)
-        if self.attempts:
-            last = self.attempts[-1]
-            last.ended_s = time.time()
-            last.complete(self.end.get("failures") or (), succeeded=self.end.get("state") == "succeeded")
-        self.capture.end_attempt()
-        self.capture.settle(_RECORD_PATIENCE_S)
-        until_s = time.monotonic() + _SPEECH_PATIENCE_S
-        while self.speaking and time.monotonic() < until_s:
-            time.sleep(0.005)
-        status = conclude_run(self.settings, self._ended(), self.console)
-        self.console.drain()
-        return status
-
-    def _ended(self) -> EndedRun:
-        from ddplaunch.agent.ended import EndedRun
-
-        return EndedRun(
-            host=self.host,
-            started_s=self.started_s,
-            ended_s=time.time(),
-            attempts=tuple(attempt.ended(self.directory) for attempt in self.attempts),
-            state=self.end.get("state", "error"),
-            signal=self.end.get("signal") or self.signal,
-            interrupts=max(self.interrupts, self.interrupts_told),
-            launcher_died=self.launcher_died,
-            error=self.end.get("error") or "",
-            failures=tuple(self.end.get("failures") or ()),
-            left_over=tuple(sorted(self.sweeps.ended)),
-            unrecorded=self.capture.unrecorded(),
-        )
+    return EndedRun(
+        host=run.host,
+        started_s=run.started_s,
+        ended_s=time.time(),
+        attempts=tuple(attempt.ended(run.directory) for attempt in run.attempts),
+        state=run.end.get("state", "error"),
+        signal=run.end.get("signal") or run.signal,
+        interrupts=max(run.interrupts, run.interrupts_told),
+        launcher_died=run.launcher_died,
+        error=run.end.get("error") or "",
+        failures=tuple(run.end.get("failures") or ()),
+        left_over=tuple(sorted(run.sweeps.ended)),
+        unrecorded=run.capture.unrecorded(),
+    )
 
 
 def main(descriptor: int) -> None:
     """Guard the run whose plug-in holds the other end of the socket ``descriptor``; never returns."""
     status = 70  # EX_SOFTWARE: the plug-in starts another guard
+    settings: Settings = {}
     try:
-        settings: Settings = json.loads(os.environ.get(SETTINGS) or "{}")
+        settings = json.loads(os.environ.get(SETTINGS) or "{}")
         make_room("ddplaunch-guard")
         channel = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
-        guard = Guard(channel, settings)
-        exit_status = guard.run()
+        exit_status = guard(GuardedRun(channel, settings))
         status = 0
-        send(channel, {"op": "done", "exit_status": exit_status})
-    except OSError:
-        pass  # torchrun is gone: nobody waits for the answer
+        with contextlib.suppress(OSError):  # torchrun is gone: nobody waits for the answer
+            send(channel, {"op": "done", "exit_status": exit_status})
+    except BaseException as error:
+        _leave_a_note(settings, error)
     finally:
         os._exit(status)  # threads may hang in a write for ever
+
+
+def _leave_a_note(settings: Settings, error: BaseException) -> None:
+    import traceback
+
+    note = RecordFile(f"{settings.get('directory')}/node-{settings.get('node', 0)}/launcher.err")
+    if settings.get("directory"):
+        note.open()
+    note.write("".join(["ddplaunch: the guard failed\n", *traceback.format_exception(error)]).encode())

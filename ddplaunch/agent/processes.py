@@ -95,18 +95,24 @@ def send_signal(target: Process, number: int) -> bool:
     """Send a signal to exactly this process, never to one that got its number later; return whether it was there."""
     try:
         handle = os.pidfd_open(target.pid)
-    except OSError:
+    except ProcessLookupError:
         return False
+    except OSError:  # a kernel before 5.3, or a sandbox: nothing better than the number is to be had
+        handle = -1
     try:
         now = process(target.pid)
         if now is None or now.start != target.start:
             return False
-        signal.pidfd_send_signal(handle, number)
+        if handle < 0:
+            os.kill(target.pid, number)
+        else:
+            signal.pidfd_send_signal(handle, number)
         return True
     except OSError:
         return False
     finally:
-        os.close(handle)
+        if handle >= 0:
+            os.close(handle)
 
 
 def status_of_reaped(handle: int) -> int | None:

@@ -70,6 +70,7 @@ class Attempt:
         self.owners: dict[int, Owner] = {}
         self.handles: dict[int, Watched] = {}  # pidfd → rank
         self.first: int | None = None
+        self.looked_at: list[Watched] = []
         self.order: list[Watched] = []  # of the ends
         self.ordered_to_end = False
         self.announced = False
@@ -92,9 +93,8 @@ class Attempt:
             watched.start_time, watched.started_s = seen.start, seen.started_s
             try:
                 handle = os.pidfd_open(pid)
-            except OSError:
-                watched.ended_s = time.time()
-                self.order.append(watched)
+            except OSError:  # a kernel before 5.3, or a sandbox
+                self.looked_at.append(watched)
                 continue
             self.handles[handle] = watched
             handles.append(handle)
@@ -103,15 +103,26 @@ class Attempt:
     def has_ended(self, handle: int) -> None:
         """Note the end of the rank behind ``handle``, and close it."""
         watched = self.handles.pop(handle)
+        self._note(watched)
+        if not watched.status:  # torchrun was quicker, or the zombie's status is not for us to read
+            reaped = status_of_reaped(handle)
+            watched.status = watched.status if reaped is None else reaped
+        os.close(handle)
+
+    def look(self) -> None:
+        """Note the ends of those that no pidfd tells of."""
+        for watched in list(self.looked_at):
+            seen = process(watched.pid or 0)
+            if seen is None or not seen.alive or seen.start != watched.start_time:
+                self.looked_at.remove(watched)
+                self._note(watched)
+
+    def _note(self, watched: Watched) -> None:
         watched.ended_s = time.time()
         watched.told_to_end = self.ordered_to_end
         self.order.append(watched)
         if watched.pid is not None and (seen := process(watched.pid)) and seen.start == watched.start_time:
             watched.status = None if seen.alive else seen.status
-        if not watched.status:  # torchrun was quicker, or the zombie's status is not for us to read
-            reaped = status_of_reaped(handle)
-            watched.status = watched.status if reaped is None else reaped
-        os.close(handle)
 
     def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
         """Fill in what only torchrun saw, and decide who was first."""
