@@ -9,7 +9,9 @@ _SAME = (
     "every rank must call the same collectives in the same order with the same sizes: look for `if rank == "
     "0:` around one"
 )
-_DETAIL = "find the two calls: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL --env TORCH_SHOW_CPP_STACKTRACES=1` on a short run"
+_DETAIL = (
+    "find the two calls on a short run: `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` (some versions crash with it under DDP)"
+)
 _UNEVEN = (
     "uneven numbers of batches: `DistributedSampler` with `drop_last=True` in the DataLoader, or "
     "`with model.join():` (torch.distributed.algorithms.join)"

@@ -18,8 +18,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the NVIDIA driver supports CUDA {major}.{minor} at most, older than this torch needs",
         why="a build of torch needs a driver at least as new as its CUDA's; without it CUDA counts as unavailable",
         fixes=(
-            "install a torch for the CUDA that `nvidia-smi` shows: `pip install torch --index-url "
-            "https://download.pytorch.org/whl/cu118`, cu121, cu124 or cu126",
+            "install a torch built for CUDA {major}.{minor} or older: https://pytorch.org/get-started/previous-versions",
             "update the driver on every node: https://www.nvidia.com/drivers",
             _DOCTOR,
         ),
@@ -101,8 +100,8 @@ SIGNATURES: tuple[Signature, ...] = (
         "show it on some ranks only",
         fixes=(
             "compare `python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_capability())'`",
-            "install a torch whose list has this GPU (new GPUs need a newer CUDA: `--index-url "
-            "https://download.pytorch.org/whl/cu128`)",
+            "install a torch whose list has this GPU; new GPUs need a build for a newer CUDA: "
+            "https://pytorch.org/get-started/locally",
             "rebuild extensions with `TORCH_CUDA_ARCH_LIST` of this GPU, and use the NCCL that came with torch",
         ),
         examples=(

@@ -24,8 +24,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="this build of torch has no CUDA (CPU wheel)",
         why="the script asks for a GPU, but the installed torch was built for CPUs only",
         fixes=(
-            "install a CUDA build of torch: `pip install --force-reinstall torch --index-url "
-            "https://download.pytorch.org/whl/cu126` (a CUDA that the driver supports)",
+            "install a CUDA build of torch that the driver supports: https://pytorch.org/get-started/locally",
             _GLOO,
             _DOCTOR,
         ),
