@@ -48,6 +48,7 @@ def test_two_ranks_are_recorded_and_rank_0_is_shown(tmp_path: Path) -> None:
     assert err.read_bytes() == b"to err 0\nconcluded\n"
 
 
+@pytest.mark.slow
 def test_one_pipe_for_both_streams_keeps_their_order(tmp_path: Path) -> None:
     program = "import sys\nfor i in range(200): print('out', i); print('err', i, file=sys.stderr)"
     expected = b"".join(b"out %d\nerr %d\n" % (i, i) for i in range(200))
@@ -61,6 +62,7 @@ def test_one_pipe_for_both_streams_keeps_their_order(tmp_path: Path) -> None:
     assert out.read_bytes() == expected + b"concluded\n"
 
 
+@pytest.mark.slow
 def test_chosen_ranks_are_shown_with_prefix_and_torchrun_where_asked(tmp_path: Path) -> None:
     program = """
 import sys
@@ -116,6 +118,7 @@ time.sleep(60)
     os.close(slave)
 
 
+@pytest.mark.slow
 def test_the_launcher_speaks_on_a_line_of_its_own_and_shows_the_cursor_again(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     tty.setraw(slave)
@@ -241,6 +244,7 @@ def test_a_blocked_console_holds_up_the_shown_rank_alone(tmp_path: Path) -> None
         assert [rank.ended_by for rank in seen.attempts[0].ranks] == ["launcher", "itself"]
 
 
+@pytest.mark.slow
 def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) -> None:
     program = "import subprocess; p = subprocess.Popen(['sleep', '60']); print('child', p.pid)"
     with Guarded(tmp_path, 2, 2) as guarded:

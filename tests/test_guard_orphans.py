@@ -118,6 +118,7 @@ sys.exit(3)
         os.kill(apart, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_path: Path) -> None:
     deaf = "import signal, time\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(300)"
     with Guarded(tmp_path, 2, 2) as guarded:
