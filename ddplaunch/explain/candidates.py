@@ -53,6 +53,7 @@ ECHOES = frozenset(
 )
 #: Cascade signatures that say nothing of a lost peer: launchers' summaries, and what interpreters print as they leave.
 NOISE = frozenset(("launcher-summary", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown"))
+_SPECIFIC = ((60, 0), (50, 2), (40, 6))  # a signature's priority, and what it weighs
 _LIVED = 25  # weight of having been survived, or of being logged as a warning
 
 
@@ -161,9 +162,7 @@ def _within(part: Part, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:
 def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None, penalty: int = 0) -> Candidate:
     signature = hit.signature
     weight = DISCOUNT.get(signature.code, 0)
-    weight += (
-        0 if signature.priority >= 60 else 2 if signature.priority >= 50 else 8 if signature.priority >= 40 else 14
-    )
+    weight += next((more for least, more in _SPECIFIC if signature.priority >= least), 9)
     confirmation = signature.role == "confirmation"
     return Candidate(
         signature.code,

@@ -142,7 +142,7 @@ def _exit_first(best: Candidate, ended: Ended | None) -> bool:
         return best.weight >= 60 and ended is not None
     if ended.code == "aborted":
         return best.weight >= 50
-    return best.weight >= 30
+    return best.weight >= 30 or (best.weight >= 20 and ended.exit.line.at < best.line.at)
 
 
 def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck) -> Decision:

@@ -29,7 +29,7 @@ _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
     r"warn|Warning|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS|destroy_process_group"
-    r"|leaked|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
+    r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
 )
 _LEFT_ALONE = frozenset(("rendezvous-shutdown",))  # an agent's last words, when its own ranks have all succeeded
 _SURVIVED = 6  # steps; a rank that lost the others gets no further than one or two

@@ -62,6 +62,11 @@ def test_the_rank_that_is_missing_among_the_time_outs_is_the_culprit() -> None:
     assert (found.code, found.rank) == ("collective-timeout", 2)
 
 
+def test_a_time_out_explains_the_aborts_that_it_ends_in() -> None:
+    text = watchdog(0) + watchdog(1) + failed(-6, 0, 10) + summary((1, -6, 11), (0, -6, 10))
+    assert diagnosed(text).code == "collective-timeout"
+
+
 def test_ranks_in_different_collectives_are_a_mismatch() -> None:
     assert diagnosed(watchdog(0) + watchdog(1, op="BROADCAST")).code == "collective-mismatch"
     assert diagnosed(watchdog(0) + watchdog(1, numel=8192)).code == "collective-mismatch"
