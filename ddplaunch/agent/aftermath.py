@@ -70,7 +70,8 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         signal=ended.signal,
         unrecorded=ended.unrecorded or problem,
     )
-    console.say(text)
+    if not settings.get("silent"):
+        console.say(text)
     return status
 
 

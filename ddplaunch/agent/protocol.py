@@ -34,7 +34,8 @@ class Settings(TypedDict, total=False):
     """What the launch decided for the plug-in and the guard; every key may be missing.
 
     ``directory`` is the run's (``…/runs/RUN_ID``), ``node`` the number in ``node-K``, ``show`` is "0", "all" or ranks
-    with commas, ``grace_s`` how long ranks get to end, ``verbose`` shows torchrun's own messages too.
+    with commas, ``grace_s`` how long ranks get to end, ``verbose`` shows torchrun's own messages too. ``silent`` leaves
+    the last words to somebody who speaks for all nodes.
     """
 
     run_id: str
@@ -44,6 +45,7 @@ class Settings(TypedDict, total=False):
     verbose: bool
     grace_s: float
     max_restarts: int
+    silent: bool
 
 
 class Rank(TypedDict):
