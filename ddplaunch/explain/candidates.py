@@ -53,6 +53,9 @@ ECHOES = frozenset(
 )
 #: Cascade signatures that say nothing of a lost peer: launchers' summaries, and what interpreters print as they leave.
 NOISE = frozenset(("launcher-summary", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown"))
+#: Those of them that never are a cause by themselves, and messages that only wrap what NCCL said elsewhere.
+SURVIVORS = ECHOES - {"EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError"}
+_WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")
 _SPECIFIC = ((60, 0), (50, 2), (40, 6))  # a signature's priority, and what it weighs
 _LIVED = 25  # weight of having been survived, or of being logged as a warning
 
@@ -61,7 +64,7 @@ _LIVED = 25  # weight of having been survived, or of being logged as a warning
 class Candidate:
     """One possible root. The smaller ``weight``, the better; ties go to the earlier line.
 
-    ``side``: an exception of a thread, or one with which a survivor notices that others are gone.
+    ``side``: an exception of a thread, or one that may tell of others. ``survivor``: one that only tells of others.
     """
 
     code: str
@@ -73,6 +76,7 @@ class Candidate:
     raised: Raised | None = None
     likely: bool = False
     side: bool = False
+    survivor: bool = False
 
 
 def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
@@ -144,10 +148,13 @@ def _of_traceback(
         return []
     if name in LAUNCHERS or (traceback.launcher and name in ECHOES):
         return []
-    weight = 8 + 6 * traceback.side + 4 * traceback.bare + 24 * (name in ECHOES) + 4 * traceback.launcher
+    survivor = name in SURVIVORS or chosen.raised.message.startswith(_WRAPPED)
+    weight = 8 + 6 * traceback.side + 4 * traceback.bare + 4 * traceback.launcher
+    weight += 24 * (survivor or name in ECHOES)
     weight += _LIVED * traceback.logged
     side = traceback.side or name in ECHOES
-    return [Candidate("script-exception", weight, chosen.line, traceback.speaker, raised=chosen.raised, side=side)]
+    where = (chosen.line, traceback.speaker)
+    return [Candidate("script-exception", weight, *where, raised=chosen.raised, side=side, survivor=survivor)]
 
 
 def _within(part: Part, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:

@@ -24,7 +24,10 @@ _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen root: a ``candidate``, an exit, or neither. ``told``: the record says it; ``beside``: no log does."""
+    """The chosen root: a ``candidate``, an exit, or neither. ``told``: the record says it; ``beside``: no log does.
+
+    ``witness`` is a survivor's exception where nothing else is known.
+    """
 
     code: str
     rank: int | None
@@ -37,6 +40,7 @@ class Decision:
     losers: tuple[Candidate, ...] = ()
     told: bool = False
     beside: Line | None = None
+    witness: Candidate | None = None
 
 
 def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
@@ -57,6 +61,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     ends = order(facts)
     found.sort(key=lambda each: (each.weight, ends.get(each.speaker.rank or 0, 0.0), each.line.at))
     ended = unexplained(scanned.exits) if failed else None
+    if found and found[0].survivor and not _exit_first(found[0], ended):
+        return Decision("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
     if found and not _exit_first(found[0], ended):
         return _by_memory(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:

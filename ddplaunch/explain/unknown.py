@@ -111,6 +111,16 @@ def signal_name(number: int) -> str:
 
 def unknown_words(decision: Decision) -> Words:
     """Return the words where only survivors speak, or where the log just ends."""
+    if decision.witness is not None and decision.witness.raised is not None:
+        raised = decision.witness.raised
+        return Words(
+            f"{raised.type.rpartition('.')[2]} tells of others, not what happened to them: {raised.message[:120]}",
+            "the process that raised it survived another one, or passes on what a library said elsewhere",
+            (
+                f"`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO`; {_DMESG}",
+                _RECORD,
+            ),
+        )
     if decision.echoes:
         return Words(
             "ranks lost their connection to another one, and that one says nothing here",

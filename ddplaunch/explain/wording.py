@@ -101,6 +101,8 @@ def _evidence(decision: Decision) -> tuple[Evidence, ...]:
         lines.append(decision.beside)
     if decision.mismatched is not None:
         lines += [each.line for each in decision.mismatched]
+    if decision.witness is not None:
+        lines.append(decision.witness.line)
     if not lines and decision.echoes:
         lines.append(decision.echoes[0].line)
     return tuple(dict.fromkeys(evidence(line) for line in lines))
