@@ -116,11 +116,15 @@ def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[F
     if launch.device.source.kind == "detected":
         yield warning(
             "slurm-gpus-unused",
-            f"Slurm gave {slurm.gpus_on_node} GPUs on this node, but the launch runs on the CPU",
+            f"the launch runs on the CPU, but Slurm gave this node {_gpus(slurm.gpus_on_node)}",
             why=f"{launch.device.source.detail or 'no GPU was found'}, and the job is charged for the GPUs",
             fix="`ddplaunch doctor` says what is wrong with torch or the driver; `--device cpu` if it is meant",
             where=str(launch.device.source),
         )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _step(environment: dict[str, str]) -> Slurm | None:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
@@ -28,15 +28,24 @@ LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
 
 
 def run(
-    options: Options, script: list[str] | None, profile: str | None, dry_run: bool | None, json: bool | None
+    options: Options,
+    script: list[str] | None,
+    profile: str | None,
+    dry_run: bool | None,
+    json: bool | None,
+    **hosts: Any,
 ) -> int:
-    """Launch what ``script`` names; return only where nothing is to be launched."""
+    """Launch what ``script`` names; return only where nothing is to be launched. ``hosts`` are flags of its own."""
     if json and not dry_run:
         raise usage(
             "`--json` without `--dry-run`",
             why="stdout belongs to the script once it runs",
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
+    if any(hosts.values()):
+        from ddplaunch.cli import hosts_run  # for the launches that have other hosts
+
+        return hosts_run.run_on_hosts(options, hosts_run.asked_for(hosts), script, profile, bool(dry_run))
     options = with_configuration(options, profile, working_directory())
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ and (status := start_step(options, bool(dry_run))) is not None:
@@ -54,7 +63,8 @@ def run(
     environment = environment_of(prepared.launch)
     refuse_too_long(prepared.launch.argv, environment)
     noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base)
-    _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
+    if not speaks_elsewhere(prepared.launch):
+        _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
     execute(prepared.launch, environment)
 
 
@@ -118,6 +128,12 @@ def _print_dry_run(prepared: Prepared, json: bool) -> None:
         answer_json(plan_json(prepared.launch, prepared.findings))
     else:
         answer(dry_run_text(prepared.launch, unicode=unicode_ok(sys.stdout)))
+
+
+def speaks_elsewhere(launch: Launch) -> bool:
+    """Whether node 0 shows the launch to the same reader: srun and mpirun bring all nodes' output to one place."""
+    rank = launch.topology.node_rank
+    return rank is not None and rank.value > 0 and rank.source.kind in ("Slurm", "Open MPI", "PMI")
 
 
 def _show(prepared: Prepared, record: str) -> None:

@@ -16,6 +16,11 @@ from ddplaunch.frozen import dataclass
 SUBMIT_DEADLINE_S = 90.0
 ASK_DEADLINE_S = 20.0
 
+#: https://slurm.schedmd.com/job_state_codes.html; SIGNALING, REQUEUED and others pass.
+_ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
+    | {"PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
+)
 #: Reasons of a pending job that no waiting cures (https://slurm.schedmd.com/job_reason_codes.html).
 HOPELESS = {
     "PartitionNodeLimit": "the partition has not that many nodes",
@@ -59,15 +64,7 @@ class JobState:
     @property
     def ended(self) -> bool:
         """Whether nothing of the job will run any more."""
-        return self.state not in (
-            "PENDING",
-            "RUNNING",
-            "COMPLETING",
-            "CONFIGURING",
-            "SUSPENDED",
-            "REQUEUED",
-            "STAGE_OUT",
-        )
+        return self.state in _ENDED
 
 
 def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str] = ()) -> str:

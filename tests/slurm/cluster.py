@@ -121,7 +121,7 @@ class Cluster:
         while True:
             shown = self.run(["scontrol", "show", "job", "-o", job], self.folder).stdout
             fields = dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
-            if fields.get("JobState", "PENDING") not in ("PENDING", "RUNNING", "COMPLETING"):
+            if fields.get("JobState", "PENDING") in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"):
                 return fields
             assert time.monotonic() < deadline, f"job {job} did not end: {shown}"
             time.sleep(0.3)
