@@ -11,6 +11,7 @@ from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.say import answer, tell
 from ddplaunch.errors import ExitStatus, RefusedError
 from ddplaunch.finding import error
+from ddplaunch.hosts.slurm import with_end_of_job
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.sbatch import step_argv
 from ddplaunch.launch.surroundings_slurm import Slurm, describe, read_slurm
@@ -46,7 +47,7 @@ def start_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> i
             )
         )
     tell(f"ddplaunch {describe(slurm)}; one task on each node by `{' '.join(step)}`\n")
-    os.execve(found, words, {**environ, **_end_of_job(slurm, environ), _DEPTH: slurm.job})
+    os.execve(found, words, {**with_end_of_job(environ), _DEPTH: slurm.job})
 
 
 def _wanted(slurm: Slurm, options: Options) -> bool:
@@ -57,13 +58,3 @@ def _wanted(slurm: Slurm, options: Options) -> bool:
     if said and node_range(options)[0].value == 1:
         return not slurm.on_node
     return slurm.nodes > 1 or not slurm.on_node
-
-
-def _end_of_job(slurm: Slurm, environ: Mapping[str, str]) -> dict[str, str]:
-    """Tell the nodes when the job's time is over; older Slurm does not, and here one question serves all of them."""
-    if "SLURM_JOB_END_TIME" in environ:
-        return {}
-    from ddplaunch.hosts.slurm import end_of_job_s
-
-    end_s = end_of_job_s(slurm.job, environ)
-    return {} if end_s is None else {"SLURM_JOB_END_TIME": str(end_s)}

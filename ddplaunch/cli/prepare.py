@@ -82,8 +82,17 @@ def prepare(
         cwd=str(cwd),
     )
     launch = resolve(options, target, situation)
-    launch = replace(launch, notes=(*notes(environ, time.time()), *launch.notes))
+    launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
     return Prepared(launch, facts, check(options, launch, facts, script), base)
+
+
+def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return who else set this job up and how much time it has left, for the panel."""
+    if "SLURM_JOB_ID" in environ:
+        from ddplaunch.hosts.slurm import with_end_of_job  # a program to ask, which only Slurm's users wait for
+
+        environ = with_end_of_job(environ)
+    return notes(environ, time.time())
 
 
 def check(

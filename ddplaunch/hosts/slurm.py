@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -150,15 +151,20 @@ def cancel(job: str, environ: Mapping[str, str]) -> bool:
     return _ask(["scancel", job], environ) is not None
 
 
-def end_of_job_s(job: str, environ: Mapping[str, str]) -> int | None:
-    """Return the epoch second at which the job's time is over, as squeue says; None where it does not."""
-    import time
+def with_end_of_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with SLURM_JOB_END_TIME (epoch seconds), which Slurm sets since 23.02, asked of squeue.
 
+    Only the first task of a job or step asks, and waits at most three seconds; the others and all that is outside of
+    Slurm get the environment as it is.
+    """
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job.isdigit() or "SLURM_JOB_END_TIME" in environ or environ.get("SLURM_PROCID", "0") != "0":
+        return dict(environ)
     text = (_ask(["squeue", "-h", "-j", job, "-o", "%e"], environ, deadline_s=3) or "").strip()
     try:
-        return int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S")))
-    except ValueError:
-        return None
+        return {**environ, "SLURM_JOB_END_TIME": str(int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))))}
+    except ValueError:  # N/A: the job has no limit
+        return dict(environ)
 
 
 def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> str | None:
