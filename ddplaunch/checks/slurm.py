@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.finding import Finding, error, warning
 from ddplaunch.launch.plan import Launch
-from ddplaunch.launch.surroundings_found import number, visible_entries
-from ddplaunch.launch.surroundings_slurm import Slurm, read_slurm
+
+if TYPE_CHECKING:
+    from ddplaunch.launch.surroundings_slurm import Slurm
 
 _ONE_TASK = "`srun --ntasks-per-node=1 ddplaunch run -- train.py`"
 
@@ -71,6 +73,8 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Itera
     if slurm is None or not slurm.by_task or not slurm.gpus_on_node:
         return
     ranks = slurm.tasks_here * launch.topology.nproc_per_node.value
+    from ddplaunch.launch.surroundings_found import visible_entries
+
     entries = visible_entries(environment)
     bound = entries is not None and len(entries) < slurm.gpus_on_node
     if ranks <= slurm.gpus_on_node and (bound or slurm.gpus_on_node % slurm.tasks_here == 0):
@@ -90,7 +94,8 @@ def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Iterator[F
     `--gpus=N` asks for N in all and leaves the split to Slurm: 6 on 2 nodes may be 5 and 1.
     Remedy: `--gpus-per-node`.
     """
-    slurm, total = read_slurm(environment), number(environment, "SLURM_GPUS")
+    slurm, asked = _job(environment), environment.get("SLURM_GPUS", "")
+    total = int(asked) if asked.isdecimal() else None
     if slurm is None or total is None or slurm.nodes == 1 or slurm.gpus_on_node is None or slurm.by_task:
         return
     if slurm.gpus_on_node * slurm.nodes == total:
@@ -110,7 +115,7 @@ def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[F
 
     Remedy: a torch that was built for the GPUs; `--device cpu` if it is meant.
     """
-    slurm = read_slurm(environment)
+    slurm = _job(environment)
     if slurm is None or not slurm.gpus_on_node or not slurm.on_node or launch.device.value != "cpu":
         return
     if launch.device.source.kind == "detected":
@@ -127,8 +132,16 @@ def _gpus(count: int) -> str:
     return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
+def _job(environment: dict[str, str]) -> Slurm | None:
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    from ddplaunch.launch.surroundings_slurm import read_slurm  # most launches have nothing to read
+
+    return read_slurm(environment)
+
+
 def _step(environment: dict[str, str]) -> Slurm | None:
-    slurm = read_slurm(environment)
+    slurm = _job(environment)
     return None if slurm is None or slurm.step is None else slurm
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.surroundings_found import Found, number
 from ddplaunch.launch.topology import split_nproc
 from ddplaunch.probes.facts import Facts
 from ddplaunch.values import Resolved, Source, Unavailable
+
+if TYPE_CHECKING:
+    from ddplaunch.launch.surroundings_found import Found
 
 _SIGNS = ("SLURM_JOB_ID", "PET_NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SM_HOSTS")
 
@@ -84,6 +86,8 @@ def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
     found = recognise(environ)
     if found is None:
         return ()
+    from ddplaunch.launch.surroundings_found import number
+
     end_s = number(environ, "SLURM_JOB_END_TIME") if found.by == "Slurm" else None
     return (found.note if end_s is None else f"{found.note}, {duration_text(end_s - now_s)} left",)
 
