@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
+from ddplaunch.explain.context import Context
 from ddplaunch.explain.diagnosis import Raised
 from ddplaunch.explain.endings import Progress
 from ddplaunch.explain.lines import Line, Speaker
-from ddplaunch.explain.matching import Hit, spoken_against
+from ddplaunch.explain.matching import Hit
 from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.traceback import Part, Traceback
@@ -84,20 +85,20 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
     by_line: dict[int, list[Hit]] = {}
     for hit in scanned.hits:
         by_line.setdefault(hit.line.at, []).append(hit)
-    texts = _texts(scanned)
+    context = Context(scanned)
     found: list[Candidate] = []
     echoes: list[Hit] = []
     for traceback in scanned.tracebacks:
         if not traceback.handled:
-            found += _of_traceback(traceback, by_line, texts, echoes)
+            found += _of_traceback(traceback, by_line, context, echoes)
     covered = {at for traceback in scanned.tracebacks for at in _covered(traceback, scanned)}
     for hit in scanned.hits:
         if hit.line.at in covered:
             continue
         if hit.signature.role == "cascade":
             echoes.append(hit)
-        elif hit is by_line[hit.line.at][0] and not spoken_against(hit.signature, texts.get(hit.line.speaker, ())):
-            found.append(_of_hit(hit, hit.line.speaker, _raised_before(hit, scanned)))
+        elif hit is by_line[hit.line.at][0] and not context.against(hit):
+            found.append(_of_hit(hit, hit.line.speaker, context.raised_before(hit)))
     progress = Progress(scanned.lines)
     found = [replace(each, weight=each.weight + _LIVED) if progress.survived(each.line) else each for each in found]
     return found, echoes
@@ -113,19 +114,8 @@ def _covered(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
                 yield index
 
 
-def _texts(scanned: Scanned) -> dict[Speaker, list[str]]:
-    """Return the lines of each speaker, for signatures that a line elsewhere speaks against; echoes say nothing."""
-    echoes = {hit.line.at for hit in scanned.hits if hit.signature.role == "cascade"}
-    wanted = {hit.line.speaker for hit in scanned.hits if hit.signature.log_unless}
-    texts: dict[Speaker, list[str]] = {who: [] for who in wanted}
-    for line in scanned.lines:
-        if line.speaker in texts and line.at not in echoes:
-            texts[line.speaker].append(line.text)
-    return texts
-
-
 def _of_traceback(
-    traceback: Traceback, by_line: dict[int, list[Hit]], texts: dict[Speaker, list[str]], echoes: list[Hit]
+    traceback: Traceback, by_line: dict[int, list[Hit]], context: Context, echoes: list[Hit]
 ) -> list[Candidate]:
     """Return what a chain of exceptions says: the most specific root in it, else its own exception."""
     roots: list[tuple[Hit, Part]] = []
@@ -136,7 +126,7 @@ def _of_traceback(
             if hit.signature.role == "cascade":
                 if hit.line.at == part.line.at:
                     cascade.append(hit)
-            elif not spoken_against(hit.signature, texts.get(hit.line.speaker, ())):
+            elif not context.against(hit):
                 roots.append((hit, part))
     roots.sort(key=lambda pair: (-pair[0].signature.priority, pair[1] is not chosen))
     if roots and (not cascade or roots[0][0].signature.priority >= max(hit.signature.priority for hit in cascade)):
@@ -181,20 +171,3 @@ def _of_hit(hit: Hit, speaker: Speaker, raised: Raised | None, penalty: int = 0)
         raised,
         confirmation,
     )
-
-
-def _raised_before(hit: Hit, scanned: Scanned) -> Raised | None:
-    """An exception's message may go on for some lines, and the telling one stand there."""
-    for traceback in scanned.tracebacks:
-        part = traceback.parts[-1]
-        if part.line.speaker == hit.line.speaker and 0 < hit.line.at - part.line.at <= 12:
-            return None if traceback.handled else part.raised
-    return None
-
-
-def by_rank(found: Sequence[Candidate]) -> dict[int | None, list[Candidate]]:
-    """Return the candidates of each global rank."""
-    ranks: dict[int | None, list[Candidate]] = {}
-    for candidate in found:
-        ranks.setdefault(candidate.speaker.rank, []).append(candidate)
-    return ranks

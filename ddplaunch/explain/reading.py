@@ -19,7 +19,7 @@ _BLOCK_BYTES = 8 << 20
 _BEFORE_BYTES, _AFTER_BYTES = 2 << 10, 12 << 10  # around a telling word: a traceback is longer than its first line
 _FIRST, _LAST = 24, 8  # telling places of one log that are looked at
 #: What stands in nearly every failure that is not at the end of its log.
-_TELLING = (b"Traceback (most", b"Error", b"ERROR", b"illed", b"terminate called")
+_TELLING = (b"Traceback (most", b"Error", b"ERROR", b"terminate called")
 
 Numbered = tuple[int, str]
 
