@@ -42,11 +42,10 @@ _SLOWDOWNS = (
 )
 
 
-def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | None]:
-    """Return what NVML knows, and NVML's own error text if its library is there but does not work.
+def start_nvml() -> tuple[Any | Unavailable, str | None]:
+    """Return nvidia-ml-py with NVML started, and NVML's own error text if it is there but does not work.
 
-    ``details=False`` asks for uuid, name, memory, compute capability and MIG only. A question that one GPU does not
-    answer is ``Unavailable`` there; a GPU that answers nothing carries ``fault``. Never raises for a broken driver.
+    Whoever gets it calls ``nvmlShutdown`` when done.
     """
     try:
         ctypes.CDLL(LIBRARY)  # 0.1 ms; importing pynvml costs 30 ms, which machines without a driver need not pay
@@ -61,12 +60,24 @@ def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | Non
     try:
         api.nvmlInit()
     except api.NVMLError as error:
-        text = _text(api, error)
+        text = text_of(api, error)
         return Unavailable(f"NVML does not start: {text}"), text
+    return api, None
+
+
+def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | None]:
+    """Return what NVML knows, and NVML's own error text if its library is there but does not work.
+
+    ``details=False`` asks for uuid, name, memory, compute capability and MIG only. A question that one GPU does not
+    answer is ``Unavailable`` there; a GPU that answers nothing carries ``fault``. Never raises for a broken driver.
+    """
+    api, error = start_nvml()
+    if isinstance(api, Unavailable):
+        return api, error
     try:
         return _facts(api, details), None
     except api.NVMLError as error:
-        text = _text(api, error)
+        text = text_of(api, error)
         return Unavailable(f"NVML does not answer: {text}"), text
     finally:
         with suppress(api.NVMLError):
@@ -94,31 +105,31 @@ def _gpu(api: Any, number: int, index: int, details: bool) -> Gpu | None:
     except api.NVMLError as error:
         if not gpu.uuid and error.value == api.NVML_ERROR_NO_PERMISSION:
             return None
-        return replace(gpu, fault=_text(api, error))
+        return replace(gpu, fault=text_of(api, error))
 
 
 def _basics(api: Any, handle: Any) -> dict[str, Any]:
-    memory = _ask(api, lambda: _memory(api, handle))
+    memory = ask(api, lambda: memory_of(api, handle))
     total, used = (memory, memory) if isinstance(memory, Unavailable) else memory
-    mig = _ask(api, lambda: _mig_enabled(api, handle))
+    mig = ask(api, lambda: _mig_enabled(api, handle))
     return {
         "pci_bus_id": _pci_bus_id(api, handle),
         "memory_total_bytes": total,
         "memory_used_bytes": used,
-        "compute_capability": _ask(api, lambda: tuple(api.nvmlDeviceGetCudaComputeCapability(handle))),
+        "compute_capability": ask(api, lambda: tuple(api.nvmlDeviceGetCudaComputeCapability(handle))),
         "mig_enabled": mig,
         "mig_devices": _mig_devices(api, handle) if mig is True else (),
     }
 
 
 def _details(api: Any, handle: Any) -> dict[str, Any]:
-    rows = _ask(api, lambda: _remapped_rows(api, handle))
+    rows = ask(api, lambda: _remapped_rows(api, handle))
     pending, failed = (rows, rows) if isinstance(rows, Unavailable) else rows
     # Constants are looked up inside the questions, so that a name missing in an old nvidia-ml-py costs one fact only.
     return {
-        "utilization_percent": _ask(api, lambda: int(api.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        "processes": _ask(api, lambda: _processes(api, handle)),
-        "ecc_uncorrected": _ask(
+        "utilization_percent": ask(api, lambda: int(api.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        "processes": ask(api, lambda: _processes(api, handle)),
+        "ecc_uncorrected": ask(
             api,
             lambda: int(
                 api.nvmlDeviceGetTotalEccErrors(handle, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC)
@@ -126,14 +137,15 @@ def _details(api: Any, handle: Any) -> dict[str, Any]:
         ),
         "remap_pending": pending,
         "remap_failed": failed,
-        "recovery_action": _ask(api, lambda: _recovery_action(api, handle)),
-        "throttle_reasons": _ask(api, lambda: _throttle_reasons(api, handle)),
-        "temperature_c": _ask(api, lambda: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU))),
-        "compute_mode": _ask(api, lambda: _named(_COMPUTE_MODES, api.nvmlDeviceGetComputeMode(handle))),
+        "recovery_action": ask(api, lambda: _recovery_action(api, handle)),
+        "throttle_reasons": ask(api, lambda: slowdowns(api, handle)),
+        "temperature_c": ask(api, lambda: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU))),
+        "compute_mode": ask(api, lambda: _named(_COMPUTE_MODES, api.nvmlDeviceGetComputeMode(handle))),
     }
 
 
-def _memory(api: Any, handle: Any) -> tuple[int, int]:
+def memory_of(api: Any, handle: Any) -> tuple[int, int]:
+    """Return total and used bytes; for ``ask``, because it raises NVML's errors."""
     try:  # version 1 counts what the driver reserves (hundreds of MiB) as used
         memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
     except (api.NVMLError, AttributeError):
@@ -147,7 +159,7 @@ def _remapped_rows(api: Any, handle: Any) -> tuple[bool, bool]:
 
 
 def _pci_bus_id(api: Any, handle: Any) -> str:
-    info = _ask(api, lambda: api.nvmlDeviceGetPciInfo(handle).busId)
+    info = ask(api, lambda: api.nvmlDeviceGetPciInfo(handle).busId)
     if isinstance(info, Unavailable):
         return ""
     return info.decode(errors="replace") if isinstance(info, bytes) else str(info)
@@ -161,16 +173,16 @@ def _mig_enabled(api: Any, handle: Any) -> bool:
 
 
 def _mig_devices(api: Any, handle: Any) -> tuple[MigDevice, ...]:
-    most = _ask(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(handle)))
+    most = ask(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(handle)))
     slots = 0 if isinstance(most, Unavailable) else most
-    found = (_ask(api, lambda slot=slot: _mig_device(api, handle, slot)) for slot in range(slots))  # type: ignore[misc]
+    found = (ask(api, lambda slot=slot: _mig_device(api, handle, slot)) for slot in range(slots))  # type: ignore[misc]
     return tuple(device for device in found if isinstance(device, MigDevice))  # slots may be empty between others
 
 
 def _mig_device(api: Any, handle: Any, slot: int) -> MigDevice:
     device = api.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-    name = _ask(api, lambda: str(api.nvmlDeviceGetName(device)))
-    memory = _ask(api, lambda: _memory(api, device)[0])
+    name = ask(api, lambda: str(api.nvmlDeviceGetName(device)))
+    memory = ask(api, lambda: memory_of(api, device)[0])
     return MigDevice(
         uuid=api.nvmlDeviceGetUUID(device),
         name="MIG device" if isinstance(name, Unavailable) else name,
@@ -190,7 +202,8 @@ def _recovery_action(api: Any, handle: Any) -> str:
     return _named(_RECOVERY_ACTIONS, field.value.uiVal)
 
 
-def _throttle_reasons(api: Any, handle: Any) -> tuple[str, ...]:
+def slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
+    """Return why the clocks are lowered where something is wrong; for ``ask``, because it raises NVML's errors."""
     # The driver renamed "throttle" to "event" in release 535; the old name goes away in CUDA 14.
     try:
         mask = api.nvmlDeviceGetCurrentClocksEventReasons(handle)
@@ -203,18 +216,19 @@ def _named(names: tuple[str, ...], number: int) -> str:
     return names[number] if 0 <= number < len(names) else f"unknown ({number})"
 
 
-def _ask(api: Any, question: Callable[[], T]) -> T | Unavailable:
+def ask(api: Any, question: Callable[[], T]) -> T | Unavailable:
     """Return the answer, or why there is none; a GPU that is gone raises, since nothing else will answer."""
     try:
         return question()
     except api.NVMLError as error:
         if error.value in _GONE:
             raise
-        return Unavailable(f"NVML: {_text(api, error)}")
+        return Unavailable(f"NVML: {text_of(api, error)}")
     except (AttributeError, api.NVMLLibraryMismatchError):
         return Unavailable("the installed nvidia-ml-py or the driver is too old to tell")
 
 
-def _text(api: Any, error: Any) -> str:
+def text_of(api: Any, error: Any) -> str:
+    """Return NVML's error as people search for it."""
     # pynvml words this one differently from `nvidia-smi` and from what people search for.
     return "Driver/library version mismatch" if error.value == _VERSION_MISMATCH else str(error)

@@ -1,0 +1,209 @@
+"""What each rank and its DataLoader workers use, from /proc; refuses to look at GPUs and to judge.
+
+Made to be asked every second: a process that is no rank's is read once, then known by its absence from the ranks'
+sessions. Fields are those of proc_pid_stat(5) and proc_pid_status(5).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+
+from ddplaunch.frozen import dataclass
+from ddplaunch.probes.samples import RankIdentity, RankSample
+
+_PSS_EVERY_S = 30.0
+_PSS_MAX_S = 0.02  # the kernel walks the page tables under a lock that the process's own mmap(2) wants too
+
+
+@dataclass(frozen=True)
+class _Stat:
+    state: str
+    parent: int
+    session: int
+    cpu_s: float
+    threads: int
+    start_ticks: int
+    rss_bytes: int
+
+
+class RankUsage:
+    """Reads the ranks of one attempt; each call tells what was used since the call before."""
+
+    def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc") -> None:
+        """Read nothing yet."""
+        self._proc = proc
+        self.ranks = tuple(ranks)
+        self._by_pid = {rank.pid: rank for rank in ranks}
+        self._strangers: set[int] = set()
+        self._cpu: dict[tuple[int, int], float] = {}  # pid and start → CPU seconds
+        self._io: dict[int, tuple[int, int]] = {}
+        self._at_s = 0.0
+        self._pss: dict[int, int] = {}
+        self._pss_due_s = 0.0
+        self._omp = {rank.pid: _omp_threads(f"{proc}/{rank.pid}/environ") for rank in ranks}
+        self.members: dict[int, int] = {}  # pid → rank, of the ranks and their children, as of the last call
+
+    def sample(self) -> tuple[RankSample, ...]:
+        """Return the ranks that still run. Processes that end while they are read count as ended."""
+        now_s = time.monotonic()
+        since_s = now_s - self._at_s if self._at_s else 0.0
+        families = self._families()
+        cpu: dict[tuple[int, int], float] = {}
+        self._read_pss(families, now_s)
+        found = [self._rank(rank, families[rank.pid], since_s, cpu) for rank in self.ranks if rank.pid in families]
+        self._cpu, self._at_s = cpu, now_s
+        self.members = {pid: self._by_pid[leader].rank for leader, family in families.items() for pid in family}
+        return tuple(found)
+
+    def _families(self) -> dict[int, dict[int, _Stat]]:
+        """Return, for each rank that runs, its processes: those whose session it leads.
+
+        Ranks that were forked (``--start-method fork``) lead none: theirs are those that they forked in turn.
+        """
+        families: dict[int, dict[int, _Stat]] = {}
+        leader_of: dict[int, int] = {}
+        try:
+            pids = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - half the time
+        except OSError:
+            return {}
+        self._strangers &= pids
+        for pid in sorted(pids - self._strangers, key=lambda pid: (pid not in self._by_pid, pid)):
+            rank = self._by_pid.get(pid)
+            stat = _stat(f"{self._proc}/{pid}/stat")
+            if stat is None or stat.state in "ZX":
+                continue
+            if rank is not None:
+                if stat.start_ticks == rank.start_ticks:
+                    families[pid], leader_of[pid] = {pid: stat}, pid
+                continue
+            leader = stat.session if stat.session in families else leader_of.get(stat.parent)
+            if leader is not None and stat.session != pid:
+                families[leader][pid], leader_of[pid] = stat, leader
+            else:
+                self._strangers.add(pid)
+        return families
+
+    def _rank(
+        self, rank: RankIdentity, family: dict[int, _Stat], since_s: float, cpu: dict[tuple[int, int], float]
+    ) -> RankSample:
+        percents = {}
+        for pid, stat in family.items():
+            key = (pid, stat.start_ticks)
+            cpu[key] = stat.cpu_s
+            used = stat.cpu_s - self._cpu.get(key, stat.cpu_s)
+            percents[pid] = 100.0 * used / since_s if since_s else None
+        own = family[rank.pid]
+        workers = [pid for pid in family if pid != rank.pid]
+        known = [each for pid in workers if (each := percents[pid]) is not None]
+        read_s, write_s = self._io_rates(rank.pid, since_s)
+        return RankSample(
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            pid=rank.pid,
+            state=own.state,
+            cpu_percent=_rounded(percents[rank.pid]),
+            rss_bytes=own.rss_bytes,
+            anon_bytes=_anon_bytes(f"{self._proc}/{rank.pid}/status"),
+            pss_bytes=self._pss.get(rank.pid),
+            threads=own.threads,
+            omp_threads=self._omp.get(rank.pid),
+            workers=len(workers),
+            workers_cpu_percent=_rounded(sum(known)) if known else None,
+            workers_rss_bytes=sum(family[pid].rss_bytes for pid in workers),
+            read_bytes_s=read_s,
+            write_bytes_s=write_s,
+        )
+
+    def _io_rates(self, pid: int, since_s: float) -> tuple[float | None, float | None]:
+        """Return what the rank itself caused to be read from and written to disks, proc_pid_io(5)."""
+        values = _pairs(f"{self._proc}/{pid}/io", (b"read_bytes:", b"write_bytes:"))
+        before, now = self._io.get(pid), tuple(values.get(name, -1) for name in (b"read_bytes:", b"write_bytes:"))
+        if -1 in now:  # another user's, or gone
+            return None, None
+        self._io[pid] = (now[0], now[1])
+        if before is None or not since_s:
+            return None, None
+        return round((now[0] - before[0]) / since_s), round((now[1] - before[1]) / since_s)
+
+    def _read_pss(self, families: dict[int, dict[int, _Stat]], now_s: float) -> None:
+        """Read the proportional sizes now and then, and give up where that takes the kernel long."""
+        if now_s < self._pss_due_s:
+            return
+        self._pss_due_s = now_s + _PSS_EVERY_S
+        for leader, family in families.items():
+            began_s = time.monotonic()
+            sizes = [_pairs(f"{self._proc}/{pid}/smaps_rollup", (b"Pss:",)).get(b"Pss:") for pid in family]
+            self._pss.pop(leader, None)
+            if sizes and None not in sizes:
+                self._pss[leader] = 1024 * sum(size for size in sizes if size is not None)
+            if time.monotonic() - began_s > _PSS_MAX_S * len(family):
+                self._pss, self._pss_due_s = {}, float("inf")
+                return
+
+
+def _stat(path: str) -> _Stat | None:
+    data = _bytes(path)
+    fields = data.rpartition(b")")[2].split()  # the name in parentheses may hold anything
+    try:
+        return _Stat(
+            state=fields[0].decode(),
+            parent=int(fields[1]),
+            session=int(fields[3]),
+            cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+            threads=int(fields[17]),
+            start_ticks=int(fields[19]),
+            rss_bytes=int(fields[21]) * _PAGE,
+        )
+    except (IndexError, ValueError):
+        return None
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _anon_bytes(path: str) -> int | None:
+    """Return what belongs to the process alone but for forks: heaps and tensors, not libraries and mapped files."""
+    kib = _pairs(path, (b"RssAnon:",)).get(b"RssAnon:")
+    return None if kib is None else kib * 1024
+
+
+def _omp_threads(path: str) -> int | None:
+    for entry in _bytes(path).split(b"\0"):
+        if entry.startswith(b"OMP_NUM_THREADS="):
+            first = entry.partition(b"=")[2].split(b",")[0].strip()  # a list is for nested regions
+            return int(first) if first.isdigit() and len(first) < 6 else None
+    return None
+
+
+def _pairs(path: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
+    """Return the numbers behind these words, each at the beginning of a line."""
+    found = {}
+    for line in _bytes(path).splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] in names and words[1].isdigit():
+            found[words[0]] = int(words[1])
+    return found
+
+
+def _bytes(path: str) -> bytes:
+    """Return the file; nothing if it is gone or may not be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    except OSError:  # ESRCH: it ended meanwhile
+        return b""
+    finally:
+        os.close(descriptor)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(max(0.0, value), 1)
