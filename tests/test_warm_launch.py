@@ -82,6 +82,14 @@ def test_ranks_are_forked_again_after_a_failure(plugged: Path, tmp_path: Path) -
     assert len({parent for _, parent in starts.values()}) == 1
 
 
+def test_a_module_beside_the_script_is_preloaded(plugged: Path, tmp_path: Path) -> None:
+    env = environment(plugged, WARM_PRELOAD="package.heavy")
+    result = launch(torchrun(True, 2, str(PROGRAMS / "imports.py")), env, tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "True False\n" * 2
+    assert "ddplaunch" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "python", "options", "reason"),
     [

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,20 +28,24 @@ COMMANDS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ends_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("ends")
+def _run(folder: Path, commands: list[list[str]], *preload: str) -> dict[str, Any]:
     result = subprocess.run(
-        [sys.executable, "-u", str(ROOT / "tests/warm/both_ways.py"), str(folder)],
+        [sys.executable, "-u", str(ROOT / "tests/warm/both_ways.py"), str(folder), *preload],
         cwd=PROGRAMS,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONFAULTHANDLER": "1", "COLUMNS": "80"},
-        input=json.dumps(COMMANDS),
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAMS}", "PYTHONFAULTHANDLER": "1", "COLUMNS": "80"},
+        input=json.dumps(commands),
         capture_output=True,
         text=True,
         timeout=60,
     )
     assert result.returncode == 0, result.stderr
-    answers = json.loads(result.stdout)
+    answers: dict[str, Any] = json.loads(result.stdout)
+    return answers
+
+
+@pytest.fixture(scope="module")
+def ends_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    answers = _run(tmp_path_factory.mktemp("ends"), COMMANDS)
     assert answers["said"] == []
     pairs = zip(answers["cold"], answers["warm"], strict=True)
     return {
@@ -57,11 +62,30 @@ def _plain(end: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("command", [" ".join(command) for command in COMMANDS])
 def test_same_end(ends_of: dict[str, dict[str, Any]], command: str) -> None:
     both = ends_of[command]
-    if command == "ends.py recurses" and sys.version_info < (3, 12):
-        pytest.skip("until 3.11 C calls beneath the script count as depth: 5 of 1000")
     assert _plain(both["warm"]) == _plain(both["cold"])
 
 
 def test_programs_ended_in_different_ways(ends_of: dict[str, dict[str, Any]]) -> None:
     codes = {end["cold"]["code"] for end in ends_of.values()}
     assert codes >= {0, 1, 2, 3, 5, 7, -2, -9, -11, -15}
+
+
+def test_a_module_is_imported_once(tmp_path: Path) -> None:
+    answers = _run(tmp_path, [["imports.py"], ["imports.py"]], "package.heavy", "package.missing")
+    assert [end["out"] for end in answers["cold"]] == ["False True\n"] * 2
+    assert [end["out"] for end in answers["warm"]] == ["True False\n"] * 2
+    (note,) = answers["said"]
+    assert note == "`--preload package.missing`: ModuleNotFoundError: No module named 'package.missing'"
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [("package.starts_thread", "2 threads run after"), ("package.ends_process", "killed the process that imported it")],
+)
+def test_what_spoils_the_template_is_not_preloaded(tmp_path: Path, module: str, why: str) -> None:
+    answers = _run(tmp_path, [["imports.py"]], "package.heavy", module)
+    assert [end["out"] for end in answers["warm"]] == ["False True\n"]
+    (note,) = answers["said"]
+    assert note.startswith("nothing was preloaded: ")
+    assert why in note
+    assert f"`--preload package.heavy,{module}`" in note

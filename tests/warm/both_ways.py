@@ -1,7 +1,7 @@
 """Runs commands as `python -u …` and forked from a template, from one process, and prints how each ended as JSON.
 
-Started as `python -u both_ways.py FOLDER`, with a list of argument lists on stdin, in the folder of the programs. No
-torch is needed for that.
+Started as `python -u both_ways.py FOLDER [PRELOAD…]` in the folder of the programs, with a list of argument
+lists on stdin. No torch is needed for that.
 """
 
 import json
@@ -20,7 +20,7 @@ def main() -> None:
     os.set_inheritable(os.open(os.devnull, os.O_RDONLY), True)
     said: list[str] = []
     template = Template(said.append, None)
-    template.fork(())
+    template.fork(sys.argv[2:])
     environ = {**os.environ, "LOCAL_WORLD_SIZE": str(len(commands)), "DDPLAUNCH_ODD": "\udcff="}
     result: dict[str, list[Any]] = {"cold": [], "warm": [], "said": said}
     for way in ("cold", "warm"):

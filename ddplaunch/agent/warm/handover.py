@@ -8,6 +8,7 @@ each of type, value and traceback), so that what its second step runs has no Pyt
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 import signal
@@ -18,12 +19,20 @@ from typing import NoReturn
 
 #: Seconds until a fork is killed that somebody's ``except BaseException`` kept: it must not act as torchrun.
 _DEADLINE_S = 10
+_CALLS_OF_HOOK = 5
 
 
 class Handover(BaseException):
     """Unwinds to the interpreter's bottom. ``step`` of the class runs first, ``step`` of the instance second."""
 
     step: Callable[[], object]
+
+
+def _uncount_calls() -> None:
+    """Give the script its whole recursion limit: until 3.11 the C calls of the hook count like Python frames."""
+    if sys.version_info < (3, 12):
+        for _ in range(_CALLS_OF_HOOK):
+            ctypes.pythonapi.Py_LeaveRecursiveCall()
 
 
 def leave(first: Callable[[], Callable[[], object]]) -> NoReturn:
@@ -43,6 +52,7 @@ def leave(first: Callable[[], Callable[[], object]]) -> NoReturn:
             if hasattr(sys, name):
                 delattr(sys, name)
         handover.step = first()
+        _uncount_calls()
 
     Handover.step = staticmethod(arrive)
     sys.excepthook = functools.partial(max, key=operator.methodcaller("step"))

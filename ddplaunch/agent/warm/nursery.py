@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ddplaunch.agent.warm import fresh, kernel, message
 from ddplaunch.agent.warm.request import Request, unpacked
@@ -161,13 +161,11 @@ def _import_all(names: Sequence[str], first: str | None) -> list[str]:
 
 def _first_path() -> str | None:
     """Return the folder that leads a rank's ``sys.path``, by torchrun's own reading of its command line."""
-    try:
-        import torch.distributed.run
-
-        parse: Any = torch.distributed.run.parse_args
-        args = parse(sys.argv[1:])
-    except (ImportError, SystemExit, Exception):
+    torchrun = sys.modules.get("torch.distributed.run") or sys.modules["__main__"]  # the latter for `python -m`
+    parse = getattr(torchrun, "parse_args", None)
+    if parse is None:
         return None
+    args = parse(sys.argv[1:])
     if args.no_python or getattr(sys.flags, "safe_path", False):
         return None
     return str(Path.cwd()) if args.module else str(Path(args.training_script).resolve().parent)

@@ -1,0 +1,5 @@
+"""Remembers which process imported it."""
+
+import os
+
+PID = os.getpid()
