@@ -1,0 +1,177 @@
+"""Where ranks of this machine are now, by py-spy or by the signal that they registered; refuses to disturb others.
+
+The signal is sent only to a process that catches it and holds the memory into which it will write, see
+``ddplaunch.agent.rank_site``: to anything else it would be deadly.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ddplaunch.explain.stacks import RankStack, ThreadStack, from_faulthandler, from_py_spy
+from ddplaunch.frozen import dataclass
+from ddplaunch.hosts.py_spy import dump, find_py_spy
+from ddplaunch.values import Unavailable
+
+#: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
+MEMORY = "ddplaunch-stacks"
+SIGNAL = int(signal.SIGRTMAX) - 6
+_ANSWER_S = 2.0
+_STABLE_S = 0.25
+_PAUSE_S = 0.005
+_AT_ONCE = 16
+#: Where a main thread's stack ends, so that a dump is known to be complete.
+_BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
+_NOT_ASKED = "the run was started without `--stacks`"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A rank's process: ``start_ticks`` (field 22 of /proc/PID/stat) tells it from a later one of the same number."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+
+
+def take_stacks(asked: Sequence[Asked]) -> tuple[RankStack, ...]:
+    """Return where each of these ranks is, in their order; takes some seconds at most, many ranks at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    program = find_py_spy()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return tuple(pool.map(lambda each: _stack(each, program), asked))
+
+
+def _stack(asked: Asked, program: str | None) -> RankStack:
+    fields = _fields(asked.pid)
+    empty = RankStack(asked.rank, asked.pid)
+    if fields is None or int(fields[19]) != asked.start_ticks or fields[0] in ("Z", "X"):
+        return replace(empty, state="X", problem="it has ended")
+    python = _python_process(asked.pid)
+    known = replace(empty, pid=python, state=(_fields(python) or fields)[0], kernel=_kernel(python))
+    problem = "py-spy is not installed"
+    if program is not None:
+        answer = _by_py_spy(program, python)
+        if not isinstance(answer, Unavailable):
+            return replace(known, threads=answer, source="py-spy")
+        problem = answer.reason
+    told = _by_signal(python, asked.start_ticks if python == asked.pid else None)
+    if not isinstance(told, Unavailable):
+        return replace(known, threads=told, source="faulthandler")
+    return replace(known, problem=f"{told.reason}, and {problem}")
+
+
+def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
+    answer = dump(program, pid)
+    if isinstance(answer, Unavailable):
+        return answer
+    try:
+        return from_py_spy(answer)
+    except ValueError as error:
+        return Unavailable(str(error))
+
+
+def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | Unavailable:
+    """Send the signal and read what faulthandler writes upon it."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as error:
+        return Unavailable("it has ended" if isinstance(error, ProcessLookupError) else f"pidfd: {error.strerror}")
+    try:
+        memory = _memory(pid)
+        if memory is None or not _catches(pid):
+            return Unavailable(_NOT_ASKED)
+        if start_ticks is not None and int((_fields(pid) or ["0"] * 20)[19]) != start_ticks:
+            return Unavailable("it has ended")
+        try:
+            before = os.fstat(memory).st_size
+            signal.pidfd_send_signal(handle, SIGNAL)
+            text = _answer(memory, before)
+        finally:
+            os.close(memory)
+    except PermissionError:
+        return Unavailable("it belongs to another user")
+    except OSError as error:
+        return Unavailable(f"it did not answer: {error.strerror}")
+    finally:
+        os.close(handle)
+    threads = from_faulthandler(text)
+    return threads if threads else Unavailable("it did not answer: no thread of it returned from the kernel")
+
+
+def _answer(memory: int, before: int) -> str:
+    until_s = time.monotonic() + _ANSWER_S
+    text, grown_s = "", time.monotonic()
+    while (now_s := time.monotonic()) < until_s:
+        size = os.fstat(memory).st_size - before
+        if size > len(text):
+            text = os.pread(memory, size, before).decode("ascii", "replace")  # faulthandler writes ASCII only
+            grown_s = now_s
+        if _BOTTOM.search(text) or (text and now_s - grown_s > _STABLE_S):
+            break
+        time.sleep(_PAUSE_S)
+    return text
+
+
+def _memory(pid: int) -> int | None:
+    """Return a descriptor to the memory into which the process writes its stacks, None if it has none."""
+    folder = f"/proc/{pid}/fd"
+    for name in sorted(os.listdir(folder), key=int, reverse=True):  # noqa: PTH208
+        try:
+            if f"/memfd:{MEMORY}" in os.readlink(f"{folder}/{name}"):  # noqa: PTH115
+                return os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _catches(pid: int) -> bool:
+    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    return bool(found and int(found[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _python_process(pid: int) -> int:
+    """Return the process that trains: the rank itself, or what a shell script that is the rank has started."""
+    session, candidates = str(pid).encode(), []
+    if _holds_memory(pid):
+        return pid
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and (fields := _fields(int(name))) and fields[3].encode() == session:
+            candidates.append((int(fields[19]), int(name)))
+    return next((each for _, each in sorted(candidates) if _holds_memory(each)), pid)
+
+
+def _holds_memory(pid: int) -> bool:
+    try:
+        memory = _memory(pid)
+    except OSError:
+        return False
+    if memory is not None:
+        os.close(memory)
+    return memory is not None
+
+
+def _kernel(pid: int) -> str:
+    """Return the kernel function in which the main thread waits; https://man7.org/linux/man-pages/man5/proc.5.html."""
+    text = _read(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("\0\n")
+    return "" if text == "0" else text
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the third on, None if there is no such process."""
+    data = _read(f"/proc/{pid}/stat")
+    return data.rpartition(b")")[2].decode().split() if data else None
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
