@@ -40,6 +40,8 @@ def guard(run: GuardedRun) -> int:
     until_s = time.monotonic() + _SPEECH_PATIENCE_S
     while run.speaking and time.monotonic() < until_s:
         time.sleep(0.005)
+    if run.recorder is not None:
+        run.recorder.end()
     status = conclude_run(run.settings, _ended(run), run.console)
     run.console.drain()
     return status

@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.capture import Capture
 from ddplaunch.agent.console import Console
@@ -21,6 +21,9 @@ from ddplaunch.agent.processes import Process, own_processes, process, send_sign
 from ddplaunch.agent.protocol import Settings, receive, send
 from ddplaunch.agent.sweep import Owner, Sweeps, left_by, unannounced
 from ddplaunch.agent.watch import Attempt, process_table
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.metrics import Recorder
 
 RECORD_PATIENCE_S = 5.0
 _LOOK_EVERY_S = 0.1  # where the kernel does not tell: as often as torchrun
@@ -50,6 +53,7 @@ class GuardedRun:
         self.interrupts = self.interrupts_told = 0
         self.killed = False
         self.speaking = 0
+        self.recorder: Recorder | None = None
         self.loop.watch(channel.fileno(), self._told)
         self.loop.watch(self.wake, self._woken)
         self.launcher.watch(self.loop, self._launcher_ended)
@@ -104,6 +108,15 @@ class GuardedRun:
         if self.directory:
             table = process_table(self.settings.get("run_id"), self.host, self.launcher.seen, attempt)
             self.capture.in_background(lambda: replace_json(f"{self.directory}/processes.json", table))
+            self._record_metrics(self.directory, table)
+
+    def _record_metrics(self, directory: str, table: dict[str, Any]) -> None:
+        if not self.settings.get("record_metrics"):
+            return
+        from ddplaunch.agent.metrics import Recorder  # for the few runs that ask for it
+
+        self.recorder = self.recorder or Recorder()
+        self.recorder.start(directory, table)
 
     def _told_launcher(self, _: dict[str, Any], descriptors: list[int]) -> None:
         self.capture.add_launcher(descriptors[0], verbose=bool(self.settings.get("verbose")))

@@ -35,7 +35,7 @@ class Settings(TypedDict, total=False):
 
     ``directory`` is the run's (``…/runs/RUN_ID``), ``node`` the number in ``node-K``, ``show`` is "0", "all" or ranks
     with commas, ``grace_s`` how long ranks get to end, ``verbose`` shows torchrun's own messages too. ``silent`` leaves
-    the last words to somebody who speaks for all nodes.
+    the last words to somebody who speaks for all nodes. ``record_metrics`` asks for ``node-K/metrics.jsonl``.
     """
 
     run_id: str
@@ -46,6 +46,7 @@ class Settings(TypedDict, total=False):
     grace_s: float
     max_restarts: int
     silent: bool
+    record_metrics: bool
 
 
 class Rank(TypedDict):

@@ -61,7 +61,7 @@ def decide_capture(
     reason = _unusable(flags, plugin, extra)
     if reason is not None:
         return Capture(argv, (), (*notes, f"no capture: {reason}", *_without(options, "no capture")))
-    settings = {
+    settings: dict[str, object] = {
         **about,
         "node": topology.node_rank.value if topology.node_rank else 0,
         "show": show,
@@ -69,6 +69,8 @@ def decide_capture(
         "grace_s": options.grace.value if options.grace else _DEFAULT_GRACE_S,
         "max_restarts": options.max_restarts.value if options.max_restarts else 0,
     }
+    if options.record_metrics and options.record_metrics.value:
+        settings["record_metrics"] = True
     variable = Variable(
         VARIABLE,
         json.dumps(settings, separators=(",", ":")),
@@ -131,5 +133,9 @@ def _given(extra: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _without(options: Options, cause: str) -> tuple[str, ...]:
-    said = [f"`--{name}`" for name in ("show", "verbose") if getattr(options, name) is not None]
+    said = [f"`--{name}`" for name in ("show", "verbose", "record-metrics") if _said(options, name)]
     return (f"{' and '.join(said)} without effect: {cause}",) if said else ()
+
+
+def _said(options: Options, name: str) -> bool:
+    return getattr(options, name.replace("-", "_")) is not None

@@ -45,6 +45,7 @@ class Options:
     show: Resolved[str] | None = None
     verbose: Resolved[bool] | None = None
     capture: Resolved[bool] | None = None
+    record_metrics: Resolved[bool] | None = None
     torchrun_arg: tuple[Resolved[str], ...] = ()
     ignore: tuple[Resolved[str], ...] = ()
     checks: Resolved[bool] | None = None

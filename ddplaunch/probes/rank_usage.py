@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ddplaunch.frozen import dataclass
 from ddplaunch.probes.samples import RankIdentity, RankSample
 
-_PSS_EVERY_S = 30.0
+_PSS_EVERY_S = 10.0
 _PSS_MAX_S = 0.02  # the kernel walks the page tables under a lock that the process's own mmap(2) wants too
 
 
