@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.aftermath import attempt_ended, conclude
+from ddplaunch.agent.closers import attributed, closed_by_torchrun
 from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun
 from ddplaunch.agent.last_words import last_exception, last_lines
 from ddplaunch.agent.protocol import Failure, Settings
@@ -55,6 +56,26 @@ def test_first_failed_is_the_accused_if_it_failed_by_itself() -> None:
     assert getattr(first_failed(both, None), "rank", None) == 0
     assert getattr(first_failed(replace(both, first=None), None), "rank", None) == 0, "it ended before rank 1"
     assert first_failed(attempt(rank(0), rank(1, **TERMINATED)), 0) is None
+
+
+def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
+    """A node whose ranks end because another node failed: torchrun's own messages say who sent the signal."""
+    settings: Settings = {"directory": str(tmp_path), "node": 1}
+    assert closed_by_torchrun(settings) == frozenset()
+    (tmp_path / "node-1").mkdir()
+    log = "W1 api.py:1037] Sending process 102 closing signal SIGTERM\nW1 Sending process 103 closing signal SIGINT\n"
+    (tmp_path / "node-1" / "launcher.err").write_text(log)
+    closed = closed_by_torchrun(settings)
+    both = attempt(rank(2, exit_code=None, signal=15), rank(3, **TERMINATED), first=2)
+    ranks = attributed(both, closed)
+    assert [each.ended_by for each in ranks.ranks] == ["launcher", "launcher"] and ranks.first is None
+    assert first_failed(ranks, 2) is None and exit_status(ended(ranks, state="error"), None) == 1
+    heard = Heard()
+    assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), heard) == 1
+    assert "no rank failed on this node" in heard.text
+    assert "was ended by another node" in (attempt_ended(settings, both) or "")
+    crashed = attempt(rank(2, exit_code=1), rank(3, **TERMINATED), first=2)
+    assert attributed(crashed, frozenset({103})) == crashed
 
 
 def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:

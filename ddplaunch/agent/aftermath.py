@@ -8,8 +8,10 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from ddplaunch.agent.closers import attributed, closed_by_torchrun, failed_by_itself
 from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun, Speaker
 from ddplaunch.agent.last_words import last_exception, last_lines
 from ddplaunch.agent.protocol import Settings
@@ -17,7 +19,7 @@ from ddplaunch.agent.reasons import explain_attempt
 from ddplaunch.agent.verdict import exit_status, first_failed, signal_name, state_of
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.records.outcome import AttemptOutcome, Outcome, RankOutcome, write_outcome
-from ddplaunch.ui.outcome_view import attempt_text, outcome_text
+from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, outcome_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
 
 _NOTHING = Explanation(None)
@@ -26,10 +28,13 @@ _NOTHING = Explanation(None)
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     """Return what to say of an attempt that another one follows; None if it did not fail.
 
-    Ranks that are started anew because nodes came or went have not failed.
+    Ranks that torchrun ended, because another node failed or came, have not failed either.
     """
     if not attempt.failed:
         return None
+    attempt = attributed(attempt, closed_by_torchrun(settings))
+    if not any(failed_by_itself(each) for each in attempt.ranks):
+        return elsewhere_text(attempt.attempt, settings.get("max_restarts", 0) + 1)
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _KNOWN[attempt.attempt] = diagnosis
     return attempt_text(attempt.attempt, settings.get("max_restarts", 0) + 1, diagnosis, width(sys.stderr))
@@ -40,6 +45,8 @@ _KNOWN: dict[int, Diagnosis | None] = {}  # of attempts before the last, so that
 
 def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     """Explain, record and say how the run ended; return the exit status."""
+    closed = closed_by_torchrun(settings)
+    ended = replace(ended, attempts=tuple(attributed(each, closed) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None
     explanation = _NOTHING if ended.state == "succeeded" else explain_attempt(settings, last, ended)
     accused = explanation.diagnosis.rank if explanation.diagnosis is not None else None
@@ -57,7 +64,9 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         first_failed_rank=None if first is None or ended.state == "succeeded" else first.rank,
         diagnosis=explanation.diagnosis,
         cascade=explanation.cascade,
-        attempts=tuple(_attempt(settings, each, explanation, each is last, ended.host) for each in ended.attempts),
+        attempts=tuple(
+            _attempt(settings, each, explanation if each is last else None, ended) for each in ended.attempts
+        ),
         notes=_notes(ended),
     )
     problem = "no run directory was named" if directory is None else write_outcome(directory, outcome)
@@ -93,16 +102,19 @@ def _notes(ended: EndedRun) -> tuple[str, ...]:
 
 
 def _attempt(
-    settings: Settings, attempt: EndedAttempt, explanation: Explanation, last: bool, host: str
+    settings: Settings, attempt: EndedAttempt, explanation: Explanation | None, ended: EndedRun
 ) -> AttemptOutcome:
-    diagnosis = explanation.diagnosis if last else _KNOWN.get(attempt.attempt)
+    """``explanation`` is that of the last attempt, None for one before."""
+    last = explanation is not None
+    diagnosis = explanation.diagnosis if explanation is not None else _KNOWN.get(attempt.attempt)
+    own = any(failed_by_itself(each) for each in attempt.ranks)
     return AttemptOutcome(
         attempt.attempt,
         round(attempt.started_s, 3),
         round(attempt.ended_s, 3),
-        attempt.failed,
+        own or (last and state_of(ended) == "failed"),
         diagnosis,
-        tuple(_rank(settings, rank, host) for rank in attempt.ranks),
+        tuple(_rank(settings, rank, ended.host) for rank in attempt.ranks),
     )
 
 

@@ -15,6 +15,8 @@ from ddplaunch.explain.facts import LogSource, RankEnd, RunFacts
 
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
     """Explain ``attempt`` (None: no rank was ever started); ``ended`` is the run, None while it goes on."""
+    if ended is not None and ended.state == "error" and attempt is not None and first_failed(attempt, None) is None:
+        return Explanation(_elsewhere(ended))
     try:
         from ddplaunch.explain.run import explain_texts
 
@@ -22,6 +24,18 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
     except Exception as exception:  # what explains a failure must not hide it
         return Explanation(by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
     return explanation if explanation.diagnosis is not None else Explanation(by_exit(attempt, ended, ""))
+
+
+def _elsewhere(ended: EndedRun) -> Diagnosis:
+    """Ranks ran, none of them failed, and torchrun lost the others: the reason is not on this node."""
+    return Diagnosis(
+        "unknown",
+        "unknown",
+        "no rank failed on this node; torchrun ended them because another node was gone",
+        f"the other nodes' torchruns hold the reason; this one saw {ended.error.partition(':')[0] or 'nothing'}",
+        ("look at the other nodes: the one where a rank failed names it; `ddplaunch explain` there says it again",),
+        host=ended.host,
+    )
 
 
 def sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> list[LogSource]:

@@ -68,6 +68,14 @@ def attempt_text(attempt: int, attempts: int, diagnosis: Diagnosis | None, width
     return "\n".join(wrap(visible(text), width, "ddplaunch: ", "  ")) + "\n"
 
 
+def elsewhere_text(attempt: int, attempts: int) -> str:
+    """Return the line for an attempt whose ranks torchrun ended though none of this node had failed."""
+    return (
+        f"ddplaunch: attempt {attempt + 1} of {max(attempts, attempt + 2)} was ended by another node, which failed or "
+        "joined; restarting\n"
+    )
+
+
 def attempts_text(outcome: Outcome) -> str:
     """Return in a clause how the attempts before compare with the last; empty if there was none that failed."""
     earlier = [each for each in outcome.attempts[:-1] if each.failed]
