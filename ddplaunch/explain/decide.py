@@ -18,6 +18,7 @@ from ddplaunch.frozen import dataclass
 
 #: What an end from outside may interrupt and what therefore does not count after it.
 _OUTSIDE = frozenset(("terminated", "time-limit"))
+_ASKED = (-15, -2, -1, 143, 130, 129)  # how ranks end that were asked to
 #: What may be printed after an end from outside and still be its reason.
 _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
 
@@ -52,12 +53,16 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     failed = _failed(scanned, facts)
     if not failed:
         done = said_done(scanned.lines, 30)
-        found = [each for each in found if not (went_on(scanned.lines, each.line) or (done and each.side))]
+        found = [
+            each
+            for each in found
+            if not (went_on(scanned.lines, each.line, each.raised is not None) or (done and each.side))
+        ]
     waits = stuck(scanned)
     outside = _outside(facts)
     if outside is not None:
         return Decision(outside, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
-    found = _after_the_end(_in_one_cause(found))
+    found = _after_the_end(_in_one_cause(found), scanned)
     ends = order(facts)
     found.sort(key=lambda each: (each.weight, ends.get(each.speaker.rank or 0, 0.0), each.line.at))
     ended = unexplained(scanned.exits) if failed else None
@@ -121,12 +126,16 @@ def _in_one_cause(found: list[Candidate]) -> list[Candidate]:
     return result
 
 
-def _after_the_end(found: list[Candidate]) -> list[Candidate]:
-    """Order an end from outside and what else went wrong: whatever came first is the cause."""
+def _after_the_end(found: list[Candidate], scanned: Scanned) -> list[Candidate]:
+    """Order an end from outside and what else went wrong: whatever came first is the cause.
+
+    An agent that reports a failed rank saw it fail before anybody told the agent to end, wherever that is printed.
+    """
     outside = [each.line.at for each in found if each.code in _OUTSIDE and not each.likely]
     if not outside:
         return found
-    end = min(outside)
+    reported = any(not (each.by_agent or each.table) and each.code not in _ASKED for each in scanned.exits)
+    end = max(each.line.at for each in found) + 1 if reported else min(outside)
     own = [each.line.at for each in found if each.code not in _OUTSIDE and each.weight < 20 and each.line.at < end]
     result = []
     for each in found:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ddplaunch.explain.facts import RunFacts
 from ddplaunch.explain.lines import Line, Speaker
@@ -13,8 +13,8 @@ from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.trailer import RankExit
 from ddplaunch.frozen import dataclass
 
-_SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted"}
-_ORDER = ("segmentation-fault", "killed", "unknown", "aborted")
+_SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated", 2: "terminated", 1: "terminated"}
+_ORDER = ("segmentation-fault", "killed", "terminated", "unknown", "aborted")
 _DONE = re.compile(
     r"\b(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved|Saved"
     r"|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
@@ -28,11 +28,12 @@ _PROGRESS = re.compile(
 _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
-    r"warn|Warning|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS|destroy_process_group"
+    r"warn|Warning|^wandb: |NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS"
+    r"|destroy_process_group"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
 )
 _LEFT_ALONE = frozenset(("rendezvous-shutdown",))  # an agent's last words, when its own ranks have all succeeded
-_SURVIVED = 6  # steps; a rank that lost the others gets no further than one or two
+_SURVIVED = 4  # steps; a rank that lost the others gets no further than one or two
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
     for traceback in scanned.tracebacks:
         if not (traceback.handled or traceback.side or traceback.bare or went_on(lines, traceback.parts[-1].line)):
             return False
-    if said_done(lines, 30 if echoes else 15) or any(hit.signature.code in _LEFT_ALONE for hit in scanned.hits):
+    if said_done(lines, 30 if echoes else 8) or any(hit.signature.code in _LEFT_ALONE for hit in scanned.hits):
         return True
     said = _said(lines[-400:])
     return not echoes and (not said or not _unfinished(said))
@@ -114,13 +115,14 @@ def _unfinished(said: Sequence[str]) -> bool:
     parts = [(int(a), int(b)) for text in said[-6:] for a, b in _PART.findall(text)]
     if parts:
         return not any(a >= b for a, b in parts)
-    return len({number for text in said for number in _STEP.findall(text)}) <= 1
+    return len(_steps(said)) <= 1
 
 
-def went_on(lines: Sequence[Line], line: Line) -> bool:
+def went_on(lines: Sequence[Line], line: Line, uncaught: bool = False) -> bool:
     """Return whether the work went on after ``line``, in the same log: it came to an end, or made two more steps.
 
-    One step more is what ranks still make that have not noticed yet that another one is gone.
+    One step more is what ranks still make that have not noticed yet that another one is gone. After an ``uncaught``
+    exception the word "done" alone means nothing: the shell script around the training says it.
     """
     rest = (
         each.text for each in lines[max(0, line.at - lines[0].at) :] if each.at > line.at and each.file == line.file
@@ -128,10 +130,14 @@ def went_on(lines: Sequence[Line], line: Line) -> bool:
     after = [text for text in rest if text and text[0] != " " and not _NOISE.search(text)]
     if len(after) < 2:
         return False
-    if any(_DONE.search(text) for text in after[-15:]):
+    progress = sum(bool(_PROGRESS.search(text)) for text in after)
+    if any(_DONE.search(text) for text in after[-15:]) and (progress or not uncaught):
         return True
-    steps = {match.group(1) for text in after if (match := _STEP.search(text))}
-    return len(steps) >= 2 or sum(bool(_PROGRESS.search(text)) for text in after) >= 4
+    return len(_steps(after)) >= 2 or progress >= 4
+
+
+def _steps(texts: Iterable[str]) -> set[str]:
+    return {match.group(1) for text in texts if (match := _STEP.search(text))}
 
 
 class Progress:
@@ -139,13 +145,16 @@ class Progress:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
-        self._places: dict[Speaker, list[int]] = {}
+        self._places: dict[Speaker, list[tuple[int, str]]] = {}
 
     def survived(self, line: Line) -> bool:
         """Return whether the speaker of ``line`` reported several further steps after it."""
         places = self._places.get(line.speaker)
         if places is None:
             places = self._places[line.speaker] = [
-                each.at for each in self._lines if each.speaker == line.speaker and _PROGRESS.search(each.text)
+                (each.at, each.text)
+                for each in self._lines
+                if each.speaker == line.speaker and _PROGRESS.search(each.text)
             ]
-        return len(places) - bisect.bisect_right(places, line.at) >= _SURVIVED
+        after = [text for _, text in places[bisect.bisect_right(places, (line.at, "\uffff")) :][: 4 * _SURVIVED]]
+        return len(_steps(after)) >= _SURVIVED or len(after) >= 4 * _SURVIVED

@@ -65,6 +65,12 @@ def ended_words(decision: Decision, facts: RunFacts | None) -> Words:
             "native code called abort(); mostly a line of C++ above says why, here none does",
             (_NATIVE, _RECORD),
         )
+    if decision.code == "terminated":
+        return Words(
+            f"{who} was ended from outside by {how}",
+            "the launcher did not send it: a person, a scheduler or a supervisor asked this process to end",
+            (_ASKED,),
+        )
     return Words(
         f"{who} ended with {how}, and no line says why",
         "its output may have gone elsewhere, or the script left by `sys.exit()` or `os._exit()`",

@@ -87,7 +87,7 @@ def _certainty(decision: Decision) -> Certainty:
     if decision.told:
         return "observed"
     if decision.candidate is None and decision.beside is None:
-        return "likely" if decision.code in ("killed", "aborted") else "observed"
+        return "likely" if decision.code in ("killed", "aborted", "terminated") else "observed"
     return "likely" if decision.candidate is not None and decision.candidate.likely else "observed"
 
 

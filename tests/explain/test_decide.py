@@ -82,6 +82,10 @@ def test_an_end_from_outside_counts_if_nothing_was_wrong_before() -> None:
     ended = "W1 10:55:17.9 3047 torch/distributed/elastic/api.py:7] Received 15 death signal, shutting down workers\n"
     assert diagnosed("step 3\n" + ended + raised(0, "ValueError: while saving")).code == "terminated"
     assert diagnosed(raised(0, "ValueError: before") + ended).code == "script-exception"
+    late = ended + raised(0, "ValueError: printed late") + failed(1, 0, 10)
+    assert diagnosed(late).code == "script-exception", "the agent saw a rank fail, so nobody had ended it yet"
+    alone = diagnosed(failed(-15, 0, 10))
+    assert (alone.code, alone.certainty) == ("terminated", "likely")
 
 
 def test_a_specific_cause_beats_a_general_one() -> None:
@@ -99,6 +103,8 @@ def test_an_error_that_was_survived_is_no_diagnosis() -> None:
         None, "ModuleNotFoundError: No module named 'apex'"
     )
     assert explained(warned + steps + "done\n").diagnosis is None
+    shell = raised(None, "OSError: disk") + "cleaning up\njob finished\n"
+    assert diagnosed(shell).code == "script-exception", "a batch script says that after any end"
 
 
 def test_healthy_logs_and_logs_that_just_end() -> None:

@@ -86,6 +86,7 @@ def test_tracebacks_in_the_summary_belong_to_their_rank() -> None:
         (247, "killed", "SIGKILL (exit code 247)"),
         (-11, "segmentation-fault", "SIGSEGV (exit code -11)"),
         (-6, "aborted", "SIGABRT (exit code -6)"),
+        (-15, "terminated", "SIGTERM (exit code -15)"),
         (3, "unknown", "exit code 3"),
         (-7, "unknown", "SIGBUS (exit code -7)"),
         (128, "unknown", "exit code 128"),
