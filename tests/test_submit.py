@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch.cli.submit
+from ddplaunch.hosts import slurm_follow
 from ddplaunch.hosts.slurm import parse_job, parse_sacct
 from ddplaunch.launch.submission import job_name, parse_time
 from ddplaunch.ui.batch_script import directive_text
@@ -213,6 +215,30 @@ def test_a_job_that_can_never_start_is_taken_back(call: Call, tmp_path: Path, mo
     answer = call("submit", "9x4", "--", "train.py")
     assert answer.status == 4 and "error[slurm-job-cannot-start]" in answer.err
     assert Path("cancelled").read_text() == "12\n"
+
+
+def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = SCONTROL.format(state="FAILED", reason="NonZeroExitCode", code="143:0").replace(
+        "/home/me/a", str(tmp_path)
+    )
+    scontrol = f"cat <<'END'\n{failed}END"
+    programs(tmp_path / "bin", monkeypatch, sbatch="cat >/dev/null; echo 12", scontrol=scontrol)
+    monkeypatch.setattr(slurm_follow, "_SETTLE_S", 0.01)
+    run = folder / ".ddplaunch/runs/slurm-12.0"
+    (run / "node-1").mkdir(parents=True)
+    rank = {"ended_by": "itself", "exit_code": 42, "signal": None, "ended_s": 5.0}
+    outcome = {"state": "failed", "exit_status": 42, "node": 1, "ended_s": 9.0, "first_failed_rank": 3}
+    (run / "node-1/outcome.json").write_text(json.dumps({**outcome, "attempts": [{"ranks": [rank]}]}))
+    (run / "outcome.json").write_text(json.dumps({**outcome, "node": 0, "exit_status": 1, "attempts": []}))
+    answer = call("submit", "2x4", "--wait", "--", "train.py")
+    told = " ".join(answer.err.split())
+    assert answer.status == 42 and "job 12 failed with exit status 42 on node 1, rank 3" in told
+    assert "`ddplaunch explain slurm-12.0`" in told
+    (run / "node-1/outcome.json").write_text("{")
+    (run / "outcome.json").unlink()
+    assert call("submit", "2x4", "--wait", "--", "train.py").status == 143
 
 
 def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> None:

@@ -21,6 +21,8 @@ from ddplaunch.hosts.slurm_follow import first_state, follow
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.sbatch import Batch, decide_batch, log_beside
 from ddplaunch.launch.submission import Submission, decide, refuse_secrets
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.first_failure import first_failure, newest_run
 from ddplaunch.ui.batch_script import sbatch_text
 from ddplaunch.ui.streams import styled
 from ddplaunch.ui.submitted import ended_finding, exit_status_of, state_text, submitted_text
@@ -48,7 +50,8 @@ def submit(options: Options, script: list[str] | None, profile: str | None, **as
     if asked["dry_run"]:
         answer(text)
         return ExitStatus.DONE
-    return _submit(batch, text, bool(asked["wait"]))
+    base = runs_directory(os.environ, merged.run_dir.value if merged.run_dir else None, working_directory())
+    return _submit(batch, text, bool(asked["wait"]), base)
 
 
 def run_words(options: Options, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
@@ -76,7 +79,7 @@ def program() -> tuple[str, ...]:
     return (str(script),) if os.access(script, os.X_OK) else (*interpreter(), "-m", "ddplaunch")
 
 
-def _submit(batch: Batch, text: str, wait: bool) -> int:
+def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
     environ, cwd = dict(os.environ), working_directory()
     special = log_beside(str(cwd), batch, f"{int(time.time())}-{os.getpid()}")
     job = submit_to_slurm(text, cwd, environ, special[:1] if special is not None else ())
@@ -95,7 +98,7 @@ def _submit(batch: Batch, text: str, wait: bool) -> int:
     except KeyboardInterrupt:
         tell(f"\njob {job} goes on; `scancel {job}` ends it\n")
         raise
-    return _tell_end(job, ended)
+    return _tell_end(job, ended, base)
 
 
 def _show(piece: bytes) -> None:
@@ -103,11 +106,14 @@ def _show(piece: bytes) -> None:
     sys.stdout.buffer.flush()
 
 
-def _tell_end(job: str, ended: JobState) -> int:
-    finding = ended_finding(job, ended)
+def _tell_end(job: str, ended: JobState, base: Path) -> int:
+    """Say how the job ended; a node that failed by itself counts for more than those that srun ended because of it."""
+    directory = newest_run(base, f"slurm-{job}.") if ended.state == "FAILED" else None
+    first = None if directory is None else first_failure(directory)
+    finding = ended_finding(job, ended, first)
     if finding is not None:
         tell_findings([finding])
-    return exit_status_of(ended)
+    return exit_status_of(ended) if first is None else first.exit_status
 
 
 def _print_manifest(options: Options, submission: Submission, asked: dict[str, Any], command: tuple[str, ...]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ddplaunch.finding import Finding, error
 from ddplaunch.hosts.slurm import JobState
 from ddplaunch.launch.sbatch import Batch
+from ddplaunch.records.first_failure import FirstFailure
 from ddplaunch.ui.shell import quote
 from ddplaunch.ui.style import paint, visible
 
@@ -59,23 +60,27 @@ def exit_status_of(state: JobState) -> int:
     return state.exit_code or (0 if state.state == "COMPLETED" else 1)
 
 
-def ended_finding(job: str, state: JobState) -> Finding | None:
-    """Return what to say of a job that did not complete, None for one that did."""
+def ended_finding(job: str, state: JobState, first: FirstFailure | None = None) -> Finding | None:
+    """Return what to say of a job that did not complete, None for one that did. ``first`` is what its record says."""
     if state.state == "COMPLETED":
         return None
-    what, why, fix = _ENDS.get(
-        state.state,
-        (
-            f"failed with exit status {exit_status_of(state)}",
-            "the first line of the diagnosis in its log says why",
-            "`ddplaunch explain` for the newest run here",
-        ),
-    )
-    where = state.nodes or f"Slurm: {state.state}"
+    what, why, fix = _ENDS.get(state.state) or _failed(state, first)
     return error(
         f"slurm-{state.state.lower().replace('_', '-')}",
         f"job {job} {what}",
         why=why,
         fix=fix.format(job=job),
-        where=where,
+        where=state.nodes or f"Slurm: {state.state}",
+    )
+
+
+def _failed(state: JobState, first: FirstFailure | None) -> tuple[str, str, str]:
+    if first is None:
+        why = "the diagnosis in its log says why"
+        return f"failed with exit status {exit_status_of(state)}", why, "`ddplaunch explain` for the newest run here"
+    rank = "" if first.rank is None else f", rank {first.rank}"
+    return (
+        f"failed with exit status {first.exit_status} on node {first.node}{rank}",
+        f"that node failed first; Slurm's own status for the job is {exit_status_of(state)}, the highest of all nodes",
+        f"`ddplaunch explain {first.run_id}`",
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.records.first_failure import FirstFailure, first_failure, newest_run
 from tests.slurm.cluster import Cluster, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.xdist_group("slurm")]
@@ -139,6 +140,8 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
     # srun exits with the highest status of its tasks, so the one that it ended may count: 128 + SIGTERM.
     assert ended["JobState"] == "FAILED" and ended["ExitCode"] in ("42:0", "143:0"), log
     assert "rank 1 ended with exit code 42" in " ".join(log.split())
+    record = newest_run(place / ".ddplaunch", f"slurm-{job}.")
+    assert record is not None and first_failure(record) == FirstFailure(f"slurm-{job}.0", 1, 42, 1)
     assert "one task on each node by `srun --kill-on-bad-exit=1 --wait=60" in log
     assert not _left(place), "no rank outlives the job"
 
