@@ -13,7 +13,7 @@ from ddplaunch.cli.say import answer, answer_json
 from ddplaunch.errors import ExitStatus, UsageError, usage
 from ddplaunch.explain.diagnosis import Explanation
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.find import find_run, run_directories
+from ddplaunch.records.find import RunRecord, find_run, run_directories
 from ddplaunch.ui.streams import styled, unicode_ok, width
 
 
@@ -30,6 +30,9 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
             why="the explanation is made from it",
             fix="name a file that can be read",
         ) from error
+    running = subject.record is not None and _running(subject.record)
+    if running and (explanation.diagnosis is None or explanation.diagnosis.code == "unknown"):
+        explanation = Explanation(None)  # what is still going on has no end that could be unknown
     if json:
         answer_json(_json(explanation, subject))
     else:
@@ -37,8 +40,19 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
 
         out = sys.stdout
         record = "" if subject.record is None else shown(subject.record.directory)
-        answer(explanation_text(explanation, subject.names, width(out), styled(out), unicode_ok(out), record))
+        names = f"{subject.names} so far: it is still running" if running else subject.names
+        answer(explanation_text(explanation, names, width(out), styled(out), unicode_ok(out), record))
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+
+
+def _running(record: RunRecord) -> bool:
+    """Return whether the launcher of a run without an outcome lives on this machine."""
+    if record.outcomes:
+        return False
+    from ddplaunch.probes.process_table import process_table
+    from ddplaunch.probes.run_processes import runs_in
+
+    return any(run.run_id == record.run_id and (run.launchers or run.guards) for run in runs_in(process_table()))
 
 
 def _explained(subject: Subject) -> Explanation:

@@ -172,6 +172,8 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         named = dict(best.groups).get("culprit", "")
         alone = waits.absent[0] if len(waits.absent) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else alone
+    elif code == "collective-mismatch" and "other" in dict(best.groups):
+        rank = None  # two ranks that called different things: neither is known to be wrong
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
     return Decision(code, rank, host, best, None, pair, waits, tuple(echoes), tuple(found[1:]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from ddplaunch.explain.decide import Decision
-from ddplaunch.explain.endings import status_text
+from ddplaunch.explain.endings import signal_number, status_text
 from ddplaunch.explain.facts import RunFacts
 from ddplaunch.frozen import dataclass
 
@@ -64,6 +64,15 @@ def ended_words(decision: Decision, facts: RunFacts | None) -> Words:
             f"{who} ended by {how} without a message",
             "native code called abort(); mostly a line of C++ above says why, here none does",
             (_NATIVE, _RECORD),
+        )
+    if signal_number(decision.ended.exit.code) == signal.SIGBUS:
+        return Words(
+            f"{who} ended by {how}, and no line says why",
+            "a page of a mapped file could not be had: mostly /dev/shm was full, else a file was cut while it was read",
+            (
+                "`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`",
+                _NATIVE,
+            ),
         )
     if decision.code == "terminated":
         return Words(
