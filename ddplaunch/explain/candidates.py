@@ -66,6 +66,7 @@ class Candidate:
     """One possible root. The smaller ``weight``, the better; ties go to the earlier line.
 
     ``side``: an exception of a thread, or one that may tell of others. ``survivor``: one that only tells of others.
+    ``logged``: reported by the program as something that it copes with.
     """
 
     code: str
@@ -78,6 +79,7 @@ class Candidate:
     likely: bool = False
     side: bool = False
     survivor: bool = False
+    logged: bool = False
 
 
 def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
@@ -131,7 +133,8 @@ def _of_traceback(
     roots.sort(key=lambda pair: (-pair[0].signature.priority, pair[1] is not chosen))
     if roots and (not cascade or roots[0][0].signature.priority >= max(hit.signature.priority for hit in cascade)):
         hit, part = roots[0]
-        return [_of_hit(hit, traceback.speaker, part.raised, 6 * traceback.side + _LIVED * traceback.logged)]
+        best = _of_hit(hit, traceback.speaker, part.raised, 6 * traceback.side + _LIVED * traceback.logged)
+        return [replace(best, logged=traceback.logged)]
     name = chosen.raised.type.rpartition(".")[2]
     if cascade:
         echoes.extend(cascade[:1])
@@ -144,7 +147,8 @@ def _of_traceback(
     weight += _LIVED * traceback.logged
     side = traceback.side or name in ECHOES
     where = (chosen.line, traceback.speaker)
-    return [Candidate("script-exception", weight, *where, raised=chosen.raised, side=side, survivor=survivor)]
+    raised, logged = chosen.raised, traceback.logged
+    return [Candidate("script-exception", weight, *where, None, (), raised, False, side, survivor, logged)]
 
 
 def _within(part: Part, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:

@@ -56,7 +56,9 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
         found = [
             each
             for each in found
-            if not (went_on(scanned.lines, each.line, each.raised is not None) or (done and each.side))
+            if not (
+                went_on(scanned.lines, each.line, each.raised is not None and not each.logged) or (done and each.side)
+            )
         ]
     waits = stuck(scanned)
     outside = _outside(facts)
@@ -165,12 +167,13 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
     code, host, pair = best.code, best.speaker.host, None
     if code in ("collective-timeout", "gpu-p2p-broken"):
         pair = mismatch(waits)
-        if pair is not None or uneven(waits) is not None:
+        if pair is not None or uneven(waits) is not None or waits.left:
             code = "collective-mismatch"
         elif first_never_done(waits):
             code = "gpu-p2p-broken"
         named = dict(best.groups).get("culprit", "")
-        alone = waits.absent[0] if len(waits.absent) == 1 and pair is None else None
+        gone = sorted(waits.left) or waits.absent
+        alone = gone[0] if len(gone) == 1 and pair is None else None
         rank = int(named) if named.isdecimal() else alone
     elif code == "collective-mismatch" and "other" in dict(best.groups):
         rank = None  # two ranks that called different things: neither is known to be wrong

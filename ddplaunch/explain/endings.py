@@ -128,7 +128,7 @@ def went_on(lines: Sequence[Line], line: Line, uncaught: bool = False) -> bool:
         each.text for each in lines[max(0, line.at - lines[0].at) :] if each.at > line.at and each.file == line.file
     )
     after = [text for text in rest if text and text[0] != " " and not _NOISE.search(text)]
-    if len(after) < 2:
+    if len(after) < 1 + uncaught:
         return False
     progress = sum(bool(_PROGRESS.search(text)) for text in after)
     if any(_DONE.search(text) for text in after[-15:]) and (progress or not uncaught):

@@ -25,6 +25,10 @@ _CALLS = re.compile(
     r"(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
     r"|(?:monitored_)?barrier|send|recv"
 )
+_OVER = re.compile(r"(?i)\W*(?:all )?(?:finished|done|training (?:finished|complete|done))\W*$")
+_LEFT = re.compile(
+    r"(?i)\brank[ =:#]{0,2}(\d+)\b\W{0,3}(?:has |is )?(?:finished|done|completed?|exit(?:s|ing|ed)|leaves|left)\b"
+)
 _HUGE = 1 << 40  # some versions print -1 as an unsigned number
 
 
@@ -50,6 +54,7 @@ class Stuck:
     completed: dict[int, int]
     groups: dict[int, str]
     world_size: int | None
+    left: frozenset[int] = frozenset()
 
     @property
     def absent(self) -> tuple[int, ...]:
@@ -82,7 +87,15 @@ def stuck(scanned: Scanned) -> Stuck:
     for each in _gloo(scanned):
         waited.setdefault(each.rank, each)
     ordered = tuple(replace(waited[rank], group=groups.get(rank, "")) for rank in sorted(waited))
-    return Stuck(ordered, enqueued, completed, groups, world_size(scanned))
+    left = frozenset(_left(scanned) - waited.keys()) if waited else frozenset()
+    return Stuck(ordered, enqueued, completed, groups, world_size(scanned), left)
+
+
+def _left(scanned: Scanned) -> set[int]:
+    """Return the ranks that said that they were done, as far as they print their rank."""
+    first = {int(match.group(1)) for line in scanned.lines if (match := _LEFT.search(line.text))}
+    said = (line for line in scanned.lines if line.speaker.rank is not None and _OVER.match(line.text))
+    return first | {line.speaker.rank for line in said if line.speaker.rank is not None}
 
 
 def _gloo(scanned: Scanned) -> Iterable[Waited]:

@@ -52,6 +52,11 @@ def _mismatch(decision: Decision, found: Stuck) -> Words | None:
                 _UNEVEN,
             ),
         )
+    if found.left and decision.rank is not None:
+        what = (
+            f"rank {decision.rank} was done while {ranks_text([each.rank for each in found.waited])} still waited in "
+        )
+        return Words(what + _call(found.waited[0]), why, (_UNEVEN, _ORDER))
     apart = uneven(found)
     if apart is None:
         return None

@@ -19,7 +19,10 @@ _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
 _THREAD = re.compile(r"^Exception in thread |^Exception in thread\b")
-_LOGGED = re.compile(r"\b(?:WARNING|WARN|DEBUG)\b")
+_LOGGED = re.compile(
+    r"\b(?:WARNING|WARN|DEBUG)\b"
+    r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing)\b)"
+)
 _LIBRARY = re.compile(
     r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
 )

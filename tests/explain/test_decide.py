@@ -73,6 +73,12 @@ def test_ranks_in_different_collectives_are_a_mismatch() -> None:
     assert diagnosed(watchdog(0) + watchdog(1)).code == "collective-timeout"
 
 
+def test_a_rank_that_was_done_while_others_waited_is_a_mismatch() -> None:
+    found = diagnosed("rank 1 finished epoch 0 after 12 batches\n" + watchdog(0))
+    assert (found.code, found.rank) == ("collective-mismatch", 1)
+    assert diagnosed("rank 1 setup done\nrank 0 finished loading\n" + watchdog(0)).code == "collective-timeout"
+
+
 def test_a_first_collective_that_never_completes_points_to_the_transport() -> None:
     assert diagnosed(watchdog(0, seq=1) + watchdog(1, seq=1)).code == "gpu-p2p-broken"
     assert diagnosed("world_size=3\n" + watchdog(0, seq=1) + watchdog(1, seq=1)).code == "collective-timeout"
