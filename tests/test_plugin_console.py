@@ -105,6 +105,13 @@ def test_training_goes_on_without_any_guard(tmp_path: Path) -> None:
     assert "go on without a record" in run.err
 
 
+def test_without_capture_it_is_torchruns_own_way(tmp_path: Path) -> None:
+    run = Run(tmp_path, "always", "--no-capture")
+    assert run.end() == 1
+    assert "ChildFailedError" in run.err and "ddplaunch: failed" not in run.err
+    assert sorted(each.name for each in run.record.iterdir()) == ["run.json"]
+
+
 def test_plugin_that_cannot_work_leaves_plain_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [

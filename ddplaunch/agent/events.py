@@ -1,7 +1,8 @@
-"""Tells when a rank's process runs, from torchrun's own events; refuses to change what becomes of them.
+"""Tells when a rank's process runs, from torchrun's own events or, in a torch without them, from its start method.
 
-The agent records an event for each worker right after it has started all of them, with the pid as ``worker_id``:
-``SimpleElasticAgent._initialize_workers`` in torch/distributed/elastic/agent/server/api.py.
+It refuses to change what becomes of either. The agent records an event for each worker right after it has started all
+of them, with the pid as ``worker_id``: ``SimpleElasticAgent._initialize_workers`` in
+torch/distributed/elastic/agent/server/api.py.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from typing import Any
 
 from torch.distributed.elastic import events
 from torch.distributed.elastic.events import handlers
+from torch.distributed.elastic.multiprocessing import api
 
 
 def forward_started(tell: Callable[[int, int], None]) -> None:
@@ -23,6 +26,19 @@ def forward_started(tell: Callable[[int, int], None]) -> None:
                 handler.setLevel(max(handler.level, logger.level))  # what LOGLEVEL keeps off the console stays off
             logger.setLevel(logging.INFO)
             logger.addHandler(_Started(tell))
+
+
+def notice_start(tell: Callable[[dict[int, int]], None]) -> None:
+    """Call ``tell({local rank: pid})`` as soon as all ranks of an attempt are started, whatever events torch has."""
+    theirs = api.PContext.start
+
+    def start(context: Any) -> None:
+        theirs(context)
+        pids = getattr(context, "pids", None)
+        if pids is not None:
+            tell(dict(pids()))
+
+    api.PContext.start = start  # type: ignore[method-assign,assignment]
 
 
 class _Started(logging.Handler):

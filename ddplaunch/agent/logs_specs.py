@@ -16,7 +16,7 @@ from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.drain import drain
 from ddplaunch.agent.ending import Ending
-from ddplaunch.agent.events import forward_started
+from ddplaunch.agent.events import forward_started, notice_start
 from ddplaunch.agent.outlets import path_of, read_console
 from ddplaunch.agent.protocol import SETTINGS, Settings
 from ddplaunch.agent.session import Session
@@ -31,6 +31,7 @@ class CapturedLogs(api.LogsSpecs):
         self._log_dir = log_dir
         self._session: Session | None = None
         self._signals: Signals | None = None
+        self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
         try:
             self._open(_settings())
         except Exception as exception:
@@ -67,11 +68,13 @@ class CapturedLogs(api.LogsSpecs):
         signals.before_ranks(ending.by_signal)
         ending.install()
         forward_started(self._started)
+        notice_start(self._all_started)
         self._session, self._signals = session, signals
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:
         local_ranks = sorted(envs)
         ranks = [(int(envs[each].get("RANK", each)), each) for each in local_ranks]
+        self._ranks = {local_rank: rank for rank, local_rank in ranks}
         writers = session.begin(ranks)
         directory = session.directory()
         outs, errs, errors = {}, {}, {}
@@ -81,6 +84,11 @@ class CapturedLogs(api.LogsSpecs):
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
         return _destination(outs, errs, errors)
+
+    def _all_started(self, pids: dict[int, int]) -> None:
+        for local_rank, pid in pids.items():
+            if local_rank in self._ranks:
+                self._started(self._ranks[local_rank], pid)
 
     def _started(self, rank: int, pid: int) -> None:
         """A rank runs: torch has set its handlers by now, and ours go in front of them."""

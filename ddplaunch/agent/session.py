@@ -103,7 +103,7 @@ class Session:
         """Note the process of a rank; the guard is told when all of the attempt have one."""
         self._pids[rank] = pid
         message = self._said.get("attempt")
-        if message is not None and len(self._pids) == len(message[0]["ranks"]):
+        if message is not None and "started" not in self._said and len(self._pids) == len(message[0]["ranks"]):
             pids = {str(each): number for each, number in self._pids.items()}
             self._say({"op": "started", "attempt": self.attempt, "pids": pids})
 
