@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.checks import (
     delivery,
@@ -24,6 +24,9 @@ from ddplaunch.checks import (
 )
 from ddplaunch.checks.check import Check, Outcome, run_check
 from ddplaunch.errors import usage
+
+if TYPE_CHECKING:
+    from ddplaunch.launch.hosts_plan import HostReport
 
 ALL: tuple[Check, ...] = (
     *torch_install.CHECKS,
@@ -46,12 +49,25 @@ _NEAR = 0.6
 
 def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
     """Run every check on ``values`` (see ``available``); an ignored one is not run and becomes a skip that says so."""
-    return tuple(
-        Outcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
-        if check.code in ignore
-        else run_check(check, values)
-        for check in ALL
-    )
+    return tuple(_outcome(check, values, ignore) for check in ALL)
+
+
+def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
+    """Run every check that compares hosts."""
+    return tuple(_outcome(check, {"hosts": reports}, ignore) for check in across())
+
+
+def across() -> tuple[Check, ...]:
+    """Return the checks that compare hosts; a launch on one has nothing to compare, and does not load them."""
+    from ddplaunch.checks import hosts
+
+    return hosts.CHECKS
+
+
+def _outcome(check: Check, values: dict[str, Any], ignore: Collection[str]) -> Outcome:
+    if check.code in ignore:
+        return Outcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
+    return run_check(check, values)
 
 
 def families() -> tuple[str, ...]:
@@ -61,13 +77,14 @@ def families() -> tuple[str, ...]:
 
 def by_code(code: str) -> Check | None:
     """Return the check of that code."""
-    return next((check for check in ALL if check.code == code), None)
+    known = next((check for check in ALL if check.code == code), None)
+    return known or next((check for check in across() if check.code == code), None)
 
 
 def near_miss(code: str) -> str | None:
     """Return the code that was probably meant, however it was spelt: ``shm_small`` is ``shm-too-small``."""
     spelt = code.strip().lower().replace("_", "-")
-    near = difflib.get_close_matches(spelt, [check.code for check in ALL], n=1, cutoff=_NEAR)
+    near = difflib.get_close_matches(spelt, [check.code for check in (*ALL, *across())], n=1, cutoff=_NEAR)
     return near[0] if near else None
 
 

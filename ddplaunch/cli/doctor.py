@@ -7,8 +7,9 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from ddplaunch.checks.all_checks import ALL
+from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import Outcome
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import check, prepare, probe_request
@@ -33,11 +34,17 @@ def doctor(
     list_checks: bool | None,
     json: bool | None,
     report: str | None,
+    **hosts: Any,
 ) -> int:
-    """Run every check and show what became of each."""
+    """Run every check and show what became of each. ``hosts`` are the flags that name other machines."""
     if list_checks:
-        answer_json(list_json(ALL)) if json else answer(list_text(ALL, width(sys.stdout), styled(sys.stdout)))
+        every = (*ALL, *across())
+        answer_json(list_json(every)) if json else answer(list_text(every, width(sys.stdout), styled(sys.stdout)))
         return ExitStatus.DONE
+    if any(hosts.values()):
+        from ddplaunch.cli import hosts_doctor, hosts_run
+
+        return hosts_doctor.doctor_hosts(options, hosts_run.asked_for(hosts), script, profile, bool(json))
     options = with_configuration(options, profile, working_directory())
     facts, outcomes = examine(options, script)
     if report is not None:

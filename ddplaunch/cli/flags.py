@@ -30,6 +30,7 @@ _SIZE, _NUMBERS, _INPUTS = "Size and devices", "Numbers", "Inputs"
 _NETWORK, _ENVIRONMENT, _CHECKING = "Network", "Environment and torchrun", "Checking and records"
 _SHOWING, _OUTPUT = "Console and capture", "Output"
 _CLUSTER = "Job"
+_SEVERAL = "Several hosts over ssh"
 
 #: What describes a launch: the fields of ``Options`` in the order of ``--help``.
 LAUNCH = (
@@ -78,6 +79,16 @@ LAUNCH = (
 )
 _PROFILE = Flag("profile", "text", _CHECKING, "Named profile of ddplaunch.toml.", "NAME")
 
+#: Which hosts, for the commands that reach them over ssh.
+HOSTS = (
+    Flag("hosts", "text", _SEVERAL, "Hosts as ssh knows them, with commas: gpu-a,gpu-b. The first has rank 0.", "LIST"),
+    Flag("hostfile", "text", _SEVERAL, "A file of hosts: `gpu-a slots=8` or `gpu-a:8`, one a line.", "FILE"),
+    Flag("include", "many", _SEVERAL, "Of these, only this host or some of its GPUs (repeatable).", "HOST[:0,2]"),
+    Flag("exclude", "many", _SEVERAL, "Not this host or some of its GPUs (repeatable).", "HOST[:0,2]"),
+    Flag("chdir", "text", _SEVERAL, "Directory on every host [this one].", "DIR"),
+    Flag("python", "text", _SEVERAL, "Interpreter on every host [this one's path].", "PATH"),
+    Flag("join_timeout", "text", _SEVERAL, "Seconds that hosts have to answer [20].", "SECONDS"),
+)
 _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 
 #: What each command has beside that. ``plan --env`` without K=V is another spelling of ``--exports``.
@@ -86,6 +97,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _PROFILE,
         Flag("dry_run", "switch", _OUTPUT, "Print the launch as shell text; start nothing."),
         Flag("json", "switch", _OUTPUT, "With --dry-run: the whole plan as JSON."),
+        *HOSTS,
     ),
     "plan": (
         _PROFILE,
@@ -99,6 +111,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("list_checks", "switch", _OUTPUT, "Every check, with what it looks at.", spelling="--list"),
         Flag("json", "switch", _OUTPUT, "Outcomes and facts as JSON."),
         Flag("report", "text", _OUTPUT, "Write a text for a bug report, without secrets (- is stdout).", "FILE"),
+        *HOSTS,
     ),
     "submit": (
         _PROFILE,

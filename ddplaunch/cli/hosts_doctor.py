@@ -1,0 +1,67 @@
+"""``doctor --hosts``: every check on every host at once, and what compares them; starts and changes nothing."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+from ddplaunch.checks.all_checks import run_across
+from ddplaunch.checks.check import Outcome
+from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.hosts_run import Asked, facts_of, hosts_of, once
+from ddplaunch.cli.prepare import check
+from ddplaunch.cli.say import answer, answer_json
+from ddplaunch.cli.target import parse_target
+from ddplaunch.errors import ExitStatus
+from ddplaunch.finding import Finding
+from ddplaunch.hosts.gather import meet
+from ddplaunch.hosts.links import Links, allow_many
+from ddplaunch.launch.hosts_plan import Meeting
+from ddplaunch.launch.options import Options
+from ddplaunch.ui.hosts_view import hosts_json, hosts_text
+from ddplaunch.ui.streams import styled, unicode_ok, width
+from ddplaunch.values import Unavailable
+
+_NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
+
+
+def doctor_hosts(options: Options, asked: Asked, script: list[str] | None, profile: str | None, json: bool) -> int:
+    """Check all hosts and show them side by side; findings are said once for all the hosts that they are about."""
+    options = with_configuration(options, profile, working_directory())
+    target = parse_target(script) if script is not None else None
+    hosts = hosts_of(asked)
+    allow_many(len(hosts))
+    if target is None and asked.chdir is None:
+        asked = replace(asked, chdir="/")  # without a launch no directory is wanted
+    with Links() as links:
+        gathered = facts_of(links, hosts, asked, options, target, torch=True)
+        reports = gathered.reports
+        ignored = {item.value for item in options.ignore}
+        across = run_across(reports, ignored) if reports else ()
+        own = [check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports]
+        findings = [*gathered.missing, *(finding for outcome in across for finding in outcome.findings)]
+        for report, outcomes in zip(reports, own, strict=True):
+            findings += [_at(report.name, each) for outcome in outcomes for each in outcome.findings]
+        if len(reports) > 1:
+            port = options.master_port.value if options.master_port else None
+            meeting = meet(links, gathered.links, port, options.master_addr.value if options.master_addr else None)
+            findings += [] if isinstance(meeting, Meeting) else meeting
+    said = once(tuple(findings), len(hosts))
+    if json:
+        answer_json(hosts_json(reports, own, across, said))
+    else:
+        passed = _passed(across) + sum(_passed(outcomes) for outcomes in own)
+        unicode = unicode_ok(sys.stdout)
+        answer(
+            hosts_text(reports, gathered.missing, said, passed, width(sys.stdout), styled(sys.stdout), unicode=unicode)
+        )
+    crashed = any(outcome.status == "crashed" for outcomes in (across, *own) for outcome in outcomes)
+    return ExitStatus.FINDINGS if said or crashed else ExitStatus.DONE
+
+
+def _at(host: str, finding: Finding) -> Finding:
+    return replace(finding, where=(host,))
+
+
+def _passed(outcomes: tuple[Outcome, ...]) -> int:
+    return sum(outcome.status == "passed" for outcome in outcomes)

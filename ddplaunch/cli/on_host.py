@@ -1,0 +1,53 @@
+"""``python -m ddplaunch.cli.on_host FD``: one host's part of a launch over several, as the launcher decided it.
+
+It reads the launch from a descriptor, checks it against this machine, and becomes torchrun. It refuses to decide
+anything that all hosts share, and to say at the end what the launcher says for all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from ddplaunch.cli.prepare import prepare
+from ddplaunch.cli.run import environment_of, execute, refuse_too_long
+from ddplaunch.cli.say import tell_findings
+from ddplaunch.cli.target import parse_target
+from ddplaunch.errors import DdplaunchError, ExitStatus
+from ddplaunch.launch.capture import VARIABLE
+from ddplaunch.launch.hosts_plan import options_from_json
+from ddplaunch.records.gpu_lock import GpuLocks
+from ddplaunch.records.record import write
+
+
+def on_host(order: dict[str, Any]) -> int:
+    """Launch what ``order`` says: ``options``, ``script``, ``argv`` as typed. Returns only where that is impossible."""
+    options = options_from_json(order["options"])
+    target = parse_target(order["script"])
+    prepared = prepare(options, target, locks=GpuLocks())
+    if refusing := prepared.refusing():
+        tell_findings(refusing)
+        return ExitStatus.REFUSED
+    environment = environment_of(prepared.launch)
+    if VARIABLE in environment:  # the launcher has the last word
+        environment[VARIABLE] = json.dumps({**json.loads(environment[VARIABLE]), "silent": True})
+    refuse_too_long(prepared.launch.argv, environment)
+    write(prepared.launch, order["argv"], environment, prepared.facts, prepared.findings, prepared.base)
+    execute(prepared.launch, environment)
+
+
+def main(descriptor: int) -> int:
+    """Read the launch from ``descriptor`` and return the exit status of what could not be launched."""
+    with os.fdopen(descriptor, "rb") as file:
+        order = json.load(file)
+    try:
+        return on_host(order)
+    except DdplaunchError as problem:
+        tell_findings(problem.findings)
+        return problem.status
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

@@ -1,0 +1,86 @@
+"""What a launcher and a host say to each other over one ssh session: framed bytes; refuses to read or write any.
+
+A frame is the length of its body (4 bytes, big-endian), one byte for its kind, and the body: JSON, or for output and
+records the bytes themselves. A shell's start-up files may print in front of the host's first frame; ``GREETING`` says
+where that ends.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
+
+GREETING = b"\0ddplaunch-host-1\n"
+LARGEST = 64 << 20  # a body that claims more is no frame
+_HEAD = struct.Struct("!IB")
+
+
+class Kind(IntEnum):
+    """Who says it to whom. Launcher to host: ASK … LEAVE; host to launcher: ANSWER … RECORD; both: BEAT."""
+
+    BEAT = 1  # {"sent": launcher's clock, "wall": host's time of day}
+    ASK = 2  # {"id": N, "what": "facts" | "listen" | "reach", …}
+    LAUNCH = 3  # what to start, see ``host_job``
+    SIGNAL = 4  # {"signal": N}, {"kill": true} for SIGKILL
+    SIZE = 5  # {"rows": R, "columns": C} of the launcher's terminal
+    LEAVE = 6  # nothing more is wanted
+    ANSWER = 16  # {"id": N, …}
+    OUT = 17  # stdout of what was started
+    ERR = 18  # its stderr
+    ENDED = 19  # {"status": N} or {"refused": [findings…]}
+    RECORD = 20  # a piece of a tar archive of the record; empty: that was all
+
+
+Frame = tuple[Kind, bytes]
+
+
+def pack(kind: Kind, body: bytes | dict[str, Any] = b"") -> bytes:
+    """Return one frame; a dict becomes JSON, in which text that is not UTF-8 crosses as escapes."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return _HEAD.pack(len(data), kind) + data
+
+
+def unpack(body: bytes) -> dict[str, Any]:
+    """Return a JSON body. Raises ValueError where it is none."""
+    value = json.loads(body)
+    if not isinstance(value, dict):
+        raise ValueError("a frame holds no JSON object")
+    return value
+
+
+class Frames:
+    """Bytes as they arrive to whole frames. ``before`` is what came in front of the greeting."""
+
+    def __init__(self, greeting: bool = False) -> None:
+        """``greeting``: whether it has to be found first."""
+        self._data = bytearray()
+        self.greeted = not greeting
+        self.before = b""
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield what is complete. Raises ValueError for what is no frame."""
+        self._data += data
+        if not self.greeted and not self._find_greeting():
+            return
+        while len(self._data) >= _HEAD.size:
+            length, number = _HEAD.unpack_from(self._data)
+            if length > LARGEST:
+                raise ValueError(f"a frame of {length} bytes")
+            end = _HEAD.size + length
+            if len(self._data) < end:
+                return
+            body = bytes(self._data[_HEAD.size : end])
+            del self._data[:end]
+            yield Kind(number), body
+
+    def _find_greeting(self) -> bool:
+        before, found, after = self._data.partition(GREETING)
+        self.before = bytes(before[-4096:])
+        if found:
+            self._data, self.greeted = bytearray(after), True
+        elif len(self._data) > 1 << 20:
+            del self._data[: -len(GREETING)]
+        return self.greeted

@@ -1,0 +1,206 @@
+"""The facts of many hosts at once, each with its deadline, and a place where all can meet; refuses to judge them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddplaunch.finding import Finding, error
+from ddplaunch.frozen import dataclass
+from ddplaunch.hosts.frames import Kind, unpack
+from ddplaunch.hosts.links import Event, Link, Links
+from ddplaunch.hosts.ssh import failure
+from ddplaunch.launch.hosts_plan import HostReport, Meeting
+from ddplaunch.probes import encode
+from ddplaunch.probes.facts import ProbeRequest
+
+_PATIENCE_S = 0.5  # what a shell still wants to say after ssh's connection ended
+_MEET_S = 10.0
+_SAMPLES = 3  # of the clock; the one that took the least time counts
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every host is asked. ``cwd`` is the directory there, ``env`` what it gets of this shell's environment."""
+
+    request: ProbeRequest
+    python: str
+    cwd: str | None = None
+    script: str | None = None
+    env: Mapping[str, str] | None = None
+    deadline_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What became of it: reports in the order of the hosts, and a finding for each host without one."""
+
+    reports: tuple[HostReport, ...]
+    links: tuple[Link, ...]
+    missing: tuple[Finding, ...]
+
+
+def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
+    """Ask all hosts at once. A host that does not answer costs its deadline, and the others nothing.
+
+    ``start`` opens the session of one host. Raises OSError where there is no ssh.
+    """
+    opened = {name: start(name) for name in names}
+    order = {
+        "id": 0,
+        "what": "facts",
+        "request": encode.request_to_json(question.request),
+        "cwd": question.cwd,
+        "script": question.script,
+        "env": dict(question.env or {}),
+    }
+    for link in opened.values():
+        link.send(Kind.ASK, order)
+    answers, silent = _collect(links, list(opened.values()), question.deadline_s)
+    clocks = _clocks(links, [opened[name] for name in answers])
+    reports, missing = [], []
+    for name, link in opened.items():
+        finding = _problem(name, question, link, answers.get(name), silent)
+        if finding is None:
+            try:
+                reports.append(_report(name, question, answers[name], clocks.get(name, (0.0, 0.0))))
+                continue
+            except (ValueError, KeyError, TypeError) as problem:
+                finding = _misunderstood(name, str(problem))
+        missing.append(finding)
+        links.close(link)
+    return Gathered(tuple(reports), tuple(opened[report.name] for report in reports), tuple(missing))
+
+
+def _collect(links: Links, asked: Sequence[Link], deadline_s: float) -> tuple[dict[str, dict[str, Any]], set[str]]:
+    """Return the answers by host, and the hosts whose session was still open without one when the time was over."""
+    answers: dict[str, dict[str, Any]] = {}
+    waiting = {link.name for link in asked}
+    until = time.monotonic() + deadline_s
+    while waiting and (left := until - time.monotonic()) > 0:
+        for event in links.wait(left):
+            if event.link.name not in waiting:
+                continue
+            if event.kind is Kind.ANSWER:
+                answers[event.link.name] = _body(event)
+                waiting.discard(event.link.name)
+            elif event.kind is None:
+                waiting.discard(event.link.name)
+    return answers, waiting
+
+
+def _body(event: Event) -> dict[str, Any]:
+    try:
+        return unpack(event.body)
+    except ValueError as problem:
+        return {"problem": str(problem)}
+
+
+def _problem(
+    name: str, question: Question, link: Link, answer: Mapping[str, Any] | None, silent: set[str]
+) -> Finding | None:
+    if answer is not None:
+        return _misunderstood(name, str(answer["problem"])) if "problem" in answer else None
+    status = None if name in silent else link.reap(_PATIENCE_S)
+    said = (link.frames.before + b"\n" + link.said).decode("utf-8", "replace")
+    return failure(name, question.python, status, said)
+
+
+def _misunderstood(name: str, problem: str) -> Finding:
+    return error(
+        "host-answer-unknown",
+        f"{name} gave an answer that this ddplaunch does not understand: {problem}",
+        why="the ddplaunch there is another version, or failed",
+        fix="install the same version on all hosts",
+        where=name,
+    )
+
+
+def _report(name: str, question: Question, answer: Mapping[str, Any], clock: tuple[float, float]) -> HostReport:
+    extra = answer["extra"]
+    return HostReport(
+        name=name,
+        facts=encode.from_json(answer["facts"]),
+        ddplaunch=str(extra["ddplaunch"]),
+        plugin=extra["plugin"],
+        cwd=question.cwd or "",
+        cwd_problem=extra["cwd_problem"],
+        script_name=question.script,
+        script=extra["script_sha256"],
+        machine=str(extra["machine"]),
+        clock_ahead_s=clock[0],
+        clock_unsure_s=clock[1],
+        login_node=bool(extra.get("login_node")),
+    )
+
+
+def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float]]:
+    """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three."""
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(_SAMPLES):
+        waiting = {link.name for link in asked if not link.closed}
+        for link in asked:
+            link.send(Kind.BEAT, {"sent": time.time()})
+        until = time.monotonic() + 2.0
+        while waiting and (left := until - time.monotonic()) > 0:
+            for event in links.wait(left):
+                if event.kind is Kind.BEAT:
+                    ahead, unsure = clock_of(unpack(event.body), time.time())
+                    if event.link.name not in best or unsure < best[event.link.name][1]:
+                        best[event.link.name] = (ahead, unsure)
+                    waiting.discard(event.link.name)
+                elif event.kind is None:
+                    waiting.discard(event.link.name)
+    return best
+
+
+def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
+    """Return how far a host's clock is ahead, and by how much that may be wrong, from one beat and its echo."""
+    sent, wall = float(beat["sent"]), float(beat["wall"])
+    return wall - (sent + now_s) / 2, max(0.0, (now_s - sent) / 2)
+
+
+def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
+    """Let the first host listen on ``port`` (or a free one), and all others try its addresses.
+
+    Returns the first address that all reach; ``address`` is the user's choice. Else findings that name the hosts.
+    """
+    first, *others = asked
+    nonce = secrets.token_hex(8)
+    first.send(Kind.ASK, {"id": 1, "what": "listen", "port": port, "nonce": nonce})
+    answer = _collect(links, [first], _MEET_S)[0].get(first.name, {"problem": "no answer"})
+    if "problem" in answer:
+        return (_misunderstood(first.name, str(answer["problem"])),)
+    if "port_problem" in answer:
+        return (_port_taken(first.name, answer),)
+    found, addresses = int(answer["port"]), [address] if address else list(map(str, answer["addresses"]))
+    for link in others:
+        link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
+    answers = _collect(links, others, _MEET_S)[0]
+    reached = {link.name: answers.get(link.name, {}).get("reached", {}) for link in others}
+    for candidate in addresses:
+        if all(candidate in each for each in reached.values()):
+            return Meeting(candidate, found, (candidate, *(str(each[candidate]) for each in reached.values())))
+    cut_off = [name for name, each in reached.items() if not each] or list(reached)
+    return (
+        error(
+            "hosts-not-connected",
+            f"{', '.join(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} port {found}",
+            why="all ranks meet at rank 0's host; a firewall, a missing route or another network stands between",
+            fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "
+            "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",
+            where=tuple(cut_off),
+        ),
+    )
+
+
+def _port_taken(name: str, answer: Mapping[str, Any]) -> Finding:
+    return error(
+        "port-taken",
+        f"port {answer['port']} cannot be used on {name}: {answer['port_problem']}",
+        why="rank 0's host has to listen on it",
+        fix="leave `--master-port` away, and a free port is found; or name another one",
+        where=name,
+    )

@@ -1,0 +1,132 @@
+"""The one program that a launcher had started on this host, and its end; refuses to outlive the launcher's will.
+
+The program is ``python -m ddplaunch.cli.on_host``, which checks the launch here and becomes torchrun, pid and all. It
+reads what to do from a file without a name, so that neither arguments nor secrets stand on a command line here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddplaunch.hosts.ending import send, wait_gone
+from ddplaunch.probes.process_table import Process, process_table
+from ddplaunch.probes.run_processes import runs_in
+
+_PR_SET_PDEATHSIG = 1
+_GUARD_S = 3.0  # how long the guard may need to end the ranks of a torchrun that died
+_KILLED_S = 5.0
+_AFTER_GRACE_S = 3.0
+
+
+class HostJob:
+    """The program, the reading ends of its output, and how far its end has got."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        """Start it. ``order`` is the body of LAUNCH: ``python``, ``run_id``, ``grace_s``, ``terminal``, ``launch``.
+
+        Raises OSError where it cannot be started.
+        """
+        self.run_id = str(order["run_id"])
+        self._grace_s = float(order["grace_s"])
+        self._kill_at: float | None = None
+        self.streams: dict[int, str] = {}
+        todo = os.memfd_create("ddplaunch")
+        os.write(todo, json.dumps(order["launch"]).encode())
+        os.lseek(todo, 0, os.SEEK_SET)
+        self._terminal: int | None = None
+        given = [self._stream(name, order.get("terminal")) for name in ("out", "err")]
+        die_with_parent = _die_with_parent()
+        try:
+            self.process = subprocess.Popen(
+                [str(order["python"]), "-m", "ddplaunch.cli.on_host", str(todo)],
+                stdin=subprocess.DEVNULL,
+                stdout=given[0],
+                stderr=given[1],
+                pass_fds=(todo,),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            for descriptor in {todo, *given}:
+                os.close(descriptor)
+
+    def _stream(self, name: str, terminal: dict[str, Any] | None) -> int:
+        """Return the end that the program writes to; a terminal where the launcher has one for this stream."""
+        if terminal and name in terminal["streams"]:
+            if self._terminal is None:
+                self._terminal, slave = os.openpty()
+                attributes = termios.tcgetattr(slave)
+                attributes[1] &= ~termios.OPOST  # bytes arrive as they were written
+                termios.tcsetattr(slave, termios.TCSANOW, attributes)
+                self.resize(int(terminal["rows"]), int(terminal["columns"]))
+                self.streams[self._terminal] = name
+                self._slave = slave
+                return slave
+            return os.dup(self._slave)
+        reading, writing = os.pipe()
+        self.streams[reading] = name
+        return writing
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Pass on the size of the launcher's terminal."""
+        if self._terminal is not None:
+            fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            if hasattr(self, "process") and self.process.returncode is None:
+                os.killpg(self.process.pid, signal.SIGWINCH)  # its group: it leads one, and ranks have others
+
+    def end(self, number: int) -> None:
+        """Ask it to end by signal ``number``; SIGKILL follows when the grace is over."""
+        now = time.monotonic()
+        if number == signal.SIGKILL:
+            self._kill_at = now
+        elif self.process.returncode is None:
+            self.process.send_signal(number)
+            self._kill_at = min(self._kill_at or now + 1e9, now + self._grace_s + _AFTER_GRACE_S)
+        self.insist()
+
+    def insist(self) -> None:
+        """Kill it if its time is over. The guard then ends the ranks."""
+        if self._kill_at is not None and time.monotonic() >= self._kill_at and self.process.returncode is None:
+            self.process.kill()
+
+    def sweep(self, pause: Callable[[float], None]) -> list[int]:
+        """End what is left of this run when the program is gone: the guard's turn first, then SIGKILL.
+
+        Returns the pids that had to be killed. ``pause`` waits, and moves output meanwhile.
+        """
+        until = time.monotonic() + _GUARD_S
+        while (left := self._left()) and time.monotonic() < until:
+            pause(0.1)
+        for process in left:
+            send(process, signal.SIGKILL)
+        wait_gone(left, _KILLED_S)
+        return [process.pid for process in left]
+
+    def _left(self) -> list[Process]:
+        uid = os.geteuid()
+        runs = [run for run in runs_in(process_table()) if run.run_id == self.run_id and run.uid == uid]
+        return [each for run in runs for each in run.all if each.pid != os.getpid()]
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Return what makes the kernel send SIGTERM to a child when this process dies, however it dies: prctl(2)."""
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def arrange() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(1)
+
+    return arrange

@@ -1,0 +1,203 @@
+"""Which hosts were named, by ``--hosts`` or a host file, and which of their GPUs; refuses to reach any of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from ddplaunch.errors import UsageError, usage
+from ddplaunch.frozen import dataclass
+
+_NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:%-]*\Z")
+_COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")
+_DEVICES = re.compile(r"[0-9]{1,6}(,[0-9]{1,6})*\Z")
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host: ``name`` is what ssh gets; ``slots`` its processes where the list says so; ``devices`` its GPUs where
+    ``--include`` or ``--exclude`` chose, as nvidia-smi counts.
+    """
+
+    name: str
+    slots: int | None = None
+    devices: tuple[int, ...] | None = None
+
+
+def from_words(text: str) -> tuple[Host, ...]:
+    """Return the hosts of ``--hosts``: names with commas between them, each ``[USER@]NAME[:SLOTS]``.
+
+    Raises UsageError.
+    """
+    where = "flag: --hosts"
+    hosts = [_host(word.strip(), where) for word in text.split(",")]
+    return _unique(tuple(hosts), [where] * len(hosts))
+
+
+def from_file(text: str, name: str) -> tuple[Host, ...]:
+    """Return the hosts of a host file: a host a line, ``NAME``, ``NAME slots=N`` (DeepSpeed, Open MPI) or ``NAME:N``.
+
+    https://www.deepspeed.ai/getting-started/#resource-configuration-multi-node and
+    https://docs.open-mpi.org/en/main/launching-apps/scheduling.html. Raises UsageError with the line's number.
+    """
+    hosts, places = [], []
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        places.append(f"{name}:{number}")
+        host = _host(words[0], places[-1])
+        for word in words[1:]:
+            host = _with_setting(host, word, places[-1])
+        hosts.append(host)
+    if not hosts:
+        raise usage(
+            f"`{name}` names no host",
+            why="it holds a host a line, with the processes that it takes",
+            fix="write lines such as `gpu-a slots=8`",
+            where="flag: --hostfile",
+            code="hostfile-malformed",
+        )
+    return _unique(tuple(hosts), places)
+
+
+def _with_setting(host: Host, word: str, place: str) -> Host:
+    key, equals, value = word.partition("=")
+    if key == "max_slots" and _COUNT.match(value):
+        return host  # Open MPI's limit to overcommitting, which a launch here never does
+    if key != "slots" or not equals or not _COUNT.match(value):
+        raise _malformed(word, place)
+    if host.slots is not None and host.slots != int(value):
+        raise _malformed(f"{host.name}:{host.slots} {word}", place)
+    return Host(host.name, int(value))
+
+
+def _host(word: str, place: str) -> Host:
+    """Read ``NAME``, ``NAME:N`` or ``[IPV6]:N``; a name with several colons is an IPv6 address."""
+    if word.startswith("-"):
+        raise usage(
+            f"`{word}` is no host",
+            why="ssh would read it as an option",
+            fix="name hosts as for ssh: `--hosts gpu-a,gpu-b`",
+            where=place,
+            code="host-name-malformed",
+        )
+    name, colon, slots = word, "", ""
+    if match := re.match(r"((?:[^@\[\]]+@)?)\[([0-9A-Fa-f:.%a-z]+)\](?::(.*))?\Z", word):
+        name, colon, slots = match[1] + match[2], ":" if match[3] is not None else "", match[3] or ""
+    elif word.count(":") == 1:
+        name, colon, slots = word.partition(":")
+    if not _NAME.match(name) or (colon and not _COUNT.match(slots)):
+        raise _malformed(word, place)
+    return Host(name, int(slots) if colon else None)
+
+
+def _malformed(word: str, place: str) -> UsageError:
+    in_file = not place.startswith("flag")
+    return usage(
+        f"`{word}` is no host" if word else "a host's name is missing",
+        why="it is a name as for ssh, and how many processes it takes"
+        + (": `gpu-a slots=8` or `gpu-a:8`" if in_file else ", where the list says it: `gpu-a:8`"),
+        fix="correct the line" if in_file else "`--hosts gpu-a,gpu-b`",
+        where=place,
+        code="hostfile-malformed" if in_file else "host-name-malformed",
+    )
+
+
+def _unique(hosts: tuple[Host, ...], places: Sequence[str]) -> tuple[Host, ...]:
+    seen: dict[str, str] = {}
+    for host, place in zip(hosts, places, strict=True):
+        if host.name in seen:
+            raise usage(
+                f"host `{host.name}` is named twice",
+                why="each host gets one node rank; two launches on it would take the same GPUs",
+                fix=f"name it once; for more processes on it write `{host.name}:8`",
+                where=tuple(dict.fromkeys((seen[host.name], place))),
+                code="host-named-twice",
+            )
+        seen[host.name] = place
+    return hosts
+
+
+def chosen(hosts: tuple[Host, ...], include: Iterable[str], exclude: Iterable[str]) -> tuple[Host, ...]:
+    """Return the hosts that ``--include`` keeps and ``--exclude`` does not drop, ``HOST`` or ``HOST:0,2`` each.
+
+    Several in one word are divided by ``@``, as in DeepSpeed. An excluded GPU of a host without known slots cannot be
+    resolved here, so a host file must say them. Raises UsageError for a host or GPU that is not in the list.
+    """
+    wanted, dropped = _choices(include, hosts, "--include"), _choices(exclude, hosts, "--exclude")
+    if wanted and dropped:
+        raise usage(
+            "`--include` and `--exclude` together",
+            why="one says what to take, the other what to leave out",
+            fix="give one of them",
+        )
+    result = []
+    for host in hosts:
+        if wanted and host.name not in wanted:
+            continue
+        devices = wanted.get(host.name, ())
+        if host.name in dropped:
+            if not dropped[host.name]:
+                continue
+            devices = _without(host, dropped[host.name])
+        result.append(Host(host.name, len(devices), devices) if devices else host)
+    if not result:
+        raise usage("no host is left", why="`--exclude` drops all of them", fix="leave one in", code="host-unknown")
+    return tuple(result)
+
+
+def _choices(words: Iterable[str], hosts: tuple[Host, ...], flag: str) -> dict[str, tuple[int, ...]]:
+    names = {host.name: host for host in hosts}
+    found: dict[str, tuple[int, ...]] = {}
+    for word in (part for each in words for part in each.split("@")):
+        name, colon, devices = word.strip().partition(":")
+        if name not in names:
+            raise usage(
+                f"`{flag} {word}` names no host of the list",
+                why=f"the hosts are {', '.join(names)}",
+                fix=f"`{flag} {next(iter(names))}`",
+                where=f"flag: {flag}",
+                code="host-unknown",
+            )
+        if colon and not _DEVICES.match(devices):
+            raise usage(
+                f"`{flag} {word}` names no GPUs",
+                why="behind the host stand their numbers, as nvidia-smi counts",
+                fix=f"`{flag} {name}:0,2`",
+                where=f"flag: {flag}",
+                code="host-name-malformed",
+            )
+        numbers = tuple(int(each) for each in devices.split(",")) if colon else ()
+        slots = names[name].slots
+        if slots is not None and any(each >= slots for each in numbers):
+            raise usage(
+                f"`{flag} {word}`, but `{name}` has {slots} slots",
+                why=f"they count from 0 to {slots - 1}",
+                fix=f"`{flag} {name}:0`",
+                where=f"flag: {flag}",
+                code="host-unknown",
+            )
+        found[name] = tuple(dict.fromkeys(numbers))
+    return found
+
+
+def _without(host: Host, dropped: tuple[int, ...]) -> tuple[int, ...]:
+    if host.slots is None:
+        raise usage(
+            f"`--exclude {host.name}:{','.join(map(str, dropped))}`, but nobody said how many GPUs `{host.name}` has",
+            why="what is left of them has to be known",
+            fix=f"write the slots, as in `--hosts {host.name}:8`, or use `--include {host.name}:0,1`",
+            where="flag: --exclude",
+            code="host-unknown",
+        )
+    left = tuple(number for number in range(host.slots) if number not in dropped)
+    if not left:
+        raise usage(
+            f"`--exclude` leaves no GPU of `{host.name}`",
+            why="a host without processes is none of the launch",
+            fix=f"`--exclude {host.name}`",
+            where="flag: --exclude",
+            code="host-unknown",
+        )
+    return left

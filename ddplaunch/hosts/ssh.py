@@ -1,0 +1,130 @@
+"""The ssh command to one host, and what its failure means; refuses to run it.
+
+The user's own OpenSSH with their configuration, keys, agent and jump hosts: https://man.openbsd.org/ssh_config
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+from ddplaunch.finding import Finding, error
+
+CONNECT_S = 10
+_OPTIONS = (
+    "BatchMode=yes",  # no question that nobody is there to answer
+    f"ConnectTimeout={CONNECT_S}",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    "ClearAllForwardings=yes",  # a LocalForward of the user's would collide with their other session
+    "RequestTTY=no",
+    "RemoteCommand=none",
+    "PermitLocalCommand=no",
+    "LogLevel=ERROR",
+)
+
+
+def command(host: str, python: str) -> list[str]:
+    """Return the words that start the service on ``host``. A shell of any kind understands its last one."""
+    options = [word for option in _OPTIONS for word in ("-o", option)]
+    remote = f"exec env PYTHONSAFEPATH=1 {shlex.quote(python)} -m ddplaunch.hosts.remote"
+    return ["ssh", "-T", *options, "--", host, remote]
+
+
+_NO_NAME = re.compile(r"Could not resolve hostname|Name or service not known|nodename nor servname", re.IGNORECASE)
+_CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed")
+_UNKNOWN_KEY = re.compile(r"Host key verification failed|No \S+ host key is known")
+_DENIED = re.compile(
+    r"Permission denied|Too many authentication failures|no more authentication methods", re.IGNORECASE
+)
+_CLOSED = re.compile(
+    r"Connection refused|timed out|No route to host|Network is unreachable|Connection closed|Connection reset"
+    r"|banner exchange|kex_exchange_identification|Broken pipe|UNKNOWN port",
+    re.IGNORECASE,
+)
+_NO_PYTHON = re.compile(r"(?:No such file or directory|not found|Permission denied|Unknown command)")
+_NO_MODULE = re.compile(
+    r"No module named '?(ddplaunch[\w.]*|psutil|torch)'?|ModuleNotFoundError: No module named '(\w+)'"
+)
+
+
+def failure(host: str, python: str, status: int | None, said: str) -> Finding:
+    """Return what it means that the session on ``host`` ended, or did not begin (``status`` None), saying ``said``."""
+    login = shlex.join(["ssh", host])
+    key = _NO_MODULE.search(said)
+    if key is not None:
+        return error(
+            "host-without-ddplaunch",
+            f"`{python}` on {host} has no module `{(key[1] or key[2]).partition('.')[0]}`",
+            why="every host runs its part of the launch with the same ddplaunch, in the environment that trains",
+            fix=f"`ssh {shlex.quote(host)} {shlex.quote(python)} -m pip install ddplaunch`, or name the interpreter "
+            "that has it by `--python PATH`",
+            where=host,
+        )
+    if status in (126, 127) or (status != 255 and python in said and _NO_PYTHON.search(said)):
+        return error(
+            "host-without-python",
+            f"there is no interpreter `{python}` on {host}",
+            why="every host uses the interpreter of this launch unless another one is named",
+            fix=f"`--python PATH` with one that all hosts have; `{login} ls -l {shlex.quote(python)}` shows this one",
+            where=host,
+        )
+    return _connection(host, login, status, said)
+
+
+def _connection(host: str, login: str, status: int | None, said: str) -> Finding:
+    last = _last(said)
+    for pattern, code, what, why, fix in (
+        (
+            _CHANGED,
+            "host-key-changed",
+            f"the host key of {host} is not the one that is known",
+            "the host was installed anew, or another machine answers in its place; ssh refuses to talk to it",
+            "ask its administrator for the fingerprint; if it is right, "
+            f"`ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}` and `{login}` once",
+        ),
+        (
+            _UNKNOWN_KEY,
+            "host-key-unknown",
+            f"the host key of {host} is not known",
+            "ssh would ask whether to trust it, and nobody is there to answer",
+            f"`{login}` once, and compare the fingerprint that it shows",
+        ),
+        (
+            _NO_NAME,
+            "host-name-unresolvable",
+            f"the name {host} cannot be resolved",
+            last,
+            "correct the name, or give it a `HostName` in `~/.ssh/config`",
+        ),
+        (
+            _DENIED,
+            "host-login-denied",
+            f"{host} does not let this user in",
+            f"{last}; passwords are not asked for, since nobody may be there to type them",
+            f"`ssh-copy-id {shlex.quote(host)}`, or `ssh-add` for a key with a passphrase; then `{login} true` works",
+        ),
+        (_CLOSED, "host-unreachable", f"{host} cannot be reached", last, f"`{login} true` has to work first"),
+    ):
+        if pattern.search(said):
+            return error(code, what, why=why, fix=fix, where=host)
+    if status is None:
+        return error(
+            "host-unreachable",
+            f"{host} did not answer in time",
+            why=last or "its login, its shell's start-up files or its file system hang",
+            fix=f"`{login} true` has to be quick and silent",
+            where=host,
+        )
+    return error(
+        "host-session-failed",
+        f"the session on {host} ended with status {status}" + (f": {last}" if last else ""),
+        why="ddplaunch could not start there",
+        fix=f"`{login} true` has to work first",
+        where=host,
+    )
+
+
+def _last(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    return lines[-1] if lines else "ssh gave no reason"

@@ -1,0 +1,229 @@
+"""One program on every host, watched until all have ended: when one ends badly all do; refuses to say why it did."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+from ddplaunch.frozen import dataclass
+from ddplaunch.hosts.frames import Kind, unpack
+from ddplaunch.hosts.links import Event, Link, Links
+from ddplaunch.hosts.remote import SILENCE_S
+
+_BEAT_S = 2.0
+_SETTLE_S = 1.0  # the others' own failures, which often are consequences, come to their own end first
+_KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
+_RECORD_S = 60.0  # how long the records of all hosts may take
+_TURN_S = 0.2
+
+
+@dataclass(frozen=True)
+class HostEnd:
+    """How it ended on one host. ``lost`` says why nobody knows, None if the host told. ``told`` is what the launcher
+    had asked for before: a signal's number, None for nothing. ``heard_s`` is when it was last heard, an epoch.
+    """
+
+    node: int
+    name: str
+    status: int | None
+    lost: str | None = None
+    told: int | None = None
+    heard_s: float = 0.0
+    recorded: bool = False
+
+
+class _Place:
+    """One host while it runs."""
+
+    def __init__(self, node: int, link: Link) -> None:
+        self.node, self.link = node, link
+        self.status: int | None = None
+        self.lost: str | None = None
+        self.told: int | None = None
+        self.recorded = False
+        self.heard_wall_s = time.time()
+
+    @property
+    def ended(self) -> bool:
+        return self.status is not None or self.lost is not None
+
+    @property
+    def done(self) -> bool:
+        return self.lost is not None or (self.status is not None and self.recorded)
+
+
+class Together:
+    """The launch on all hosts; ``interrupted`` is the first signal that ended it from here."""
+
+    def __init__(
+        self,
+        links: Links,
+        hosts: Sequence[Link],
+        show: Callable[[int, Literal["out", "err"], bytes], None],
+        keep: Callable[[int, bytes], None],
+        grace_s: float,
+    ) -> None:
+        """``show`` gets the output of a node, ``keep`` the pieces of its record."""
+        self._links, self._show, self._keep, self._grace_s = links, show, keep, grace_s
+        self._places = [_Place(node, link) for node, link in enumerate(hosts)]
+        self._by_link = {place.link: place for place in self._places}
+        self._beat_at = 0.0
+        self._end_at: float | None = None  # when the others are told to end, because of one
+        self._kill_at: float | None = None
+        self._give_up_at: float | None = None
+        self._record_until: float | None = None
+        self._signals: list[int] = []
+        self.interrupted: int | None = None
+
+    def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
+        """Start every host's order, and return when each host has ended or is lost."""
+        with self._handling():
+            for place, order in zip(self._places, orders, strict=True):
+                place.link.heard_s = time.monotonic()
+                place.link.send(Kind.LAUNCH, order)
+            while not all(place.done for place in self._places):
+                for event in self._links.wait(_TURN_S):
+                    self._take(event)
+                self._heed_signals()
+                self._keep_time(time.monotonic())
+        return tuple(
+            HostEnd(each.node, each.link.name, each.status, each.lost, each.told, each.heard_wall_s, each.recorded)
+            for each in self._places
+        )
+
+    def _take(self, event: Event) -> None:
+        place = self._by_link.get(event.link)
+        if place is None or place.done:
+            return
+        place.heard_wall_s = time.time()
+        if event.kind is None:
+            self._session_over(place)
+        elif event.kind in (Kind.OUT, Kind.ERR):
+            self._show(place.node, "out" if event.kind is Kind.OUT else "err", event.body)
+        elif event.kind is Kind.ENDED:
+            place.status = int(unpack(event.body)["status"])
+            if place.status != 0:
+                self._end_others_in(_SETTLE_S)
+        elif event.kind is Kind.RECORD:
+            if event.body:
+                self._keep(place.node, event.body)
+            else:
+                place.recorded = True
+                self._leave(place)
+
+    def _leave(self, place: _Place) -> None:
+        place.link.send(Kind.LEAVE)
+        self._links.close(place.link)
+
+    def _session_over(self, place: _Place) -> None:
+        said = place.link.said.decode("utf-8", "replace").strip().splitlines()
+        if place.status is None:
+            place.lost = said[-1] if said else "its ssh session ended"
+            self._end_others_in(0.0)
+        place.recorded = True
+        self._links.close(place.link)
+
+    def _end_others_in(self, delay_s: float) -> None:
+        at = time.monotonic() + delay_s
+        self._end_at = at if self._end_at is None else min(self._end_at, at)
+
+    def _keep_time(self, now: float) -> None:
+        """Do what is due."""
+        if now >= self._beat_at:
+            self._beat_at = now + _BEAT_S
+            for place in self._places:
+                if not place.done:
+                    place.link.send(Kind.BEAT, {"sent": time.time()})
+        for place in self._places:
+            silent_s = now - place.link.heard_s
+            if not place.done and silent_s > SILENCE_S:
+                if place.status is None:
+                    place.lost = f"nothing was heard of it for {SILENCE_S:.0f} s"
+                place.recorded = True
+                place.link.kill()
+                self._links.close(place.link)
+                self._end_others_in(0.0)
+        if self._end_at is not None and now >= self._end_at:
+            self._end_at = None
+            self._tell(signal.SIGTERM)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            self._kill()
+        self._bound_waiting(now)
+
+    def _bound_waiting(self, now: float) -> None:
+        if self._give_up_at is not None and now >= self._give_up_at:
+            for place in self._places:
+                if not place.ended:
+                    place.lost = f"it did not end within {_KILLED_S:.0f} s after SIGKILL"
+                    self._links.close(place.link)
+        if self._record_until is None and all(place.ended for place in self._places):
+            self._record_until = now + _RECORD_S
+        if self._record_until is not None and now >= self._record_until:
+            for place in self._places:
+                if not place.done:
+                    place.recorded = True
+                    self._leave(place)
+
+    def _tell(self, number: int) -> None:
+        """Ask every host that still runs to end; SIGKILL follows when the grace is over."""
+        self._kill_at = self._kill_at or time.monotonic() + self._grace_s + 5.0
+        for place in self._places:
+            if not place.ended and place.told is None:
+                place.told = number
+                place.link.send(Kind.SIGNAL, {"signal": number})
+
+    def _kill(self) -> None:
+        self._give_up_at = self._give_up_at or time.monotonic() + _KILLED_S
+        for place in self._places:
+            if not place.ended:
+                place.told = signal.SIGKILL
+                place.link.send(Kind.SIGNAL, {"kill": True})
+
+    def _heed_signals(self) -> None:
+        while self._signals:
+            number = self._signals.pop(0)
+            if number == signal.SIGWINCH:
+                size = terminal_size()
+                for place in self._places:
+                    if size is not None:
+                        place.link.send(Kind.SIZE, size)
+            elif self.interrupted is None:
+                self.interrupted = number
+                self._tell(number)
+            elif number == signal.SIGINT:
+                self._kill()
+
+    @contextlib.contextmanager
+    def _handling(self) -> Iterator[None]:
+        """Take the signals that end or resize a launch. Ctrl-Z is ignored: a stopped launcher looks like a dead one."""
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
+        before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+        reading, writing = os.pipe()
+        for descriptor in (reading, writing):
+            os.set_blocking(descriptor, False)
+        woken = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        try:
+            self._links.watch(reading)
+            yield
+        finally:
+            signal.set_wakeup_fd(woken)
+            self._links.unwatch(reading)
+            os.close(reading)
+            os.close(writing)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def terminal_size() -> dict[str, int] | None:
+    """Return rows and columns of this terminal, None where there is none."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):
+            size = os.get_terminal_size(descriptor)
+            return {"rows": size.lines, "columns": size.columns}
+    return None

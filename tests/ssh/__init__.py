@@ -1,0 +1,1 @@
+"""Hosts with a real sshd each, on one machine."""

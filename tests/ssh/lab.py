@@ -1,0 +1,171 @@
+"""Hosts with a real sshd each, and one to launch from, in namespaces of one machine; needs root and OpenSSH.
+
+The hosts are those of ``tests.hosts.namespaces``; the last one is where launches are typed. Its ssh is configured by a
+file that is mounted over the system's own, since ssh finds a user's home without ``$HOME``.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.launching import clean_environment
+from tests.hosts.namespaces import INTERFACE, Node, nodes
+
+_SSHD = """Port 22
+HostKey {folder}/hostkey
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile {folder}/sshd.pid
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+PermitRootLogin prohibit-password
+PrintMotd no
+UseDNS no
+MaxStartups 200
+"""
+_CONFIG = """Host *
+  User root
+  IdentityFile {folder}/id
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known_hosts
+  StrictHostKeyChecking yes
+"""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """``hosts`` have an sshd; ``login`` is where ddplaunch is started, in ``work``. Every host has its own ``work``."""
+
+    hosts: tuple[Node, ...]
+    login: Node
+    work: Path
+    folder: Path
+
+    @property
+    def names(self) -> str:
+        """What ``--hosts`` gets."""
+        return ",".join(host.name for host in self.hosts)
+
+    def own(self, host: Node) -> Path:
+        """Return where this machine sees the ``work`` of ``host``."""
+        return self.folder / f"work-{host.name}"
+
+    def write(self, name: str, text: str) -> None:
+        """Put a file into every host's directory, and into the one of the launcher."""
+        for folder in (self.work, *map(self.own, self.hosts)):
+            (folder / name).write_text(text)
+
+    def cut(self, host: Node) -> None:
+        """Pull the cable: what is sent to and from ``host`` is lost, without a word to anybody."""
+        subprocess.run(
+            ["nsenter", "-t", str(host.pid), "-n", "--", "ip", "link", "set", INTERFACE, "down"], check=True, timeout=20
+        )
+
+    def processes(self, host: Node, word: str) -> list[int]:
+        """Return the pids, in the namespace of ``host``, of processes with ``word`` in environment or command line."""
+        script = (
+            "import os, sys\n"
+            "for name in filter(str.isdigit, os.listdir('/proc')):\n"
+            "    try:\n"
+            "        text = b'\\0'.join(open(f'/proc/{name}/{each}', 'rb').read() for each in ('cmdline', 'environ'))\n"
+            "    except OSError:\n"
+            "        continue\n"
+            "    if sys.argv[1].encode() in text and int(name) != os.getpid():\n"
+            "        print(name)\n"
+        )
+        words = ["/usr/bin/python3" if Path("/usr/bin/python3").exists() else shutil.which("python3") or "python3"]
+        done = host.run([*words, "-c", script, word], Path("/"), {"PATH": "/usr/bin:/bin"})
+        return [int(line) for line in done.stdout.split()]
+
+    def nothing_left(self, word: str, deadline_s: float = 20.0, hosts: Sequence[Node] | None = None) -> None:
+        """Fail unless no process with ``word`` is left on any host within the deadline."""
+        until = time.monotonic() + deadline_s
+        left: dict[str, list[int]] = {}
+        while time.monotonic() < until:
+            left = {host.name: found for host in (hosts or self.hosts) if (found := self.processes(host, word))}
+            if not left:
+                return
+            time.sleep(0.2)
+        pytest.fail(f"processes with {word!r} are left: {left}")
+
+
+def require_ssh() -> None:
+    """Skip, or fail where nothing may be left out, without an sshd and an ssh."""
+    missing = [name for name in ("sshd", "ssh", "ssh-keygen") if _program(name) is None]
+    if missing:
+        pytest.skip(f"no {', '.join(missing)}: `apt-get install openssh-server openssh-client`")
+
+
+def _program(name: str) -> str | None:
+    return shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/bin")
+
+
+@contextmanager
+def lab(count: int, folder: Path) -> Iterator[Lab]:
+    """Bring up ``count`` hosts and take them down again."""
+    require_ssh()
+    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's own, which its package makes at boot
+    work = folder / "work"
+    work.mkdir()
+    with nodes(count + 1, folder) as made:
+        *hosts, login = made
+        result = Lab(tuple(hosts), login, work, folder)
+        _keys(folder, hosts)
+        daemons = [_start(result, host) for host in hosts]
+        config = folder / "ssh_config"
+        config.write_text(_CONFIG.format(folder=folder))
+        _checked(login, ["mount", "--bind", str(config), "/etc/ssh/ssh_config"])
+        try:
+            yield result
+        finally:
+            for daemon in daemons:
+                daemon.kill()
+                daemon.communicate()
+
+
+def _keys(folder: Path, hosts: Sequence[Node]) -> None:
+    _generate(folder / "id")
+    known = []
+    for host in hosts:
+        home = folder / f"sshd-{host.name}"
+        home.mkdir()
+        _generate(home / "hostkey")
+        (home / "authorized_keys").write_bytes((folder / "id.pub").read_bytes())
+        (home / "sshd_config").write_text(_SSHD.format(folder=home))
+        known.append(f"{host.name},{host.address} {' '.join((home / 'hostkey.pub').read_text().split()[:2])}\n")
+    (folder / "known_hosts").write_text("".join(known))
+
+
+def _generate(path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=30)
+
+
+def _start(made: Lab, host: Node) -> subprocess.Popen[str]:
+    """Give the host a directory of its own in the place of ``work``, and start its sshd."""
+    made.own(host).mkdir()
+    _checked(host, ["mount", "--bind", str(made.own(host)), str(made.work)])
+    daemon = host.start(
+        [_program("sshd") or "sshd", "-D", "-e", "-f", str(made.folder / f"sshd-{host.name}" / "sshd_config")],
+        Path("/"),
+        clean_environment(PATH="/usr/sbin:/usr/bin:/sbin:/bin"),
+    )
+    until = time.monotonic() + 20
+    while not (made.folder / f"sshd-{host.name}" / "sshd.pid").exists():
+        if daemon.poll() is not None or time.monotonic() > until:
+            pytest.fail(f"sshd of {host.name} did not start: {daemon.communicate()[0] if daemon.poll() else ''}")
+        time.sleep(0.02)
+    return daemon
+
+
+def _checked(host: Node, argv: Sequence[str]) -> None:
+    done = host.run(argv, Path("/"), clean_environment())
+    assert done.returncode == 0, done.stderr
