@@ -89,3 +89,15 @@ def test_what_spoils_the_template_is_not_preloaded(tmp_path: Path, module: str, 
     assert note.startswith("nothing was preloaded: ")
     assert why in note
     assert f"`--preload package.heavy,{module}`" in note
+
+
+@pytest.mark.parametrize("lost", ["template", "midwife"])
+def test_ranks_start_cold_without_the_template(lost: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-u", str(PROGRAMS / "loses_template.py"), lost],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stdout.splitlines() == ["None", "None", "cold start: the process to fork ranks from has ended"]

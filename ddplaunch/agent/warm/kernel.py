@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -73,6 +73,14 @@ def is_shown_as(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     _prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(memory), ctypes.sizeof(memory))
 
 
+def close_all_but(kept: int) -> None:
+    """Close every descriptor beside stdin, stdout, stderr and ``kept``, as Popen does for a rank."""
+    for number in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        if number > 2 and number != kept:
+            with contextlib.suppress(OSError):  # the one that listed them is closed already
+                os.close(number)
+
+
 def flush_c_streams() -> None:
     """Write out what C code left in stdio's buffers, which every forked child would write once more."""
     ctypes.CDLL(None).fflush(None)
@@ -121,6 +129,3 @@ def _prctl(option: int, *values: object) -> None:
     if libc.prctl(option, *padded) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
-
-
-LINUX = sys.platform == "linux"

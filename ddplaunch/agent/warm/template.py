@@ -25,6 +25,7 @@ from ddplaunch.agent.warm.why_cold import why_no_template, why_not_forked
 
 Say = Callable[[str], None]
 _CLOSE_S = 2.0
+_GONE = "the process to fork ranks from has ended"
 
 
 def _to_stderr(line: str) -> None:
@@ -99,8 +100,7 @@ class Template:
             try:
                 os.setsid()  # Ctrl-C and hang-up are torchrun's business
                 ours.close()
-                os.closerange(3, theirs.fileno())
-                os.closerange(theirs.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+                kernel.close_all_but(theirs.fileno())
                 nursery = Nursery(theirs, agent, launcher_path)
             except BaseException:
                 os._exit(1)
@@ -123,20 +123,32 @@ class Template:
         if self._cold:
             self._cold -= 1
             return None
-        if not self._missing:
-            self.reason = self.reason or self._why_not(request) or self._not_ready()
-            if self.reason is not None:
-                self.tell()
-                self._cold = max(0, request.siblings - 1)
-                return None
-            self._missing = request.siblings
-            kernel.adopt_orphans(True)
-        pid = self._deliver(request, outputs)
+        pid = self._deliver(request, outputs) if self._missing else self._first(request, outputs)
+        if pid is None:
+            self.tell()
+            self._cold = max(0, request.siblings - 1)
+            return None
         self._missing -= 1
         if not self._missing:
             self._receive("born")
             kernel.adopt_orphans(False)
         return WarmProcess(args, pid)
+
+    def _first(self, request: Request, outputs: Sequence[Any]) -> int | None:
+        """Start the first rank of several; None, and the reason is known, if all of them have to start cold."""
+        self.reason = self.reason or self._why_not(request) or self._not_ready()
+        if self.reason is not None:
+            return None
+        kernel.adopt_orphans(True)
+        try:
+            pid = self._deliver(request, outputs)
+        except ConnectionError:  # whatever was forked for it has ended too, before the script's first line
+            kernel.adopt_orphans(False)
+            self.close()
+            self.reason = _GONE
+            return None
+        self._missing = request.siblings
+        return pid
 
     def close(self) -> None:
         """End the template and wait for its end, at most 2 s; ranks stay as they are."""
@@ -166,7 +178,7 @@ class Template:
         received = None if self._channel is None else message.receive(self._channel)
         if received is None or "ready" not in received[0]:
             self.close()
-            return "the process to fork ranks from has ended"
+            return _GONE
         for note in received[0]["ready"]:
             self._say(note)
         return None
