@@ -16,6 +16,9 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, run_directories
 from ddplaunch.ui.streams import styled, unicode_ok, width
 
+#: What one node says of a failure that another node may explain.
+_VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
+
 
 def explain(targets: list[str], json: bool | None = None, run_dir: str | None = None) -> int:
     """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
@@ -62,7 +65,12 @@ def _explained(subject: Subject) -> Explanation:
     stored = _stored(record.outcomes[min(record.outcomes)]) if record and len(record.outcomes) == 1 else None
     if stored is not None:
         return stored  # made when the run ended, with what the kernel and the cgroup said then
-    return explain_texts(subject.sources, subject.facts)
+    found = explain_texts(subject.sources, subject.facts)
+    if record is None or found.diagnosis is None or found.diagnosis.code not in _VAGUE:
+        return found
+    nodes = [_stored(outcome) for outcome in record.outcomes.values()]
+    named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in _VAGUE]
+    return named[0] if named else found  # a node may have known more than its logs say: its kernel, its cgroup
 
 
 def _stored(outcome: Any) -> Explanation | None:

@@ -130,6 +130,8 @@ def _of_traceback(
                     cascade.append(hit)
             elif not context.against(hit):
                 roots.append((hit, part))
+    if traceback.store_lost:
+        roots = []
     roots.sort(key=lambda pair: (-pair[0].signature.priority, pair[1] is not chosen))
     if roots and (not cascade or roots[0][0].signature.priority >= max(hit.signature.priority for hit in cascade)):
         hit, part = roots[0]
@@ -141,11 +143,11 @@ def _of_traceback(
         return []
     if name in LAUNCHERS or (traceback.launcher and name in ECHOES):
         return []
-    survivor = name in SURVIVORS or chosen.raised.message.startswith(_WRAPPED)
+    survivor = name in SURVIVORS or traceback.store_lost or chosen.raised.message.startswith(_WRAPPED)
     weight = 8 + 6 * traceback.side + 4 * traceback.bare + 4 * traceback.launcher
     weight += 24 * (survivor or name in ECHOES)
     weight += _LIVED * traceback.logged
-    side = traceback.side or name in ECHOES
+    side = traceback.side or survivor or name in ECHOES
     where = (chosen.line, traceback.speaker)
     raised, logged = chosen.raised, traceback.logged
     return [Candidate("script-exception", weight, *where, None, (), raised, False, side, survivor, logged)]

@@ -83,7 +83,8 @@ def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
         return facts.state == "succeeded"
     lines = scanned.lines
     for traceback in scanned.tracebacks:
-        if not (traceback.handled or traceback.side or traceback.bare or went_on(lines, traceback.parts[-1].line)):
+        alone = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
+        if not alone and not went_on(lines, traceback.parts[-1].line):
             return False
     if said_done(lines, 30 if echoes else 8) or any(hit.signature.code in _LEFT_ALONE for hit in scanned.hits):
         return True

@@ -35,6 +35,7 @@ _CHAINED = (
 )
 #: What a library asks first and does without: the exception that follows is the one that counts.
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
+_BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
 _FOREIGN = 12  # lines of others that may stand inside a traceback
 
 
@@ -64,6 +65,12 @@ class Traceback:
     side: bool
     launcher: bool
     bare: bool
+
+    @property
+    def store_lost(self) -> bool:
+        """Whether a launcher that had begun lost its store: the node that held it had ended, well or not."""
+        functions = {frame[2] for part in self.parts for frame in part.frames}
+        return self.launcher and not functions.isdisjoint(_BEGUN)
 
     @property
     def root(self) -> Part:

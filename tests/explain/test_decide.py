@@ -123,5 +123,17 @@ def test_healthy_logs_and_logs_that_just_end() -> None:
     assert diagnosed("rank 0 step 0\nrank 1 step 0\n").code == "unknown"
 
 
+def test_a_node_that_loses_the_store_after_the_work_is_no_failure() -> None:
+    library = "/opt/env/lib/python3.11/site-packages/torch/distributed"
+    noise = (
+        f'Traceback (most recent call last):\n  File "{library}/run.py", line 9, in main\n    run(args)\n'
+        f'  File "{library}/elastic/rendezvous/dynamic_rendezvous.py", line 1255, in num_nodes_waiting\n    sync()\n'
+        "torch.distributed.elastic.rendezvous.RendezvousConnectionError: The connection to the C10d store has failed\n"
+    )
+    assert explained("step 1/2\nstep 2/2\nrank 0 done\n" + noise).diagnosis is None
+    assert diagnosed("step 1/9\nstep 2/9\n" + noise).code == "unknown", "during the work somebody else was lost"
+    assert diagnosed(noise.replace("num_nodes_waiting", "next_rendezvous")).code == "rendezvous-failed"
+
+
 def test_two_ranks_that_fail_alike_name_none() -> None:
     assert diagnosed(raised(0, "ValueError: x") + raised(1, "ValueError: x")).rank is None

@@ -107,6 +107,23 @@ def test_what_was_found_at_the_end_of_a_run_is_kept(folder: Path, call: Call) ->
     assert answer["diagnosis"] == found and answer["attempts"] == [{"attempt": 0}]
 
 
+def test_of_several_nodes_the_one_that_knows_more_is_believed(folder: Path, call: Call) -> None:  # noqa: F811
+    run = record(folder, state="failed", diagnosis=None, cascade=[], attempts=[])
+    attempt = run / "node-0" / "attempt-0"
+    (attempt / "rank-1.err").write_text("")
+    (run / "node-0" / "launcher.err").write_text(failed(-9, 1, 11))
+    assert json.loads(call("explain", "--json").out)["diagnosis"] is None, "what the only node found stands"
+    found = {
+        "code": "host-out-of-memory", "certainty": "observed", "rank": 5, "host": "b", "evidence": [], "what": "memory",
+        "why": "full", "fixes": ["less"], "exception": None,
+    }  # fmt: skip
+    (run / "node-1").mkdir()
+    (run / "node-1" / "outcome.json").write_text(
+        json.dumps({"schema": 1, "run_id": run.name, "host": "b", "node": 1, "state": "failed", "diagnosis": found})
+    )
+    assert json.loads(call("explain", "--json").out)["diagnosis"] == found
+
+
 def test_codes_are_described(call: Call) -> None:  # noqa: F811
     assert call("explain", "shm-too-small").out.startswith("shm-too-small (host)")
     said = call("explain", "collective-timeout")
