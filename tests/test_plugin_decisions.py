@@ -51,8 +51,8 @@ def test_plugin_gets_its_settings() -> None:
         "max_restarts": 0,
     }
     assert launch.notes == ()
-    more = settings(captured(show="3, 0", verbose=True, grace=90.0, max_restarts=2))
-    assert (more["show"], more["verbose"], more["grace_s"], more["max_restarts"]) == ("0,3", True, 90.0, 2)
+    more = settings(captured(show="1, 0", verbose=True, grace=90.0, max_restarts=2))
+    assert (more["show"], more["verbose"], more["grace_s"], more["max_restarts"]) == ("0,1", True, 90.0, 2)
 
 
 def test_node_of_several() -> None:
@@ -93,6 +93,12 @@ def test_reasons_against_the_plugin() -> None:
 def test_settings_of_an_outer_launch_do_not_stay() -> None:
     launch = decide(said(capture=False), healthy_facts(torch=TORCH), plugin=FOUND, environ={VARIABLE: "{}"})
     assert [each.value for each in launch.environment if each.name == VARIABLE] == [None]
+
+
+def test_rank_to_show_that_never_exists() -> None:
+    assert settings(captured(show="1"))["show"] == "1"
+    with pytest.raises(UsageError, match="no rank 2 among 2"):
+        captured(show="0,2")
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("all", "all"), ("0", "0"), (" 3,0,3 ", "0,3"), ("07", "7")])

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.agent.drain import drain
+from ddplaunch.agent.earlier import set_aside
 from ddplaunch.agent.ending import error_text, failures_of, fallback_status
 from ddplaunch.agent.outlets import Console, alone, close, kinds, open_outlets, path_of, pipe_bytes, read_console
 from ddplaunch.agent.spawn import guard_argv
@@ -127,6 +128,23 @@ def test_draining_keeps_ranks_going() -> None:
         except BlockingIOError:
             time.sleep(0.001)
     os.close(writing)
+
+
+def test_record_of_an_earlier_run_of_this_id_is_set_aside(tmp_path: Path) -> None:
+    assert set_aside(tmp_path, 0) is None
+    for number in (1, 2):
+        (tmp_path / "node-0" / "attempt-0").mkdir(parents=True)
+        (tmp_path / "node-0" / "attempt-0" / "rank-0.out").write_text(f"run {number}")
+        (tmp_path / "node-0" / "run.json").write_text("this run's, written before torchrun started")
+        (tmp_path / "outcome.json").write_text("{}")
+        place = set_aside(tmp_path, 0)
+        assert place == tmp_path / "node-0" / f"before-{number}"
+        assert (place / "attempt-0" / "rank-0.out").read_text() == f"run {number}" and (place / "outcome.json").exists()
+        assert not (tmp_path / "node-0" / "attempt-0").exists() and not (tmp_path / "outcome.json").exists()
+        assert (tmp_path / "node-0" / "run.json").exists() and set_aside(tmp_path, 0) is None
+    (tmp_path / "outcome.json").write_text("{}")
+    (tmp_path / "node-1").mkdir()
+    assert set_aside(tmp_path, 1) is None and (tmp_path / "outcome.json").exists(), "it is node 0's"
 
 
 def test_guard_is_light_and_its_own_package_comes_last() -> None:

@@ -6,6 +6,7 @@ is ``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.h
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.drain import drain
+from ddplaunch.agent.earlier import set_aside
 from ddplaunch.agent.ending import Ending
 from ddplaunch.agent.events import forward_started, notice_start
 from ddplaunch.agent.outlets import path_of, read_console
@@ -57,6 +59,9 @@ class CapturedLogs(api.LogsSpecs):
 
     def _open(self, settings: Settings) -> None:
         self._log_dir = settings.get("directory", self._log_dir)
+        if self._log_dir and settings.get("directory"):
+            with contextlib.suppress(OSError):
+                set_aside(Path(self._log_dir), settings.get("node", 0))
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
         session = Session(settings, {**os.environ, **before, SETTINGS: json.dumps(settings)}, read_console())
         os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start

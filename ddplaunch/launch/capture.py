@@ -54,6 +54,7 @@ def decide_capture(
     ``about`` is the run: ``run_id`` and ``directory``. Raises UsageError for a ``--show`` that names no ranks.
     """
     show = shown_ranks(options.show) if options.show else "0"
+    _refuse_absent(options, show, topology.world_size)
     flags = None if isinstance(torch, Unavailable) else torch.torchrun_flags
     argv, notes = _grace(options, flags, extra)
     if options.capture is not None and not options.capture.value:
@@ -94,6 +95,18 @@ def shown_ranks(said: Resolved[str]) -> str:
             where=str(said.source),
         )
     return ",".join(str(rank) for rank in sorted({int(word) for word in ranks}))
+
+
+def _refuse_absent(options: Options, show: str, world_size: int) -> None:
+    """A rank that never exists would leave the console empty, without a word."""
+    absent = [rank for rank in show.split(",") if show != _ALL and int(rank) >= world_size]
+    if options.show is not None and absent:
+        raise usage(
+            f"`--show {options.show.value}`: there is no rank {absent[0]} among {world_size}",
+            why=f"ranks count from 0 to {world_size - 1}",
+            fix=f"`--show {world_size - 1}`, or `--show all`",
+            where=str(options.show.source),
+        )
 
 
 def _grace(
