@@ -133,12 +133,12 @@ class RankUsage:
             return
         self._pss_due_s = now_s + _PSS_EVERY_S
         for leader, family in families.items():
-            began_s = time.monotonic()
+            began_s = time.thread_time()
             sizes = [_pairs(f"{self._proc}/{pid}/smaps_rollup", (b"Pss:",)).get(b"Pss:") for pid in family]
             self._pss.pop(leader, None)
             if sizes and None not in sizes:
                 self._pss[leader] = 1024 * sum(size for size in sizes if size is not None)
-            if time.monotonic() - began_s > _PSS_MAX_S * len(family):
+            if time.thread_time() - began_s > _PSS_MAX_S * len(family):
                 self._pss, self._pss_due_s = {}, float("inf")
                 return
 

@@ -1,0 +1,242 @@
+"""Which rank of a running job holds the others back, or takes more than its share; refuses to take samples.
+
+Every rule is a function of the samples of one host over some time; medians decide, so that a checkpoint or an
+evaluation in between does not. None speaks before there are ten samples of a rank.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
+
+from ddplaunch.checks.check import Check
+from ddplaunch.checks.straggler_series import LEAST_SAMPLES, Series, series_of
+from ddplaunch.finding import Finding, warning
+from ddplaunch.probes.samples import GpuSample, RankSample, Sample
+
+_GIB = 1 << 30
+_SLOWED_SHARE = 0.3
+_BUSY_PERCENT, _IDLE_GPU_PERCENT, _IDLE_RANK_PERCENT, _FULL_PERCENT = 85, 60, 50, 95
+
+
+def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """A rank's GPU is slowed down by heat or by its power supply.
+
+    The hardware lowers the clocks to protect itself. Every step waits for the slowest rank, so one hot GPU slows all.
+    """
+    slowed = {}
+    for each in series_of(samples):
+        gpus = [gpu for _, gpu in each.points if gpu is not None]
+        share = sum(bool(gpu.slowdowns) for gpu in gpus) / len(each.points)
+        if share >= _SLOWED_SHARE:
+            slowed[each.rank] = (next(gpu for gpu in reversed(gpus) if gpu.slowdowns), share)
+    if not slowed:
+        return
+    others = [gpu.clock_mhz for rank, gpu in _last_gpus(samples) if rank not in slowed and gpu.clock_mhz is not None]
+    beside = f"; the others run at {median(others):.0f} MHz" if others else ""
+    rank, (gpu, share) = max(slowed.items(), key=lambda each: each[1][1])
+    indices = ",".join(str(gpu.index) for gpu, _ in slowed.values())
+    yield warning(
+        "gpu-throttled",
+        f"GPU {gpu.index} of rank {rank} slowed down in {share:.0%} of the samples: {_state(gpu)}{beside}",
+        why="every step waits for the slowest GPU",
+        fix=f"cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {indices}` tells which; "
+        "until it is mended, leave it out with `--gpus`",
+        where=tuple(f"rank {rank}" for rank in slowed),
+    )
+
+
+def _last_gpus(samples: Sequence[Sample]) -> list[tuple[int, GpuSample]]:
+    return [(each.rank, gpu) for each in series_of(samples) if (gpu := each.last[1]) is not None]
+
+
+def _state(gpu: GpuSample) -> str:
+    words = [", ".join(gpu.slowdowns)]
+    words += [f"{gpu.temperature_c} °C"] if gpu.temperature_c is not None else []
+    if gpu.clock_mhz is not None:
+        words.append(f"{gpu.clock_mhz} of {gpu.clock_max_mhz} MHz" if gpu.clock_max_mhz else f"{gpu.clock_mhz} MHz")
+    return ", ".join(words)
+
+
+def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """A rank waits for its DataLoader: its workers are busy all the time, and its GPU is not.
+
+    The GPU is idle until the next batch is there, and every other rank waits for it in the next collective. Where no
+    GPU is used, the rank's own process is what should be busy.
+    """
+    starved = {each.rank: each for each in series_of(samples) if _starved(each, _host_busy(samples))}
+    if not starved:
+        return
+    first, cpus = next(iter(starved.values())), samples[-1].host.cpus
+    rank, gpu = first.last
+    each_percent = first.typical(_worker_percent) or 0
+    idle = (
+        f"GPU {gpu.index} at {first.typical(_gpu_percent):.0f} %"
+        if gpu is not None and gpu.utilization_percent is not None
+        else (f"the rank itself at {first.typical(_own_percent):.0f} %")
+    )
+    workers = f"{rank.workers} DataLoader worker{'' if rank.workers == 1 else 's'} at {each_percent:.0f} % of a CPU"
+    each_word = "" if rank.workers == 1 else " each"
+    busy = _host_busy(samples)
+    full = busy is not None and busy >= _FULL_PERCENT
+    yield warning(
+        "loader-starved",
+        f"rank {rank.rank} waits for data: {workers}{each_word}, {idle}",
+        why=f"all {cpus} CPUs are busy, and what the ranks compute with waits for them"
+        if full
+        else "the workers cannot load faster, and what the rank computes with waits for them",
+        fix="load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
+        if full
+        else f"`num_workers={2 * rank.workers}` in the DataLoader, or load cheaper",
+        where=tuple(f"rank {number}" for number in starved),
+    )  # fmt: skip
+
+
+def _starved(each: Series, host_busy: float | None) -> bool:
+    workers = each.typical(_worker_percent)
+    gpu, own = each.typical(_gpu_percent), each.typical(_own_percent)
+    if not each.last[0].workers or workers is None:
+        return False
+    if gpu is None:
+        return each.last[1] is None and workers >= _BUSY_PERCENT and own is not None and own < _IDLE_RANK_PERCENT
+    crowded = host_busy is not None and host_busy >= _FULL_PERCENT and workers >= _BUSY_PERCENT / 2
+    return gpu < _IDLE_GPU_PERCENT and (workers >= _BUSY_PERCENT or crowded)
+
+
+def _worker_percent(rank: RankSample, _: GpuSample | None) -> float | None:
+    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
+
+
+def _own_percent(rank: RankSample, _: GpuSample | None) -> float | None:
+    return rank.cpu_percent
+
+
+def _gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
+    return None if gpu is None else gpu.utilization_percent
+
+
+def _host_busy(samples: Sequence[Sample]) -> float | None:
+    known = [sample.host.cpu_percent for sample in samples if sample.host.cpu_percent is not None]
+    return median(known) if known else None
+
+
+def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """Ranks hold memory on a GPU that is another rank's.
+
+    Each context there costs some hundred MiB of the GPU that runs out first. It comes of CUDA calls ahead of
+    `torch.cuda.set_device(local_rank)`, and of `torch.load` without `map_location`, which puts tensors back on the GPU
+    that they were saved from.
+    """
+    if len(samples) < LEAST_SAMPLES:
+        return
+    last = samples[-1]
+    works_on = {rank.rank: rank.gpu for rank in last.ranks}
+    for gpu in last.gpus:
+        owners = [rank for rank in gpu.ranks if works_on.get(rank) == gpu.index]
+        strays = [rank for rank in gpu.ranks if works_on.get(rank) not in (gpu.index, None)]
+        if owners and strays:
+            yield warning(
+                "stray-gpu-contexts",
+                f"{_ranks(strays)} hold{'s' if len(strays) == 1 else ''} memory on GPU {gpu.index}, which is "
+                f"{_ranks(owners)}'s",
+                why="each context there takes some hundred MiB from the GPU that then runs out of memory first",
+                fix="`torch.cuda.set_device(local_rank)` ahead of every other CUDA call, and "
+                "`torch.load(path, map_location=\"cpu\")`",
+                where=tuple(f"rank {rank}" for rank in strays),
+            )  # fmt: skip
+
+
+def memory_unbalanced(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """One rank uses far more memory than the others, on its GPU or on the host.
+
+    The batch that fits is decided by the rank that has least room, so that the others' memory is wasted. What only one
+    rank keeps often grows: gathered predictions, losses that still hold their graph, checkpoints put together
+    in memory.
+    """
+    several = series_of(samples)
+    for kind, value, least, factor in (
+        ("GPU memory", _gpu_memory, 2 * _GIB, 1.3),
+        ("host memory", _host_memory, _GIB, 1.5),
+    ):
+        sizes = {each.rank: size for each in several if (size := each.typical(value)) is not None}
+        if len(sizes) < 2:
+            continue
+        rank = max(sizes, key=lambda each: sizes[each])
+        usual = median(size for each, size in sizes.items() if each != rank)
+        if sizes[rank] - usual > least and sizes[rank] > factor * usual:
+            yield warning(
+                "memory-unbalanced",
+                f"rank {rank} uses {sizes[rank] / _GIB:.1f} GiB of {kind}, the others {usual / _GIB:.1f} GiB",
+                why="the rank with the least room decides which batch fits, and the first that has none ends the job",
+                fix=f"look at what only rank {rank} keeps: gathered predictions, losses without `.item()`, checkpoints "
+                "put together in memory",
+                where=f"rank {rank}",
+            )
+
+
+def _gpu_memory(rank: RankSample, gpu: GpuSample | None) -> float | None:
+    return rank.gpu_memory_bytes or (None if gpu is None else gpu.memory_used_bytes)
+
+
+def _host_memory(rank: RankSample, _: GpuSample | None) -> float | None:
+    return rank.anon_bytes
+
+
+def omp_oversubscribed(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """The ranks together have more OpenMP threads than there are CPUs, and the CPUs are full.
+
+    Threads that have to wait for a CPU hold up the others of their team at the next barrier, so that more threads make
+    every operation slower. torchrun sets OMP_NUM_THREADS to 1 unless it is set; ddplaunch to the CPUs divided by the
+    processes.
+    """
+    several, busy = series_of(samples), _host_busy(samples)
+    if not several or busy is None:
+        return
+    cpus = samples[-1].host.cpus
+    threads = [each.last[0].omp_threads or 0 for each in several]
+    used = sum(each.typical(_own_percent) or 0 for each in several) / 100
+    if sum(threads) <= cpus or busy < _FULL_PERCENT - 5 or used < 0.7 * cpus:
+        return
+    right = max(1, cpus // len(threads))
+    yield warning(
+        "omp-oversubscribed",
+        f"{len(threads)} rank{'' if len(threads) == 1 else 's'} with OMP_NUM_THREADS={max(threads)}: "
+        f"{sum(threads)} threads on {cpus} CPUs, which are {busy:.0f} % busy",
+        why="threads that wait for a CPU hold up their whole team at the next barrier",
+        fix=f"`--env OMP_NUM_THREADS={right}`, or leave it out: ddplaunch divides the CPUs among the processes",
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
+    """Return what every rule finds in the samples of one host; a rule that fails finds nothing."""
+    found: list[Finding] = []
+    for check in CHECKS:
+        try:
+            found += check.function(samples)
+        except Exception:  # nothing here is worth a user's run
+            continue
+    return tuple(found)
+
+
+def _declare(rule: Callable[[Sequence[Sample]], Iterator[Finding]]) -> Check:
+    title, _, rest = inspect.cleandoc(rule.__doc__ or "").partition("\n")
+    code = rule.__name__.replace("_", "-")
+    return Check(code, "running", title.rstrip("."), rest.strip(), ("samples",), rule)
+
+
+CHECKS = tuple(
+    _declare(rule)
+    for rule in (gpu_throttled, loader_starved, stray_gpu_contexts, memory_unbalanced, omp_oversubscribed)
+)
+
+
+def by_code(code: str) -> Check | None:
+    """Return the rule of that code."""
+    return next((check for check in CHECKS if check.code == code), None)

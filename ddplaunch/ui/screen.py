@@ -1,0 +1,126 @@
+"""The terminal as a screen that is drawn anew, and its keys; refuses to know what is drawn.
+
+rich is not used: importing ``rich.live`` takes some 40 ms, and all that is needed is the alternate screen and keys as
+they are pressed. Control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html (1049, 25, 7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import time
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any, TextIO
+
+_ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no wrapping at the right edge
+_LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
+_HOME, _LINE_END = "\x1b[H", "\x1b[K"
+_ARROWS = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left"}
+_ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Screen:
+    """Used in ``with``: whatever happens inside, the terminal is afterwards as it was before."""
+
+    def __init__(self, out: TextIO) -> None:
+        """Change nothing yet."""
+        self._out = out
+        self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
+        self._saved: list[Any] | None = None
+        self._handlers: dict[int, Any] = {}
+        self._wake, self._waker = -1, -1
+
+    def __enter__(self) -> Screen:
+        """Take the terminal; a signal that ends the process gives it back first."""
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        for number in _ENDING:
+            self._handlers[number] = signal.signal(number, _end)
+        self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._stop)
+        self._handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: None)  # only wakes
+        self._take()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the terminal back."""
+        self._give_back()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(-1)
+        os.close(self._wake)
+        os.close(self._waker)
+
+    def size(self) -> tuple[int, int]:
+        """Return columns and lines as they are now."""
+        try:
+            found = os.get_terminal_size(self._out.fileno())
+        except (OSError, ValueError):
+            return 80, 24
+        return (found.columns or 80, found.lines or 24)
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Show these lines in one write, so that nothing flickers. Raises OSError where the terminal is gone."""
+        _, height = self.size()
+        # erased first: behind a line as wide as the terminal, erasing would take its last cell
+        body = "\r\n".join(f"{_LINE_END}{line}" for line in lines[:height])
+        self._put(f"{_HOME}{body}")
+
+    def wait(self, until_s: float) -> str | None:
+        """Wait for a key until ``until_s`` (time.monotonic()); return it, "resize", or None when the time has come."""
+        while (left_s := until_s - time.monotonic()) > 0:
+            watched = [self._wake, *([self._keys] if self._keys >= 0 else [])]
+            ready = select.select(watched, [], [], left_s)[0]
+            if self._wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake, 512)
+                return "resize"
+            if self._keys in ready:
+                return self._key()
+        return None
+
+    def _key(self) -> str:
+        try:
+            data = os.read(self._keys, 16)
+        except OSError:
+            data = b""
+        if not data:  # the terminal is gone
+            self._keys = -1
+            return "q"
+        return _ARROWS.get(data[:3], data[:1].decode("ascii", "replace"))
+
+    def _take(self) -> None:
+        if self._keys >= 0:
+            with contextlib.suppress(termios.error):
+                self._saved = termios.tcgetattr(self._keys)
+                mode = termios.tcgetattr(self._keys)
+                mode[3] &= ~(termios.ICANON | termios.ECHO)  # keys at once and unseen; Ctrl-C stays a signal
+                termios.tcsetattr(self._keys, termios.TCSADRAIN, mode)
+        self._put(_ENTER)
+
+    def _give_back(self) -> None:
+        with contextlib.suppress(OSError):
+            self._put(_LEAVE)
+        if self._saved is not None:
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(self._keys if self._keys >= 0 else sys.stdin.fileno(), termios.TCSADRAIN, self._saved)
+
+    def _put(self, text: str) -> None:
+        self._out.write(text)
+        self._out.flush()
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: the shell gets its terminal, and this process draws again when it is continued."""
+        self._give_back()
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self._take()
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
