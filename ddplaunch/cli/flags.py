@@ -76,6 +76,7 @@ LAUNCH = (
     Flag("show", "text", _SHOWING, "Ranks on the console: 0, 0,3 or all [0].", "RANKS"),
     Flag("verbose", "switch", _SHOWING, "Show torchrun's own messages too."),
     Flag("capture", "pair", _SHOWING, "Record every rank's output, and explain a failure [yes]."),
+    Flag("record_metrics", "switch", _SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`."),
 )
 _PROFILE = Flag("profile", "text", _CHECKING, "Named profile of ddplaunch.toml.", "NAME")
 
@@ -165,6 +166,16 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "Everything found and done, as JSON."),
         _RUN_DIR,
     ),
+    "top": (
+        Flag("run", "argument", "", "Id of the run, or a part of it [the youngest, of this directory first].", "RUN"),
+        Flag("interval", "text", "", "Time between samples: 1, 5s [1; with --replay 0.1].", "TIME"),
+        Flag("count", "text", "", "End after so many samples [when the run ends].", "N"),
+        Flag("metric", "text", "", r"What ranks print of it: 'seen (\d+) samples' [step, iter, tqdm].", "PATTERN"),
+        Flag("replay", "switch", "", "Show what `run --record-metrics` recorded."),
+        Flag("plot", "text", "", "Draw what was recorded into an SVG file.", "FILE"),
+        Flag("json", "switch", "", "Every sample as a line of JSON."),
+        _RUN_DIR,
+    ),
     "explain": (
         Flag(
             "targets", "arguments", "", "A run id, log files, - for stdin, or a code [the newest run].", "RUN|FILE|CODE"
@@ -182,6 +193,7 @@ HELP = {
     "ps": "List running and recent runs of this machine.",
     "logs": "Show what the ranks of a run printed.",
     "stop": "End a run: SIGTERM to its torchrun, SIGKILL to what is left after a grace.",
+    "top": "Watch a run: step rate, CPU, memory, DataLoader workers and GPU of every rank.",
     "clean": "End ranks and DataLoader workers whose launcher is gone; remove old records.",
 }
 LAUNCHING = ("run", "plan", "doctor", "submit")
