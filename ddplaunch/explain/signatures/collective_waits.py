@@ -86,7 +86,8 @@ SIGNATURES: tuple[Signature, ...] = (
         role="root",
         literals=("failed to pass monitoredBarrier", "failed to pass monitored_barrier"),
         patterns=(
-            r"Rank(?:s|\(s\))? (?P<culprit>\d+(?:, ?\d+)*),? failed to pass monitored_?[bB]arrier in (?P<timeout_ms>\d+) ms",
+            r"Rank(?:s|\(s\))? (?P<culprit>\d+(?:, ?\d+)*),? failed to pass monitored_?[bB]arrier in "
+            r"(?P<timeout_ms>\d+) ms",
         ),
         what="rank {culprit} did not come to monitored_barrier within {timeout_ms} ms",
         why="rank 0 asks each rank in turn; the ones that it names were late, stuck or gone",
