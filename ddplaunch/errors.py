@@ -8,13 +8,18 @@ from ddplaunch.finding import Finding, error
 
 
 class ExitStatus(IntEnum):
-    """What the process exits with before torchrun takes over. Frozen: scripts depend on these numbers."""
+    """What the process exits with. Frozen: scripts depend on these numbers.
+
+    After torchrun has taken over, the status is that of the first failed rank, or 128 + a signal; TIMED_OUT, which is
+    timeout(1)'s, says that `--timeout` or `--on-hang stop` ended the run.
+    """
 
     DONE = 0
     FINDINGS = 1
     USAGE = 2
     BUG = 3
     REFUSED = 4
+    TIMED_OUT = 124
     INTERRUPTED = 130
 
 

@@ -90,7 +90,7 @@ def test_stdout_is_the_scripts_own(tmp_path: Path) -> None:
 
 def test_the_numbers_are_frozen() -> None:
     assert {status.name: int(status) for status in ExitStatus} == {
-        "DONE": 0, "FINDINGS": 1, "USAGE": 2, "BUG": 3, "REFUSED": 4, "INTERRUPTED": 130,
+        "DONE": 0, "FINDINGS": 1, "USAGE": 2, "BUG": 3, "REFUSED": 4, "TIMED_OUT": 124, "INTERRUPTED": 130,
     }  # fmt: skip
 
 

@@ -48,9 +48,10 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     closed = closed_by_torchrun(settings)
     ended = replace(ended, attempts=tuple(attributed(each, closed) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None
-    explanation = _NOTHING if ended.state == "succeeded" else explain_attempt(settings, last, ended)
+    explanation = _explained(settings, last, ended)
     accused = explanation.diagnosis.rank if explanation.diagnosis is not None else None
-    first = first_failed(last, accused) if last is not None else None
+    first = first_failed(last, accused) if last is not None and ended.stopped is None else None
+    failed = accused if ended.stopped is not None else None if first is None else first.rank
     status = exit_status(ended, first)
     directory = Path(settings["directory"]) if settings.get("directory") else None
     outcome = Outcome(
@@ -61,7 +62,7 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         exit_status=status,
         started_s=round(ended.started_s, 3),
         ended_s=round(ended.ended_s, 3),
-        first_failed_rank=None if first is None or ended.state == "succeeded" else first.rank,
+        first_failed_rank=None if ended.state == "succeeded" else failed,
         diagnosis=explanation.diagnosis,
         cascade=explanation.cascade,
         attempts=tuple(
@@ -77,11 +78,18 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         styled(sys.stderr),
         unicode=unicode_ok(sys.stderr),
         signal=ended.signal,
+        stopped=ended.stopped is not None,
         unrecorded=ended.unrecorded or problem,
     )
     if not settings.get("silent"):
         console.say(text)
     return status
+
+
+def _explained(settings: Settings, last: EndedAttempt | None, ended: EndedRun) -> Explanation:
+    if ended.stopped is not None:
+        return Explanation(ended.stopped)
+    return _NOTHING if ended.state == "succeeded" else explain_attempt(settings, last, ended)
 
 
 def shown(path: Path) -> str:

@@ -31,6 +31,7 @@ class Capture:
         self._channels: list[Channel] = []
         self._files: list[RecordFile] = []
         self._stalled = False
+        self.heard_s = 0.0  # when a rank last printed anything (time.monotonic())
 
     def add_rank(self, rank: Rank, descriptors: Sequence[int], show: str, attempt: int, streams: int) -> None:
         """Read the streams of one rank from now on; ``streams`` is how many there are of all ranks."""
@@ -73,6 +74,8 @@ class Capture:
         data = channel.read()
         if data is None:
             return 0
+        if channel.rank >= 0:
+            self.heard_s = time.monotonic()
         if self._recording and channel.file.problem is None:
             self.records.put(channel.file.write, data)
         if channel.sink:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from ddplaunch.agent.protocol import Failure, State
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.frozen import dataclass
 
 #: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
@@ -68,7 +69,8 @@ class EndedRun:
     ``state`` and ``error`` are what torchrun said at its end (``error`` its own exception, where no rank failed);
     ``launcher_died`` is True when it ended without a word (then ``state`` is "error"). ``signal`` is what torchrun was
     told to end with, None for nothing; ``interrupts`` counts Ctrl-C. ``left_over`` are processes that had to be
-    killed at the end, ``unrecorded`` why some output is not in the record, None when all of it is.
+    killed at the end, ``unrecorded`` why some output is not in the record, None when all of it is; ``stopped`` why the
+    guard ended the run itself.
     """
 
     host: str
@@ -83,3 +85,4 @@ class EndedRun:
     failures: tuple[Failure, ...]
     left_over: tuple[int, ...] = ()
     unrecorded: str | None = None
+    stopped: Diagnosis | None = None

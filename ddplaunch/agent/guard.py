@@ -63,6 +63,7 @@ def _ended(run: GuardedRun) -> EndedRun:
         failures=tuple(run.end.get("failures") or ()),
         left_over=tuple(sorted(run.sweeps.ended)),
         unrecorded=run.capture.unrecorded(),
+        stopped=None if run.end.get("state") == "succeeded" else run.stopped,
     )
 
 

@@ -23,7 +23,9 @@ from ddplaunch.agent.sweep import Owner, Sweeps, left_by, unannounced
 from ddplaunch.agent.watch import Attempt, process_table
 
 if TYPE_CHECKING:
+    from ddplaunch.agent.hang import HangWatch
     from ddplaunch.agent.metrics import Recorder
+    from ddplaunch.explain.diagnosis import Diagnosis
 
 RECORD_PATIENCE_S = 5.0
 _LOOK_EVERY_S = 0.1  # where the kernel does not tell: as often as torchrun
@@ -54,6 +56,13 @@ class GuardedRun:
         self.killed = False
         self.speaking = 0
         self.recorder: Recorder | None = None
+        self.stopped: Diagnosis | None = None  # why the guard ended the run itself
+        self.stacks_file = ""
+        self.hang: HangWatch | None = None
+        if {"hang_timeout_s", "timeout_s"} & settings.keys():
+            from ddplaunch.agent.hang import HangWatch
+
+            self.hang = HangWatch(self)
         self.loop.watch(channel.fileno(), self._told)
         self.loop.watch(self.wake, self._woken)
         self.launcher.watch(self.loop, self._launcher_ended)
@@ -61,7 +70,8 @@ class GuardedRun:
 
     def once(self) -> None:
         """Wait for the next thing to happen, and do what is due."""
-        due = [at_s for at_s in (self.capture.due_s(), self.sweeps.due_s()) if at_s is not None]
+        hang_s = self.hang.due_s() if self.hang else None
+        due = [at_s for at_s in (self.capture.due_s(), self.sweeps.due_s(), hang_s) if at_s is not None]
         if self.attempts and self.attempts[-1].looked_at:
             due.append(time.monotonic() + _LOOK_EVERY_S)
             self.attempts[-1].look()
@@ -70,6 +80,8 @@ class GuardedRun:
         self.loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
         self.capture.tick()
         self.sweeps.tick()
+        if self.hang:
+            self.hang.tick()
 
     # What happens
 

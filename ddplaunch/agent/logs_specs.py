@@ -21,6 +21,7 @@ from ddplaunch.agent.ending import Ending
 from ddplaunch.agent.events import forward_started, notice_start
 from ddplaunch.agent.outlets import path_of, read_console
 from ddplaunch.agent.protocol import SETTINGS, Settings
+from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.session import Session
 from ddplaunch.agent.signals import Signals
 from ddplaunch.agent.surroundings import OOM_KILLS_BEFORE, oom_kills
@@ -88,6 +89,8 @@ class CapturedLogs(api.LogsSpecs):
             errs[local_rank] = path_of(descriptors[-1])
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
+            if session.settings.get("stacks"):
+                envs[local_rank].update(showing_stacks(os.environ))
         return _destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from signal import Signals
 
 from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun
+from ddplaunch.errors import ExitStatus
 from ddplaunch.records.outcome import RunState
 
 _KILLED = 137
+TIME_LIMIT = "time-limit"
 
 
 def state_of(ended: EndedRun) -> RunState:
     """Return how the run ended. What torchrun says counts; where it said nothing it was killed."""
+    if ended.stopped is not None:
+        return "terminated" if ended.stopped.code == TIME_LIMIT else "failed"
     if ended.launcher_died:
         return "killed"
     if ended.state == "signal":
@@ -36,8 +40,11 @@ def first_failed(attempt: EndedAttempt, accused: int | None) -> EndedRank | None
 def exit_status(ended: EndedRun, first: EndedRank | None) -> int:
     """Return what torchrun's process exits with: 128 + signal if it was told to end, else the first failed rank's own.
 
-    A rank's own is its exit code, or 128 + the signal that ended it, as a shell says it.
+    A rank's own is its exit code, or 128 + the signal that ended it, as a shell says it. A run that was ended by
+    `--timeout` or `--on-hang stop` has the status of timeout(1).
     """
+    if ended.stopped is not None:
+        return ExitStatus.TIMED_OUT
     if ended.launcher_died:
         return _KILLED
     if ended.state == "succeeded":

@@ -2,26 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime
 
 from ddplaunch.errors import usage
+from ddplaunch.launch.durations import LENGTH, duration_s
 
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-_LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
-
-
-def duration_s(flag: str, text: str) -> float:
-    """Return ``30``, ``90s``, ``10m``, ``1.5h`` or ``2d`` in seconds. Raises UsageError for anything else."""
-    match = _LENGTH.fullmatch(text.strip())
-    if match is None:
-        raise usage(
-            f"`{flag} {text}` is no length of time",
-            why="it is a number of seconds, or a number with s, m, h or d",
-            fix=f"`{flag} 30` or `{flag} 10m`",
-            where=f"flag: {flag}",
-        )
-    return float(match[1]) * _UNITS[match[2]]
+__all__ = ["duration_s", "moment_s"]
 
 
 def moment_s(flag: str, text: str, now_s: float) -> float:
@@ -29,7 +15,7 @@ def moment_s(flag: str, text: str, now_s: float) -> float:
 
     Raises UsageError for anything else.
     """
-    if _LENGTH.fullmatch(text.strip()):
+    if LENGTH.fullmatch(text.strip()):
         return now_s - duration_s(flag, text)
     try:
         return datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()

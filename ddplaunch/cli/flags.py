@@ -68,6 +68,7 @@ LAUNCH = (
     Flag("env_file", "many", _ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE"),
     Flag("max_restarts", "integer", _ENVIRONMENT, "Restarts of the ranks after a failure [0].", "N"),
     Flag("grace", "number", _ENVIRONMENT, "Seconds that ranks get to save when they are told to end [30].", "SECONDS"),
+    Flag("timeout", "text", _ENVIRONMENT, "End the run after this time: 90s, 10m, 2h; exit status 124.", "TIME"),
     Flag("torchrun_arg", "many", _ENVIRONMENT, "Any other option of the installed torchrun.", "ARG"),
     Flag("ignore", "many", _CHECKING, "Leave this check out (repeatable).", "CODE"),
     Flag("checks", "pair", _CHECKING, "Check before launching [yes]."),
@@ -76,6 +77,9 @@ LAUNCH = (
     Flag("show", "text", _SHOWING, "Ranks on the console: 0, 0,3 or all [0].", "RANKS"),
     Flag("verbose", "switch", _SHOWING, "Show torchrun's own messages too."),
     Flag("capture", "pair", _SHOWING, "Record every rank's output, and explain a failure [yes]."),
+    Flag("hang_timeout", "text", _SHOWING, "Name the rank that the others wait for when nothing moves: 10m.", "TIME"),
+    Flag("on_hang", "text", _SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT"),
+    Flag("stacks", "pair", _SHOWING, "Let ranks show where they are, for `stacks` [with a time-out]."),
     Flag("record_metrics", "switch", _SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`."),
 )
 _PROFILE = Flag("profile", "text", _CHECKING, "Named profile of ddplaunch.toml.", "NAME")

@@ -9,6 +9,7 @@ from ddplaunch.errors import usage
 from ddplaunch.frozen import dataclass
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Topology, Variable
+from ddplaunch.launch.time_limits import time_limits
 from ddplaunch.probes.facts import TorchFacts
 from ddplaunch.values import Resolved, Source, Unavailable
 
@@ -29,6 +30,8 @@ _DECIDED = (
     "--duplicate-stderr-filters",
     "--run-path",
 )
+#: What only the guard beside torchrun can do.
+_OF_THE_GUARD = ("show", "verbose", "record-metrics", "timeout", "hang-timeout", "on-hang", "stacks")
 _SHORT = {"-t": "--tee", "-r": "--redirects"}
 
 
@@ -55,6 +58,7 @@ def decide_capture(
     """
     show = shown_ranks(options.show) if options.show else "0"
     _refuse_absent(options, show, topology.world_size)
+    limits = time_limits(options)
     flags = None if isinstance(torch, Unavailable) else torch.torchrun_flags
     argv, notes = _grace(options, flags, extra)
     if options.capture is not None and not options.capture.value:
@@ -70,6 +74,7 @@ def decide_capture(
         "grace_s": options.grace.value if options.grace else _DEFAULT_GRACE_S,
         "max_restarts": options.max_restarts.value if options.max_restarts else 0,
     }
+    settings.update(limits)
     if options.record_metrics and options.record_metrics.value:
         settings["record_metrics"] = True
     variable = Variable(
@@ -146,7 +151,7 @@ def _given(extra: Sequence[str], names: Sequence[str]) -> str | None:
 
 
 def _without(options: Options, cause: str) -> tuple[str, ...]:
-    said = [f"`--{name}`" for name in ("show", "verbose", "record-metrics") if _said(options, name)]
+    said = [f"`--{name}`" for name in _OF_THE_GUARD if _said(options, name)]
     return (f"{' and '.join(said)} without effect: {cause}",) if said else ()
 
 

@@ -42,6 +42,10 @@ class Options:
     env_file: tuple[Resolved[str], ...] = ()
     max_restarts: Resolved[int] | None = None
     grace: Resolved[float] | None = None
+    timeout: Resolved[str] | None = None
+    hang_timeout: Resolved[str] | None = None
+    on_hang: Resolved[str] | None = None
+    stacks: Resolved[bool] | None = None
     show: Resolved[str] | None = None
     verbose: Resolved[bool] | None = None
     capture: Resolved[bool] | None = None

@@ -21,13 +21,14 @@ def outcome_text(
     unicode: bool = True,
     signal: int | None = None,
     unrecorded: str | None = None,
+    stopped: bool = False,
 ) -> str:
     """Return the last words of a run; on failure the diagnosis stands at the end, where the eye is.
 
     ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``unrecorded`` why
-    something is missing in the record.
+    something is missing in the record, ``stopped`` whether a time-out of ours ended the run.
     """
-    head, rest = _head(outcome, signal)
+    head, rest = ("stopped", f" (exit status {outcome.exit_status})") if stopped else _head(outcome, signal)
     where = f"record in {record}" if record and unrecorded is None else _unrecorded(record, unrecorded)
     after = duration_text(outcome.ended_s - outcome.started_s)
     lines = wrap(visible(f"{head}{rest} after {after}, {where}"), width, "ddplaunch: ", "  ")
@@ -102,7 +103,8 @@ def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
         where.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
     if diagnosis.evidence and diagnosis.evidence[0].line:
         first = diagnosis.evidence[0]
-        where.append(f"{f'{record}/' if record else ''}{first.file}:{first.line}")
+        own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
+        where.append(f"{f'{record}/' if own else ''}{first.file}:{first.line}")
     fix = "; or ".join(diagnosis.fixes) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
 

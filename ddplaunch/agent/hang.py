@@ -1,0 +1,197 @@
+"""Watches from outside whether ranks move, and the time that a run may take; refuses to touch a run that moves.
+
+A rank *moves* while it prints, computes or reads. Nothing that waits for other ranks does, except for NCCL, whose waits
+spin: where every rank computes and none prints, stacks are taken several times, and only ranks that stay in one
+collective while another one never enters any are called a hang. So a long computation in silence is none.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.movement import Movement, idle
+from ddplaunch.agent.processes import send_signal
+from ddplaunch.agent.usage import usage
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.guarded_run import GuardedRun
+    from ddplaunch.agent.watch import Attempt
+    from ddplaunch.explain.diagnosis import Diagnosis
+    from ddplaunch.explain.stacks import RankStack
+
+_SAMPLES = 4  # of stacks, over the time-out, where every rank computes
+_LONGEST_WINDOW_S = 60.0
+_SHORTEST_WINDOW_S = 1.0
+_LONGER_S = 20.0  # than the grace: a torchrun that waits in C++ runs no handler
+_GRACE_S = 30.0
+
+
+class HangWatch:
+    """One run's time-outs: ``hang_timeout_s`` and ``timeout_s`` of the settings, in seconds."""
+
+    def __init__(self, run: GuardedRun) -> None:
+        """Begin to watch; the time of the run counts from torchrun's start, also for a second guard."""
+        self._run = run
+        self._hang_s = run.settings.get("hang_timeout_s")
+        self._stops = run.settings.get("on_hang") == "stop"
+        limit_s = run.settings.get("timeout_s")
+        started_s = run.launcher.seen.started_s if run.launcher.seen else time.time()
+        self._until_s = None if limit_s is None else time.monotonic() + limit_s - max(0.0, time.time() - started_s)
+        quick = [each for each in (self._hang_s, limit_s) if each is not None]
+        window_s = min(_LONGEST_WINDOW_S, max(_SHORTEST_WINDOW_S, min(quick, default=_LONGEST_WINDOW_S) / 4))
+        self._movement = Movement(window_s)
+        self._attempt: Attempt | None = None
+        self._idle_since: dict[int, float] = {}
+        self._shares: dict[int, float] = {}
+        self._began_s = self._next_s = time.monotonic()
+        self._told_s: float | None = None
+        self._looking = False
+        self._samples: list[tuple[RankStack, ...]] = []
+        self._sample_s = 0.0
+        self._kill_s: float | None = None
+
+    def due_s(self) -> float | None:
+        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
+        if self._run.end or self._looking:
+            return None
+        if self._kill_s is not None:
+            return self._kill_s
+        return self._next_s if self._until_s is None else min(self._next_s, self._until_s)
+
+    def tick(self) -> None:
+        """Look again if it is time to."""
+        now_s = time.monotonic()
+        if (due_s := self.due_s()) is None or now_s < due_s:
+            return
+        if self._kill_s is not None:
+            self._kill_s = None
+            if (launcher := self._run.launcher.seen) is not None:
+                send_signal(launcher, signal.SIGKILL)
+            return
+        if self._until_s is not None and now_s >= self._until_s:
+            self._until_s = None
+            self._in_thread(self._time_is_up)
+            return
+        self._next_s = now_s + self._movement.every_s
+        self._measure()
+        if self._hang_s is not None and self._told_s is None:
+            self._decide(now_s, self._hang_s)
+
+    @property
+    def still_s(self) -> float:
+        """For how many seconds no rank has printed anything and at least one has stood still."""
+        now_s = time.monotonic()
+        return min(
+            now_s - self._heard_s(), max((now_s - since_s for since_s in self._idle_since.values()), default=0.0)
+        )
+
+    def _heard_s(self) -> float:
+        return max(self._began_s, self._run.capture.heard_s)
+
+    def _pids(self) -> dict[int, int]:
+        attempt = self._attempt
+        live = attempt.ranks.values() if attempt else ()
+        return {one.rank: one.pid for one in live if one.pid is not None and one.ended_s is None}
+
+    def _measure(self) -> None:
+        attempt = self._run.attempts[-1] if self._run.attempts and self._run.attempts[-1].announced else None
+        if attempt is not self._attempt:
+            self._attempt, self._began_s, self._told_s = attempt, time.monotonic(), None
+            self._idle_since.clear()
+        if not (pids := self._pids()):
+            return
+        if self._told_s is not None and self._run.capture.heard_s > self._told_s:
+            self._told_s = None  # it moves again, and may stand still again
+        self._movement.add(usage(pids))
+        shares = self._movement.shares()
+        if shares is None:
+            return
+        still, since_s = idle(shares), time.monotonic() - self._movement.window_s
+        self._shares = shares
+        self._idle_since = {rank: self._idle_since.get(rank, since_s) for rank in still}
+
+    def _decide(self, now_s: float, hang_s: float) -> None:
+        if not self._shares or now_s - self._heard_s() < hang_s:
+            self._samples.clear()
+        elif self.still_s >= hang_s:
+            self._in_thread(self._report)
+        elif not self._idle_since and now_s >= self._sample_s:
+            self._sample_s = now_s + hang_s / _SAMPLES
+            self._in_thread(self._sample)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        """Stacks take seconds, and the ranks' output does not wait for them."""
+        self._looking = True
+        self._run.speaking += 1
+
+        def safely() -> None:
+            try:
+                work()
+            except Exception as error:  # what watches must not end what it watches
+                self._told_s = time.monotonic()
+                self._run.console.say(f"ddplaunch: ranks could not be looked at: {error!r}\n")
+            finally:
+                self._run.speaking -= 1
+                self._looking = False
+                self._next_s = time.monotonic() + self._movement.every_s
+                os.eventfd_write(self._run.wake, 1)
+
+        _thread.start_new_thread(safely, ())
+
+    # In the thread
+
+    def _report(self) -> None:
+        from ddplaunch.agent.hang_report import describe, look
+
+        heard_s, still_s = self._heard_s(), self.still_s
+        stacks = look(self._run, self._pids(), fatally=self._stops)
+        if self._heard_s() == heard_s or self._run.stopped is not None:
+            self._conclude(describe(self._run, self._attempt, stacks, self._shares, still_s))
+
+    def _sample(self) -> None:
+        from ddplaunch.agent.hang_report import describe, look
+        from ddplaunch.explain.spinning import spinning
+
+        heard_s = self._heard_s()
+        stacks = look(self._run, self._pids(), record=False)
+        self._samples = [*self._samples[-_SAMPLES:], stacks]
+        if len(self._samples) > _SAMPLES and spinning(self._samples) and self._heard_s() == heard_s:
+            look(self._run, self._pids())
+            self._conclude(describe(self._run, self._attempt, stacks, self._shares, time.monotonic() - heard_s))
+
+    def _time_is_up(self) -> None:
+        from ddplaunch.agent.hang_report import describe, look, time_is_up
+
+        self._measure()
+        still_s = self.still_s
+        stacks = look(self._run, self._pids(), fatally=True)
+        if self._shares and still_s >= self._movement.window_s:
+            self._stop(describe(self._run, self._attempt, stacks, self._shares, still_s))
+        else:
+            self._stop(time_is_up(self._run, stacks))
+
+    def _conclude(self, diagnosis: Diagnosis) -> None:
+        from ddplaunch.agent.hang_report import tell
+
+        if self._run.end:
+            return
+        self._told_s = time.monotonic()
+        self._samples.clear()
+        if self._stops:
+            self._stop(diagnosis)
+        else:
+            tell(self._run, diagnosis)
+
+    def _stop(self, diagnosis: Diagnosis) -> None:
+        """End the run as a person would, by SIGTERM to torchrun: ranks may save, and are killed after the grace."""
+        if self._run.end and self._run.stopped is None:
+            return
+        self._run.stopped = diagnosis
+        self._kill_s = time.monotonic() + float(self._run.settings.get("grace_s", _GRACE_S)) + _LONGER_S
+        if (launcher := self._run.launcher.seen) is not None:
+            send_signal(launcher, signal.SIGTERM)

@@ -1,0 +1,61 @@
+"""What ranks and what they started have used so far, from /proc; refuses to judge whether that is much."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+
+from ddplaunch.agent.movement import Usage
+from ddplaunch.agent.processes import own_processes
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def usage(pids: Mapping[int, int]) -> Usage:
+    """Return what each rank of ``pids`` (rank to pid), and what is in its session, has used since it started.
+
+    CPU time counts that of children that have ended; proc_pid_stat(5) fields 14 to 17, proc_pid_io(5).
+    """
+    ranks = {pid: rank for rank, pid in pids.items()}
+    cpu_s = dict.fromkeys(pids, 0.0)
+    io_bytes = dict.fromkeys(pids, 0)
+    for one in own_processes():
+        rank = ranks.get(one.session, ranks.get(one.pid))
+        if rank is not None:
+            cpu_s[rank] += _cpu_s(one.pid)
+            io_bytes[rank] += _io_bytes(one.pid)
+    return Usage(time.monotonic(), cpu_s, io_bytes)
+
+
+def uses_gpu(pid: int) -> bool:
+    """Return whether the process has an NVIDIA device open."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        return any(
+            os.readlink(f"{folder}/{name}").startswith("/dev/nvidia")  # noqa: PTH115
+            for name in os.listdir(folder)  # noqa: PTH208
+        )
+    except OSError:
+        return False
+
+
+def _cpu_s(pid: int) -> float:
+    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICKS_PER_S if len(fields) > 15 else 0.0
+
+
+def _io_bytes(pid: int) -> int:
+    found = 0
+    for line in _read(f"/proc/{pid}/io").splitlines():
+        if line.startswith((b"rchar:", b"wchar:")):
+            found += int(line.split()[1])
+    return found
+
+
+def _read(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""

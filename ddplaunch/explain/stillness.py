@@ -1,0 +1,52 @@
+"""Why a rank may be where it is, from its state, the kernel's and its place; refuses to look at other ranks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from ddplaunch.explain.places import Group, ranks_text
+from ddplaunch.frozen import dataclass
+
+_READS = re.compile(r"pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
+_FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
+_SOCKET = re.compile(r"wait_woken|unix_stream|skb_wait|sk_wait|inet_csk|tcp_")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The mechanism, empty where nothing tells, and what to do about it."""
+
+    why: str = ""
+    fixes: tuple[str, ...] = ()
+
+
+def condition(group: Group, busy: Mapping[int, float]) -> Condition:
+    """Return what keeps the ranks of ``group`` at their place; ``busy`` is how much of a core a rank used."""
+    stack = group.stacks[0]
+    who, place = ranks_text(group.ranks[:1]), group.place
+    if stack.state in ("T", "t"):
+        why = f"{who} is stopped, by SIGSTOP, Ctrl-Z or a debugger (state {stack.state})"
+        return Condition(why, (f"`kill -CONT {stack.pid}` lets it go on",))
+    if stack.state == "D" or _FILES.search(stack.kernel):
+        why = f"{who} waits in the kernel{_function(stack.kernel)} for a disk or a file server"
+        return Condition(why, ("`findmnt` and `dmesg | tail` show mounts that do not answer",))
+    if (share := busy.get(stack.rank)) is not None:
+        why = f"{who} computes ({share:.0%} of a core) without coming to an end"
+        return Condition(why, (f"look for a loop at `{place.path}:{place.line}` that never ends",))
+    if place.kind == "loader":
+        fixes = ("`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides",)
+        return Condition(f"{who} waits for its DataLoader workers, which send nothing", fixes)
+    if _READS.search(stack.kernel):
+        why = f"{who} reads from a terminal, a pipe or a FIFO to which nobody writes{_function(stack.kernel)}"
+        return Condition(why, (f"look at what `{place.path}:{place.line}` reads; ranks have no input to wait for",))
+    if "nanosleep" in stack.kernel:
+        return Condition(f"{who} sleeps", (f"look at what `{place.path}:{place.line}` sleeps for",))
+    if _SOCKET.search(stack.kernel):
+        why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
+        return Condition(why, (f"give what `{place.path}:{place.line}` asks a time-out",))
+    return Condition()
+
+
+def _function(kernel: str) -> str:
+    return f" (`{kernel}`)" if kernel else ""
