@@ -16,6 +16,7 @@ from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun, Speaker
 from ddplaunch.agent.last_words import last_exception, last_lines
 from ddplaunch.agent.protocol import Settings
 from ddplaunch.agent.reasons import explain_attempt
+from ddplaunch.agent.straggler_words import straggler_words
 from ddplaunch.agent.verdict import exit_status, first_failed, signal_name, state_of
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.records.outcome import AttemptOutcome, Outcome, RankOutcome, write_outcome
@@ -82,7 +83,7 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         unrecorded=ended.unrecorded or problem,
     )
     if not settings.get("silent"):
-        console.say(text)
+        console.say(straggler_words(settings) + text)
     return status
 
 

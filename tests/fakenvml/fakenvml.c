@@ -12,6 +12,7 @@
  *   0 memory 81559 4             MiB total, MiB used       0 capability 9 0        0 utilization 97
  *   0 process 4321 30000         pid, MiB; may be repeated (pid, 0: the driver does not tell how much)
  *   0 ecc 2    0 remap 0 1 1 0 (correctable, uncorrectable, pending, failed)    0 recovery 1    0 throttle 0x40
+ *   0 power 350 700 (W: now, limit)         0 clock 1200 1980 (MHz of the SMs: now, most)
  *   0 temperature 33    0 mode 3    0 mig 1    0 instances 2
  *
  * Struct layouts and numbers: https://docs.nvidia.com/deploy/nvml-api/
@@ -202,6 +203,32 @@ Return nvmlDeviceGetUtilizationRates(Device *device, unsigned *out) {
     ASK(device, "utilization");
     if (number(device->gpu, "mig", 0)) return NOT_SUPPORTED; /* as the driver does with MIG on */
     out[0] = (unsigned)number(device->gpu, "utilization", 0), out[1] = 0;
+    return SUCCESS;
+}
+
+static unsigned nth(Device *device, const char *key, int second, unsigned first, unsigned other) {
+    char value[512];
+    if (find(device->gpu, key, value, sizeof value)) sscanf(value, "%u %u", &first, &other);
+    return second ? other : first;
+}
+Return nvmlDeviceGetPowerUsage(Device *device, unsigned *out) {
+    ASK(device, "power");
+    *out = nth(device, "power", 0, 70, 700) * 1000;
+    return SUCCESS;
+}
+Return nvmlDeviceGetEnforcedPowerLimit(Device *device, unsigned *out) {
+    ASK(device, "power");
+    *out = nth(device, "power", 1, 70, 700) * 1000;
+    return SUCCESS;
+}
+Return nvmlDeviceGetClockInfo(Device *device, unsigned kind, unsigned *out) {
+    ASK(device, "clock");
+    *out = kind == 1 ? nth(device, "clock", 0, 345, 1980) : 0;
+    return SUCCESS;
+}
+Return nvmlDeviceGetMaxClockInfo(Device *device, unsigned kind, unsigned *out) {
+    ASK(device, "clock");
+    *out = kind == 1 ? nth(device, "clock", 1, 345, 1980) : 0;
     return SUCCESS;
 }
 
