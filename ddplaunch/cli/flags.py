@@ -174,7 +174,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("run", "argument", "", "Id of the run, or a part of it [the youngest, of this directory first].", "RUN"),
         Flag("interval", "text", "", "Time between samples: 1, 5s [1; with --replay 0.1].", "TIME"),
         Flag("count", "text", "", "End after so many samples [when the run ends].", "N"),
-        Flag("metric", "text", "", r"What ranks print of it: 'seen (\d+) samples' [step, iter, tqdm].", "PATTERN"),
+        Flag("metric", "text", "", r"Regex of what ranks print: 'seen (\d+) samples' [step, iter, tqdm].", "PATTERN"),
         Flag("replay", "switch", "", "Show what `run --record-metrics` recorded."),
         Flag("plot", "text", "", "Draw what was recorded into an SVG file.", "FILE"),
         Flag("json", "switch", "", "Every sample as a line of JSON."),
