@@ -52,14 +52,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     found, echoes = candidates(scanned)
     failed = _failed(scanned, facts)
     if not failed:
-        done = said_done(scanned.lines, 30)
-        found = [
-            each
-            for each in found
-            if not (
-                went_on(scanned.lines, each.line, each.raised is not None and not each.logged) or (done and each.side)
-            )
-        ]
+        found, echoes = _not_survived(found, echoes, scanned)
     waits = stuck(scanned)
     outside = _outside(facts)
     if outside is not None:
@@ -77,6 +70,25 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     if not failed and ended_well(scanned, any(hit.signature.code not in NOISE for hit in echoes), facts):
         return None
     return Decision("unknown", None, None, stuck=waits, echoes=tuple(echoes))
+
+
+def _not_survived(
+    found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned
+) -> tuple[list[Candidate], list[Hit]]:
+    """Leave out what the work went on after: errors that were handled, and attempts that a good one followed."""
+    lines = scanned.lines
+    begun = max((each.line.at for each in scanned.exits if not each.by_agent), default=-1)  # of the last attempt
+    done = said_done(lines, 30)
+    left = [
+        each
+        for each in found
+        if each.line.at > begun
+        and not went_on(lines, each.line, each.raised is not None and not each.logged)
+        and not (done and each.side)
+    ]
+    last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
+    over = last is None or last.at < begun or went_on(lines, last, uncaught=True)
+    return left, [] if over else list(echoes)
 
 
 def _failed(scanned: Scanned, facts: RunFacts | None) -> bool:

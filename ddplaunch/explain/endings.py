@@ -82,8 +82,12 @@ def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
     if facts is not None and facts.state is not None:
         return facts.state == "succeeded"
     lines = scanned.lines
+    begun = max(
+        (each.line.at for each in scanned.exits), default=-1
+    )  # the last attempt, the others were recovered from
     for traceback in scanned.tracebacks:
         alone = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
+        alone = alone or traceback.parts[-1].line.at < begun
         if not alone and not went_on(lines, traceback.parts[-1].line):
             return False
     if said_done(lines, 30 if echoes else 8) or any(hit.signature.code in _LEFT_ALONE for hit in scanned.hits):

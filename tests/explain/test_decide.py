@@ -135,5 +135,13 @@ def test_a_node_that_loses_the_store_after_the_work_is_no_failure() -> None:
     assert diagnosed(noise.replace("num_nodes_waiting", "next_rendezvous")).code == "rendezvous-failed"
 
 
+def test_a_restart_that_came_through_is_no_failure() -> None:
+    first = lost(0) + raised(1, "RuntimeError: flaky") + failed(1, 1, 11)
+    assert explained(first + "rank 0 step 5\nrank 0 step 10\nrank 0 step 15\n").diagnosis is None
+    assert explained(first + "resumed from 5\nrank 0 done\n").diagnosis is None
+    again = diagnosed(first + "rank 0 step 5\nrank 0 step 10\n" + lost(0) + failed(-9, 1, 12) + summary((1, -9, 12)))
+    assert again.code in ("script-exception", "killed") and again.rank == 1
+
+
 def test_two_ranks_that_fail_alike_name_none() -> None:
     assert diagnosed(raised(0, "ValueError: x") + raised(1, "ValueError: x")).rank is None
