@@ -80,6 +80,17 @@ def shared_memory_full(facts: RunFacts | None) -> Line | None:
     return Line(0, "/dev/shm", 0, f"{free:.0f} MiB of {size:.0f} MiB are free", NOBODY)
 
 
+def ended_later(facts: RunFacts | None) -> frozenset[int]:
+    """Return the ranks that ended well or were ended by the launcher, where another one failed before by itself.
+
+    What these print is what they survived, or what they noticed of the others.
+    """
+    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
+    if not any(end.ended_by == "itself" and (end.exit_code or end.signal) for end in ends):
+        return frozenset()
+    return frozenset(end.rank for end in ends if end.ended_by == "launcher" or end.exit_code == 0)
+
+
 def order(facts: RunFacts | None) -> dict[int, float]:
     """Return when each rank ended, in seconds since the epoch; files of ranks have no order among themselves."""
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()

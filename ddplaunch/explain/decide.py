@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.beside import order, out_of_memory, shared_memory_full, with_facts
+from ddplaunch.explain.beside import ended_later, order, out_of_memory, shared_memory_full, with_facts
 from ddplaunch.explain.candidates import NOISE, Candidate, candidates
 from ddplaunch.explain.culprit import exit_rank, rank_of
 from ddplaunch.explain.endings import Ended, ended_well, recovered, said_done, unexplained, went_on
@@ -57,6 +57,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> Decision | None:
     outside = _outside(facts)
     if outside is not None:
         return Decision(outside, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
+    late = ended_later(facts)
+    found = [_heavier(each, 25) if each.speaker.rank in late else each for each in found]
     found = _after_the_end(_in_one_cause(found), scanned)
     ends = order(facts)
     found.sort(key=lambda each: (each.weight, ends.get(each.speaker.rank or 0, 0.0), each.line.at))

@@ -66,6 +66,13 @@ def test_the_rank_that_ended_first_is_the_cause_of_failures_in_several_files() -
     assert found.evidence[0].file == "rank-1.err"
 
 
+def test_what_a_rank_prints_that_was_only_stopped_is_not_the_cause() -> None:
+    text = raised(0, "MyLibraryError: a peer is gone")
+    assert diagnosed(text, RunFacts(ranks=KILLED, state="failed")).code == "killed"
+    own = (RankEnd(0, "a", exit_code=1, ended_by="itself"), RankEnd(1, "a", signal="SIGTERM", ended_by="launcher"))
+    assert diagnosed(text, RunFacts(ranks=own, state="failed")).code == "script-exception"
+
+
 def plan(**numbers: int) -> dict[str, Any]:
     return {"numbers": {name: {"value": value, "source": {"kind": "flag"}} for name, value in numbers.items()}}
 
