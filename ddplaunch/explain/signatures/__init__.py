@@ -3,32 +3,25 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 
 from ddplaunch.explain.signature import Signature
-
-FAMILIES = (
-    "gpu",
-    "nccl",
-    "collective",
-    "ddp",
-    "system",
-    "network",
-    "data",
-    "launching",
-    "scheduler",
-    "ending",
-)
 
 
 @cache
 def all_signatures() -> tuple[Signature, ...]:
-    """Return the signatures of all families, in the order of the list."""
-    found: list[Signature] = []
-    for family in FAMILIES:
-        try:
-            module = import_module(f"ddplaunch.explain.signatures.{family}")
-        except ModuleNotFoundError:
-            continue
-        found.extend(module.SIGNATURES)
-    return tuple(found)
+    """Return the signatures of all families, in the order of the list; imported here, when a log is to be explained."""
+    from ddplaunch.explain.signatures import (
+        collective,
+        data,
+        ddp,
+        ending,
+        gpu,
+        launching,
+        nccl,
+        network,
+        scheduler,
+        system,
+    )
+
+    families = (gpu, nccl, collective, ddp, system, network, data, launching, scheduler, ending)
+    return tuple(signature for family in families for signature in family.SIGNATURES)
