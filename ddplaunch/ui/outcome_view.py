@@ -11,6 +11,8 @@ from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.style import ascii_only, paint, visible
 from ddplaunch.ui.wrapping import wrap
 
+_FIXES = 2  # the best ones; `ddplaunch explain` shows more
+
 
 def outcome_text(
     outcome: Outcome,
@@ -105,7 +107,7 @@ def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
         first = diagnosis.evidence[0]
         own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
         where.append(f"{f'{record}/' if own else ''}{first.file}:{first.line}")
-    fix = "; or ".join(diagnosis.fixes) or "`ddplaunch explain` shows all that is known"
+    fix = "\nor: ".join(diagnosis.fixes[:_FIXES]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
 
 

@@ -173,7 +173,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="ranks came with different numbers or shapes of batches: `{message}`",
         why="the last batch, or the number of batches, differs between ranks, and a collective needs all of them alike",
-        fixes=(_UNEVEN, "Accelerate: `accelerator.pad_across_processes` before `gather`, or `gather_for_metrics`"),
+        fixes=(_UNEVEN, "accelerate: `accelerator.pad_across_processes` before `gather`, or `gather_for_metrics`"),
         examples=(
             "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks.",
             "RuntimeError: ranks have a different number of batches (313 and 312)",

@@ -44,8 +44,8 @@ SIGNATURES: tuple[Signature, ...] = (
         what="`{path}` is not there",
         why=_MISSING_WHY,
         fixes=(
-            "Look for it on the node that failed: `ls -l {path}`; correct the path or copy the data there.",
-            "Let ddplaunch check it on every node before the launch: `--data {path}`.",
+            "look for it on the node that failed: `ls -l {path}`; correct the path or copy the data there",
+            "let ddplaunch check it on every node before the launch: `--data {path}`",
         ),
         examples=(
             "FileNotFoundError: [Errno 2] No such file or directory: '/mnt/nvme0/data/train-00007.parquet'",
@@ -96,8 +96,8 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the data is not there: {problem}",
         why=_MISSING_WHY,
         fixes=(
-            "Correct the path, or fetch the data once before the launch on every node.",
-            "Let ddplaunch check it before: `--data PATH`.",
+            "correct the path, or fetch the data once before the launch on every node",
+            "let ddplaunch check it before: `--data PATH`",
         ),
         examples=(
             "FileNotFoundError: Couldn't find a dataset script at /data/x/x.py or any data file in the same directory.",
@@ -132,8 +132,8 @@ SIGNATURES: tuple[Signature, ...] = (
         what="a file that the run reads is not there: {problem}",
         why=_MISSING_WHY,
         fixes=(
-            "Correct the path, or copy the file to every node that runs ranks.",
-            "Let ddplaunch check it before: `--data PATH`.",
+            "correct the path, or copy the file to every node that runs ranks",
+            "let ddplaunch check it before: `--data PATH`",
         ),
         examples=(
             "FileNotFoundError: CityScapes: img file open error /data/leftImg8bit/x.png",
@@ -162,7 +162,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="`{path}` was created or removed by another process at the same time",
         why=_RACE_WHY,
-        fixes=(*_RACE_FIXES[:2], "For a directory alone: `os.makedirs(path, exist_ok=True)`."),
+        fixes=(*_RACE_FIXES[:2], "for a directory alone: `os.makedirs(path, exist_ok=True)`"),
         examples=(
             "FileExistsError: [Errno 17] File exists: '/scratch/ana/eeg/files/eegmmidb/1.0.0/S017'",
             "OSError: [Errno 39] Directory not empty: '/home/a/.cache/datasets/x'",

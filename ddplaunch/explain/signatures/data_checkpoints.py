@@ -149,11 +149,11 @@ CHECKPOINTS: tuple[Signature, ...] = (
         literals=("Weights only load failed",),
         patterns=(r"(?P<problem>Weights only load failed)",),
         what="torch.load refuses the checkpoint: {problem}",
-        why="Since torch 2.6 `weights_only=True` is the default of torch.load and allows tensors and plain containers "
-        "only.",
+        why="since torch 2.6 `weights_only=True` is the default of torch.load and allows tensors and plain containers "
+        "only",
         fixes=(
-            "If you trust the file: `torch.load(path, weights_only=False)`.",
-            "Or allow the classes it holds: `torch.serialization.add_safe_globals([Cls])` before loading.",
+            "if you trust the file: `torch.load(path, weights_only=False)`",
+            "or allow the classes it holds: `torch.serialization.add_safe_globals([Cls])` before loading",
         ),
         examples=("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",),
         near_misses=("FutureWarning: You are using `torch.load` with `weights_only=False`",),

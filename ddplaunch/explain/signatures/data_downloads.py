@@ -75,7 +75,7 @@ DOWNLOADS: tuple[Signature, ...] = (
         ),
         what="a model, data set or service of a hub could not be had: {problem}",
         why=_WHY,
-        fixes=(*_FIXES, "For wandb on nodes without internet: `--env WANDB_MODE=offline`."),
+        fixes=(*_FIXES, "for wandb on nodes without internet: `--env WANDB_MODE=offline`"),
         examples=(
             "huggingface_hub.utils._errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache",
             "huggingface_hub.utils._errors.RepositoryNotFoundError: 401 Client Error. (Request ID: Root=1)",

@@ -79,10 +79,10 @@ SIGNATURES: tuple[Signature, ...] = (
             r"^(?P<line>Hangup|Terminated)\s*$",
         ),
         what="the run was interrupted from outside: {line}",
-        why="A person or a supervisor stopped it; nothing in the log says that the training failed before.",
+        why="a person or a supervisor stopped it; nothing in the log says that the training failed before",
         fixes=(
-            "If you pressed Ctrl-C because nothing moved, the traceback shows where the rank waited: look for the "
-            "hang there.",
+            "if you pressed Ctrl-C because nothing moved, the traceback shows where the rank waited: look for the "
+            "hang there",
             _ASK,
         ),
         examples=(

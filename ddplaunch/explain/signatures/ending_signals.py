@@ -47,7 +47,7 @@ SIGNALS: tuple[Signature, ...] = (
         literals=("SIGKILL", "return code = -9", "Killed", "signal 9"),
         patterns=_ends(9, "SIGKILL", "Killed"),
         what="a process was ended by SIGKILL, and no line says who sent it: {line}",
-        why="SIGKILL leaves no message in the process; most often the kernel's OOM killer or a cgroup limit sent it.",
+        why="SIGKILL leaves no message in the process; most often the kernel's OOM killer or a cgroup limit sent it",
         fixes=_KILLED_FIXES,
         examples=(
             "subprocess.CalledProcessError: Command '['python', 'a.py']' died with <Signals.SIGKILL: 9>.",
@@ -163,12 +163,12 @@ SIGNALS: tuple[Signature, ...] = (
         literals=("without an active exception",),
         patterns=(r"(?P<line>terminate called without an active exception)",),
         what="a process aborted while its threads were still running: {line}",
-        why="The interpreter ended while native threads (a DataLoader, NCCL's watchdog, a writer) still ran; C++ then "
-        "calls abort.",
+        why="the interpreter ended while native threads (a DataLoader, NCCL's watchdog, a writer) still ran; C++ then "
+        "calls abort",
         fixes=(
-            "If training was complete: call `dist.destroy_process_group()` and close loaders and writers before the "
-            "script ends.",
-            "If a traceback stands above it, that is the cause and this is its echo.",
+            "if training was complete: call `dist.destroy_process_group()` and close loaders and writers before the "
+            "script ends",
+            "if a traceback stands above it, that is the cause and this is its echo",
         ),
         examples=("terminate called without an active exception",),
         near_misses=("terminate called after throwing an instance of 'std::runtime_error'",),

@@ -15,7 +15,7 @@ def _echo(
         literals=literals,
         patterns=patterns,
         what=what,
-        why="The launcher reacts to the first process that ends; what it prints comes after the cause.",
+        why="the launcher reacts to the first process that ends; what it prints comes after the cause",
         fixes=(),
         examples=examples,
         near_misses=(near,),

@@ -37,12 +37,12 @@ SIGNATURES: tuple[Signature, ...] = (
             rf"\b(?P<name>{_NAMES})\b[`'\"]? (?:environment variable )?is not set",
         ),
         what="the variable {name} is not set in this process",
-        why="RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR come from a launcher; this process was started without one.",
+        why="RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR come from a launcher; this process was started without one",
         fixes=(
-            "Start the script with a launcher: `ddplaunch run 4 -- train.py` (or `ddplaunch run 1 -- train.py` for "
-            "one process).",
-            "In a notebook or test set them for one process: RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 "
-            "MASTER_PORT=29500.",
+            "start the script with a launcher: `ddplaunch run 4 -- train.py` (or `ddplaunch run 1 -- train.py` for "
+            "one process)",
+            "in a notebook or test set them for one process: RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 "
+            "MASTER_PORT=29500",
         ),
         examples=(
             "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "

@@ -27,10 +27,10 @@ COMMANDS: tuple[Signature, ...] = (
         literals=("error: ",),
         patterns=(rf"(?:^|[\s\]:])(?P<program>[\w./-]+): error: (?P<problem>(?:{_PROBLEMS}).*)",),
         what="`{program}` rejected its command line: {problem}",
-        why="argparse ends the process with status 2 before anything else runs; every rank does the same.",
+        why="argparse ends the process with status 2 before anything else runs; every rank does the same",
         fixes=(
-            "Correct the arguments after `--`: `ddplaunch run 4 -- {program} …`; `python {program} --help` lists them.",
-            "If ddplaunch filled the option in, turn that off: `--no-forward`.",
+            "correct the arguments after `--`: `ddplaunch run 4 -- {program} …`; `python {program} --help` lists them",
+            "if ddplaunch filled the option in, turn that off: `--no-forward`",
         ),
         examples=(
             "rank.py: error: the following arguments are required: --data",
@@ -76,10 +76,10 @@ COMMANDS: tuple[Signature, ...] = (
             r"absl\.flags\._exceptions\.(?P<problem>\w+Error: .*)",
         ),
         what="the script rejected its command line: {problem}",
-        why="The option parser ends the process before anything else runs; every rank does the same.",
+        why="the option parser ends the process before anything else runs; every rank does the same",
         fixes=(
-            "Correct the arguments after `--`; the script's own `--help` lists them.",
-            "If ddplaunch filled the option in, turn that off: `--no-forward`.",
+            "correct the arguments after `--`; the script's own `--help` lists them",
+            "if ddplaunch filled the option in, turn that off: `--no-forward`",
         ),
         examples=(
             "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '3']",
@@ -115,11 +115,11 @@ COMMANDS: tuple[Signature, ...] = (
             r"(?P<program>ValueError): (?P<problem>You need to manually pass in `--num_processes`.*)",
         ),
         what="the launcher rejected its own command line ({program}): {problem}",
-        why="The launcher's options stand before the script, the script's own after it; an option on the wrong side "
-        "is refused.",
+        why="the launcher's options stand before the script, the script's own after it; an option on the wrong side "
+        "is refused",
         fixes=(
-            "Put a `--` between them: `ddplaunch run 4 --master-port 29501 -- train.py --epochs 20`.",
-            "Look the option up: `ddplaunch run --help`; other options of torchrun go through `--torchrun-arg`.",
+            "put a `--` between them: `ddplaunch run 4 --master-port 29501 -- train.py --epochs 20`",
+            "look the option up: `ddplaunch run --help`; other options of torchrun go through `--torchrun-arg`",
         ),
         examples=(
             "torchrun: error: unrecognized arguments: --nprocpernode",
@@ -165,12 +165,12 @@ COMMANDS: tuple[Signature, ...] = (
             r"(?P<problem>Less than two GPU ids were configured)",
         ),
         what="the launcher is misused or missing: {problem}",
-        why="The launch failed before any rank existed, so the script is not the cause.",
+        why="the launch failed before any rank existed, so the script is not the cause",
         fixes=(
-            "Use one launcher and its own spelling: `ddplaunch run 4 -- train.py` (never `python` between launcher "
-            "and script).",
-            "If the command is not found, activate the environment that has torch; `ddplaunch doctor` names the "
-            "interpreter.",
+            "use one launcher and its own spelling: `ddplaunch run 4 -- train.py` (never `python` between launcher "
+            "and script)",
+            "if the command is not found, activate the environment that has torch; `ddplaunch doctor` names the "
+            "interpreter",
         ),
         examples=(
             "/usr/bin/python3: No module named torchrun",
@@ -206,11 +206,11 @@ COMMANDS: tuple[Signature, ...] = (
             r"(?:line \d+|bash): (?P<script>\S+\.(?:py|sh)): (?:command not found|No such file or directory)",
         ),
         what="the script `{script}` does not exist for the ranks",
-        why="The interpreter looked for it from its working directory on this node; another directory or an unshared "
-        "disk hides it.",
+        why="the interpreter looked for it from its working directory on this node; another directory or an unshared "
+        "disk hides it",
         fixes=(
-            "Check it where the ranks start, on every node: `ls -l {script}`; give the full path or `cd` there first.",
-            "For a module use `-m`: `ddplaunch run 4 -- -m package.module`, from the directory that holds the package.",
+            "check it where the ranks start, on every node: `ls -l {script}`; give the full path or `cd` there first",
+            "for a module use `-m`: `ddplaunch run 4 -- -m package.module`, from the directory that holds the package",
         ),
         examples=(
             "/opt/venv/bin/python: can't open file '/home/ana/tarin.py': [Errno 2] No such file or directory",

@@ -25,9 +25,9 @@ IMPORTS: tuple[Signature, ...] = (
         what="the package `{module}` cannot be imported",
         why=_WHY,
         fixes=(
-            "Install what provides `{module}` into the interpreter of the ranks, on every node (`python -m pip "
-            "install …`).",
-            "If it is your own package: start from the directory that holds it, or `--env PYTHONPATH=$PWD`.",
+            "install what provides `{module}` into the interpreter of the ranks, on every node (`python -m pip "
+            "install …`)",
+            "if it is your own package: start from the directory that holds it, or `--env PYTHONPATH=$PWD`",
             _INTERPRETER,
         ),
         examples=("ModuleNotFoundError: No module named 'tokenkit'", "ImportError: No module named apex.parallel"),
@@ -61,10 +61,10 @@ IMPORTS: tuple[Signature, ...] = (
         what="an import failed: {problem}",
         why=_WHY,
         fixes=(
-            "Install versions that belong together, in the interpreter of the ranks (`python -m pip check` names "
-            "conflicts).",
-            "For a missing .so: `ldd` on the file that wants it; set LD_LIBRARY_PATH with `--env` or install the "
-            "package.",
+            "install versions that belong together, in the interpreter of the ranks (`python -m pip check` names "
+            "conflicts)",
+            "for a missing .so: `ldd` on the file that wants it; set LD_LIBRARY_PATH with `--env` or install the "
+            "package",
             _INTERPRETER,
         ),
         examples=(
@@ -95,7 +95,7 @@ IMPORTS: tuple[Signature, ...] = (
         ),
         what="an import failed: {problem}",
         why=_WHY,
-        fixes=("Install what the message asks for, in the interpreter of the ranks and on every node.", _INTERPRETER),
+        fixes=("install what the message asks for, in the interpreter of the ranks and on every node", _INTERPRETER),
         examples=(
             "ImportError: tokenizers>=0.14,<0.19 is required for a normal functioning of this module, but found "
             "0.19.1.",
@@ -119,11 +119,10 @@ IMPORTS: tuple[Signature, ...] = (
         patterns=(r"(?:^|\s)(?P<kind>SyntaxError|IndentationError|TabError): (?P<problem>.+)",),
         what="the script does not parse: {kind}: {problem}",
         why="Python refuses the file before its first line runs, often because the interpreter is older than the "
-        "syntax.",
+        "syntax",
         fixes=(
-            "Open the file and line that stand above the message; `python -m py_compile FILE` repeats it at once.",
-            "If the syntax is newer than the interpreter (`match`, `list[int]`, f-strings), launch with a newer "
-            "Python.",
+            "Open the file and line that stand above the message; `python -m py_compile FILE` repeats it at once",
+            "if the syntax is newer than the interpreter (`match`, `list[int]`, f-strings), launch with a newer Python",
         ),
         examples=(
             "SyntaxError: invalid syntax",
@@ -174,13 +173,13 @@ IMPORTS: tuple[Signature, ...] = (
             r"(?P<problem>cannot find -l\w+)",
         ),
         what="a C++/CUDA extension did not build or load: {problem}",
-        why="The compiler, CUDA toolkit and torch that build and load an extension have to fit; the first error above "
-        "says what did not.",
+        why="the compiler, CUDA toolkit and torch that build and load an extension have to fit; the first error above "
+        "says what did not",
         fixes=(
-            "Read the first compiler error above this line; install the CUDA toolkit of `python -c 'import torch; "
-            "print(torch.version.cuda)'` and set CUDA_HOME.",
-            "Build once before the launch and remove the stale cache: `rm -rf ~/.cache/torch_extensions`.",
-            "For a prebuilt wheel, install the one that was built for this torch version.",
+            "read the first compiler error above this line; install the CUDA toolkit of `python -c 'import torch; "
+            "print(torch.version.cuda)'` and set CUDA_HOME",
+            "build once before the launch and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
+            "for a prebuilt wheel, install the one that was built for this torch version",
         ),
         examples=(
             "RuntimeError: Error building extension 'fused_adam'",

@@ -32,7 +32,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="NCCL found no usable network interface: {line}",
         why=_WHY,
-        fixes=("Correct or unset NCCL_SOCKET_IFNAME: it names an interface that this node does not have.", *_FIXES),
+        fixes=("correct or unset NCCL_SOCKET_IFNAME: it names an interface that this node does not have", *_FIXES),
         examples=(
             "NCCL WARN Bootstrap : no socket interface found",
             "misc/socket.cc:238 NCCL WARN Net : No interface found in the same subnet as remote address "
@@ -54,10 +54,10 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="gloo found no address to listen on: {line}",
         why="gloo takes one interface from GLOO_SOCKET_IFNAME (no list, no `^`), or the address of this host's own "
-        "name.",
+        "name",
         fixes=(
-            "Set it to an interface of this node, spelled as `ip -br addr` does: `--socket-ifname eth0`.",
-            "Without it, let the node's own name resolve to its address: `getent hosts $(hostname)`.",
+            "set it to an interface of this node, spelled as `ip -br addr` does: `--socket-ifname eth0`",
+            "without it, let the node's own name resolve to its address: `getent hosts $(hostname)`",
         ),
         examples=(
             "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address "
@@ -117,7 +117,7 @@ SIGNATURES: tuple[Signature, ...] = (
         why=_WHY,
         fixes=(
             *_FIXES[:2],
-            "If the interface is right, open all ports between the nodes: NCCL and gloo take random ones.",
+            "if the interface is right, open all ports between the nodes: NCCL and gloo take random ones",
         ),
         examples=(
             "NCCL WARN socketStartConnect: Connect to 192.168.50.2<44181> failed : No route to host",
@@ -138,10 +138,10 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("onnectFullMesh failed",),
         patterns=(r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.0\.1|::1|localhost)\]",),
         what="a rank announced its loopback address {address} to the others",
-        why="gloo binds to what the host's own name resolves to, and falls back to loopback where it does not resolve.",
+        why="gloo binds to what the host's own name resolves to, and falls back to loopback where it does not resolve",
         fixes=(
             _FIXES[0],
-            "If all ranks are on one node, a rank that ended earlier is the cause: look at the first exit.",
+            "if all ranks are on one node, a rank that ended earlier is the cause: look at the first exit",
         ),
         examples=(
             "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection "
@@ -164,8 +164,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"out))",
         ),
         what="gloo could not connect the ranks with one another: {line}",
-        why="Each rank announces the address of one interface; a firewall, a wrong interface or a rank that is gone "
-        "refuses it.",
+        why="each rank announces the address of one interface; a firewall, a wrong interface or a rank that is gone "
+        "refuses it",
         fixes=_FIXES,
         examples=(
             "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no "

@@ -36,7 +36,7 @@ ADDRESSES: tuple[Signature, ...] = (
         why=_TAKEN_WHY,
         fixes=(
             _TAKEN_FIXES[0],
-            "See who holds it: `ss -ltnp | grep :{port}` on that node; end a left-over run of yours.",
+            "see who holds it: `ss -ltnp | grep :{port}` on that node; end a left-over run of yours",
         ),
         examples=(
             "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
@@ -112,7 +112,7 @@ ADDRESSES: tuple[Signature, ...] = (
         ),
         what="the name `{host}` has no address on this node",
         why=_NAME_WHY,
-        fixes=(_NAME_FIXES[0], "Test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts."),
+        fixes=(_NAME_FIXES[0], "test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts"),
         examples=(
             "[W socket.cpp:601] [c10d] The IPv4 network addresses of (node-a, 29500) cannot be retrieved (gai error: "
             "-2 - "
@@ -133,7 +133,7 @@ ADDRESSES: tuple[Signature, ...] = (
         patterns=(r"IPv6 network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",),
         what="the name `{host}` has no address on this node",
         why=_NAME_WHY,
-        fixes=(_NAME_FIXES[0], "Test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts."),
+        fixes=(_NAME_FIXES[0], "test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts"),
         examples=(
             "[W socket.cpp:601] [c10d] The IPv6 network addresses of (ddp-0.ddp, 29500) cannot be retrieved (gai "
             "error: -2 - "

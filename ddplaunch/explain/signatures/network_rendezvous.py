@@ -27,7 +27,7 @@ RENDEZVOUS: tuple[Signature, ...] = (
         ),
         what="nobody answered at {host}:{port}",
         why=_WHY,
-        fixes=("Test the way from a waiting node: `nc -vz {host} {port}`; open the port if it hangs.", *_FIXES[1:]),
+        fixes=("test the way from a waiting node: `nc -vz {host} {port}`; open the port if it hangs", *_FIXES[1:]),
         examples=(
             "[E socket.cpp:1028] [c10d] The client socket has timed out after 10000ms while trying to connect to "
             "(10.0.0.1, 29558).",
@@ -81,9 +81,9 @@ RENDEZVOUS: tuple[Signature, ...] = (
         literals=("keys: /",),
         patterns=(r"wait timeout after \d+ms, keys: (?P<key>/\S*(?:role_info|rank_info|num_members|rdzv_info)\S*)",),
         what="two nodes joined as the same one: the store waits for `{key}`, which nobody writes",
-        why="Static rendezvous tells nodes apart by their node rank; with the same number twice one entry stays empty.",
+        why="static rendezvous tells nodes apart by their node rank; with the same number twice one entry stays empty",
         fixes=(
-            "Give every node its own number: `--node-rank 0` on the first, `--node-rank 1` on the second, and so on.",
+            "give every node its own number: `--node-rank 0` on the first, `--node-rank 1` on the second, and so on",
         ),
         examples=(
             "torch.distributed.DistStoreError: wait timeout after 60000ms, keys: /none/torchelastic/role_info/1",
@@ -102,7 +102,7 @@ RENDEZVOUS: tuple[Signature, ...] = (
         ),
         what="rank {culprit} did not join the process group within {ms} ms",
         why=_WHY,
-        fixes=("Look at the log of rank {culprit}: it ended or hung before `init_process_group`.", *_FIXES),
+        fixes=("look at the log of rank {culprit}: it ended or hung before `init_process_group`", *_FIXES),
         examples=("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1",),
         near_misses=("wait timeout after 60000ms, keys: /none/torchelastic/role_info/1",),
         priority=50,

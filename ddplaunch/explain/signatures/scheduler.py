@@ -91,12 +91,12 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<line>FailedScheduling .*)",
         ),
         what="the scheduler refused or lost the job: {line}",
-        why="The step was not started or its node went away; the training program had no part in it.",
+        why="the step was not started or its node went away; the training program had no part in it",
         fixes=(
-            "For a refused request: compare it with the allocation (`scontrol show job $SLURM_JOB_ID`, `sinfo -N -o "
-            "'%N %G'`).",
-            "For a lost node: resubmit without it, `sbatch --exclude=NODE`, and tell the administrators.",
-            "Resume from the last checkpoint.",
+            "for a refused request: compare it with the allocation (`scontrol show job $SLURM_JOB_ID`, `sinfo -N -o "
+            "'%N %G'`)",
+            "for a lost node: resubmit without it, `sbatch --exclude=NODE`, and tell the administrators",
+            "resume from the last checkpoint",
         ),
         examples=(
             "srun: error: Unable to create step for job 4411: Invalid generic resource (gres) specification",
@@ -128,11 +128,11 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("step creation",),
         patterns=(r"(?P<line>step creation (?:temporarily disabled|still disabled), retrying \([^)]*\))",),
         what="the scheduler does not start the step: {line}",
-        why="srun waits for resources of the allocation that another step holds; without a free one it waits for ever.",
+        why="srun waits for resources of the allocation that another step holds; without a free one it waits for ever",
         fixes=(
-            "Let steps share: `srun --overlap`, or give the inner srun only what it needs (`--exact --gpus=1 "
-            "--mem=16G`).",
-            "End the step that holds them: `squeue -s -j $SLURM_JOB_ID`.",
+            "let steps share: `srun --overlap`, or give the inner srun only what it needs (`--exact --gpus=1 "
+            "--mem=16G`)",
+            "end the step that holds them: `squeue -s -j $SLURM_JOB_ID`",
         ),
         examples=("srun: Job 4411 step creation temporarily disabled, retrying (Requested nodes are busy)",),
         near_misses=("srun: Step created for StepId=4411.1",),

@@ -88,7 +88,7 @@ FILES: tuple[Signature, ...] = (
             r"(?P<line>unexpected pos \d+ vs \d+)",
         ),
         what="torch.save could not write the whole checkpoint (`{line}`): most often the disk or the quota is full",
-        why="torch's zip writer reports a short write without the reason; the file on disk is incomplete.",
+        why="torch's zip writer reports a short write without the reason; the file on disk is incomplete",
         fixes=_FULL_FIXES,
         examples=(
             "RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing file "
@@ -118,8 +118,8 @@ FILES: tuple[Signature, ...] = (
         what="{reason}: `{path}`",
         why=_DENIED_WHY,
         fixes=(
-            "Look at it as this user on the node that failed: `namei -l {path}`.",
-            "If it is the program to run: `chmod +x {path}`.",
+            "look at it as this user on the node that failed: `namei -l {path}`",
+            "if it is the program to run: `chmod +x {path}`",
             *_DENIED_FIXES[1:],
         ),
         examples=(
@@ -162,8 +162,7 @@ FILES: tuple[Signature, ...] = (
         what="access was refused: `{line}`",
         why=_DENIED_WHY,
         fixes=(
-            "If it is the rendezvous: ports below 1024 belong to root; use `--master-port 29501` or leave the port "
-            "out.",
+            "if it is the rendezvous: ports below 1024 belong to root; use `--master-port 29501` or leave the port out",
             *_DENIED_FIXES,
         ),
         examples=(

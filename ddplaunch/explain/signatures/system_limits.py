@@ -25,15 +25,15 @@ LIMITS: tuple[Signature, ...] = (
         ),
         what="the process ran out of file descriptors: `{line}`",
         why=(
-            "Every tensor that a DataLoader worker hands over holds a descriptor with the default sharing strategy, "
+            "every tensor that a DataLoader worker hands over holds a descriptor with the default sharing strategy, "
             "and "
-            "sockets, index files and memory maps count too; `ulimit -n` is often 1024."
+            "sockets, index files and memory maps count too; `ulimit -n` is often 1024"
         ),
         fixes=(
-            "Raise the limit in the shell that launches, on every node: `ulimit -n 65535`.",
-            'Share tensors by name: `torch.multiprocessing.set_sharing_strategy("file_system")` at the top of the '
-            "script.",
-            "Keep fewer tensors of workers alive (copy what is kept), open index files once, use fewer workers.",
+            "raise the limit in the shell that launches, on every node: `ulimit -n 65535`",
+            'share tensors by name: `torch.multiprocessing.set_sharing_strategy("file_system")` at the top of the '
+            "script",
+            "keep fewer tensors of workers alive (copy what is kept), open index files once, use fewer workers",
         ),
         examples=(
             "OSError: [Errno 24] Too many open files",
@@ -79,14 +79,14 @@ LIMITS: tuple[Signature, ...] = (
         ),
         what="no further thread or process could be created: `{line}`",
         why=(
-            "Each rank starts threads for OpenMP, autograd, NCCL and its DataLoader workers; the user's process limit "
+            "each rank starts threads for OpenMP, autograd, NCCL and its DataLoader workers; the user's process limit "
             "or the "
-            "cgroup's pids limit is reached and the kernel answers EAGAIN."
+            "cgroup's pids limit is reached and the kernel answers EAGAIN"
         ),
         fixes=(
-            "Start fewer: `--env OMP_NUM_THREADS=1 --env OPENBLAS_NUM_THREADS=1`, fewer DataLoader workers per rank.",
-            "Raise the limit: `ulimit -u 65535`, `docker run --pids-limit=-1`, or the pids.max of the job's cgroup.",
-            "Look for left-over processes: `ps -u $USER -L | wc -l` against `ulimit -u`.",
+            "start fewer: `--env OMP_NUM_THREADS=1 --env OPENBLAS_NUM_THREADS=1`, fewer DataLoader workers per rank",
+            "raise the limit: `ulimit -u 65535`, `docker run --pids-limit=-1`, or the pids.max of the job's cgroup",
+            "look for left-over processes: `ps -u $USER -L | wc -l` against `ulimit -u`",
         ),
         examples=(
             "BlockingIOError: [Errno 11] Resource temporarily unavailable",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ddplaunch.explain.signature import Signature
 
 _WHY_KILLED = (
-    "A host that runs out of memory, or a cgroup that reaches its limit, sends SIGKILL to a large process; "
+    "a host that runs out of memory, or a cgroup that reaches its limit, sends SIGKILL to a large process; "
     "the process prints nothing, and its peers only see a closed connection."
 )
 _FIXES = (
@@ -123,7 +123,7 @@ MEMORY: tuple[Signature, ...] = (
             r"Unable to allocate (?P<size>[\d.]+ (?:bytes|[KMGTP]iB)) for an array with shape",
         ),
         what="host memory could not hold another {size}",
-        why="The allocator asked the operating system for this amount in one piece and was refused.",
+        why="the allocator asked the operating system for this amount in one piece and was refused",
         fixes=_FIXES,
         examples=(
             "RuntimeError: [enforce fail at alloc_cpu.cpp:83] err == 0. DefaultCPUAllocator: can't allocate memory: "
@@ -147,8 +147,8 @@ MEMORY: tuple[Signature, ...] = (
             r"(?:^|\s)(?:\w+\.)*_?(?P<line>(?:Array)?MemoryError)(?:$|: )",
         ),
         what="an allocation of host memory was refused: `{line}`",
-        why="The operating system refused memory to this process: the limit of the host, the cgroup or `ulimit -v` is "
-        "reached.",
+        why="the operating system refused memory to this process: the limit of the host, the cgroup or `ulimit -v` is "
+        "reached",
         fixes=_FIXES,
         examples=(
             "OSError: [Errno 12] Cannot allocate memory",

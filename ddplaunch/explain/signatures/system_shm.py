@@ -96,7 +96,7 @@ SHARED_MEMORY: tuple[Signature, ...] = (
             r"joblib[/\\](?P<user>_memmapping_reducer)\.py\", line \d+, in (?:dump|__call__|reduce)",
         ),
         what="`{user}` could not place its data in /dev/shm",
-        why="Locks and buffers of multiprocessing libraries are files in /dev/shm; a full or missing one refuses them.",
+        why="locks and buffers of multiprocessing libraries are files in /dev/shm; a full or missing one refuses them",
         fixes=_FIXES,
         examples=(
             "    sl = self._semlock = _multiprocessing.SemLock(",
