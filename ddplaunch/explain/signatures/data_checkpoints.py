@@ -153,7 +153,7 @@ CHECKPOINTS: tuple[Signature, ...] = (
         "only",
         fixes=(
             "if you trust the file: `torch.load(path, weights_only=False)`",
-            "or allow the classes it holds: `torch.serialization.add_safe_globals([Cls])` before loading",
+            "allow the classes it holds: `torch.serialization.add_safe_globals([Cls])` before loading",
         ),
         examples=("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",),
         near_misses=("FutureWarning: You are using `torch.load` with `weights_only=False`",),
