@@ -39,7 +39,7 @@ def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
     indices = ",".join(str(gpu.index) for gpu, _ in slowed.values())
     yield warning(
         "gpu-throttled",
-        f"GPU {gpu.index} of rank {rank} slowed down in {share:.0%} of the samples: {_state(gpu)}{beside}",
+        f"GPU {gpu.index} of rank {rank} slowed down in {100 * share:.0f} % of the samples: {_state(gpu)}{beside}",
         why="every step waits for the slowest GPU",
         fix=f"cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {indices}` tells which; "
         "until it is mended, leave it out with `--gpus`",

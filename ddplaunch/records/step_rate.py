@@ -21,15 +21,15 @@ _WINDOW_S = 10.0
 _FRESH_S = 30.0
 
 #: In order of preference, where the output of one rank has several.
+_BAR = re.compile(
+    rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
+)
 _DEFAULT = (
     re.compile(
         rb"(?i)\b(?:global_?)?(?:step|iter|iteration|it)[\"']?\s{0,3}[:=#\[(]?\s{0,6}"
         rb"(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))"
     ),
-    re.compile(
-        rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}"
-        rb"(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
-    ),
+    _BAR,
     re.compile(rb"(?i)\bepoch:? ?\[?\d+\]? ?\[ {0,8}(\d{1,12})/\d"),
 )
 
@@ -119,7 +119,8 @@ class _File:
             end = len(data)
         self._size, self._position = size, start + end
         for counter, pattern in zip(self._counters, self._patterns, strict=True):
-            matches = list(pattern.finditer(data, 0, end))
+            # a bar is begun by its \r, so that the newest is never ended; its unit tells that it is all there
+            matches = list(pattern.finditer(data, 0, len(data) if pattern is _BAR else end))
             if matches:
                 counter.note(at_s, *_numbers(matches[-1]))
 

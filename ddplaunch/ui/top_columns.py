@@ -112,12 +112,10 @@ def _gpu_memory(gpu: GpuSample | None) -> str:
 
 
 def _loader(rank: RankSample) -> str:
-    """Return ``4 x 98%``: DataLoader workers, and how busy each of them is."""
-    if not rank.workers:
-        return ""
-    return f"{rank.workers}" + (
-        "" if rank.workers_cpu_percent is None else f" × {rank.workers_cpu_percent / rank.workers:.0f} %"
-    )
+    """Return ``4×98 %``: DataLoader workers, and how busy each of them is."""
+    if not rank.workers or rank.workers_cpu_percent is None:
+        return str(rank.workers or "")
+    return f"{rank.workers}×{rank.workers_cpu_percent / rank.workers:.0f} %"
 
 
 def _disk(rank: RankSample) -> str:
@@ -128,7 +126,7 @@ def _disk(rank: RankSample) -> str:
 
 def _note(rank: RankSample, gpu: GpuSample | None, slowest: int | None) -> str:
     words = ["slowest"] if rank.rank == slowest else []
-    words += ["GPU lost"] if gpu is not None and gpu.fault else []
-    words += ["GPU slowed"] if gpu is not None and gpu.slowdowns else []
+    words += ["lost"] if gpu is not None and gpu.fault else []
+    words += ["slowed"] if gpu is not None and gpu.slowdowns else []
     words += [_STATES[rank.state]] if rank.state in _STATES else []
     return ", ".join(words)

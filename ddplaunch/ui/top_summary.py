@@ -21,11 +21,12 @@ Value = Callable[[RankSample, GpuSample | None], float | None]
 def summary_lines(
     run_id: str, samples: Mapping[int, Sequence[Sample]], findings: Sequence[Finding], look: Look
 ) -> list[str]:
-    """Return the table with a line for each rank, medians unless a column says "max", and the findings."""
+    """Return the table with a line for each rank, and the findings."""
     ranks = _by_rank(samples)
     count = sum(map(len, samples.values()))
     times = [sample.at_s for each in samples.values() for sample in each]
-    lines = [f"{visible(run_id)}  {count} samples over {age_text(max(times) - min(times))}, medians", ""]
+    over = age_text(max(times) - min(times))
+    lines = [f"{visible(run_id)}  {count} samples over {over}: medians; of memory and °C the most", ""]
     columns = {
         name: [_typical(points, value, form, of) for points in ranks.values()] for name, value, form, of in _COLUMNS
     }
@@ -61,15 +62,19 @@ def _of_gpu(name: str, per: float = 1.0) -> Value:
     return value
 
 
+def _of_a_worker(rank: RankSample, _: GpuSample | None) -> float | None:
+    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
+
+
 _COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
     ("STEP/S", lambda rank, _: rank.step_rate, ".2f", median),
     ("CPU %", lambda rank, _: rank.cpu_percent, ".0f", median),
-    ("max GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB, ".1f", max),
+    ("MEM GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB, ".1f", max),
     ("LOADER", lambda rank, _: rank.workers or None, ".0f", median),
-    ("LOADER %", lambda rank, _: rank.workers_cpu_percent if rank.workers else None, ".0f", median),
+    ("% EACH", _of_a_worker, ".0f", median),
     ("UTIL %", _of_gpu("utilization_percent"), ".0f", median),
-    ("GPU max GiB", _of_gpu("memory_used_bytes", _GIB), ".1f", max),
+    ("GPU GiB", _of_gpu("memory_used_bytes", _GIB), ".1f", max),
     ("W", _of_gpu("power_w"), ".0f", median),
-    ("max °C", _of_gpu("temperature_c"), ".0f", max),
+    ("°C", _of_gpu("temperature_c"), ".0f", max),
     ("MHz", _of_gpu("clock_mhz"), ".0f", median),
 )

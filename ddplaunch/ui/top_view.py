@@ -32,21 +32,20 @@ def frame(
     samples: Sequence[Sample], about: About, findings: Sequence[Finding], slowest: int | None, look: Look
 ) -> list[str]:
     """Return the lines of one screen, none wider than it; the newest sample is shown, those before give the bars."""
-    head = [paint(_clipped(_first_line(samples, about, look), look.width), "bold", look.styled)]
+    head = [paint(_clipped(_first_line(samples, about, look), look), "bold", look.styled)]
     rows: list[str] = []
     if samples:
-        head += _packed(_host_words(samples, look), look.width)
+        head += _packed(_host_words(samples, look), look)
         rows = _table(samples, slowest, look)
-    tail = [line for note in about.notes for line in wrap(visible(note), look.width, "", "  ")]
+    tail = [line for note in about.notes for line in wrap(_spelled(visible(note), look), look.width, "", "  ")]
     for finding in findings:
         tail += _finding(finding, look)
-    lines = _fitted(head, rows, tail, about.keys, look)
-    return [ascii_only(line, look.unicode) for line in lines]
+    return _fitted(head, rows, tail, about.keys, look)
 
 
 def _fitted(head: list[str], rows: list[str], tail: list[str], keys: str, look: Look) -> list[str]:
     """Put the parts together: where they are too long, the table is cut before the findings, down to three ranks."""
-    foot = [paint(_clipped(keys, look.width), "dim", look.styled)] if keys else []
+    foot = [paint(_clipped(keys, look), "dim", look.styled)] if keys else []
     if look.height is None:
         return [*head, *([""] if rows else []), *rows, *([""] if tail else []), *tail]
     room = look.height - len(head) - len(foot) - 1
@@ -57,10 +56,10 @@ def _fitted(head: list[str], rows: list[str], tail: list[str], keys: str, look: 
         first = min(look.first_row, len(rows) - 1 - (for_rows - 2))
         body = rows[1 + first : 1 + first + for_rows - 2]
         hidden = len(rows) - 1 - len(body)
-        shown = [rows[0], *body, _clipped(f"{hidden} more ranks: j and k scroll", look.width)]
+        shown = [rows[0], *body, _clipped(f"{hidden} more ranks: j and k scroll", look)]
     left = max(0, room - len(shown) - 1)
     if len(tail) > left:
-        tail = [*tail[: left - 1], "…"] if left else []
+        tail = [*tail[: left - 1], _spelled("…", look)] if left else []
     body = [*head, "", *shown, *([""] if tail else []), *tail]
     body = body[: look.height - len(foot)]
     return [*body, *[""] * (look.height - len(foot) - len(body)), *foot]
@@ -96,14 +95,14 @@ def _rates(host: HostSample) -> list[str]:
     return words
 
 
-def _packed(words: Sequence[str], width: int) -> list[str]:
+def _packed(words: Sequence[str], look: Look) -> list[str]:
     """Return the words in as few lines as they need."""
     lines: list[str] = []
     for word in words:
-        if lines and cells(lines[-1]) + len(_GAP) + cells(word) <= width:
+        if lines and cells(lines[-1]) + len(_GAP) + cells(word) <= look.width:
             lines[-1] += _GAP + word
         else:
-            lines.append(_clipped(word, width))
+            lines.append(_clipped(word, look))
     return lines
 
 
@@ -118,24 +117,34 @@ def _table(samples: Sequence[Sample], slowest: int | None, look: Look) -> list[s
             break
         columns.remove(most)
     lines = [_GAP.join(column.cell(column.name) for column in columns).rstrip()]
-    lines[0] = paint(_clipped(lines[0], look.width), "dim", look.styled)
+    lines[0] = paint(_clipped(lines[0], look), "dim", look.styled)
     for row, rank in enumerate(last.ranks):
-        text = _clipped(_GAP.join(column.cell(column.texts[row]) for column in columns).rstrip(), look.width)
+        text = _clipped(_GAP.join(column.cell(column.texts[row]) for column in columns).rstrip(), look)
         lines.append(paint(text, "warning", look.styled and rank.rank == slowest))
     return lines
 
 
 def _finding(finding: Finding, look: Look) -> list[str]:
-    lines = wrap(f"{finding.code}: {visible(finding.what)}", look.width, "! ", "  ")
+    whole = look.height is None  # a screen does not wrap: what is too long for it ends in a sign that it goes on
+    lines = wrap(_spelled(f"{finding.code}: {visible(finding.what)}", look), look.width, "! ", "  ")
     return [
-        *(paint(line, "warning", look.styled) for line in lines),
-        *wrap(finding.fix, look.width, "  fix: ", "    "),
+        *(paint(line if whole else _clipped(line, look), "warning", look.styled) for line in lines),
+        *(
+            line if whole else _clipped(line, look)
+            for line in wrap(_spelled(finding.fix, look), look.width, "  fix: ", "    ")
+        ),
     ]
 
 
-def _clipped(text: str, width: int) -> str:
-    if cells(text) <= width:
+def _clipped(text: str, look: Look) -> str:
+    text = _spelled(text, look)
+    if cells(text) <= look.width:
         return text
-    while text and cells(text) > width - 1:
+    while text and cells(text) > look.width - 1:
         text = text[:-1]
-    return text + "…"
+    return text + ("…" if look.unicode else ">")
+
+
+def _spelled(text: str, look: Look) -> str:
+    """Return ``text`` in signs that the terminal has, ahead of counting its cells."""
+    return ascii_only(text, look.unicode).replace("°" if not look.unicode else "\0", "")

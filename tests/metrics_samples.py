@@ -1,0 +1,75 @@
+"""Samples of runs as they would be taken, healthy unless changed; refuses to read a machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ddplaunch.probes.samples import GpuSample, HostSample, RankSample, Sample
+
+GIB = 1 << 30
+BEGAN_S = 1_795_000_000.0
+HOST = HostSample(16, 41.5, 128 * GIB, 87 * GIB, 1.2e6, 9e5, 5.2e7, 3e6)
+
+
+def rank_sample(rank: int, at: int = 0, gpu: bool = True) -> RankSample:
+    """Return a healthy rank's sample number ``at``."""
+    return RankSample(
+        rank,
+        rank,
+        4000 + rank,
+        "S",
+        cpu_percent=101.0,
+        rss_bytes=3 * GIB,
+        anon_bytes=2 * GIB,
+        pss_bytes=4 * GIB,
+        threads=24,
+        omp_threads=4,
+        workers=4,
+        workers_cpu_percent=140.0,
+        workers_rss_bytes=4 * GIB,
+        read_bytes_s=1e6,
+        write_bytes_s=0.0,
+        step=100.0 + 12 * at,
+        step_rate=12.0 + 0.1 * (at % 3),
+        gpu=rank if gpu else None,
+        gpu_memory_bytes=61 * GIB if gpu else None,
+    )
+
+
+def gpu_sample(index: int, at: int = 0) -> GpuSample:
+    """Return a healthy GPU's sample number ``at``."""
+    return GpuSample(
+        index, f"GPU-{index}", 96 + at % 4, 62 * GIB, 80 * GIB, 612.0, 700.0, 61, 1905, 1980, ranks=(index,)
+    )  # fmt: skip
+
+
+def run_samples(count: int = 20, ranks: int = 4, gpu: bool = True, host: HostSample = HOST) -> list[Sample]:
+    """Return ``count`` samples of a healthy run, a second apart."""
+    return [
+        Sample(
+            BEGAN_S + at,
+            "gpu01",
+            0,
+            host,
+            tuple(rank_sample(rank, at, gpu) for rank in range(ranks)),
+            tuple(gpu_sample(index, at) for index in range(ranks)) if gpu else (),
+        )
+        for at in range(count)
+    ]
+
+
+def with_rank(samples: list[Sample], number: int, **changes: Any) -> list[Sample]:
+    """Return the samples with one rank changed in all of them."""
+    return [
+        replace(each, ranks=tuple(replace(rank, **changes) if rank.rank == number else rank for rank in each.ranks))
+        for each in samples
+    ]
+
+
+def with_gpu(samples: list[Sample], index: int, **changes: Any) -> list[Sample]:
+    """Return the samples with one GPU changed in all of them."""
+    return [
+        replace(each, gpus=tuple(replace(gpu, **changes) if gpu.index == index else gpu for gpu in each.gpus))
+        for each in samples
+    ]
