@@ -92,7 +92,13 @@ HOSTS = (
     Flag("exclude", "many", _SEVERAL, "Not this host or some of its GPUs (repeatable).", "HOST[:0,2]"),
     Flag("chdir", "text", _SEVERAL, "Directory on every host [this one].", "DIR"),
     Flag("python", "text", _SEVERAL, "Interpreter on every host [this one's path].", "PATH"),
-    Flag("join_timeout", "text", _SEVERAL, "Seconds that hosts have to answer [20].", "SECONDS"),
+    Flag(
+        "join_timeout",
+        "text",
+        _SEVERAL,
+        "Seconds for hosts to answer [20]; by hand, for all nodes to join [600; 0: do not wait].",
+        "SECONDS",
+    ),
 )
 _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 

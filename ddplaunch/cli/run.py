@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.durations import duration_s
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
@@ -42,7 +44,8 @@ def run(
             why="stdout belongs to the script once it runs",
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
-    if any(hosts.values()):
+    join_timeout = hosts.get("join_timeout")
+    if any(value for name, value in hosts.items() if name != "join_timeout"):
         from ddplaunch.cli import hosts_run  # for the launches that have other hosts
 
         return hosts_run.run_on_hosts(options, hosts_run.asked_for(hosts), script, profile, bool(dry_run))
@@ -50,6 +53,8 @@ def run(
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ and (status := start_step(options, bool(dry_run))) is not None:
         return status
+    if join_timeout is not None:
+        duration_s("--join-timeout", join_timeout)  # refused at once, not after the checks
     locks = GpuLocks()
     prepared = prepare(options, target, locks=None if dry_run else locks)
     refusing = prepared.refusing()
@@ -62,10 +67,26 @@ def run(
         return ExitStatus.REFUSED
     environment = environment_of(prepared.launch)
     refuse_too_long(prepared.launch.argv, environment)
+    prepared = replace(prepared, launch=meet_others(prepared, join_timeout))
     noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base)
     if not speaks_elsewhere(prepared.launch):
         _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
     execute(prepared.launch, environment)
+
+
+def meet_others(prepared: Prepared, join_timeout: str | None) -> Launch:
+    """Return the launch once all of several nodes are there; at once where there is one.
+
+    Raises RefusedError where nodes are missing or do not fit together.
+    """
+    if prepared.launch.topology.nnodes.value == 1:
+        return prepared.launch
+    from ddplaunch.cli import roll_call  # sockets and comparisons, which one node has no need of
+
+    timeout_s = roll_call.wanted(prepared.launch, join_timeout)
+    if timeout_s is None:
+        return prepared.launch
+    return roll_call.call_roll(prepared, timeout_s, silent=speaks_elsewhere(prepared.launch))
 
 
 def start_step(options: Options, dry_run: bool) -> int | None:
