@@ -106,7 +106,7 @@ SIGNATURES: tuple[Signature, ...] = (
         why="ranks gave tensors of different sizes (or different collectives) to one call",
         fixes=(
             "print `tensor.shape` on every rank before the call; sizes that may differ need `all_gather_object` "
-            "padding",
+            "or padding",
             _SAME,
             _UNEVEN,
         ),

@@ -9,7 +9,7 @@ from ddplaunch.explain.signatures.network_rendezvous import RENDEZVOUS
 _WHY = (
     "NCCL and gloo tell the other ranks the address of one interface of their own; if it is a bridge, loopback, "
     "link-local "
-    "otherwise private one, the others cannot connect to it."
+    "or otherwise private one, the others cannot connect to it."
 )
 _FIXES = (
     "Name the interface that connects the nodes: `--socket-ifname eth0` (find it: `ip -4 route get "

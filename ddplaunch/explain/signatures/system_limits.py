@@ -80,7 +80,7 @@ LIMITS: tuple[Signature, ...] = (
         what="no further thread or process could be created: `{line}`",
         why=(
             "each rank starts threads for OpenMP, autograd, NCCL and its DataLoader workers; the user's process limit "
-            "the "
+            "or the "
             "cgroup's pids limit is reached and the kernel answers EAGAIN"
         ),
         fixes=(
