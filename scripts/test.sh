@@ -26,7 +26,8 @@ check ruff check .
 check mypy
 check lint-imports
 status=0
-python -m pytest "$@" || status=$?
+# Three workers, because ranks mostly wait; a file's tests stay together, for some of them share a launch or a port.
+python -m pytest -n 3 --dist loadfile "$@" || status=$?
 if [ -n "$failed" ]; then
   echo "error: failed:$failed" >&2
   [ "$status" != 0 ] || status=1
