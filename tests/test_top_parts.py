@@ -15,6 +15,7 @@ import pytest
 from ddplaunch.checks.straggler_series import slowest_rank
 from ddplaunch.checks.stragglers import stragglers
 from ddplaunch.errors import UsageError
+from ddplaunch.probes.gpu_usage import GpuOfRank, GpuReading
 from ddplaunch.probes.host_usage import HostUsage
 from ddplaunch.probes.rank_usage import RankUsage
 from ddplaunch.probes.samples import RankIdentity
@@ -155,6 +156,21 @@ def test_rates_of_the_host(tmp_path: Path) -> None:
     sample = usage.sample()
     assert sample.cpu_percent == 75.0 and sample.sent_bytes_s == 0 and sample.disk_write_bytes_s == 0
     assert (sample.received_bytes_s or 0) > 0 and (sample.disk_read_bytes_s or 0) > 0
+
+
+def test_the_gpu_of_a_rank_that_nvml_does_not_name(tmp_path: Path) -> None:
+    """In a container NVML's process ids are the host's: the devices that a rank was given tell where it works."""
+    samples = run_samples(1)[0]
+    ranks = [replace(rank, gpu=None, gpu_memory_bytes=None) for rank in samples.ranks[:3]]
+    for rank, visible in zip(ranks, ("2,GPU-1,3", "2,GPU-1", "0"), strict=True):
+        (tmp_path / str(rank.pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(rank.pid) / "environ").write_text(f"A=1\0CUDA_VISIBLE_DEVICES={visible}\0")
+        (tmp_path / str(rank.pid) / "fd" / "9").symlink_to("/dev/nvidiactl" if rank.rank != 2 else "/dev/null")
+    places = GpuOfRank([RankIdentity(rank.rank, rank.local_rank, rank.pid, 1) for rank in ranks], str(tmp_path))
+    reading = GpuReading(samples.gpus, {77: {0: 5}})
+    placed, gpus = places.place(ranks, reading, {rank.pid: rank.rank for rank in ranks})
+    assert [rank.gpu for rank in placed] == [2, 1, None]  # the third does not use CUDA
+    assert [gpu.ranks for gpu in gpus] == [(), (1,), (0,), ()] and gpus[0].others == 0
 
 
 # On disk

@@ -31,6 +31,7 @@ class Screen:
         """Change nothing yet."""
         self._out = out
         self._keys = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else -1
+        self._pending = b""
         self._saved: list[Any] | None = None
         self._handlers: dict[int, Any] = {}
         self._wake, self._waker = -1, -1
@@ -74,7 +75,9 @@ class Screen:
 
     def wait(self, until_s: float) -> str | None:
         """Wait for a key until ``until_s`` (time.monotonic()); return it, "resize", or None when the time has come."""
-        while (left_s := until_s - time.monotonic()) > 0:
+        while self._pending or (left_s := until_s - time.monotonic()) > 0:
+            if self._pending:
+                return self._key()
             watched = [self._wake, *([self._keys] if self._keys >= 0 else [])]
             ready = select.select(watched, [], [], left_s)[0]
             if self._wake in ready:
@@ -82,18 +85,20 @@ class Screen:
                     os.read(self._wake, 512)
                 return "resize"
             if self._keys in ready:
-                return self._key()
+                self._read_keys()
         return None
 
+    def _read_keys(self) -> None:
+        with contextlib.suppress(OSError):
+            self._pending = os.read(self._keys, 64)
+        if not self._pending:  # the terminal is gone
+            self._keys, self._pending = -1, b"q"
+
     def _key(self) -> str:
-        try:
-            data = os.read(self._keys, 16)
-        except OSError:
-            data = b""
-        if not data:  # the terminal is gone
-            self._keys = -1
-            return "q"
-        return _ARROWS.get(data[:3], data[:1].decode("ascii", "replace"))
+        """Return the next of the keys that were pressed; several may come at once."""
+        length = 3 if self._pending[:3] in _ARROWS else 1
+        key, self._pending = self._pending[:length], self._pending[length:]
+        return _ARROWS.get(key, key.decode("ascii", "replace"))
 
     def _take(self) -> None:
         if self._keys >= 0:
