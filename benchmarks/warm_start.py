@@ -57,9 +57,14 @@ def floor(folder: Path) -> float:
     return time.monotonic() - began
 
 
-def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the median of each figure."""
-    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+def summary(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure, and the least: the one that other work on the machine has disturbed least."""
+    middle = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    return {
+        **middle,
+        "ready, least": min(one["ready"] for one in rounds),
+        "wall, least": min(one["wall"] for one in rounds),
+    }
 
 
 def main() -> None:
@@ -79,7 +84,7 @@ def main() -> None:
                 floors.append(floor(folder))
                 for way in (False, True):
                     results[way].append(once(way, ranks, folder, False))
-            table = {way: {**medians(results[way]), **once(way, ranks, folder, True)} for way in (False, True)}
+            table = {way: {**summary(results[way]), **once(way, ranks, folder, True)} for way in (False, True)}
             alone = statistics.median(floors)
             print(f"{ranks} ranks, {options.rounds} rounds; to import torch.distributed.run alone {alone:.2f} s")
             for key in table[False]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.agent.warm import handover, kernel, message
+from ddplaunch.agent.warm.alone import skip_the_spread
 from ddplaunch.agent.warm.facts import agent_facts, environ_at_load
 from ddplaunch.agent.warm.nursery import Nursery
 from ddplaunch.agent.warm.process import WarmProcess
@@ -47,6 +48,7 @@ def prepare(preload: Sequence[str] = (), say: Say = _to_stderr) -> Template:
             template.fork(preload)
         except OSError as exception:
             template.reason = f"the template could not be forked ({exception})"
+    skip_the_spread()
     if template.reason is None:
         _take_over(template)
     else:
