@@ -47,6 +47,7 @@ def _run(folder: Path, commands: list[list[str]], *preload: str) -> dict[str, An
 def ends_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     answers = _run(tmp_path_factory.mktemp("ends"), COMMANDS)
     assert answers["said"] == []
+    assert all(end["leads"] for end in answers["warm"]), "torchrun ends ranks by their process group"
     pairs = zip(answers["cold"], answers["warm"], strict=True)
     return {
         " ".join(command): {"cold": cold, "warm": warm} for command, (cold, warm) in zip(COMMANDS, pairs, strict=True)

@@ -35,13 +35,14 @@ def main() -> None:
                 else:
                     process = subprocess.Popen(args, env=environ, stdout=out, stderr=err, start_new_session=True)
                 running.append(process)
+        leads = [os.getpgid(process.pid) == process.pid == os.getsid(process.pid) for process in running]
         for number, process in enumerate(running):
             code = process.wait(60)
             files = {
                 key: folder / f"{way}-{number}.{end}" for key, end in (("out", "out"), ("err", "err"), ("kept", "txt"))
             }
             texts = {key: path.read_text(errors="replace") if path.exists() else None for key, path in files.items()}
-            result[way].append({"pid": process.pid, "code": code, **texts})
+            result[way].append({"pid": process.pid, "code": code, "leads": leads[number], **texts})
     template.close()
     json.dump(result, sys.stdout)
 

@@ -95,8 +95,13 @@ class Nursery:
             notes = []
 
     def _deliver(self) -> Program:
-        """Fork all ranks of one start; return in each of them, end in the midwife itself."""
-        reading, writing = os.pipe()
+        """Fork all ranks of one start; return in each of them, end in the midwife itself.
+
+        A rank goes on when it is told to, so that none runs if the midwife is killed meanwhile; and torchrun goes on
+        when all ranks have sessions of their own, so that it can signal these.
+        """
+        go, tell = os.pipe()
+        hear, ready = os.pipe()
         done = 0
         while True:
             received = message.receive(self.channel)
@@ -110,20 +115,27 @@ class Nursery:
                 message.send(self.channel, {"errno": exception.errno})
                 continue
             if pid == 0:
-                os.close(writing)
-                return self._be_born(request, descriptors, reading, midwife)
+                os.close(tell)
+                os.close(hear)
+                return self._be_born(request, descriptors, (go, ready), midwife)
             message.send(self.channel, {"pid": pid})
             for number in descriptors:
                 os.close(number)
             done += 1
             if done == request.siblings:
-                os.write(writing, b"+" * done)
+                os.close(ready)
+                while done and (heard := os.read(hear, done)):
+                    done -= len(heard)
+                os.write(tell, b"+" * request.siblings)
                 os._exit(_STARTED)
 
-    def _be_born(self, request: Request, descriptors: list[int], go: int, midwife: int) -> Program:
+    def _be_born(self, request: Request, descriptors: list[int], pipes: tuple[int, int], midwife: int) -> Program:
         """Become the rank. What cannot be done in this process is done by a new interpreter with the same pid."""
+        go, ready = pipes
+        os.setsid()
+        os.write(ready, b"+")
+        os.close(ready)
         try:
-            os.setsid()
             self.channel.close()
             for number, descriptor in enumerate(descriptors[:3]):
                 os.dup2(descriptor, number)
