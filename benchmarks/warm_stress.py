@@ -60,6 +60,8 @@ def main() -> None:
             folder = plugin(Path(name))
             for number in range(options.launches):
                 counts[one(number, options.ranks, folder)] += 1
+                if number % 20 == 19:
+                    print(f"{number + 1}: {dict(counts)}", file=sys.stderr, flush=True)
     finally:
         for burner in burners:
             burner.kill()
