@@ -23,7 +23,7 @@ from ddplaunch.explain.hang import Stillness, hang_diagnosis
 from ddplaunch.explain.places import groups, ranks_text
 from ddplaunch.explain.stacks import RankStack, from_faulthandler, stack_text
 from ddplaunch.finding import Severity
-from ddplaunch.hosts.rank_stacks import Asked, take_stacks
+from ddplaunch.hosts.rank_stacks import Asked, take_stacks, with_workers
 from ddplaunch.ui.outcome_view import as_finding, duration_text
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
@@ -49,6 +49,7 @@ def look(
     stacks = take_stacks(asked)
     if fatally and stacks and not any(stack.threads for stack in stacks):
         stacks = _by_abort(run, stacks)
+    stacks = with_workers(stacks)
     if record and run.directory:
         text = "".join(stack_text(stack) for stack in stacks)
         run.stacks_file = f"{run.directory}/stacks-{time.strftime('%H%M%S')}.txt"

@@ -68,11 +68,11 @@ def _apart(
     late = [rank for group in apart for rank in group.ranks]
     reason = condition(apart[0], still.busy)
     verb = "are" if len(late) > 1 else "is"
-    at = "; ".join(group.place.text for group in apart[:2])
-    what = f"{ranks_text(late)} {verb} at {at}, and {_where(waiting)} {since}"
+    at = " and ".join(_at(group) for group in apart[:2])
+    what = f"{ranks_text(late)} {verb} {at}, and {_where(waiting)} {since}"
     why = f"{reason.why}; {_COLLECTIVE_WHY}" if reason.why else _COLLECTIVE_WHY
     rank = late[0] if len(late) == 1 else None
-    return _diagnosis("collective-timeout", what, why, (*reason.fixes, _UNEVEN), rank, still, found)
+    return _diagnosis("collective-timeout", what, why, reason.fixes or (_UNEVEN, _ORDER), rank, still, found)
 
 
 def _mismatch(waiting: Sequence[Group], still: Stillness, found: Sequence[Group], since: str) -> Diagnosis:
@@ -107,7 +107,7 @@ def _alone(
         return Diagnosis("hang", "unknown", what, why, ("`--stacks` lets ranks show where they are",))
     reason = condition(known[0], still.busy)
     odd = known[0].ranks if len(known) > 1 and len(known[0].ranks) < len(known[-1].ranks) else ()
-    at = "; ".join(f"{ranks_text(group.ranks)} at {group.place.text}" for group in known[:3])
+    at = "; ".join(f"{ranks_text(group.ranks)} {_at(group)}" for group in known[:3])
     what = f"nothing has moved {since}: {at}"
     why = reason.why or "no rank computes, reads or prints anything: each waits for something that does not come"
     rank = odd[0] if len(odd) == 1 else ranks[0] if len(ranks) == 1 else None
@@ -117,6 +117,10 @@ def _alone(
 def _really_differ(waiting: Sequence[Group]) -> bool:
     """Whether they are in different calls as opposed to different moments of the same training step."""
     return all(group.place.kind in ("collective", "meeting") for group in waiting)
+
+
+def _at(group: Group) -> str:
+    return f"{'in' if ' at ' in group.place.text else 'at'} {group.place.text}"
 
 
 def _where(waiting: Sequence[Group]) -> str:

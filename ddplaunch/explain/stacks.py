@@ -38,7 +38,8 @@ class RankStack:
     """Where one rank is. ``threads`` begin with the main one; empty where ``problem`` says why nothing is known.
 
     ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
-    empty for none; ``source`` who told.
+    empty for none, ``reads`` the file that it reads from, as far as the kernel tells; ``source`` who told. ``workers``
+    are its DataLoader workers, where they were asked.
     """
 
     rank: int
@@ -46,8 +47,10 @@ class RankStack:
     threads: tuple[ThreadStack, ...] = ()
     state: str = ""
     kernel: str = ""
+    reads: str = ""
     source: str = ""
     problem: str = ""
+    workers: tuple[RankStack, ...] = ()
 
     @property
     def main(self) -> tuple[Frame, ...]:
@@ -92,16 +95,17 @@ def from_py_spy(text: str) -> tuple[ThreadStack, ...]:
     return tuple(thread for _, thread in sorted(found, key=lambda each: each[0]))
 
 
-def stack_text(stack: RankStack) -> str:
+def stack_text(stack: RankStack, who: str = "") -> str:
     """Return all threads of a rank as text, in the order and the form of a Python traceback of faulthandler."""
-    head = f"rank {stack.rank}, pid {stack.pid}" + (f", by {stack.source}" if stack.source else "")
+    head = f"{who or f'rank {stack.rank}'}, pid {stack.pid}" + (f", by {stack.source}" if stack.source else "")
     lines = [head]
     if stack.kernel:
-        lines.append(f"  waits in the kernel: {stack.kernel}")
+        lines.append(f"  waits in the kernel: {stack.kernel}" + (f", reading {stack.reads}" if stack.reads else ""))
     if stack.problem:
         lines.append(f"  no stack: {stack.problem}")
     for position, thread in enumerate(stack.threads):
         name = thread.name or ("main" if position == 0 else "another")
         lines.append(f"  thread {name} (most recent call first):")
         lines += [f'    File "{frame.file}", line {frame.line} in {frame.function}' for frame in thread.frames]
-    return "\n".join(lines) + "\n"
+    workers = (stack_text(each, f"DataLoader worker of rank {stack.rank}") for each in stack.workers)
+    return "\n".join(lines) + "\n" + "".join(workers)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddplaunch.explain.places import Group, ranks_text
+from ddplaunch.explain.places import Group, place_of, ranks_text
+from ddplaunch.explain.stacks import RankStack
 from ddplaunch.frozen import dataclass
 
-_READS = re.compile(r"pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
+_READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
-_SOCKET = re.compile(r"wait_woken|unix_stream|skb_wait|sk_wait|inet_csk|tcp_")
+_SOCKET = re.compile(r"unix_stream|skb_wait|sk_wait|inet_csk|tcp_")
 
 
 @dataclass(frozen=True)
@@ -36,16 +37,26 @@ def condition(group: Group, busy: Mapping[int, float]) -> Condition:
         return Condition(why, (f"look for a loop at `{place.path}:{place.line}` that never ends",))
     if place.kind == "loader":
         fixes = ("`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides",)
-        return Condition(f"{who} waits for its DataLoader workers, which send nothing", fixes)
-    if _READS.search(stack.kernel):
-        why = f"{who} reads from a terminal, a pipe or a FIFO to which nobody writes{_function(stack.kernel)}"
+        return Condition(f"{who} waits for its DataLoader workers, which send nothing{_workers(stack)}", fixes)
+    if stack.reads and not stack.reads.startswith("socket:"):
+        why = f"{who} reads from `{stack.reads}`, from which nothing comes{_function(stack.kernel)}"
+        return Condition(why, (f"look at what writes to `{stack.reads}`; ranks have no input to wait for",))
+    if not stack.reads and _READS.search(stack.kernel):
+        why = f"{who} waits for input, from a terminal, a pipe or a FIFO into which nobody writes{_function(stack.kernel)}"
         return Condition(why, (f"look at what `{place.path}:{place.line}` reads; ranks have no input to wait for",))
     if "nanosleep" in stack.kernel:
         return Condition(f"{who} sleeps", (f"look at what `{place.path}:{place.line}` sleeps for",))
-    if _SOCKET.search(stack.kernel):
+    if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
         return Condition(why, (f"give what `{place.path}:{place.line}` asks a time-out",))
     return Condition()
+
+
+def _workers(stack: RankStack) -> str:
+    """Say where the workers are that are not idle: those that wait for the next index are."""
+    places = [place_of(each) for each in stack.workers if each.threads]
+    busy = dict.fromkeys(place.text for place in places if place.kind == "own" and "worker.py" not in place.path)
+    return f": one is at {next(iter(busy))}" if busy else ""
 
 
 def _function(kernel: str) -> str:

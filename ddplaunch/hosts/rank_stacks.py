@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ddplaunch.explain.places import place_of
 from ddplaunch.explain.stacks import RankStack, ThreadStack, from_faulthandler, from_py_spy
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.py_spy import dump, find_py_spy
@@ -25,8 +26,11 @@ _ANSWER_S = 2.0
 _STABLE_S = 0.25
 _PAUSE_S = 0.005
 _AT_ONCE = 16
+_WORKERS = 8
 #: Where a main thread's stack ends, so that a dump is known to be complete.
 _BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
+#: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
+_READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
 _NOT_ASKED = "the run was started without `--stacks`"
 
 
@@ -48,13 +52,33 @@ def take_stacks(asked: Sequence[Asked]) -> tuple[RankStack, ...]:
         return tuple(pool.map(lambda each: _stack(each, program), asked))
 
 
+def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
+    """Return ``stacks`` with those of the DataLoader workers of ranks that wait for theirs."""
+    if not any(place_of(stack).kind == "loader" for stack in stacks):
+        return tuple(stacks)
+    children: dict[int, list[Asked]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and (fields := _fields(int(name))) and fields[0] not in ("Z", "X"):
+            children.setdefault(int(fields[1]), []).append(Asked(-1, int(name), int(fields[19])))
+    program = find_py_spy()
+
+    def of(stack: RankStack) -> RankStack:
+        if place_of(stack).kind != "loader":
+            return stack
+        return replace(stack, workers=tuple(_stack(each, program) for each in children.get(stack.pid, ())[:_WORKERS]))
+
+    return tuple(of(stack) for stack in stacks)
+
+
 def _stack(asked: Asked, program: str | None) -> RankStack:
     fields = _fields(asked.pid)
     empty = RankStack(asked.rank, asked.pid)
     if fields is None or int(fields[19]) != asked.start_ticks or fields[0] in ("Z", "X"):
         return replace(empty, state="X", problem="it has ended")
     python = _python_process(asked.pid)
-    known = replace(empty, pid=python, state=(_fields(python) or fields)[0], kernel=_kernel(python))
+    known = replace(
+        empty, pid=python, state=(_fields(python) or fields)[0], kernel=_kernel(python), reads=_reads(python)
+    )
     problem = "py-spy is not installed"
     if program is not None:
         answer = _by_py_spy(program, python)
@@ -161,6 +185,17 @@ def _kernel(pid: int) -> str:
     """Return the kernel function in which the main thread waits; https://man7.org/linux/man-pages/man5/proc.5.html."""
     text = _read(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("\0\n")
     return "" if text == "0" else text
+
+
+def _reads(pid: int) -> str:
+    """Return the file from which the main thread reads right now, empty where it does not or the kernel keeps it."""
+    words = _read(f"/proc/{pid}/syscall").split()
+    if len(words) < 2 or words[0].decode() not in _READING.get(os.uname().machine, ()):
+        return ""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115
+    except (OSError, ValueError):
+        return ""
 
 
 def _fields(pid: int) -> list[str] | None:
