@@ -45,6 +45,7 @@ class HangWatch:
         quick = [each for each in (self._hang_s, limit_s) if each is not None]
         window_s = min(_LONGEST_WINDOW_S, max(_SHORTEST_WINDOW_S, min(quick, default=_LONGEST_WINDOW_S) / 4))
         self._movement = Movement(window_s)
+        self._long_s = min(_LONGEST_WINDOW_S, max(window_s, (limit_s or 0.0) / 4))  # to stand still when time is up
         self._attempt: Attempt | None = None
         self._idle_since: dict[int, float] = {}
         self._shares: dict[int, float] = {}
@@ -170,7 +171,7 @@ class HangWatch:
         self._measure()
         still_s = self.still_s
         stacks = look(self._run, self._pids(), fatally=True)
-        if self._shares and still_s >= self._movement.window_s:
+        if self._shares and still_s >= self._long_s:
             self._stop(describe(self._run, self._attempt, stacks, self._shares, still_s))
         else:
             self._stop(time_is_up(self._run, stacks))

@@ -150,6 +150,8 @@ def _call(inner: Sequence[Frame], kind: Kind) -> str:
             if "/torch/distributed/" in frame.file and _COLLECTIVES.fullmatch(name):
                 return name
         return "DDP's forward"
+    if inner and inner[-1].file.startswith("<frozen importlib"):
+        return "import"
     for frame in reversed(inner):
         name = frame.function.rpartition(".")[2]
         if name in _WRAPPERS or name.startswith("<"):

@@ -42,7 +42,7 @@ def condition(group: Group, busy: Mapping[int, float]) -> Condition:
         why = f"{who} reads from `{stack.reads}`, from which nothing comes{_function(stack.kernel)}"
         return Condition(why, (f"look at what writes to `{stack.reads}`; ranks have no input to wait for",))
     if not stack.reads and _READS.search(stack.kernel):
-        why = f"{who} waits for input, from a terminal, a pipe or a FIFO into which nobody writes{_function(stack.kernel)}"
+        why = f"{who} waits for input: into its terminal, pipe or FIFO nobody writes{_function(stack.kernel)}"
         return Condition(why, (f"look at what `{place.path}:{place.line}` reads; ranks have no input to wait for",))
     if "nanosleep" in stack.kernel:
         return Condition(f"{who} sleeps", (f"look at what `{place.path}:{place.line}` sleeps for",))
