@@ -40,12 +40,10 @@ def told(facts: Facts) -> Facts:
         nvml = replace(nvml, gpus=tuple(Gpu(index=gpu.index, uuid="", name=gpu.name) for gpu in nvml.gpus))
     if isinstance(python, PythonFacts):
         python = PythonFacts(executable="", version=python.version)
-    return _facts_of({"torch": torch, "nvml": nvml, "python": python}, Unavailable("not told in a roll call"))
-
-
-def _facts_of(kept: Mapping[str, Any], others: Unavailable) -> Facts:
+    kept = {"torch": torch, "nvml": nvml, "python": python}
     groups = ("host", "python", "torch", "torch_import", "nvidia", "nvml", "cpu", "memory", "shm", "limits", "network")
-    return Facts(**{**dict.fromkeys(groups, others), **kept})
+    groups_untold: dict[str, Any] = dict.fromkeys(groups, Unavailable("not told in a roll call"))
+    return Facts(**{**groups_untold, **kept})
 
 
 def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
@@ -95,7 +93,10 @@ def all_together(
 ) -> tuple[Finding, ...]:
     """Compare the nodes of a complete roll call. ``heard_s`` is how far each clock is ahead, and how unsure that is."""
     ordered = [joined[rank] for rank in sorted(joined)]
-    reports = tuple(_report(hello, ordered, heard_s.get(hello.node_rank, (0.0, 0.0)), script) for hello in ordered)
+    understood = [(hello, facts) for hello in ordered if (facts := _facts(hello.facts)) is not None]
+    reports = tuple(
+        _report(hello, facts, ordered, heard_s.get(hello.node_rank, (0.0, 0.0)), script) for hello, facts in understood
+    )
     found = [
         _by_hand(finding)
         for outcome in run_across(reports, ignore)
@@ -113,11 +114,13 @@ def _by_hand(finding: Finding) -> Finding:
     return replace(finding, fix=f"{remedy}; `--ignore {finding.code}` on node 0 launches all the same")
 
 
-def _report(hello: Hello, everybody: Sequence[Hello], clock: tuple[float, float], script: str | None) -> HostReport:
+def _report(
+    hello: Hello, facts: Facts, everybody: Sequence[Hello], clock: tuple[float, float], script: str | None
+) -> HostReport:
     alone = sum(each.host == hello.host for each in everybody) == 1
     return HostReport(
         name=hello.host if alone else hello.name,
-        facts=_facts(hello.facts),
+        facts=facts,
         ddplaunch=hello.ddplaunch,
         script_name=script,
         script=hello.script,
@@ -126,11 +129,12 @@ def _report(hello: Hello, everybody: Sequence[Hello], clock: tuple[float, float]
     )
 
 
-def _facts(text: str) -> Facts:
+def _facts(text: str) -> Facts | None:
+    """Return a node's facts; None where another ddplaunch wrote what this one cannot read, which is not compared."""
     try:
         return encode.from_json(text)
-    except (ValueError, TypeError, RecursionError):  # a newer ddplaunch; what is not known is not compared
-        return _facts_of({}, Unavailable("not understood"))
+    except (ValueError, TypeError, RecursionError):
+        return None
 
 
 def _other_arguments(ordered: Sequence[Hello]) -> tuple[Finding, ...]:

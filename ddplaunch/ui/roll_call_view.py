@@ -45,7 +45,8 @@ class Progress:
         if self._last_s is None and (status.waited_s < _FIRST_S or not status.missing):
             return
         if self._terminal:
-            text = f"\r\x1b[K{status_text(status, width(self._stream))} ({status.waited_s:.0f} s)"
+            waited = f" ({status.waited_s:.0f} s)"
+            text = f"\r\x1b[K{status_text(status, width(self._stream) - len(waited))}{waited}"
         else:
             text = status_text(status) + "\n"
             soon = self._last_s is not None and self._clock() - self._last_s < _PLAIN_S and status.missing

@@ -1,0 +1,62 @@
+"""Nodes for tests of the roll call: hellos, and whole roll calls between threads; refuses to judge them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from ddplaunch.finding import Finding
+from ddplaunch.hosts.roll_call_guest import answer
+from ddplaunch.hosts.roll_call_host import Call, hold
+from ddplaunch.hosts.roll_call_rules import all_together, told
+from ddplaunch.hosts.roll_call_words import Hello, Status, Verdict
+from ddplaunch.probes import encode
+from tests.checks.healthy import healthy_facts
+
+WORDS = {"--nnodes": "3", "NPROC": "4", "--max-restarts": "0", "--run-id": "", "script": "train.py"}
+FACTS = encode.to_json(told(healthy_facts()))
+
+
+def hello(rank: int, **changes: Any) -> Hello:
+    """Return what a healthy node of a launch on three says."""
+    now = time.time()
+    said = Hello(rank, f"gpu-{rank}", f"machine {rank}", 100 + rank, now, now, "0.1", WORDS, "args", FACTS, "abc")
+    return replace(said, **changes)
+
+
+def compare(joined: Mapping[int, Hello], clocks: Mapping[int, tuple[float, float]]) -> tuple[Finding, ...]:
+    """Compare as a launch does."""
+    return all_together(joined, clocks, "train.py", ())
+
+
+class Gathering:
+    """A roll call on the loopback; every node a thread, with all that it was shown. Use as a context manager."""
+
+    def __init__(self, port: int, nodes: int = 3, timeout_s: float = 20.0) -> None:
+        self.call = Call(nodes, "127.0.0.1", port, timeout_s, {})
+        self.shown: dict[int, list[Status]] = {}
+        self._pool = ThreadPoolExecutor(8)
+
+    def __enter__(self) -> Gathering:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True)
+
+    def node(self, rank: int, **changes: Any) -> Future[Verdict]:
+        """Start a node."""
+        said, shown = hello(rank, **changes), self.shown.setdefault(rank, [])
+        if rank == 0:
+            return self._pool.submit(hold, self.call, said, "id", compare, shown.append)
+        return self._pool.submit(answer, self.call, lambda: replace(said, clock_s=time.time()), shown.append)
+
+    def until(self, rank: int, joined: int) -> None:
+        """Wait until node ``rank`` was shown that ``joined`` nodes are there."""
+        end = time.monotonic() + 15
+        while not any(status.joined == joined for status in list(self.shown.get(rank, ()))):
+            assert time.monotonic() < end, self.shown
+            threading.Event().wait(0.005)
