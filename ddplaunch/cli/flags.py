@@ -186,6 +186,12 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "Every sample as a line of JSON."),
         _RUN_DIR,
     ),
+    "stacks": (
+        Flag("run", "argument", "", "Id of the run, or a part of it [the youngest, of this directory first].", "RUN"),
+        Flag("full", "switch", "", "Every frame of every thread."),
+        Flag("json", "switch", "", "All of it as JSON."),
+        _RUN_DIR,
+    ),
     "explain": (
         Flag(
             "targets", "arguments", "", "A run id, log files, - for stdin, or a code [the newest run].", "RUN|FILE|CODE"
@@ -204,6 +210,7 @@ HELP = {
     "logs": "Show what the ranks of a run printed.",
     "stop": "End a run: SIGTERM to its torchrun, SIGKILL to what is left after a grace.",
     "top": "Watch a run: step rate, CPU, memory, DataLoader workers and GPU of every rank.",
+    "stacks": "Show where every rank of a run is now, the odd one out first.",
     "clean": "End ranks and DataLoader workers whose launcher is gone; remove old records.",
 }
 LAUNCHING = ("run", "plan", "doctor", "submit")

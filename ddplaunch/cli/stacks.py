@@ -1,0 +1,121 @@
+"""``ddplaunch stacks``: where every rank of a run is now; changes nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
+from ddplaunch.errors import ExitStatus, usage
+from ddplaunch.explain.flight_recorder import flight
+from ddplaunch.explain.hang import Stillness, hang_diagnosis
+from ddplaunch.explain.stacks import RankStack
+from ddplaunch.finding import Finding, Severity, warning
+from ddplaunch.hosts.rank_stacks import Asked, take_stacks, with_workers
+from ddplaunch.probes.process_table import process_table
+from ddplaunch.probes.rank_usage import RankUsage
+from ddplaunch.probes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.probes.samples import RankIdentity
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.find import find_run
+from ddplaunch.records.flight_dumps import flight_dumps
+from ddplaunch.records.log_files import log_files
+from ddplaunch.records.summary import host_name, recorded_at
+from ddplaunch.ui.outcome_view import as_finding
+from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks_text
+from ddplaunch.ui.streams import styled, unicode_ok, width
+
+_LOOK_S = 0.5  # for the CPU use
+_STILL_S = 30.0  # without output, before ranks that wait are called stuck
+_IDLE_PERCENT = 5.0
+
+
+def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
+    """Show where the ranks are, equal places together, the odd one out first."""
+    chosen = _chosen(runs_in(process_table()), run, run_dir)
+    if chosen is None:
+        return ExitStatus.DONE
+    ranks = {rank_of(process)[0]: process for process in chosen.ranks}
+    usage = RankUsage([RankIdentity(rank, rank, each.pid, each.start_ticks) for rank, each in ranks.items()])
+    usage.sample()
+    time.sleep(_LOOK_S)
+    cpu = {each.rank: (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0) for each in usage.sample()}
+    found = with_workers(take_stacks([Asked(rank, each.pid, each.start_ticks) for rank, each in sorted(ranks.items())]))
+    directory = recorded_at(chosen)
+    silent_s = None if directory is None else _silent_s(directory)
+    recorded = None if directory is None else flight(flight_dumps(directory))
+    if json:
+        answer_json(stacks_json(chosen.run_id, host_name(), found, cpu, silent_s, recorded))
+    else:
+        out = sys.stdout
+        answer(stacks_text(chosen.run_id, found, cpu, silent_s, width(out), styled(out), unicode_ok(out)))
+        if recorded is not None:
+            answer(flight_text(recorded, width(out)))
+        if full:
+            answer("\n" + full_text(found))
+    tell_findings(_findings(chosen.run_id, found, cpu, silent_s))
+    return ExitStatus.DONE if any(stack.threads for stack in found) else ExitStatus.FINDINGS
+
+
+def _findings(
+    run_id: str, found: Sequence[RankStack], cpu: dict[int, float], silent_s: float | None
+) -> tuple[Finding, ...]:
+    blind = [stack for stack in found if not stack.threads]
+    if found and len(blind) == len(found):
+        return (
+            warning(
+                "stacks-unavailable",
+                f"no rank of {run_id} shows where it is: {blind[0].problem}",
+                why="a process shows its Python stack to a debugger that may look, or on a signal that it has prepared",
+                fix="`pip install py-spy`, and where it may not look start the run with `--stacks`",
+            ),
+        )
+    idle = [rank for rank, used in cpu.items() if used < _IDLE_PERCENT]
+    if silent_s is None or silent_s < _STILL_S or not idle:
+        return ()
+    busy = {rank: used / 100 for rank, used in cpu.items() if rank not in idle}
+    diagnosis = hang_diagnosis(found, Stillness(silent_s, busy, {}, host_name()))
+    return (replace(as_finding(diagnosis, None), severity=Severity.WARNING),)
+
+
+def _silent_s(directory: Path) -> float | None:
+    """Return for how long no rank of this host has printed anything, None where that is not recorded."""
+    newest = 0.0
+    for file in log_files(directory):
+        with suppress(OSError):
+            newest = max(newest, file.path.stat().st_mtime)
+    return max(0.0, time.time() - newest) if newest else None
+
+
+def _chosen(alive: Sequence[RunProcesses], wanted: str | None, run_dir: str | None) -> RunProcesses | None:
+    """Return the live run that is meant, None after saying that none runs; without a name, this directory's youngest.
+
+    Raises UsageError where a name could mean several, or none.
+    """
+    base = runs_directory(os.environ, run_dir, Path.cwd())
+    running = [run for run in alive if run.ranks]
+    if wanted is None:
+        mine = [run for run in running if run.uid == os.geteuid()]
+        here = [run for run in mine if (place := recorded_at(run)) and base.resolve() in place.parents]
+        near = (here or mine)[:1]
+    else:
+        near = [run for run in running if run.run_id == wanted] or [run for run in running if wanted in run.run_id]
+    if len(near) > 1:
+        listed = ", ".join(f"`{run.run_id}`" for run in near[:3]) + (", …" if len(near) > 3 else "")
+        raise usage(
+            f"{len(near)} runs could be meant: {listed}",
+            why="`stacks` looks at one run",
+            fix=f"`ddplaunch stacks {near[0].run_id}`; `ddplaunch ps` lists them",
+        )
+    if near:
+        return near[0]
+    if wanted is None:
+        tell("no run of yours is running here\n")
+    else:
+        tell(f"{find_run(base, wanted).name} does not run on this host\n")
+    return None

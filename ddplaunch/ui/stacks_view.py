@@ -1,0 +1,113 @@
+"""Where the ranks of a run are, as text and as JSON; refuses to ask them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddplaunch.explain.flight_recorder import Flight
+from ddplaunch.explain.places import Group, groups, ranks_text
+from ddplaunch.explain.stacks import RankStack, stack_text
+from ddplaunch.ui.outcome_view import duration_text
+from ddplaunch.ui.style import ascii_only, paint, visible
+from ddplaunch.ui.table import table
+from ddplaunch.ui.wrapping import wrap
+
+SCHEMA = 1
+
+
+def stacks_text(
+    run_id: str,
+    stacks: Sequence[RankStack],
+    cpu: Mapping[int, float],
+    silent_s: float | None,
+    width: int,
+    styled: bool,
+    unicode: bool = True,
+) -> str:
+    """Return a line for each place where ranks are, the odd ones out first.
+
+    ``cpu`` is what each rank used of a core in the moment before, in percent; ``silent_s`` for how long none printed.
+    """
+    found = groups(stacks)
+    quiet = "" if silent_s is None or silent_s < 1 else f"; nothing printed for {duration_text(silent_s)}"
+    head = f"{run_id}: {len(stacks)} {'ranks' if len(stacks) != 1 else 'rank'} here, in {_places(found)}{quiet}"
+    rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in found]
+    lines = [*wrap(visible(head), width, "", "  "), *table(("ranks", "where", "doing"), rows, width, styled)]
+    lines[0] = paint(run_id, "bold", styled) + lines[0][len(run_id) :] if lines[0].startswith(run_id) else lines[0]
+    return ascii_only("\n".join(lines), unicode) + "\n"
+
+
+def _places(found: Sequence[Group]) -> str:
+    return "one place" if len(found) == 1 else f"{len(found)} places"
+
+
+def _state(group: Group, cpu: Mapping[int, float]) -> str:
+    """Return what the first rank of the group does, and how much of a core its ranks use."""
+    stack = group.stacks[0]
+    words = []
+    used = [cpu[rank] for rank in group.ranks if rank in cpu]
+    if used:
+        least, most = round(min(used)), round(max(used))
+        words.append(f"{least} % CPU" if most - least < 10 else f"{least}-{most} % CPU")
+    if stack.state in ("T", "t"):
+        words.append("stopped by a signal")
+    elif stack.reads and not stack.reads.startswith("socket:"):
+        words.append(f"reads {stack.reads}")
+    elif stack.kernel and not used:
+        words.append(stack.kernel)
+    return ", ".join(words)
+
+
+def full_text(stacks: Sequence[RankStack]) -> str:
+    """Return every thread of every rank."""
+    return "".join(stack_text(stack) for stack in stacks)
+
+
+def flight_text(flight: Flight, width: int) -> str:
+    """Return what the flight recorders of the ranks say of collectives that did not end."""
+    return "\n".join(wrap(visible(flight.what), width, "flight recorder: ", "  ")) + "\n"
+
+
+def stacks_json(
+    run_id: str,
+    host: str,
+    stacks: Sequence[RankStack],
+    cpu: Mapping[int, float],
+    silent_s: float | None,
+    flight: Flight | None,
+) -> dict[str, Any]:
+    """Return all of it; ``groups`` lists the odd ones out first."""
+    return {
+        "schema": SCHEMA,
+        "run_id": run_id,
+        "host": host,
+        "silent_s": None if silent_s is None else round(silent_s, 1),
+        "groups": [
+            {"ranks": list(group.ranks), "place": group.place.text, "kind": group.place.kind}
+            for group in groups(stacks)
+        ],
+        "ranks": [_rank(stack, cpu.get(stack.rank)) for stack in stacks],
+        "flight_recorder": None if flight is None else {"what": flight.what, "missing_ranks": list(flight.missing)},
+    }
+
+
+def _rank(stack: RankStack, cpu: float | None) -> dict[str, Any]:
+    return {
+        "rank": stack.rank,
+        "pid": stack.pid,
+        "state": stack.state,
+        "kernel": stack.kernel or None,
+        "reads": stack.reads or None,
+        "cpu_percent": cpu,
+        "source": stack.source or None,
+        "problem": stack.problem or None,
+        "threads": [
+            {
+                "name": thread.name,
+                "frames": [{"file": each.file, "line": each.line, "function": each.function} for each in thread.frames],
+            }
+            for thread in stack.threads
+        ],
+        "workers": [_rank(each, None) for each in stack.workers],
+    }
