@@ -27,7 +27,7 @@ from ddplaunch.probes import deadline
 _CONNECT_S = 3.0
 _GREETING_S = 5.0
 _LOOK_UP_S = 5.0
-_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
+_PAUSES_S = (0.05, 0.1, 0.2, 0.3)
 _TICK_S = 1.0
 Show = Callable[[Status], None]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Callable, Mapping
 
@@ -22,6 +22,7 @@ from ddplaunch.hosts.roll_call_words import (
 )
 
 _TICK_S = 1.0
+_SPREAD_S = 0.2  # with many nodes, telling each of every other one would be most of the work
 Show = Callable[[Status], None]
 Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tuple[Finding, ...]]
 
@@ -58,7 +59,7 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
             if verdict is None:
                 found = compare(roll.joined, roll.clocks)
                 go = not any(each.severity is Severity.ERROR for each in found)
-                verdict = Verdict(go, found, f"{rendezvous_id}-{secrets.token_hex(4)}" if go else None)
+                verdict = Verdict(go, found, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None)
         except BaseException as problem:
             cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
             last = verdict_line(Verdict(False, (rules.ended_by(me.host, cause),)))
@@ -79,6 +80,8 @@ class _Roll:
         self._of: dict[Caller, Hello] = {}
         self._hosts = dict(call.known)
         self._note: str | None = None
+        self._news = False
+        self._spread_s = 0.0
 
     def wait(self) -> Verdict | None:
         """Return None once all are in, or the verdict that refuses them."""
@@ -88,7 +91,8 @@ class _Roll:
                 missing = rules.nodes_missing(self._call.nodes, self._missing(), self._waited_s(), self._call.place)
                 return Verdict(False, (missing,))
             self._show(self._status())
-            for caller, line in self._door.lines(min(left, _TICK_S)):
+            self._spread()
+            for caller, line in self._door.lines(min(left, _SPREAD_S if self._news else _TICK_S)):
                 problem = self._heard(caller, line)
                 if problem is not None:
                     return Verdict(False, (problem,))
@@ -121,16 +125,19 @@ class _Roll:
         self._hosts[hello.node_rank] = hello.host
         self.clocks[hello.node_rank] = (hello.clock_s - (caller.greeted_s + now) / 2, (now - caller.greeted_s) / 2)
         self._note = None
-        self._spread()
+        self._news = True
 
     def _left(self, caller: Caller) -> None:
         hello = self._of.pop(caller, None)
         if hello is not None:
             del self.joined[hello.node_rank]
             self._note = f"{hello.name} went away"
-            self._spread()
+            self._news = True
 
     def _spread(self) -> None:
+        if not self._news or time.monotonic() - self._spread_s < _SPREAD_S:
+            return
+        self._news, self._spread_s = False, time.monotonic()
         line = status_line(self._status())
         for caller in self._of:
             caller.say(line)

@@ -93,7 +93,8 @@ def all_together(
 ) -> tuple[Finding, ...]:
     """Compare the nodes of a complete roll call. ``heard_s`` is how far each clock is ahead, and how unsure that is."""
     ordered = [joined[rank] for rank in sorted(joined)]
-    understood = [(hello, facts) for hello in ordered if (facts := _facts(hello.facts)) is not None]
+    read = {text: _facts(text) for text in {hello.facts for hello in ordered}}  # most nodes are alike
+    understood = [(hello, facts) for hello in ordered if (facts := read[hello.facts]) is not None]
     reports = tuple(
         _report(hello, facts, ordered, heard_s.get(hello.node_rank, (0.0, 0.0)), script) for hello, facts in understood
     )
