@@ -49,7 +49,7 @@ def decide(
             return Verdict("succeeded", 0, Explanation(None), host=ends[0].name, notes=notes)
         failures = [Failure(bad.heard_s, bad, "other")]
     first = failures[0]
-    explanation = _explain(directory, first, outcomes)
+    explanation = _explain(directory, first, outcomes, {end.node: end.name for end in ends})
     status = _status(first, explanation.diagnosis, outcomes)
     state = "killed" if first.kind == "torchrun" else "failed"
     return Verdict(state, status, explanation, first.end.node, first.end.name, notes)
@@ -90,7 +90,9 @@ def _failed(rank: Mapping[str, Any]) -> bool:
     return bool(rank.get("exit_code") or rank.get("signal"))
 
 
-def _explain(directory: Path, first: Failure, outcomes: Mapping[int, Mapping[str, Any]]) -> Explanation:
+def _explain(
+    directory: Path, first: Failure, outcomes: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]
+) -> Explanation:
     end = first.end
     if first.kind == "lost":
         return Explanation(lost(end))
@@ -101,9 +103,9 @@ def _explain(directory: Path, first: Failure, outcomes: Mapping[int, Mapping[str
         except (OSError, ValueError, KeyError, TypeError):
             found = Explanation(None)
         if found.diagnosis is not None and (found.diagnosis.rank is not None or own is None):
-            return replace(found, diagnosis=_with_host(found.diagnosis, outcomes, end))
+            return replace(found, diagnosis=_with_host(found.diagnosis, outcomes, names, end))
     if own is not None:
-        return Explanation(replace(own, host=own.host or end.name))
+        return Explanation(replace(own, host=end.name))
     return Explanation(_nothing_known(end))
 
 
@@ -126,10 +128,11 @@ def _explain_all(directory: Path, outcomes: Mapping[int, Mapping[str, Any]]) -> 
     return explain_texts(subject.sources, facts)
 
 
-def _with_host(diagnosis: Diagnosis, outcomes: Mapping[int, Mapping[str, Any]], first: HostEnd) -> Diagnosis:
-    if diagnosis.host is not None:
-        return diagnosis
-    hosts = {rank["rank"]: rank.get("host") for outcome in outcomes.values() for rank in _ranks(outcome)}
+def _with_host(
+    diagnosis: Diagnosis, outcomes: Mapping[int, Mapping[str, Any]], names: Mapping[int, str], first: HostEnd
+) -> Diagnosis:
+    """Name the host as the user did. A line about a rank may stand in another host's log."""
+    hosts = {rank["rank"]: names.get(node) for node, outcome in outcomes.items() for rank in _ranks(outcome)}
     return replace(diagnosis, host=hosts.get(diagnosis.rank) or first.name)
 
 

@@ -30,7 +30,7 @@ class Service:
         self._incoming, self._outgoing = incoming, outgoing
         self._frames = Frames()
         self._queue = bytearray(GREETING)
-        self._selector = selectors.DefaultSelector()
+        self._selector = selectors.PollSelector()  # epoll takes no /dev/null
         self._selector.register(incoming, selectors.EVENT_READ)
         self._job: Any = None
         self._ended = False

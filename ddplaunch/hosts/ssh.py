@@ -55,18 +55,18 @@ def failure(host: str, python: str, status: int | None, said: str) -> Finding:
     if key is not None:
         return error(
             "host-without-ddplaunch",
-            f"`{python}` on {host} has no module `{(key[1] or key[2]).partition('.')[0]}`",
+            f"`{python}` has no module `{(key[1] or key[2]).partition('.')[0]}`",
             why="every host runs its part of the launch with the same ddplaunch, in the environment that trains",
-            fix=f"`ssh {shlex.quote(host)} {shlex.quote(python)} -m pip install ddplaunch`, or name the interpreter "
-            "that has it by `--python PATH`",
+            fix=f"`{shlex.quote(python)} -m pip install ddplaunch` there, or name the interpreter that has it by "
+            "`--python PATH`",
             where=host,
         )
     if status in (126, 127) or (status != 255 and python in said and _NO_PYTHON.search(said)):
         return error(
             "host-without-python",
-            f"there is no interpreter `{python}` on {host}",
+            f"there is no interpreter `{python}`",
             why="every host uses the interpreter of this launch unless another one is named",
-            fix=f"`--python PATH` with one that all hosts have; `{login} ls -l {shlex.quote(python)}` shows this one",
+            fix="`--python PATH` with one that all hosts have",
             where=host,
         )
     return _connection(host, login, status, said)

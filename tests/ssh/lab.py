@@ -86,16 +86,19 @@ class Lab:
         done = host.run([*words, "-c", script, word], Path("/"), {"PATH": "/usr/bin:/bin"})
         return [int(line) for line in done.stdout.split()]
 
-    def nothing_left(self, word: str, deadline_s: float = 20.0, hosts: Sequence[Node] | None = None) -> None:
-        """Fail unless no process with ``word`` is left on any host within the deadline."""
+    def nothing_left(self, run_id: str, deadline_s: float = 20.0, hosts: Sequence[Node] | None = None) -> None:
+        """Fail unless within the deadline no process of the run is left on any host, nor what serves its launcher."""
         until = time.monotonic() + deadline_s
         left: dict[str, list[int]] = {}
         while time.monotonic() < until:
-            left = {host.name: found for host in (hosts or self.hosts) if (found := self.processes(host, word))}
-            if not left:
+            left = {host.name: self._left(host, run_id) for host in hosts or self.hosts}
+            if not any(left.values()):
                 return
             time.sleep(0.2)
-        pytest.fail(f"processes with {word!r} are left: {left}")
+        pytest.fail(f"processes of {run_id!r} are left: {left}")
+
+    def _left(self, host: Node, run_id: str) -> list[int]:
+        return self.processes(host, f"DDPLAUNCH_RUN_ID={run_id}") + self.processes(host, "ddplaunch.hosts.remote")
 
 
 def require_ssh() -> None:
@@ -120,16 +123,12 @@ def lab(count: int, folder: Path) -> Iterator[Lab]:
         *hosts, login = made
         result = Lab(tuple(hosts), login, work, folder)
         _keys(folder, hosts)
-        daemons = [_start(result, host) for host in hosts]
+        for host in hosts:
+            _start(result, host)
         config = folder / "ssh_config"
         config.write_text(_CONFIG.format(folder=folder))
         _checked(login, ["mount", "--bind", str(config), "/etc/ssh/ssh_config"])
-        try:
-            yield result
-        finally:
-            for daemon in daemons:
-                daemon.kill()
-                daemon.communicate()
+        yield result
 
 
 def _keys(folder: Path, hosts: Sequence[Node]) -> None:
@@ -149,21 +148,18 @@ def _generate(path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)], check=True, timeout=30)
 
 
-def _start(made: Lab, host: Node) -> subprocess.Popen[str]:
+def _start(made: Lab, host: Node) -> None:
     """Give the host a directory of its own in the place of ``work``, and start its sshd."""
     made.own(host).mkdir()
     _checked(host, ["mount", "--bind", str(made.own(host)), str(made.work)])
-    daemon = host.start(
-        [_program("sshd") or "sshd", "-D", "-e", "-f", str(made.folder / f"sshd-{host.name}" / "sshd_config")],
-        Path("/"),
-        clean_environment(PATH="/usr/sbin:/usr/bin:/sbin:/bin"),
-    )
+    settings = made.folder / f"sshd-{host.name}"
+    argv = [_program("sshd") or "sshd", "-f", str(settings / "sshd_config"), "-E", str(settings / "log")]
+    _checked(host, argv)  # it goes to the background, and ends with the host
     until = time.monotonic() + 20
-    while not (made.folder / f"sshd-{host.name}" / "sshd.pid").exists():
-        if daemon.poll() is not None or time.monotonic() > until:
-            pytest.fail(f"sshd of {host.name} did not start: {daemon.communicate()[0] if daemon.poll() else ''}")
+    while not (settings / "sshd.pid").exists():
+        if time.monotonic() > until:
+            pytest.fail(f"sshd of {host.name} did not start: {(settings / 'log').read_text()}")
         time.sleep(0.02)
-    return daemon
 
 
 def _checked(host: Node, argv: Sequence[str]) -> None:

@@ -1,0 +1,96 @@
+"""Checks that compare hosts: each fires on hosts that differ, and stays silent on hosts that do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddplaunch.checks.all_checks import across, by_code, run_across
+from ddplaunch.finding import Finding
+from ddplaunch.launch.hosts_plan import HostReport
+from ddplaunch.probes.facts import NvmlFacts, PathFact, PythonFacts, TorchFacts
+from ddplaunch.values import Unavailable
+from tests.checks.healthy import healthy_facts
+
+TORCH, NVML = healthy_facts().torch, healthy_facts().nvml
+assert isinstance(TORCH, TorchFacts) and isinstance(NVML, NvmlFacts)
+OTHER_GPUS = replace(NVML, gpus=tuple(replace(gpu, name="NVIDIA T4") for gpu in NVML.gpus))
+
+
+def host(name: str, facts: dict[str, Any] | None = None, **more: Any) -> HostReport:
+    given = {"script_name": "train.py", "script": "a" * 64, "machine": name, "cwd": "/work", **more}
+    return HostReport(name, healthy_facts(**(facts or {})), "0.1.0", **given)
+
+
+def data(kind: str) -> tuple[PathFact, ...]:
+    return (PathFact("/data/train", kind, readable=kind != "missing"),)
+
+
+GOOD = (host("gpu-a"), host("gpu-b"), host("gpu-c"))
+#: What gpu-c is like in each case, and words that the finding says.
+FIRES: dict[str, tuple[HostReport, str]] = {
+    "same-host-twice": (host("gpu-c", machine="gpu-a"), "gpu-a and gpu-c are the same machine"),
+    "host-directory-missing": (host("gpu-c", cwd_problem="No such file or directory"), "`/work` cannot be entered"),
+    "host-script-missing": (host("gpu-c", script="missing"), "no `train.py` in `/work` on gpu-c"),
+    "hosts-differ-script": (host("gpu-c", script="b" * 64), "SHA-256 aaaaaaaaaaaa on 2 hosts"),
+    "hosts-differ-ddplaunch": (replace(host("gpu-c"), ddplaunch="0.2.0"), "ddplaunch differs: 0.1.0 on 2 hosts, 0.2.0"),
+    "hosts-differ-python": (host("gpu-c", {"python": PythonFacts("/p", "3.9.1")}), "3.9 on gpu-c"),
+    "hosts-differ-torch": (host("gpu-c", {"torch": replace(TORCH, version="2.3.0")}), "2.3.0 on gpu-c"),
+    "hosts-differ-cuda": (host("gpu-c", {"torch": replace(TORCH, cuda=None)}), "none (a CPU build) on gpu-c"),
+    "hosts-differ-nccl": (host("gpu-c", {"torch": replace(TORCH, nccl_version="2.1")}), "NCCL differs"),
+    "hosts-differ-driver": (host("gpu-c", {"nvml": replace(NVML, driver_version="1.2")}), "1.2 on gpu-c"),
+    "hosts-differ-gpu-count": (host("gpu-c", {"nvml": replace(NVML, gpus=NVML.gpus[:2])}), "2 on gpu-c"),
+    "hosts-differ-gpu-model": (host("gpu-c", {"nvml": OTHER_GPUS}), "NVIDIA T4 on gpu-c"),
+    "hosts-differ-data": (host("gpu-c", {"data_paths": data("missing")}), "missing on gpu-c"),
+    "clock-skew": (host("gpu-c", clock_ahead_s=61.0, clock_unsure_s=0.1), "gpu-c is 61.0 s ahead"),
+}
+
+
+def findings(*hosts: HostReport) -> list[Finding]:
+    outcomes = run_across(hosts)
+    assert [(each.check.code, each.reason) for each in outcomes if each.status in ("crashed", "skipped")] == []
+    return [finding for outcome in outcomes for finding in outcome.findings]
+
+
+def test_alike_hosts_have_nothing() -> None:
+    assert findings(*GOOD) == []
+    assert findings(GOOD[0]) == []
+
+
+@pytest.mark.parametrize("code", sorted(FIRES))
+def test_hosts_that_differ(code: str) -> None:
+    bad, words = FIRES[code]
+    others = [replace(each, facts=replace(each.facts, data_paths=data("directory"))) for each in GOOD[:2]]
+    found = [
+        each for each in findings(*(others if code == "hosts-differ-data" else GOOD[:2]), bad) if each.code == code
+    ]
+    assert len(found) == 1, found
+    assert words in found[0].what and "gpu-c" in found[0].where
+
+
+def test_login_node_as_rank_0() -> None:
+    login = host("login", {"nvml": Unavailable("no driver")})
+    assert "login-node-as-rank-0" in [each.code for each in findings(login, *GOOD)]
+    assert "login-node-as-rank-0" not in [each.code for each in findings(GOOD[0], login)]
+
+
+def test_hosts_without_gpus_are_alike() -> None:
+    bare = {"nvml": Unavailable("no driver")}
+    assert findings(host("a", bare), host("b", bare)) == []
+
+
+def test_a_clock_that_could_not_be_measured_well_is_not_blamed() -> None:
+    assert findings(GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)) == []
+
+
+def test_every_check_across_hosts_has_a_case_and_a_description() -> None:
+    assert {check.code for check in across()} == {*FIRES, "login-node-as-rank-0"}
+    assert by_code("hosts-differ-torch") is not None
+
+
+def test_nothing_crashes_where_nothing_is_known() -> None:
+    gone = Unavailable("gone")
+    bare = dict.fromkeys(("torch", "nvml", "python", "host", "cpu", "memory", "shm", "network"), gone)
+    findings(host("a", bare), *GOOD)

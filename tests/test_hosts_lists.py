@@ -1,0 +1,159 @@
+"""Which hosts were meant: lists, host files, choices of them, and what is no such thing."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.errors import UsageError
+from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
+from ddplaunch.launch.hosts_plan import forwarded, options_from_json, options_json, sized
+from ddplaunch.launch.options import Options
+from ddplaunch.values import Resolved, Source
+
+FLAG = Source("flag", "--x")
+DEEPSPEED = """# two racks
+gpu-a slots=8   # with a comment
+
+me@gpu-b slots=8
+"""
+
+
+def code_of(problem: pytest.ExceptionInfo[UsageError]) -> str:
+    return problem.value.findings[0].code
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("gpu-a,gpu-b", (Host("gpu-a"), Host("gpu-b"))),
+        (" gpu-a , me@gpu-b:4", (Host("gpu-a"), Host("me@gpu-b", 4))),
+        ("10.0.0.1:2", (Host("10.0.0.1", 2),)),
+        ("fd00::1,[fd00::2]:3", (Host("fd00::1"), Host("fd00::2", 3))),
+        ("me@[fd00::2]", (Host("me@fd00::2"),)),
+    ],
+)
+def test_lists(text: str, hosts: tuple[Host, ...]) -> None:
+    assert from_words(text) == hosts
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a b", "a:0", "a:x", "a;reboot", "$(id)", "a/b", "@a", "a:1:2:", "ü"])
+def test_lists_that_are_none(text: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        from_words(f"gpu-z,{text}" if text != "a:1:2:" else "gpu-z,a:1x")
+    assert code_of(problem) == "host-name-malformed"
+
+
+def test_option_in_the_place_of_a_host() -> None:
+    with pytest.raises(UsageError, match="-oProxyCommand=reboot") as problem:
+        from_words("gpu-a,-oProxyCommand=reboot")
+    assert "option" in problem.value.findings[0].why
+
+
+def test_duplicates() -> None:
+    with pytest.raises(UsageError, match="`gpu-a` is named twice") as problem:
+        from_words("gpu-a,gpu-b,gpu-a")
+    assert code_of(problem) == "host-named-twice"
+    with pytest.raises(UsageError) as problem:
+        from_file("gpu-a\ngpu-b\n\ngpu-a:4\n", "hosts")
+    assert problem.value.findings[0].where == ("hosts:1", "hosts:4")
+
+
+def test_host_files() -> None:
+    assert from_file(DEEPSPEED, "hosts") == (Host("gpu-a", 8), Host("me@gpu-b", 8))
+    assert from_file("gpu-a:4\r\ngpu-b slots=4 max_slots=8\r\n", "hosts") == (Host("gpu-a", 4), Host("gpu-b", 4))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("gpu-a slots=8\ngpu-b slot=8\n", 2), ("\n\ngpu-a 8\n", 3), ("a slots=0\n", 1), ("a:2 slots=3", 1), ("a b", 1)],
+)
+def test_malformed_line_is_named(text: str, line: int) -> None:
+    with pytest.raises(UsageError) as problem:
+        from_file(text, "my/hosts")
+    assert code_of(problem) == "hostfile-malformed"
+    assert problem.value.findings[0].where == (f"my/hosts:{line}",)
+
+
+def test_empty_host_file() -> None:
+    with pytest.raises(UsageError, match="names no host"):
+        from_file("# nobody\n\n", "hosts")
+
+
+FOUR = (Host("a", 4), Host("b", 4), Host("c"))
+
+
+def test_include_and_exclude() -> None:
+    assert chosen(FOUR, [], []) == FOUR
+    assert chosen(FOUR, ["b", "a:0,2"], []) == (Host("a", 2, (0, 2)), Host("b", 4))
+    assert chosen(FOUR, ["a:1@c:3"], []) == (Host("a", 1, (1,)), Host("c", 1, (3,)))
+    assert chosen(FOUR, [], ["b", "a:0"]) == (Host("a", 3, (1, 2, 3)), Host("c"))
+
+
+@pytest.mark.parametrize(
+    ("include", "exclude", "said"),
+    [
+        (["d"], [], "`--include d` names no host"),
+        ([], ["a:4"], "`a` has 4 slots"),
+        (["a:x"], [], "names no GPUs"),
+        ([], ["c:1"], "nobody said how many GPUs `c` has"),
+        ([], ["a", "b", "c"], "no host is left"),
+        ([], ["a:0,1,2,3"], "leaves no GPU of `a`"),
+        (["a"], ["b"], "together"),
+    ],
+)
+def test_choices_that_are_none(include: list[str], exclude: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        chosen(FOUR, include, exclude)
+
+
+def said(nproc: str | None, nnodes: str | None = None) -> Options:
+    return Options(
+        nproc=None if nproc is None else Resolved(nproc, FLAG),
+        nnodes=None if nnodes is None else Resolved(nnodes, FLAG),
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "slots", "result"),
+    [
+        (said("2x4"), (None, None), "2x4"),
+        (said("4"), (None, None), "2x4"),
+        (said(None), (None, None), "2xauto"),
+        (said(None), (8, 8), "2x8"),
+        (said("2xauto"), (8, None), "2x8"),
+        (said("4", "2"), (8, 2), "2x4"),
+    ],
+)
+def test_sizes(options: Options, slots: tuple[int | None, ...], result: str) -> None:
+    found = sized(options, ("a", "b"), slots)
+    assert found.nproc is not None and found.nproc.value == result and found.nnodes is None
+
+
+@pytest.mark.parametrize(
+    ("options", "slots", "code"),
+    [
+        (said("3x4"), (None, None), "hosts-not-nodes"),
+        (said("4", "2:4"), (None, None), "hosts-not-nodes"),
+        (said(None), (8, 4), "slots-uneven"),
+    ],
+)
+def test_sizes_that_contradict(options: Options, slots: tuple[int | None, ...], code: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        sized(options, ("a", "b"), slots)
+    assert code_of(problem) == code
+
+
+def test_environment_by_an_allow_list() -> None:
+    environ = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "HOME": "/root", "CUDA_VISIBLE_DEVICES": "0", "MASTER_ADDR": "a"}
+    assert forwarded({**environ, "PYTHONPATH": "/p", "SSH_AUTH_SOCK": "s"}) == {
+        "NCCL_DEBUG": "INFO",
+        "HF_TOKEN": "x",
+        "PYTHONPATH": "/p",
+    }
+
+
+def test_options_cross_as_they_are() -> None:
+    options = Options(
+        nproc=Resolved("2x4", FLAG), env=(Resolved("A=b\nc", FLAG), Resolved("D=$e", FLAG)), lr=Resolved(0.1, FLAG)
+    )
+    assert options_from_json(options_json(options)) == options

@@ -1,0 +1,323 @@
+"""Launches over real sshds on hosts in network namespaces: they train together, and whatever dies, all of it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.ssh.lab import Lab, lab
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+DEADLINE_S = 120
+HOSTILE = [
+    "two words",
+    "it's",
+    'a "quote"',
+    "line\nbreak",
+    "$HOME",
+    "`id`",
+    "*",
+    "",
+    "ünïcode",
+    "--r=16",
+    "\\",
+    "a;b|c&",
+]
+SECRET = "s3cret $HOME 'quoted'\nsecond line"
+
+#: Sums over all ranks with gloo, then writes what this rank got.
+TRAIN = """
+import datetime, json, os, socket, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "WANDB_API_KEY", "MY_TOKEN", "NCCL_NVLS_ENABLE", "HOST_ONLY")
+saw = {name: os.environ.get(name) for name in names}
+saw |= {"argv": sys.argv[1:], "sum": total.item(), "world": dist.get_world_size(), "host": socket.gethostname(),
+        "cwd": os.getcwd()}
+Path(f"saw-{dist.get_rank()}.json").write_text(json.dumps(saw))
+print("rank", dist.get_rank(), "out", flush=True)
+print("rank", dist.get_rank(), "err", file=sys.stderr, flush=True)
+dist.destroy_process_group()
+"""
+#: Waits to be ended; says when it runs. Rank 0 leaves a child behind, which ignores SIGTERM, as DataLoader workers may.
+WAIT = """
+import os, subprocess, sys, time
+from pathlib import Path
+if os.environ["RANK"] == "1":
+    subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+Path(f"ready-{os.environ['RANK']}").write_text(str(os.getpid()))
+print("rank", os.environ["RANK"], "waits", flush=True)
+if os.environ.get("FAIL") == os.environ["RANK"]:
+    time.sleep(1)
+    raise ValueError("rank of ill repute")
+time.sleep(600)
+"""
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two hosts and the one to launch from, for all tests of this file that leave them whole."""
+    with lab(2, tmp_path_factory.mktemp("two")) as made:
+        made.write("train.py", TRAIN)
+        made.write("wait.py", WAIT)
+        yield made
+
+
+class Launched:
+    """One launch on the login host, with stdout and stderr in files."""
+
+    def __init__(self, made: Lab, run_id: str, *words: str, script: tuple[str, ...] = ("wait.py",), **env: str) -> None:
+        self.lab, self.run_id = made, run_id
+        self.out, self.err = made.folder / f"{run_id}.out", made.folder / f"{run_id}.err"
+        argv = ddplaunch("run", "--device", "cpu", "--hosts", made.names, "--run-id", run_id, *words, "--", *script)
+        for folder in (made.own(host) for host in made.hosts):
+            for old in folder.glob("ready-*"):
+                old.unlink()
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                made.login.command(argv, made.work), env=clean_environment(**env), stdout=out, stderr=err
+            )
+
+    def ready(self, rank: int) -> int:
+        """Wait until ``rank`` runs (one rank on each host); return its pid on its host."""
+        path = self.lab.own(self.lab.hosts[rank]) / f"ready-{rank}"
+        until = time.monotonic() + DEADLINE_S
+        while not (path.exists() and path.read_text()):
+            if self.process.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"rank {rank} never ran: {self.said}")
+            time.sleep(0.05)
+        return int(path.read_text())
+
+    def all_ready(self) -> None:
+        for rank in range(len(self.lab.hosts)):
+            self.ready(rank)
+
+    @property
+    def launcher(self) -> int:
+        """The launcher's pid, seen from here: nsenter's child."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        children = found.stdout.split()
+        return int(children[0]) if children else self.process.pid
+
+    def ended(self, deadline_s: float = DEADLINE_S) -> int:
+        """Wait for the end; return the exit status."""
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"not ended after {deadline_s} s: {self.said}")
+
+    @property
+    def said(self) -> str:
+        return self.err.read_text(errors="backslashreplace")
+
+    @property
+    def flat(self) -> str:
+        """What was said, without the line breaks of the wrapping."""
+        return " ".join(self.said.split())
+
+    @property
+    def record(self) -> Path:
+        return self.lab.work / ".ddplaunch" / "runs" / self.run_id
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        value = json.loads((self.record / "outcome.json").read_text())
+        assert isinstance(value, dict)
+        return value
+
+
+def on(made: Lab, host: int, *argv: str) -> None:
+    done = made.hosts[host].run(list(argv), Path("/"), clean_environment())
+    assert done.returncode == 0, done.stderr
+
+
+def test_hosts_train_together(two: Lab) -> None:
+    run = Launched(
+        two,
+        "together",
+        "2x2",
+        "--env",
+        f"MY_TOKEN={SECRET}",
+        script=("train.py", *HOSTILE),
+        WANDB_API_KEY=SECRET,
+        NCCL_NVLS_ENABLE="0",
+        HOST_ONLY="stays here",
+    )
+    assert run.ended() == 0, run.said
+    saw = [json.loads((two.own(two.hosts[rank // 2]) / f"saw-{rank}.json").read_text()) for rank in range(4)]
+    assert [each["host"] for each in saw] == ["alpha0", "alpha0", "alpha1", "alpha1"]
+    for each in saw:
+        assert (each["sum"], each["world"], each["argv"]) == (10.0, 4, HOSTILE)
+        assert each["WANDB_API_KEY"] == each["MY_TOKEN"] == SECRET
+        assert (each["NCCL_NVLS_ENABLE"], each["HOST_ONLY"]) == ("0", None)
+        assert (each["MASTER_ADDR"], each["GLOO_SOCKET_IFNAME"]) == (two.hosts[0].address, "fabric7")
+        assert each["cwd"] == str(two.work)
+    assert run.out.read_bytes() == b"rank 0 out\n"
+    assert "done" in run.said.splitlines()[-1]
+    for rank in range(4):
+        file = run.record / f"node-{rank // 2}" / "attempt-0" / f"rank-{rank}.out"
+        assert file.read_text() == f"rank {rank} out\n"
+    assert [each["rank"] for each in run.outcome["attempts"][0]["ranks"]] == [0, 1, 2, 3]
+    assert run.outcome["state"] == "succeeded"
+    assert (run.record / "run.json").exists() and (run.record / "node-1" / "run.json").exists()
+    assert SECRET.splitlines()[0] not in (run.record / "run.json").read_text()
+    two.nothing_left("together")
+
+
+def test_secrets_are_on_no_command_line(two: Lab) -> None:
+    run = Launched(two, "secrets", "2x1", "--env", "MY_TOKEN=sesame-open", "--grace", "2", MY_TOKEN="sesame-open")
+    run.all_ready()
+    for host in two.hosts:
+        seen = host.run(["ps", "-eo", "args"], Path("/"), {"PATH": "/usr/bin:/bin"}).stdout
+        assert "wait.py" in seen and "sesame-open" not in seen
+    os.kill(run.launcher, signal.SIGTERM)
+    assert run.ended() == 143, run.said
+    two.nothing_left("secrets")
+
+
+def test_failed_rank_is_named_with_its_host(two: Lab) -> None:
+    run = Launched(two, "failed", "2x1", "--env", "FAIL=1", "--grace", "2")
+    assert run.ended() == 1, run.said
+    diagnosis = run.outcome["diagnosis"]
+    assert (diagnosis["rank"], diagnosis["host"]) == (1, "alpha1")
+    assert "rank of ill repute" in run.said and "rank 1 on alpha1" in run.flat
+    two.nothing_left("failed")
+
+
+def test_killed_rank_is_named_with_its_host(two: Lab) -> None:
+    run = Launched(two, "killed", "2x1", "--grace", "2")
+    run.ready(0)
+    on(two, 1, "kill", "-9", str(run.ready(1)))
+    assert run.ended() == 137, run.said
+    assert (run.outcome["diagnosis"]["rank"], run.outcome["diagnosis"]["host"]) == (1, "alpha1")
+    two.nothing_left("killed")
+
+
+@pytest.mark.parametrize("victim", ["torch.distributed.run", "ddplaunch.hosts.remote"])
+def test_whatever_is_killed_on_a_host_ends_the_job_everywhere(two: Lab, victim: str) -> None:
+    name = victim.rpartition(".")[2]
+    run = Launched(two, name, "2x1", "--grace", "2")
+    run.all_ready()
+    wanted = "pt_elastic" if name == "run" and two.processes(two.hosts[1], "pt_elastic") else victim
+    (pid,) = [each for each in two.processes(two.hosts[1], wanted) if is_named(two, each, wanted)]
+    on(two, 1, "kill", "-9", str(pid))
+    assert run.ended() != 0
+    assert run.outcome["diagnosis"]["host"] == "alpha1", run.said
+    two.nothing_left(name)
+
+
+def is_named(made: Lab, pid: int, word: str) -> bool:
+    """Whether the command line itself, not the environment, has ``word``."""
+    words = made.hosts[1].run(["cat", f"/proc/{pid}/cmdline"], Path("/"), clean_environment()).stdout
+    return word in words
+
+
+def test_killed_launcher_leaves_nothing(two: Lab) -> None:
+    run = Launched(two, "orphaned", "2x1", "--grace", "2")
+    run.all_ready()
+    os.kill(run.launcher, signal.SIGKILL)
+    run.ended()
+    two.nothing_left("orphaned", 30)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_interrupted_launcher_ends_all(two: Lab, number: signal.Signals) -> None:
+    run = Launched(two, number.name.lower(), "2x1", "--grace", "2")
+    run.all_ready()
+    os.kill(run.launcher, number)
+    assert run.ended() == 128 + number, run.said
+    assert run.outcome["state"] == "terminated"
+    two.nothing_left(number.name.lower())
+
+
+def test_cut_off_host_is_named(tmp_path: Path) -> None:
+    with lab(2, tmp_path) as made:
+        made.write("wait.py", WAIT)
+        run = Launched(made, "cable", "2x1", "--grace", "2")
+        run.all_ready()
+        made.cut(made.hosts[1])
+        assert run.ended(60) == 1, run.said
+        assert run.outcome["diagnosis"]["code"] == "host-lost"
+        assert run.outcome["diagnosis"]["host"] == "alpha1"
+        assert "alpha1 was lost" in run.flat
+        made.nothing_left("cable", 30)
+
+
+def test_host_without_power_is_named(tmp_path: Path) -> None:
+    with lab(2, tmp_path) as made:
+        made.write("wait.py", WAIT)
+        run = Launched(made, "power", "2x1", "--grace", "2")
+        run.all_ready()
+        os.kill(made.hosts[1].pid, signal.SIGKILL)
+        assert run.ended(60) == 1, run.said
+        assert (run.outcome["diagnosis"]["code"], run.outcome["diagnosis"]["host"]) == ("host-lost", "alpha1")
+        made.nothing_left("power", 30, made.hosts[:1])
+
+
+def refused(
+    made: Lab, *words: str, script: tuple[str, ...] = ("wait.py",), hosts: str | None = None
+) -> tuple[int, str]:
+    argv = ddplaunch("run", "--device", "cpu", "--hosts", hosts or made.names, *words, "--", *script)
+    done = made.login.run(argv, made.work, clean_environment())
+    return done.returncode, " ".join(done.stderr.split())
+
+
+def test_hosts_that_cannot_be_used_are_refused_by_name(two: Lab) -> None:
+    status, said = refused(two, "3x1", hosts=f"{two.names},nowhere.invalid")
+    assert status == 4 and "error[host-name-unresolvable]" in said and "--> nowhere.invalid" in said
+    status, said = refused(two, "2x1", "--python", "/nowhere/python")
+    assert status == 4 and "error[host-without-python]: there is no interpreter" in said and "alpha0, alpha1" in said
+    status, said = refused(two, "2x1", hosts=f"alpha0,{two.hosts[0].address}")
+    assert status == 4 and "error[same-host-twice]" in said
+    assert "nothing was launched" in said
+
+
+def test_scripts_that_differ_or_lack_are_refused(two: Lab) -> None:
+    (two.own(two.hosts[0]) / "odd.py").write_text("print(1)\n")
+    (two.work / "odd.py").write_text("print(1)\n")
+    status, said = refused(two, "2x1", script=("odd.py",))
+    assert status == 4 and "error[host-script-missing]" in said and "on alpha1" in said
+    (two.own(two.hosts[1]) / "odd.py").write_text("print(2)\n")
+    status, said = refused(two, "2x1", script=("odd.py",))
+    assert status == 4 and "error[hosts-differ-script]" in said
+
+
+def test_changed_host_key_is_refused(two: Lab) -> None:
+    known = two.folder / "known_hosts"
+    before = known.read_text()
+    first, second = before.splitlines()
+    try:
+        known.write_text(f"{first}\nalpha1,{two.hosts[1].address} {first.partition(' ')[2]}\n")
+        status, said = refused(two, "2x1")
+        assert status == 4 and "error[host-key-changed]" in said and "--> alpha1" in said
+        known.write_text(f"{first}\n")
+        status, said = refused(two, "2x1")
+        assert status == 4 and "error[host-key-unknown]" in said
+    finally:
+        known.write_text(f"{first}\n{second}\n")
+
+
+def test_doctor_shows_all_hosts(two: Lab) -> None:
+    argv = ddplaunch("doctor", "--hosts", f"{two.names},nowhere.invalid")
+    done = two.login.run(argv, two.work, clean_environment(COLUMNS="120"))
+    assert done.returncode == 1
+    assert "alpha0" in done.stdout and "alpha1" in done.stdout
+    assert "error[host-name-unresolvable]" in done.stdout and "2 of 3 hosts answered" in done.stdout
+    assert shlex.split("nothing launched")[0] not in done.stdout

@@ -1,0 +1,116 @@
+"""Who is to blame on several hosts: the earliest own failure by one clock, a lost host, a torchrun that died."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.cli.hosts_verdict import decide
+from ddplaunch.hosts.together import HostEnd
+from ddplaunch.records.from_hosts import Verdict, merged, outcome_of_node, without_skew, write_merged
+
+T = 1_700_000_000.0
+
+
+def rank(
+    number: int, at_s: float, code: int | None = None, sig: str | None = None, by: str = "itself"
+) -> dict[str, Any]:
+    return {
+        "rank": number, "local_rank": 0, "pid": 9, "host": f"h{number}", "exit_code": code, "signal": sig,
+        "started_s": T, "ended_s": at_s, "ended_by": by, "last_lines": [], "exception": None, "out": None, "err": None,
+    }  # fmt: skip
+
+
+def outcome(node: int, state: str, *ranks: dict[str, Any]) -> dict[str, Any]:
+    attempt = {"attempt": 0, "started_s": T, "ended_s": T + 9, "failed": True, "diagnosis": None, "ranks": list(ranks)}
+    return {"schema": 1, "host": f"h{node}", "node": node, "state": state, "ended_s": T + 9, "attempts": [attempt]}
+
+
+def verdict(
+    tmp_path: Path, ends: list[HostEnd], outcomes: dict[int, dict[str, Any]], interrupted: int | None = None
+) -> Verdict:
+    """Write the record as the hosts did, and decide."""
+    (tmp_path / "run.json").write_text(json.dumps({"run_id": "x", "created_s": T - 1}))
+    for node, each in outcomes.items():
+        folder = tmp_path / f"node-{node}" / "attempt-0"
+        folder.mkdir(parents=True)
+        (folder / f"rank-{node}.err").write_text("")
+        (tmp_path / "outcome.json" if node == 0 else folder.parent / "outcome.json").write_text(json.dumps(each))
+    return decide(tmp_path, ends, outcomes, interrupted)
+
+
+def test_success(tmp_path: Path) -> None:
+    ends = [HostEnd(0, "a", 0), HostEnd(1, "b", 0)]
+    assert verdict(tmp_path, ends, {}) == Verdict("succeeded", 0, verdict(tmp_path, ends, {}).explanation, host="a")
+
+
+def test_earliest_own_failure_counts(tmp_path: Path) -> None:
+    outcomes = {
+        0: outcome(0, "failed", rank(0, T + 5.2, 1)),
+        1: outcome(1, "failed", rank(1, T + 5.0, None, "SIGKILL")),
+    }
+    found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 137)], outcomes)
+    assert (found.state, found.exit_status, found.node, found.host) == ("failed", 137, 1, "b")
+    assert found.explanation.diagnosis is not None
+    assert (found.explanation.diagnosis.rank, found.explanation.diagnosis.host) == (1, "b")
+
+
+def test_ranks_that_were_told_to_end_are_not_blamed(tmp_path: Path) -> None:
+    outcomes = {
+        0: outcome(0, "terminated", rank(0, T + 1, None, "SIGTERM", "launcher")),
+        1: outcome(1, "failed", rank(1, T + 2, 42)),
+    }
+    found = verdict(tmp_path, [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 42)], outcomes)
+    assert (found.exit_status, found.host) == (42, "b")
+
+
+def test_lost_host(tmp_path: Path) -> None:
+    outcomes = {0: outcome(0, "terminated", rank(0, T + 30, None, "SIGTERM", "launcher"))}
+    lost = HostEnd(1, "b", None, lost="nothing was heard of it for 15 s", heard_s=T + 10)
+    found = verdict(tmp_path, [HostEnd(0, "a", 143, told=15), lost], outcomes)
+    assert found.explanation.diagnosis is not None and found.explanation.diagnosis.code == "host-lost"
+    assert (found.exit_status, found.host, found.notes) == (1, "b", ("b: its record was not brought",))
+
+
+def test_a_failure_before_a_host_was_lost_counts(tmp_path: Path) -> None:
+    outcomes = {0: outcome(0, "failed", rank(0, T + 5, 3))}
+    lost = HostEnd(1, "b", None, lost="its ssh session ended", heard_s=T + 10)
+    assert verdict(tmp_path, [HostEnd(0, "a", 3), lost], outcomes).host == "a"
+
+
+def test_killed_torchrun_is_the_cause_of_what_follows(tmp_path: Path) -> None:
+    outcomes = {
+        0: outcome(0, "failed", rank(0, T + 5.0, 1)),
+        1: outcome(1, "killed", rank(1, T + 5.1, None, "SIGTERM", "launcher")),
+    }
+    found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 137)], outcomes)
+    assert (found.state, found.host, found.exit_status) == ("killed", "b", 137)
+
+
+def test_interrupted(tmp_path: Path) -> None:
+    outcomes = {node: outcome(node, "terminated", rank(node, T, None, "SIGINT", "launcher")) for node in (0, 1)}
+    ends = [HostEnd(0, "a", 130, told=2), HostEnd(1, "b", 130, told=2)]
+    found = verdict(tmp_path, ends, outcomes, 2)
+    assert (found.state, found.exit_status, found.explanation.diagnosis) == ("terminated", 130, None)
+
+
+def test_nothing_but_a_status_is_known(tmp_path: Path) -> None:
+    found = verdict(tmp_path, [HostEnd(0, "a", 0), HostEnd(1, "b", 4)], {})
+    assert found.exit_status == 4 and found.explanation.diagnosis is not None
+    assert "on b ended with status 4" in found.explanation.diagnosis.what
+
+
+def test_times_by_one_clock() -> None:
+    moved = without_skew(outcome(1, "failed", rank(1, T + 5, 1)), 60.0)
+    assert moved["attempts"][0]["ranks"][0]["ended_s"] == T - 55 and moved["ended_s"] == T - 51
+
+
+def test_one_outcome_for_all(tmp_path: Path) -> None:
+    outcomes = {0: outcome(0, "failed", rank(0, T + 5, 1)), 1: outcome(1, "failed", rank(1, T + 4, 7))}
+    found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 7)], outcomes)
+    assert write_merged(tmp_path, merged("x", outcomes, found, (T, T + 9))) is None
+    whole = outcome_of_node(tmp_path, 0)
+    assert whole is not None and whole["first_failed_rank"] == 1 and whole["exit_status"] == 7
+    assert [each["rank"] for each in whole["attempts"][0]["ranks"]] == [0, 1]
+    assert json.loads((tmp_path / "node-0" / "outcome.json").read_text())["host"] == "h0"
