@@ -53,33 +53,38 @@ def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]]) -> Flight | None:
     if len(dumps) < 2:
         return None
     reached: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+    last: dict[tuple[str, int], int] = {}
     for rank, entries in dumps.items():
         for entry in entries:
             if not entry.get("is_p2p"):
-                reached.setdefault((_group(entry), _number(entry)), {})[rank] = entry
-    last = {
-        (group, rank): number
-        for (group, number), by_rank in sorted(reached.items(), key=lambda each: each[0][1])
-        for rank in by_rank
-    }
-    for (group, number), by_rank in sorted(reached.items(), key=lambda each: each[0][1]):
-        if all(entry.get("state") == _DONE for entry in by_rank.values()):
+                group, number = _group(entry), _number(entry)
+                reached.setdefault((group, number), {})[rank] = entry
+                last[group, rank] = max(number, last.get((group, rank), number))
+    ends_known = any(entry.get("state") == _DONE for by_rank in reached.values() for entry in by_rank.values())
+    for group, number in sorted(reached, key=lambda each: (each[1], each[0])):
+        by_rank = reached[group, number]
+        members = {rank: upto for (named, rank), upto in last.items() if named == group}
+        missing = tuple(sorted(rank for rank, upto in members.items() if upto < number))
+        if ends_known and all(entry.get("state") == _DONE for entry in by_rank.values()):
             continue
-        members = {rank for named, rank in last if named == group}
-        missing = tuple(sorted(rank for rank in members - set(by_rank) if last[group, rank] < number))
-        names = {rank: _name(entry) for rank, entry in by_rank.items()}
-        if len(set(names.values())) > 1:
-            listed = "; ".join(
-                f"{ranks_text([rank for rank in names if names[rank] == name])} called {name}"
-                for name in dict.fromkeys(names[rank] for rank in sorted(names))
-            )
-            return Flight(f"in collective {number}, {listed}")
-        name = next(iter(names.values()))
-        waiting = ranks_text(sorted(by_rank))
-        if missing:
-            return Flight(f"{ranks_text(missing)} did not join {name} (number {number}); {waiting} did", missing)
-        return Flight(f"{waiting} joined {name} (number {number}), and it has not ended")
+        if not ends_known and number < max(members.values()) and not missing:
+            continue  # gloo's do not say what has ended: only the last one can be open, and any that some never joined
+        return _open(number, by_rank, missing)
     return None
+
+
+def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[int, ...]) -> Flight:
+    names = {rank: _name(entry) for rank, entry in sorted(by_rank.items())}
+    if len(set(names.values())) > 1:
+        listed = "; ".join(
+            f"{ranks_text([rank for rank in names if names[rank] == name])} called {name}"
+            for name in dict.fromkeys(names.values())
+        )
+        return Flight(f"in collective {number}, {listed}")
+    name, joined = next(iter(names.values())), ranks_text(list(names))
+    if missing:
+        return Flight(f"{ranks_text(missing)} did not join {name} (number {number}); {joined} did", missing)
+    return Flight(f"{joined} joined {name} (number {number}), and its end is not recorded")
 
 
 def _group(entry: Mapping[str, Any]) -> str:

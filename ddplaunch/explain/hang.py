@@ -105,13 +105,20 @@ def _alone(
         what = f"{ranks_text(ranks)}: no output and no computation {since}"
         why = f"where they are is not known: {problem}" if problem else "where they are is not known"
         return Diagnosis("hang", "unknown", what, why, ("`--stacks` lets ranks show where they are",))
+    known = sorted(known, key=lambda group: not set(group.ranks) & still.busy.keys())  # it may be what is waited for
     reason = condition(known[0], still.busy)
-    odd = known[0].ranks if len(known) > 1 and len(known[0].ranks) < len(known[-1].ranks) else ()
+    odd = known[0].ranks if len(known) > 1 and _is_odd(known, still) else ()
     at = "; ".join(f"{ranks_text(group.ranks)} {_at(group)}" for group in known[:3])
     what = f"nothing has moved {since}: {at}"
     why = reason.why or "no rank computes, reads or prints anything: each waits for something that does not come"
     rank = odd[0] if len(odd) == 1 else ranks[0] if len(ranks) == 1 else None
     return _diagnosis("hang", what, why, reason.fixes or ("look at what the named line waits for",), rank, still, found)
+
+
+def _is_odd(known: Sequence[Group], still: Stillness) -> bool:
+    """Whether the first group stands out: it alone computes, or it is the smaller one."""
+    computing = [bool(set(group.ranks) & still.busy.keys()) for group in known]
+    return computing.count(True) == 1 if any(computing) else len(known[0].ranks) < len(known[-1].ranks)
 
 
 def _really_differ(waiting: Sequence[Group]) -> bool:
@@ -120,6 +127,8 @@ def _really_differ(waiting: Sequence[Group]) -> bool:
 
 
 def _at(group: Group) -> str:
+    if not group.place.path:
+        return group.place.text
     return f"{'in' if ' at ' in group.place.text else 'at'} {group.place.text}"
 
 
@@ -149,5 +158,6 @@ def _diagnosis(
     evidence = tuple(
         Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
         for group in found[:_EVIDENCE]
+        if group.place.path
     )
     return Diagnosis(code, "likely", what, why, fixes, rank, None if rank is None else still.host, evidence)

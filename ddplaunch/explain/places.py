@@ -63,6 +63,10 @@ class Group:
 def place_of(stack: RankStack) -> Place:
     """Return where the main thread of ``stack`` is."""
     frames = stack.main
+    if not frames and stack.state in ("T", "t"):
+        return Place("stopped by a signal", "own")
+    if not frames and stack.state == "D":
+        return Place(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
     if not frames:
         return Place(stack.problem or "no Python frame", "unknown")
     own = next((position for position, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), None)

@@ -85,6 +85,8 @@ def _stack(asked: Asked, program: str | None) -> RankStack:
         if not isinstance(answer, Unavailable):
             return replace(known, threads=answer, source="py-spy")
         problem = answer.reason
+    if known.state in ("T", "t"):
+        return replace(known, problem=f"it is stopped, and {problem}")
     told = _by_signal(python, asked.start_ticks if python == asked.pid else None)
     if not isinstance(told, Unavailable):
         return replace(known, threads=told, source="faulthandler")
