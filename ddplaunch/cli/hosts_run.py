@@ -19,7 +19,7 @@ from ddplaunch.cli.configuration import variables, with_configuration, working_d
 from ddplaunch.cli.hosts_console import Console
 from ddplaunch.cli.hosts_verdict import decide
 from ddplaunch.cli.prepare import check, choose_gpus, interpreter, record_directory, script_report
-from ddplaunch.cli.say import tell, tell_findings
+from ddplaunch.cli.say import answer, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.errors import ExitStatus, RefusedError, usage
 from ddplaunch.finding import Finding, Severity
@@ -40,6 +40,7 @@ from ddplaunch.records.outcome import Outcome
 from ddplaunch.records.record import hide_secrets, write
 from ddplaunch.records.run_id import new_run_id
 from ddplaunch.script.report import ScriptReport
+from ddplaunch.ui.dry_run import dry_run_text
 from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.panel import launch_panel
 from ddplaunch.ui.speech import refusal_text
@@ -136,7 +137,9 @@ def run_on_hosts(options: Options, asked: Asked, script: list[str] | None, profi
             tell_findings(planned.findings)
             tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
             return ExitStatus.REFUSED
-        return _launch(links, gathered, planned, required(script), dry_run, begun_s)
+        if dry_run:
+            return _print(gathered, planned)
+        return _launch(links, gathered, planned, required(script), begun_s)
 
 
 def hosts_of(asked: Asked) -> tuple[Host, ...]:
@@ -293,10 +296,17 @@ def _pairs(options: Options) -> tuple[Any, ...]:
     return tuple(Resolved(f"{name}={value}", source) for name, value, source in variables(options))
 
 
-def _launch(
-    links: Links, gathered: Gathered, planned: Planned, script: list[str], dry_run: bool, begun_s: float
-) -> int:
+def _print(gathered: Gathered, planned: Planned) -> int:
+    """Print what each host would run."""
+    tell_findings(planned.findings)
+    for report, launch in zip(gathered.reports, planned.launches, strict=True):
+        answer(f"# on {report.name}, in {report.cwd}\n{dry_run_text(launch, unicode=unicode_ok(sys.stdout))}\n")
+    return ExitStatus.DONE
+
+
+def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float) -> int:
     first = planned.launches[0]
+    first = replace(first, notes=(f"hosts: {', '.join(report.name for report in gathered.reports)}", *first.notes))
     base = runs_directory(os.environ, _run_dir(first.options), Path.cwd())
     directory = record_directory(base, first.run_id)
     noted = write(first, sys.argv, dict(os.environ), gathered.reports[0].facts, planned.findings, base)
