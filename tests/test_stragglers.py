@@ -62,7 +62,10 @@ def test_a_starved_loader_beside_an_idle_gpu() -> None:
 
 def test_where_all_cpus_are_busy_more_workers_are_no_help() -> None:
     starved = with_rank(run_samples(host=FULL), 0, workers=4, workers_cpu_percent=220.0)
-    finding = only(with_gpu(starved, 0, utilization_percent=40))
+    starved = with_gpu(starved, 0, utilization_percent=40)
+    assert stragglers(starved) == ()  # they sleep in between
+    finding = only(with_rank(starved, 0, workers_wait_percent=160.0))
+    assert "4 DataLoader workers at 55 % of a CPU each and without one in 40 % of the time, GPU 0 at" in finding.what
     assert "all 16 CPUs are busy" in finding.why and "num_workers" not in finding.fix
 
 
@@ -96,6 +99,11 @@ def test_more_threads_than_cpus() -> None:
     assert finding.what == "4 ranks with OMP_NUM_THREADS=16: 64 threads on 16 CPUs, which are 99 % busy"
     assert finding.fix.startswith("`--env OMP_NUM_THREADS=4`")
     assert stragglers([replace(each, host=HOST) for each in threads]) == ()  # there is room
+    crowded = threads  # others take the CPUs as well: the ranks get little of them, and wait
+    for rank in range(4):
+        crowded = with_rank(crowded, rank, cpu_percent=60.0)
+    assert stragglers(crowded) == ()
+    assert only(with_rank(crowded, 1, wait_percent=70.0)).code == "omp-oversubscribed"
     within = threads
     for rank in range(4):
         within = with_rank(within, rank, omp_threads=4)
@@ -109,6 +117,17 @@ def test_the_slowest_rank() -> None:
     jitter = run_samples()
     jitter[-1] = with_rank(jitter[-1:], 1, step_rate=6.0)[0]  # one late sample
     assert slowest_rank(jitter) is None
+
+
+def test_imports_and_the_end_do_not_count() -> None:
+    """For two thirds of this run the ranks import and say goodbye: busy themselves, and without workers."""
+    starved = with_rank(run_samples(gpu=False), 1, workers=1, workers_cpu_percent=99.0, cpu_percent=12.0)
+    around = [
+        replace(each, ranks=tuple(replace(rank, step=None) for rank in each.ranks)) for each in run_samples(gpu=False)
+    ]
+    around = with_rank(around, 1, workers=0, cpu_percent=100.0)
+    after = with_rank(around, 1, step=328.0)
+    assert only([*around, *starved, *after]).code == "loader-starved"
 
 
 def test_only_the_last_attempt_counts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from statistics import median
 
 from ddplaunch.frozen import dataclass
@@ -11,6 +12,7 @@ from ddplaunch.probes.samples import GpuSample, RankSample, Sample
 LEAST_SAMPLES = 10
 _SLOWER = 0.95
 _RECENT = 10
+Point = tuple[RankSample, GpuSample | None]
 
 
 @dataclass(frozen=True)
@@ -18,7 +20,7 @@ class Series:
     """One rank over time, with its GPU at each moment."""
 
     rank: int
-    points: tuple[tuple[RankSample, GpuSample | None], ...]
+    points: tuple[Point, ...]
 
     def typical(self, value: Callable[[RankSample, GpuSample | None], float | None]) -> float | None:
         """Return the median of what is known, None where nothing is."""
@@ -26,19 +28,37 @@ class Series:
         return median(known) if known else None
 
     @property
-    def last(self) -> tuple[RankSample, GpuSample | None]:
-        """The newest."""
-        return self.points[-1]
+    def gpu(self) -> GpuSample | None:
+        """Its GPU as it was last, None where it uses none."""
+        return next((gpu for _, gpu in reversed(self.points) if gpu is not None), None)
+
+    @property
+    def omp_threads(self) -> int:
+        """OMP_NUM_THREADS, 0 where it is not known."""
+        return self.points[-1][0].omp_threads or 0
+
+    @property
+    def workers(self) -> int:
+        """How many DataLoader workers it usually has."""
+        return round(self.typical(lambda rank, _: rank.workers) or 0)
 
 
 def series_of(samples: Sequence[Sample]) -> tuple[Series, ...]:
     """Return the ranks of the last attempt that have enough samples, in order."""
     attempt = max((sample.attempt for sample in samples), default=0)
-    found: dict[int, list[tuple[RankSample, GpuSample | None]]] = {}
+    found: dict[int, list[Point]] = {}
     for sample in samples:
         for rank in sample.ranks if sample.attempt == attempt else ():
             found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
-    return tuple(Series(rank, tuple(found[rank])) for rank in sorted(found) if len(found[rank]) >= LEAST_SAMPLES)
+    return tuple(Series(rank, _training(found[rank])) for rank in sorted(found) if len(found[rank]) >= LEAST_SAMPLES)
+
+
+def _training(points: list[Point]) -> tuple[Point, ...]:
+    """Return the moments from the first step to the last where ranks tell: imports and the end are another matter."""
+    steps = [rank.step for rank, _ in points]
+    moved = [at for at, (before, now) in enumerate(pairwise(steps), 1) if now is not None and now != before]
+    stepping = points[moved[0] : moved[-1] + 1] if moved else []
+    return tuple(stepping if len(stepping) >= LEAST_SAMPLES else points)
 
 
 def slowest_rank(samples: Sequence[Sample]) -> int | None:

@@ -12,12 +12,24 @@ from statistics import median
 
 from ddplaunch.checks.check import Check
 from ddplaunch.checks.straggler_series import LEAST_SAMPLES, Series, series_of
+from ddplaunch.checks.straggler_values import (
+    gpu_memory,
+    gpu_percent,
+    host_memory,
+    own_demand,
+    own_percent,
+    own_wait,
+    worker_demand,
+    worker_percent,
+    worker_wait,
+)
 from ddplaunch.finding import Finding, warning
-from ddplaunch.probes.samples import GpuSample, RankSample, Sample
+from ddplaunch.probes.samples import GpuSample, Sample
 
 _GIB = 1 << 30
 _SLOWED_SHARE = 0.3
 _BUSY_PERCENT, _IDLE_GPU_PERCENT, _IDLE_RANK_PERCENT, _FULL_PERCENT = 85, 60, 50, 95
+_WAITING_PERCENT, _LATE_PERCENT = 10, 25  # of the time, ready to run and without a CPU
 
 
 def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
@@ -48,7 +60,7 @@ def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def _last_gpus(samples: Sequence[Sample]) -> list[tuple[int, GpuSample]]:
-    return [(each.rank, gpu) for each in series_of(samples) if (gpu := each.last[1]) is not None]
+    return [(each.rank, gpu) for each in series_of(samples) if (gpu := each.gpu) is not None]
 
 
 def _state(gpu: GpuSample) -> str:
@@ -65,55 +77,47 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
     The GPU is idle until the next batch is there, and every other rank waits for it in the next collective. Where no
     GPU is used, the rank's own process is what should be busy.
     """
-    starved = {each.rank: each for each in series_of(samples) if _starved(each, _host_busy(samples))}
+    starved = {each.rank: each for each in series_of(samples) if _starved(each)}
     if not starved:
         return
-    first, cpus = next(iter(starved.values())), samples[-1].host.cpus
-    rank, gpu = first.last
-    each_percent = first.typical(_worker_percent) or 0
-    idle = (
-        f"GPU {gpu.index} at {first.typical(_gpu_percent):.0f} %"
-        if gpu is not None and gpu.utilization_percent is not None
-        else (f"the rank itself at {first.typical(_own_percent):.0f} %")
-    )
-    workers = f"{rank.workers} DataLoader worker{'' if rank.workers == 1 else 's'} at {each_percent:.0f} % of a CPU"
-    each_word = "" if rank.workers == 1 else " each"
-    busy = _host_busy(samples)
+    first, cpus, busy = next(iter(starved.values())), samples[-1].host.cpus, _host_busy(samples)
     full = busy is not None and busy >= _FULL_PERCENT
     yield warning(
         "loader-starved",
-        f"rank {rank.rank} waits for data: {workers}{each_word}, {idle}",
-        why=f"all {cpus} CPUs are busy, and what the ranks compute with waits for them"
+        f"rank {first.rank} waits for data: {_workers(first)}, {_idle(first)}",
+        why=f"all {cpus} CPUs are busy, and what the rank computes with waits for them"
         if full
         else "the workers cannot load faster, and what the rank computes with waits for them",
         fix="load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
         if full
-        else f"`num_workers={2 * rank.workers}` in the DataLoader, or load cheaper",
+        else f"`num_workers={2 * first.workers}` in the DataLoader, or load cheaper",
         where=tuple(f"rank {number}" for number in starved),
-    )  # fmt: skip
+    )
 
 
-def _starved(each: Series, host_busy: float | None) -> bool:
-    workers = each.typical(_worker_percent)
-    gpu, own = each.typical(_gpu_percent), each.typical(_own_percent)
-    if not each.last[0].workers or workers is None:
+def _starved(each: Series) -> bool:
+    """Whether its workers want a CPU all the time, and what they feed wants little. Getting none is wanting one too."""
+    workers = each.typical(worker_demand)
+    if not each.workers or workers is None or workers < _BUSY_PERCENT:
         return False
-    if gpu is None:
-        return each.last[1] is None and workers >= _BUSY_PERCENT and own is not None and own < _IDLE_RANK_PERCENT
-    crowded = host_busy is not None and host_busy >= _FULL_PERCENT and workers >= _BUSY_PERCENT / 2
-    return gpu < _IDLE_GPU_PERCENT and (workers >= _BUSY_PERCENT or crowded)
+    gpu, own = each.typical(gpu_percent), each.typical(own_demand)
+    if gpu is not None:
+        return gpu < _IDLE_GPU_PERCENT
+    return each.gpu is None and own is not None and own < _IDLE_RANK_PERCENT
 
 
-def _worker_percent(rank: RankSample, _: GpuSample | None) -> float | None:
-    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
+def _workers(each: Series) -> str:
+    count, percent, wait = each.workers, each.typical(worker_percent) or 0, each.typical(worker_wait) or 0
+    words = f"{count} DataLoader worker{'' if count == 1 else 's'} at {percent:.0f} % of a CPU"
+    words += "" if count == 1 else " each"
+    return f"{words} and without one in {wait:.0f} % of the time" if wait >= _WAITING_PERCENT else words
 
 
-def _own_percent(rank: RankSample, _: GpuSample | None) -> float | None:
-    return rank.cpu_percent
-
-
-def _gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
-    return None if gpu is None else gpu.utilization_percent
+def _idle(each: Series) -> str:
+    gpu = each.gpu
+    if gpu is not None:
+        return f"GPU {gpu.index} at {each.typical(gpu_percent):.0f} %"
+    return f"the rank itself at {each.typical(own_percent) or 0:.0f} %"
 
 
 def _host_busy(samples: Sequence[Sample]) -> float | None:
@@ -156,8 +160,8 @@ def memory_unbalanced(samples: Sequence[Sample]) -> Iterator[Finding]:
     """
     several = series_of(samples)
     for kind, value, least, factor in (
-        ("GPU memory", _gpu_memory, 2 * _GIB, 1.3),
-        ("host memory", _host_memory, _GIB, 1.5),
+        ("GPU memory", gpu_memory, 2 * _GIB, 1.3),
+        ("host memory", host_memory, _GIB, 1.5),
     ):
         sizes = {each.rank: size for each in several if (size := each.typical(value)) is not None}
         if len(sizes) < 2:
@@ -175,14 +179,6 @@ def memory_unbalanced(samples: Sequence[Sample]) -> Iterator[Finding]:
             )
 
 
-def _gpu_memory(rank: RankSample, gpu: GpuSample | None) -> float | None:
-    return rank.gpu_memory_bytes or (None if gpu is None else gpu.memory_used_bytes)
-
-
-def _host_memory(rank: RankSample, _: GpuSample | None) -> float | None:
-    return rank.anon_bytes
-
-
 def omp_oversubscribed(samples: Sequence[Sample]) -> Iterator[Finding]:
     """The ranks together have more OpenMP threads than there are CPUs, and the CPUs are full.
 
@@ -194,9 +190,10 @@ def omp_oversubscribed(samples: Sequence[Sample]) -> Iterator[Finding]:
     if not several or busy is None:
         return
     cpus = samples[-1].host.cpus
-    threads = [each.last[0].omp_threads or 0 for each in several]
-    used = sum(each.typical(_own_percent) or 0 for each in several) / 100
-    if sum(threads) <= cpus or busy < _FULL_PERCENT - 5 or used < 0.7 * cpus:
+    threads = [each.omp_threads for each in several]
+    used = sum(each.typical(own_percent) or 0 for each in several) / 100
+    waiting = max(each.typical(own_wait) or 0 for each in several) >= _LATE_PERCENT
+    if sum(threads) <= cpus or busy < _FULL_PERCENT - 5 or not (used >= 0.7 * cpus or waiting):
         return
     right = max(1, cpus // len(threads))
     yield warning(

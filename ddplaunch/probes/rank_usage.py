@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ddplaunch.frozen import dataclass
 from ddplaunch.probes.samples import RankIdentity, RankSample
@@ -28,6 +28,22 @@ class _Stat:
     rss_bytes: int
 
 
+@dataclass(frozen=True)
+class _Used:
+    """What a process has used so far."""
+
+    cpu_s: float
+    wait_s: float | None
+
+    def since(self, before: _Used | None, span_s: float) -> tuple[float | None, float | None]:
+        """Return percent of the time on a CPU, and waiting for one."""
+        if before is None or not span_s:
+            return None, None
+        waited = None if self.wait_s is None or before.wait_s is None else self.wait_s - before.wait_s
+        cpu = _rounded(100 * (self.cpu_s - before.cpu_s) / span_s)
+        return cpu, None if waited is None else _rounded(100 * waited / span_s)
+
+
 class RankUsage:
     """Reads the ranks of one attempt; each call tells what was used since the call before."""
 
@@ -37,7 +53,7 @@ class RankUsage:
         self.ranks = tuple(ranks)
         self._by_pid = {rank.pid: rank for rank in ranks}
         self._strangers: set[int] = set()
-        self._cpu: dict[tuple[int, int], float] = {}  # pid and start → CPU seconds
+        self._used: dict[tuple[int, int], _Used] = {}  # by pid and start
         self._io: dict[int, tuple[int, int]] = {}
         self._at_s = 0.0
         self._pss: dict[int, int] = {}
@@ -50,10 +66,10 @@ class RankUsage:
         now_s = time.monotonic()
         since_s = now_s - self._at_s if self._at_s else 0.0
         families = self._families()
-        cpu: dict[tuple[int, int], float] = {}
+        used: dict[tuple[int, int], _Used] = {}
         self._read_pss(families, now_s)
-        found = [self._rank(rank, families[rank.pid], since_s, cpu) for rank in self.ranks if rank.pid in families]
-        self._cpu, self._at_s = cpu, now_s
+        found = [self._rank(rank, families[rank.pid], since_s, used) for rank in self.ranks if rank.pid in families]
+        self._used, self._at_s = used, now_s
         self.members = {pid: self._by_pid[leader].rank for leader, family in families.items() for pid in family}
         return tuple(found)
 
@@ -86,32 +102,32 @@ class RankUsage:
         return families
 
     def _rank(
-        self, rank: RankIdentity, family: dict[int, _Stat], since_s: float, cpu: dict[tuple[int, int], float]
+        self, rank: RankIdentity, family: dict[int, _Stat], since_s: float, used: dict[tuple[int, int], _Used]
     ) -> RankSample:
-        percents = {}
+        cpu, wait = {}, {}
         for pid, stat in family.items():
             key = (pid, stat.start_ticks)
-            cpu[key] = stat.cpu_s
-            used = stat.cpu_s - self._cpu.get(key, stat.cpu_s)
-            percents[pid] = 100.0 * used / since_s if since_s else None
+            used[key] = now = _Used(stat.cpu_s, _wait_s(f"{self._proc}/{pid}/schedstat"))
+            cpu[pid], wait[pid] = now.since(self._used.get(key), since_s)
         own = family[rank.pid]
         workers = [pid for pid in family if pid != rank.pid]
-        known = [each for pid in workers if (each := percents[pid]) is not None]
         read_s, write_s = self._io_rates(rank.pid, since_s)
         return RankSample(
             rank=rank.rank,
             local_rank=rank.local_rank,
             pid=rank.pid,
             state=own.state,
-            cpu_percent=_rounded(percents[rank.pid]),
+            cpu_percent=cpu[rank.pid],
             rss_bytes=own.rss_bytes,
             anon_bytes=_anon_bytes(f"{self._proc}/{rank.pid}/status"),
             pss_bytes=self._pss.get(rank.pid),
             threads=own.threads,
             omp_threads=self._omp.get(rank.pid),
             workers=len(workers),
-            workers_cpu_percent=_rounded(sum(known)) if known else None,
+            workers_cpu_percent=_sum(cpu[pid] for pid in workers),
             workers_rss_bytes=sum(family[pid].rss_bytes for pid in workers),
+            wait_percent=wait[rank.pid],
+            workers_wait_percent=_sum(wait[pid] for pid in workers),
             read_bytes_s=read_s,
             write_bytes_s=write_s,
         )
@@ -205,5 +221,16 @@ def _bytes(path: str) -> bytes:
         os.close(descriptor)
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(max(0.0, value), 1)
+def _wait_s(path: str) -> float | None:
+    """Return how long the main thread waited for a CPU so far: https://docs.kernel.org/scheduler/sched-stats.html."""
+    words = _bytes(path).split()
+    return int(words[1]) / 1e9 if len(words) > 1 and words[1].isdigit() else None
+
+
+def _sum(percents: Iterable[float | None]) -> float | None:
+    known = [each for each in percents if each is not None]
+    return _rounded(sum(known)) if known else None
+
+
+def _rounded(value: float) -> float:
+    return round(max(0.0, value), 1)

@@ -32,7 +32,8 @@ class RankSample:
 
     ``cpu_percent``, ``anon_bytes`` and ``threads`` are the rank's own process; ``workers`` counts its child processes
     that work for it (DataLoader workers), ``workers_cpu_percent`` is their sum. ``pss_bytes`` is of all of them, each
-    shared page counted once; it is read seldom. ``state`` is the kernel's letter.
+    shared page counted once; it is read seldom. ``state`` is the kernel's letter. ``wait_percent`` is the share of the
+    time in which the main thread could have run and had no CPU, the workers' again their sum.
     """
 
     rank: int
@@ -54,6 +55,8 @@ class RankSample:
     step_rate: float | None = None
     gpu: int | None = None
     gpu_memory_bytes: int | None = None
+    wait_percent: float | None = None
+    workers_wait_percent: float | None = None
 
 
 @dataclass(frozen=True)
