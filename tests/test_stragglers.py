@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.checks.straggler_series import slowest_rank
-from ddplaunch.checks.stragglers import CHECKS, by_code, stragglers
+from ddplaunch.checks.stragglers import CHECKS, by_code, late_rank, stragglers
 from ddplaunch.finding import Finding
 from ddplaunch.probes.samples import HostSample, Sample
 from tests.cli_calls import Call, call, folder
@@ -114,6 +114,9 @@ def test_the_slowest_rank() -> None:
     assert slowest_rank([]) is None and slowest_rank(run_samples()) is None
     assert slowest_rank(with_rank(run_samples(), 2, step_rate=9.1)) == 2
     assert slowest_rank(with_rank(run_samples(), 2, step_rate=None)) is None
+    starved = with_gpu(with_rank(run_samples(), 3, workers_cpu_percent=390.0), 3, utilization_percent=31)
+    assert slowest_rank(starved) is None and late_rank(starved, stragglers(starved)) == 3  # the others wait for it
+    assert late_rank(run_samples(), ()) is None
     jitter = run_samples()
     jitter[-1] = with_rank(jitter[-1:], 1, step_rate=6.0)[0]  # one late sample
     assert slowest_rank(jitter) is None

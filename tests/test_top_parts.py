@@ -248,7 +248,7 @@ def test_colour_is_never_alone() -> None:
         frame(samples, ABOUT, stragglers(samples), slowest_rank(samples), Look(100, 24, styled))
         for styled in (False, True)
     )
-    (row,) = [line for line in plain if line.endswith("slowest")]
+    (row,) = [line for line in plain if line.endswith("late")]
     assert any("\x1b[1;33m" in line and row in line for line in painted)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 from ddplaunch.checks.check import Check
-from ddplaunch.checks.straggler_series import LEAST_SAMPLES, Series, series_of
+from ddplaunch.checks.straggler_series import LEAST_SAMPLES, Series, series_of, slowest_rank
 from ddplaunch.checks.straggler_values import (
     gpu_memory,
     gpu_percent,
@@ -220,6 +220,15 @@ def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
         except Exception:  # nothing here is worth a user's run
             continue
     return tuple(found)
+
+
+def late_rank(samples: Sequence[Sample], findings: Sequence[Finding]) -> int | None:
+    """Return the rank that the others wait for: the slowest, or the one that a finding names for being late."""
+    slowest = slowest_rank(samples)
+    named = {place for each in findings if each.code in ("gpu-throttled", "loader-starved") for place in each.where}
+    if slowest is None and len(named) == 1:
+        return int(named.pop().removeprefix("rank "))
+    return slowest
 
 
 def _declare(rule: Callable[[Sequence[Sample]], Iterator[Finding]]) -> Check:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.checks.straggler_series import slowest_rank
+from ddplaunch.checks.stragglers import late_rank
 from ddplaunch.cli.say import tell
 from ddplaunch.cli.top import Wish
 from ddplaunch.cli.top_watched import Watched
@@ -108,7 +108,11 @@ def _draw(screen: Screen, watched: Watched, first: int) -> None:
     keys = "q quit"
     screen.draw(
         frame(
-            samples, About(about.run_id, about.words, about.notes, keys), watched.findings, slowest_rank(samples), look
+            samples,
+            About(about.run_id, about.words, about.notes, keys),
+            watched.findings,
+            late_rank(samples, watched.findings),
+            look,
         )
     )
 
@@ -128,10 +132,18 @@ def _in_lines(watched: Watched, interval_s: float, wish: Wish) -> None:
                 {"code": each.code, "what": each.what, "fix": each.fix, "where": each.where}
                 for each in watched.findings
             ]
-            value = {"schema": 1, "run_id": watched.run.run_id, **sample_json(sample), "slowest": slowest_rank(samples)}
+            value = {
+                "schema": 1,
+                "run_id": watched.run.run_id,
+                **sample_json(sample),
+                "late": late_rank(samples, watched.findings),
+            }
             text = json.dumps({**value, "findings": found}) + "\n"
         else:
-            text = "\n".join(frame(samples, watched.about(), watched.findings, slowest_rank(samples), look)) + "\n\n"
+            text = (
+                "\n".join(frame(samples, watched.about(), watched.findings, late_rank(samples, watched.findings), look))
+                + "\n\n"
+            )
         taken += 1
         if not write(text) or (wish.count is not None and taken >= wish.count):
             return

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.checks.straggler_series import slowest_rank
-from ddplaunch.checks.stragglers import stragglers
+from ddplaunch.checks.stragglers import late_rank, stragglers
 from ddplaunch.cli.say import answer, tell
 from ddplaunch.cli.top import Wish
 from ddplaunch.errors import ExitStatus, usage
@@ -116,7 +115,8 @@ def _play(record: RunRecord, samples: Sequence[Sample], step_s: float) -> None:
                 (f"recorded, {age_text(samples[at].at_s - samples[0].at_s)} of {_length(samples)}",),
                 keys="q quit  space pause  left right step",
             )
-            screen.draw(frame(now, about, stragglers(now), slowest_rank(now), look))
+            findings = stragglers(now)
+            screen.draw(frame(now, about, findings, late_rank(now, findings), look))
             playing = playing and at + 1 < len(samples)
             key = screen.wait(time.monotonic() + (step_s if playing else 3600.0))
             if key == "q":

@@ -40,7 +40,7 @@ class Column:
         return text + pad if self.left else pad + text
 
 
-def columns_of(samples: Sequence[Sample], slowest: int | None, look: Look) -> list[Column]:
+def columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[Column]:
     """Return every column, for the newest sample's ranks; those that say nothing have empty cells only."""
     ranks = samples[-1].ranks
     gpus = [samples[-1].gpu_of(rank) for rank in ranks]
@@ -76,7 +76,7 @@ def columns_of(samples: Sequence[Sample], slowest: int | None, look: Look) -> li
         Column("W", [_number(_of(gpu, "power_w"), ".0f") for gpu in gpus], 4),
         Column("°C" if look.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
         Column("MHz", [_number(_of(gpu, "clock_mhz"), ".0f") for gpu in gpus], 9),
-        Column("", [_note(rank, gpu, slowest) for rank, gpu in pairs], left=True),
+        Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
     ]  # fmt: skip
 
 
@@ -124,8 +124,8 @@ def _disk(rank: RankSample) -> str:
     return f"{(rank.read_bytes_s + rank.write_bytes_s) / _MIB:.1f}"
 
 
-def _note(rank: RankSample, gpu: GpuSample | None, slowest: int | None) -> str:
-    words = ["slowest"] if rank.rank == slowest else []
+def _note(rank: RankSample, gpu: GpuSample | None, late: int | None) -> str:
+    words = ["late"] if rank.rank == late else []
     words += ["lost"] if gpu is not None and gpu.fault else []
     words += ["slowed"] if gpu is not None and gpu.slowdowns else []
     words += [_STATES[rank.state]] if rank.state in _STATES else []

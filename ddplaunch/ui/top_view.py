@@ -29,14 +29,14 @@ class About:
 
 
 def frame(
-    samples: Sequence[Sample], about: About, findings: Sequence[Finding], slowest: int | None, look: Look
+    samples: Sequence[Sample], about: About, findings: Sequence[Finding], late: int | None, look: Look
 ) -> list[str]:
     """Return the lines of one screen, none wider than it; the newest sample is shown, those before give the bars."""
     head = [paint(_clipped(_first_line(samples, about, look), look), "bold", look.styled)]
     rows: list[str] = []
     if samples:
         head += _packed(_host_words(samples, look), look)
-        rows = _table(samples, slowest, look)
+        rows = _table(samples, late, look)
     tail = [line for note in about.notes for line in wrap(_spelled(visible(note), look), look.width, "", "  ")]
     for finding in findings:
         tail += _finding(finding, look)
@@ -106,11 +106,11 @@ def _packed(words: Sequence[str], look: Look) -> list[str]:
     return lines
 
 
-def _table(samples: Sequence[Sample], slowest: int | None, look: Look) -> list[str]:
+def _table(samples: Sequence[Sample], late: int | None, look: Look) -> list[str]:
     last = samples[-1]
     if not last.ranks:
         return ["no rank runs"]
-    columns = [column for column in columns_of(samples, slowest, look) if any(column.texts)]
+    columns = [column for column in columns_of(samples, late, look) if any(column.texts)]
     while len(columns) > 2 and sum(column.cells + 2 for column in columns) - 2 > look.width:
         most = max(columns, key=lambda column: column.spared)
         if not most.spared:
@@ -120,7 +120,7 @@ def _table(samples: Sequence[Sample], slowest: int | None, look: Look) -> list[s
     lines[0] = paint(_clipped(lines[0], look), "dim", look.styled)
     for row, rank in enumerate(last.ranks):
         text = _clipped(_GAP.join(column.cell(column.texts[row]) for column in columns).rstrip(), look)
-        lines.append(paint(text, "warning", look.styled and rank.rank == slowest))
+        lines.append(paint(text, "warning", look.styled and rank.rank == late))
     return lines
 
 
