@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from ddplaunch.agent.movement import Usage
 from ddplaunch.agent.processes import own_processes
 
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def usage(pids: Mapping[int, int]) -> Usage:
     """Return what each rank of ``pids`` (rank to pid), and what is in its session, has used since it started.
 
-    CPU time counts that of children that have ended; proc_pid_stat(5) fields 14 to 17, proc_pid_io(5).
+    CPU time counts that of children that have ended, and the time in which a busy machine let the main thread wait for
+    a CPU: proc_pid_stat(5) fields 12 and 14 to 17, https://docs.kernel.org/scheduler/sched-stats.html. Bytes are those
+    of proc_pid_io(5) and the pages that had to be fetched.
     """
     ranks = {pid: rank for rank, pid in pids.items()}
     cpu_s = dict.fromkeys(pids, 0.0)
@@ -23,8 +26,9 @@ def usage(pids: Mapping[int, int]) -> Usage:
     for one in own_processes():
         rank = ranks.get(one.session, ranks.get(one.pid))
         if rank is not None:
-            cpu_s[rank] += _cpu_s(one.pid)
-            io_bytes[rank] += _io_bytes(one.pid)
+            used_s, faults = _cpu_s(one.pid)
+            cpu_s[rank] += used_s + _starved_s(one.pid)
+            io_bytes[rank] += _io_bytes(one.pid) + faults * _PAGE_BYTES
     return Usage(time.monotonic(), cpu_s, io_bytes)
 
 
@@ -40,9 +44,15 @@ def uses_gpu(pid: int) -> bool:
         return False
 
 
-def _cpu_s(pid: int) -> float:
+def _cpu_s(pid: int) -> tuple[float, int]:
+    """Return CPU seconds and major faults."""
     fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
-    return sum(map(int, fields[11:15])) / _TICKS_PER_S if len(fields) > 15 else 0.0
+    return (sum(map(int, fields[11:15])) / _TICKS_PER_S, int(fields[9])) if len(fields) > 15 else (0.0, 0)
+
+
+def _starved_s(pid: int) -> float:
+    fields = _read(f"/proc/{pid}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 def _io_bytes(pid: int) -> int:

@@ -32,8 +32,9 @@ def condition(group: Group, busy: Mapping[int, float]) -> Condition:
     if stack.state == "D" or _FILES.search(stack.kernel):
         why = f"{who} waits in the kernel{_function(stack.kernel)} for a disk or a file server"
         return Condition(why, ("`findmnt` and `dmesg | tail` show mounts that do not answer",))
-    if (share := busy.get(stack.rank)) is not None:
-        why = f"{who} computes ({share:.0%} of a core) without coming to an end"
+    if (share := busy.get(stack.rank)) is not None or stack.state == "R":
+        used = "" if share is None else f" ({min(share, 1.0):.0%} of a core)"
+        why = f"{who} computes{used} without coming to an end"
         return Condition(why, (f"look for a loop at `{place.path}:{place.line}` that never ends",))
     if place.kind == "loader":
         fixes = ("`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides",)
