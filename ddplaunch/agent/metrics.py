@@ -94,7 +94,9 @@ def record(wanted: Mapping[str, Any], descriptor: int, every_s: float = _EVERY_S
     ]
     file = MetricsFile(directory)
     steps = Steps(directory / f"attempt-{wanted['attempt']}", [rank.rank for rank in ranks])
-    sampler = Sampler(ranks, wanted["attempt"], wanted["host"], lambda: steps.progress(time.time()), GpuUsage())
+    sampler = Sampler(
+        ranks, wanted["attempt"], wanted["host"], lambda: steps.progress(time.time()), GpuUsage(), pss=False
+    )
     sampler.sample()  # rates begin with the second
     taken, next_s = 0, time.monotonic()
     while file.open:

@@ -38,7 +38,7 @@ def show(wish: Wish) -> int:
         _lines(record, samples)
     elif wish.screen:
         with suppress(KeyboardInterrupt):
-            _play(record, samples[min(samples)], wish.interval_s or _STEP_S)
+            _play(record, samples[min(samples)], wish.interval_s or _STEP_S, _others(samples))
     else:
         out = sys.stdout
         look = Look(width(out), None, styled(out), unicode_ok(out), bars=False)
@@ -102,7 +102,7 @@ def _lines(record: RunRecord, samples: Mapping[int, Sequence[Sample]]) -> None:
                 return
 
 
-def _play(record: RunRecord, samples: Sequence[Sample], step_s: float) -> None:
+def _play(record: RunRecord, samples: Sequence[Sample], step_s: float, notes: tuple[str, ...]) -> None:
     """Show one sample after the other, until q; a space pauses, the arrows step."""
     at, playing = 0, True
     with Screen(sys.stdout) as screen:
@@ -113,6 +113,7 @@ def _play(record: RunRecord, samples: Sequence[Sample], step_s: float) -> None:
             about = About(
                 record.run_id,
                 (f"recorded, {age_text(samples[at].at_s - samples[0].at_s)} of {_length(samples)}",),
+                notes,
                 keys="q quit  space pause  left right step",
             )
             findings = stragglers(now)
@@ -124,6 +125,13 @@ def _play(record: RunRecord, samples: Sequence[Sample], step_s: float) -> None:
             playing = playing if key in (None, "resize") else key == " " and not playing
             step = {"left": -1, "right": 1}.get(key or "", 1 if key is None and playing else 0)
             at = max(0, min(len(samples) - 1, at + step))
+
+
+def _others(samples: Mapping[int, Sequence[Sample]]) -> tuple[str, ...]:
+    first, *more = sorted(samples)
+    if not more:
+        return ()
+    return (f"node {first} of {len(samples)}: `--replay --json`, `--plot` and `--replay | cat` have all of them",)
 
 
 def _length(samples: Sequence[Sample]) -> str:

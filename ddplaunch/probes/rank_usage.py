@@ -47,8 +47,8 @@ class _Used:
 class RankUsage:
     """Reads the ranks of one attempt; each call tells what was used since the call before."""
 
-    def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc") -> None:
-        """Read nothing yet."""
+    def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc", pss: bool = True) -> None:
+        """Read nothing yet. Without ``pss`` the proportional sizes are left out: reading those costs the ranks most."""
         self._proc = proc
         self.ranks = tuple(ranks)
         self._by_pid = {rank.pid: rank for rank in ranks}
@@ -57,7 +57,7 @@ class RankUsage:
         self._io: dict[int, tuple[int, int]] = {}
         self._at_s = 0.0
         self._pss: dict[int, int] = {}
-        self._pss_due_s = 0.0
+        self._pss_due_s = 0.0 if pss else float("inf")
         self._omp = {rank.pid: _omp_threads(f"{proc}/{rank.pid}/environ") for rank in ranks}
         self.members: dict[int, int] = {}  # pid → rank, of the ranks and their children, as of the last call
 

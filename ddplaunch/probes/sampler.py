@@ -18,11 +18,17 @@ class Sampler:
     """One attempt's ranks, the GPUs and this host. ``progress`` tells what the ranks' output says of their steps."""
 
     def __init__(
-        self, ranks: Sequence[RankIdentity], attempt: int, host: str, progress: ProgressOf, gpus: GpuUsage
+        self,
+        ranks: Sequence[RankIdentity],
+        attempt: int,
+        host: str,
+        progress: ProgressOf,
+        gpus: GpuUsage,
+        pss: bool = True,
     ) -> None:
-        """Read nothing yet."""
+        """Read nothing yet. ``pss`` as in ``RankUsage``."""
         self._attempt, self._host_name = attempt, host
-        self._ranks, self._host = RankUsage(ranks), HostUsage()
+        self._ranks, self._host = RankUsage(ranks, pss=pss), HostUsage()
         self._gpus, self._places = gpus, GpuOfRank(ranks)
         self._progress = progress
 
