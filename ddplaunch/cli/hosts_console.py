@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import threading
 from typing import Literal
 
 _WAITING = 64 << 20  # bytes; all of it is in the record anyway
 _LINE = 1 << 16
+_OWN_PREFIX = re.compile(rb"\[[^\]]+:\d+\] ")
 
 
 class Console:
@@ -42,6 +44,8 @@ class Console:
         self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
 
     def _named(self, node: int, line: bytes) -> bytes:
+        if self._prefixed and _OWN_PREFIX.match(line):
+            return line + b"\n"
         return b"[" + self._names[node].encode() + b"] " + line + b"\n"
 
     def _put(self, descriptor: int, data: bytes) -> None:
@@ -71,7 +75,7 @@ class Console:
             self._write_all(descriptor, data)
             self._waiting -= len(data)
             if os.isatty(descriptor):
-                self._at_line_start = data.endswith((b"\n", b"\r"))
+                self._at_line_start = data.endswith(b"\n")
 
     def _write_all(self, descriptor: int, data: bytes) -> None:
         view = memoryview(data)

@@ -8,12 +8,11 @@ from dataclasses import replace
 from ddplaunch.checks.all_checks import run_across
 from ddplaunch.checks.check import Outcome
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.hosts_run import Asked, facts_of, hosts_of, once
+from ddplaunch.cli.hosts_run import Asked, by_host, facts_of, hosts_of, once
 from ddplaunch.cli.prepare import check
 from ddplaunch.cli.say import answer, answer_json
 from ddplaunch.cli.target import parse_target
 from ddplaunch.errors import ExitStatus
-from ddplaunch.finding import Finding
 from ddplaunch.hosts.gather import meet
 from ddplaunch.hosts.links import Links, allow_many
 from ddplaunch.launch.hosts_plan import Meeting
@@ -39,14 +38,15 @@ def doctor_hosts(options: Options, asked: Asked, script: list[str] | None, profi
         ignored = {item.value for item in options.ignore}
         across = run_across(reports, ignored) if reports else ()
         own = [check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports]
-        findings = [*gathered.missing, *(finding for outcome in across for finding in outcome.findings)]
+        found = by_host(gathered.missing)
+        found += [(None, finding) for outcome in across for finding in outcome.findings]
         for report, outcomes in zip(reports, own, strict=True):
-            findings += [_at(report.name, each) for outcome in outcomes for each in outcome.findings]
+            found += [(report.name, each) for outcome in outcomes for each in outcome.findings]
         if len(reports) > 1:
             port = options.master_port.value if options.master_port else None
             meeting = meet(links, gathered.links, port, options.master_addr.value if options.master_addr else None)
-            findings += [] if isinstance(meeting, Meeting) else meeting
-    said = once(tuple(findings), len(hosts))
+            found += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
+    said = once(found, len(hosts))
     if json:
         answer_json(hosts_json(reports, own, across, said))
     else:
@@ -57,10 +57,6 @@ def doctor_hosts(options: Options, asked: Asked, script: list[str] | None, profi
         )
     crashed = any(outcome.status == "crashed" for outcomes in (across, *own) for outcome in outcomes)
     return ExitStatus.FINDINGS if said or crashed else ExitStatus.DONE
-
-
-def _at(host: str, finding: Finding) -> Finding:
-    return replace(finding, where=(host,))
 
 
 def _passed(outcomes: tuple[Outcome, ...]) -> int:

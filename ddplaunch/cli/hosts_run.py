@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,18 +176,29 @@ def refuse_own_place(options: Options) -> None:
 def refuse_missing(missing: tuple[Finding, ...], hosts: int) -> None:
     """Raise RefusedError where a host did not answer; what all of them lack is said once."""
     if missing:
-        raise RefusedError(*once(missing, hosts))
+        raise RefusedError(*once(by_host(missing), hosts))
 
 
-def once(findings: tuple[Finding, ...], hosts: int) -> tuple[Finding, ...]:
-    """Return each finding once, with all the hosts that it is about."""
-    places: dict[tuple[Any, ...], list[str]] = {}
-    first: dict[tuple[Any, ...], Finding] = {}
-    for each in findings:
-        key = (each.code, each.severity, each.what, each.fix)
-        first.setdefault(key, each)
-        places.setdefault(key, []).extend(place for place in each.where if place not in places[key])
-    return tuple(replace(each, where=tuple(places[key])) for key, each in first.items())
+def once(found: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:
+    """Return each finding once, with the hosts that it is about in front of its places, unless it is about all of them.
+
+    ``found`` names the host of each finding; None where the finding does so itself.
+    """
+    groups: dict[tuple[Any, ...], tuple[Finding, list[str]]] = {}
+    for host, finding in found:
+        key = (finding.code, finding.severity, finding.what, finding.fix)
+        named = groups.setdefault(key, (finding, []))[1]
+        if host is not None and host not in named:
+            named.append(host)
+    return tuple(
+        finding if finding.where and len(named) == hosts else replace(finding, where=(*named, *finding.where))
+        for finding, named in groups.values()
+    )
+
+
+def by_host(missing: Sequence[Finding]) -> list[tuple[str | None, Finding]]:
+    """Return the findings about hosts that did not answer, each with its host beside it."""
+    return [(finding.where[0], replace(finding, where=())) for finding in missing]
 
 
 def facts_of(
@@ -242,6 +253,7 @@ def plan(
     run_id = options.run_id.value if options.run_id else new_run_id()
     script = script_report(target, Path.cwd())
     parts, launches = [], []
+    found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
     for node, (host, report) in enumerate(zip(hosts, gathered.reports, strict=True)):
         mine = part(options, node, meeting, run_id, host.devices)
         if not isinstance(report.facts.network, Unavailable):
@@ -251,8 +263,8 @@ def plan(
         parts.append(mine)
         launches.append(launch)
         for outcome in check(mine, launch, report.facts, script):
-            findings += tuple(replace(each, where=(report.name, *each.where)) for each in outcome.findings)
-    return Planned(tuple(parts), tuple(launches), once(findings, len(hosts)))
+            found += [(report.name, finding) for finding in outcome.findings]
+    return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
 
 
 def _unchecked(options: Options) -> bool:

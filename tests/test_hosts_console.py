@@ -1,0 +1,82 @@
+"""What hosts print on one console, and findings of many hosts said once."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from ddplaunch.cli.hosts_console import Console
+from ddplaunch.cli.hosts_run import Asked, asked_for, by_host, once
+from ddplaunch.errors import UsageError
+from ddplaunch.finding import Finding, error
+
+
+def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    console = Console(("a", "b"), prefixed=False)
+    console.show(0, "out", b"bar 10%\rbar 2")
+    console.show(1, "err", b"first\nsec")
+    console.show(0, "out", b"0%\r\0")
+    console.show(1, "err", b"ond\n\nthird")
+    console.close()
+    out, err = capfdbinary.readouterr()
+    assert out == b"bar 10%\rbar 20%\r\0"
+    assert err == b"[b] first\n[b] second\n[b] third\n"
+
+
+def test_lines_that_name_their_rank_are_not_named_again(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    console = Console(("a", "b"), prefixed=True)
+    console.show(1, "out", b"[b:2] one\n")
+    console.show(1, "err", b"[b:2] two\nthree\n")
+    console.close()
+    assert capfdbinary.readouterr() == (b"[b:2] one\n", b"[b:2] two\n[b] three\n")
+
+
+def test_a_console_that_stands_still_holds_nobody_up() -> None:
+    reading, writing = os.pipe()
+    before = os.dup(1)
+    os.dup2(writing, 1)
+    try:
+        console = Console(("a",), prefixed=False)
+
+        def show() -> None:
+            for _ in range(64):
+                console.show(0, "out", b"x" * 65536)
+
+        shown = threading.Thread(target=show)
+        shown.start()
+        shown.join(10)
+        assert not shown.is_alive()
+        left = 64 * 65536
+        while left:
+            left -= len(os.read(reading, 65536))
+        console.close()
+    finally:
+        os.dup2(before, 1)
+        for descriptor in (before, reading, writing):
+            os.close(descriptor)
+
+
+def finding(what: str, *where: str) -> Finding:
+    return error("some-code", what, why="so", fix="do it", where=where)
+
+
+def test_findings_are_said_once_with_their_hosts() -> None:
+    found = [("a", finding("x", "t.py")), ("b", finding("x", "t.py")), ("b", finding("y")), (None, finding("z", "c"))]
+    assert [(each.what, each.where) for each in once(found, 2)] == [("x", ("t.py",)), ("y", ("b",)), ("z", ("c",))]
+    missing = by_host([finding("gone", "a"), finding("gone", "b")])
+    assert [each.where for each in once(missing, 2)] == [("a", "b")]
+
+
+def test_flags() -> None:
+    flags = {"hosts": "a,b", "hostfile": None, "include": [], "exclude": ["b"], "join_timeout": "60"}
+    assert asked_for(flags) == Asked("a,b", exclude=("b",), join_timeout=60.0)
+
+
+@pytest.mark.parametrize(
+    "flags", [{"hosts": "a", "join_timeout": "soon"}, {"hosts": "a", "join_timeout": "-1"}, {"chdir": "/x"}]
+)
+def test_flags_that_cannot_be(flags: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        asked_for(flags)
