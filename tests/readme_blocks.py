@@ -1,8 +1,10 @@
 """Runs the commands that a document shows and hands back what they print; refuses to edit what it has read.
 
 A block is a fence behind ``<!-- output: MODE -->``. Its lines with ``$`` are run by bash in an empty directory that
-holds the document's own ``train.py``; all other lines are output. MODE says which stream is shown (``stdout``,
-``stderr``, ``both``), or ``doctor``: all of stdout, of which only the shape has to agree on another machine.
+holds the files of README.md; all other lines are output. MODE says which stream is shown (``stdout``, ``stderr``,
+``both``), ``table``, whose numbers may differ, or ``doctor``: all of stdout, of which only the shape has to agree on
+another machine. ``MODE, goes on`` runs in the directory of the block before it. A line ``<!-- before: COMMAND -->`` in
+front is run first, unseen: what another terminal does; what it leaves in the background is ended with the block.
 """
 
 from __future__ import annotations
@@ -10,16 +12,29 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-BLOCK = re.compile(r"<!-- output: (?P<mode>\w+) -->\n```console\n(?P<text>.*?)```\n", re.DOTALL)
+BLOCK = re.compile(
+    r"(?:<!-- before: (?P<before>.*?) -->\n)?"
+    r"<!-- output: (?P<mode>\w+)(?P<goes_on>, goes on)? -->\n```console\n(?P<text>.*?)```\n",
+    re.DOTALL,
+)
 SAMPLE = re.compile(r"<!-- file: (?P<name>[\w./]+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
-REDIRECTION = {"stdout": "2>/dev/null", "stderr": "2>&1 >/dev/null", "both": "2>&1", "doctor": "2>/dev/null"}
-DEADLINE_S = 240
-# Prints a prompt without losing the status of the command before it, so that `echo $?` can be shown.
+REDIRECTION = {
+    "stdout": "2>/dev/null",
+    "stderr": "2>&1 >/dev/null",
+    "both": "2>&1",
+    "table": "2>/dev/null",
+    "doctor": "2>/dev/null",
+}
+DEADLINE_S = 120
+HOME = "/home/ada"
+#: Prints a prompt without losing the status of the command before it, so that `echo $?` can be shown.
 SHOW = 'show() { local status=$?; printf "%s\\n" "$1"; return $status; }'
 #: Findings about the machine that runs the tests; a document shows a machine without any.
 OF_THE_MACHINE = (
@@ -34,11 +49,21 @@ class Block:
 
     mode: str
     text: str
+    before: str = ""
+    goes_on: bool = False
 
     @property
     def commands(self) -> tuple[str, ...]:
         """The commands without their prompt; a line that ends in a backslash goes on in the next."""
         return tuple(re.findall(r"^\$ ((?:[^\n]*\\\n)*[^\n]*)\n", self.text, re.MULTILINE))
+
+    @property
+    def slow(self) -> bool:
+        """Return whether torch is imported or ranks are started: runs that are not refused are named."""
+        return any(
+            ("--run-id" in command and "--dry-run" not in command) or command.startswith("ddplaunch doctor")
+            for command in (self.before, *self.commands)
+        )
 
     def __str__(self) -> str:
         return self.commands[0] if self.commands else "no command"
@@ -46,7 +71,21 @@ class Block:
 
 def blocks(document: str) -> tuple[Block, ...]:
     """Return the console blocks of a document, in order."""
-    return tuple(Block(match["mode"], match["text"]) for match in BLOCK.finditer(document))
+    return tuple(
+        Block(match["mode"], match["text"], match["before"] or "", bool(match["goes_on"]))
+        for match in BLOCK.finditer(document)
+    )
+
+
+def sessions(document: str) -> tuple[tuple[int, ...], ...]:
+    """Return the numbers of the blocks that run in one directory, for each directory."""
+    found: list[tuple[int, ...]] = []
+    for number, block in enumerate(blocks(document)):
+        if block.goes_on and found:
+            found[-1] += (number,)
+        else:
+            found.append((number,))
+    return tuple(found)
 
 
 def samples(document: str) -> dict[str, str]:
@@ -54,24 +93,25 @@ def samples(document: str) -> dict[str, str]:
     return {match["name"]: match["text"] for match in SAMPLE.finditer(document)}
 
 
-def run(block: Block, document: str, folder: Path) -> str:
-    """Run the block's commands in ``folder`` and return its text anew, with this machine's names taken out."""
-    for name, text in samples(document).items():
+def run(block: Block, files: Mapping[str, str], folder: Path) -> str:
+    """Run the block's commands in ``folder`` beside ``files``; return its text anew, without this machine's names."""
+    for name, text in files.items():
         folder.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
         folder.joinpath(name).write_text(text, encoding="utf-8")
-    lines = [SHOW]
+    lines = [SHOW, "trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT", block.before]
     for command in block.commands:
         lines += [f"show {shlex.quote('$ ' + command)}", f"{{ {command}\n}} {REDIRECTION[block.mode]}"]
     done = subprocess.run(
-        ["bash", "-c", "\n".join(lines)],
+        # `timeout` ends the whole process group, so that no run outlives its test
+        ["timeout", "--kill-after=20", str(DEADLINE_S), "bash", "-c", "\n".join(lines)],
         cwd=folder,
         env=environment(folder),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        timeout=DEADLINE_S,
         check=False,
     )
-    return shown(done.stdout.decode()).rstrip() + "\n"
+    assert done.returncode != 124, f"{block}: not done after {DEADLINE_S} s"
+    return shown(done.stdout.decode(), str(folder)).rstrip() + "\n"
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -86,23 +126,47 @@ def environment(home: Path) -> dict[str, str]:
     }
 
 
-def shown(output: str) -> str:
-    """Replace the names of this machine: its interpreter's path and, where doctor says it, its own name."""
+def shown(output: str, folder: str = "") -> str:
+    """Replace the names of this machine: its interpreter's path, its directory and its own name.
+
+    Of the traceback of a rank that lost the others, which differs between versions of torch, the first line stays.
+    """
     programs = re.escape(str(Path(sys.executable).parent))
     output = re.sub(rf"{programs}/python[\d.]*", "/venv/bin/python", output)
+    if folder:
+        output = output.replace(folder, HOME)
+    output = re.sub(rf"(?<= on ){re.escape(socket.gethostname())}\b", "node-1", output)
+    output = re.sub(rf"(?<=^\[){re.escape(socket.gethostname())}(?=:\d+\] )", "node-1", output, flags=re.MULTILINE)
     output = re.sub(r"^\S+( \(\S+\))?(?=, Python 3)", "node-1", output, flags=re.MULTILINE)
+    lost = r"(^\[rank\d+\]: Traceback .*\n)(?:.*\n)*?(?=^ddplaunch: |\Z)"
+    output = re.sub(lost, r"\1...\n", output, flags=re.MULTILINE)
     return re.sub(rf"^warning\[(?:{OF_THE_MACHINE})\]:.*?\n\n", "", output, flags=re.MULTILINE | re.DOTALL)
 
 
 def comparable(block: Block, text: str) -> str:
-    """Return what must be equal on every machine: CPU counts, Python's options and torch's own log lines left out."""
+    """Return what must be equal on every machine.
+
+    Left out are numbers of CPUs and times, all numbers of a table but those of ranks and lines of code, Python's
+    options, torch's own log lines, and what the other ranks noticed of a failure, which is a matter of chance. Where a line of
+    speech wraps depends on the length of such things.
+    """
     if block.mode == "doctor":
         families = re.findall(r"^  (\w+) +\d+ (?:passed|skipped|error|warning)", text, re.MULTILINE)
         verdict = re.fullmatch(r".*\d+ checks? passed.*", text.rstrip().rpartition("\n")[2])
         return f"{block.commands} {families} {'a verdict' if verdict else 'no verdict'}"
     text = text.replace("/python -P ", "/python ")  # Python has it since 3.11
+    text = re.sub(r"^\[?[WI][\d:. ]+.*\n|^\[Gloo\].*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^\[rank\d+\]: Traceback .*\n\.\.\.\n", "", text, flags=re.MULTILINE)
+    if block.mode == "table":
+        # `ps` has a column only where a run of this machine has something for it
+        text = re.sub(rf"\b(?:BATCH|GPUS|WHO|HOSTS|node-1|{re.escape(socket.gethostname())})\b", "", text)
+        text = re.sub(r"(?<!rank )(?<!py:)\b\d[\d.:]*(?: s| min)?\b", "N", text)
+        return " ".join(text.split())
+    if block.mode != "stdout":
+        text = re.sub(r"\s+", " ", text)
     text = re.sub(r"\d+ usable CPUs?", "N usable CPUs", text)
     text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N", text)
     text = re.sub(r"\d+ variables set", "N variables set", text)
-    text = re.sub(r"(?<=ddplaunch: done after )[\d.]+ s", "N s", text)
-    return re.sub(r"^\[?[WI][\d:. ]+.*\n|^\[Gloo\].*\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"(?<=\.err:)\d+", "N", text)  # Python versions draw tracebacks with more or fewer lines
+    text = re.sub(r"\(pid \d+\)", "(pid N)", text)
+    return re.sub(r"\b(after|for) [\d.]+ s\b", r"\1 N s", text)

@@ -1,11 +1,13 @@
-"""README.md and CONTRIBUTING.md say what is true: their output is printed anew, their names exist, their code runs."""
+"""The documents say what is true: their output is printed anew, their names exist, their code runs."""
 
 from __future__ import annotations
 
 import inspect
 import re
+import socket
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -15,16 +17,18 @@ from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.flags import OWN, flags_of
 from ddplaunch.current import Current
 from ddplaunch.errors import ExitStatus
+from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.launch.forward import NAMES
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
-from tests.readme_blocks import BLOCK, Block, blocks, comparable, run, shown
+from tests.explain.signature_rules import caught, idle, missed, unfilled
+from tests.readme_blocks import BLOCK, HOME, Block, blocks, comparable, run, samples, sessions, shown
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = {
-    name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 }
-STARTS_TORCH = ("ddplaunch run 2 --device cpu --batch-size 8 --base-lr 0.01 --run-id first -- ", "ddplaunch doctor")
 OUR_FLAGS = {
     spelling
     for command in OWN
@@ -33,34 +37,48 @@ OUR_FLAGS = {
 }
 
 
-def slow(block: Block) -> bool:
-    """Return whether torch is imported or ranks are started."""
-    return any(command.startswith(STARTS_TORCH) for command in block.commands)
-
-
 @pytest.mark.parametrize(
-    "number",
+    ("name", "session"),
     [
-        pytest.param(number, marks=[pytest.mark.slow] if slow(block) else [], id=str(block))
-        for number, block in enumerate(blocks(DOCUMENTS["README.md"]))
+        pytest.param(
+            name,
+            session,
+            marks=[pytest.mark.slow] if any(blocks(document)[number].slow for number in session) else [],
+            id=f"{name}: {blocks(document)[session[0]]}",
+        )
+        for name, document in DOCUMENTS.items()
+        for session in sessions(document)
     ],
 )
-def test_output_is_what_the_commands_print(number: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    document = README.read_text(encoding="utf-8")
-    block = blocks(document)[number]
-    assert block.commands
-    printed = run(block, document, tmp_path)
-    if request.config.getoption("--accept-golden"):
-        match = list(BLOCK.finditer(document))[number]
-        README.write_text(document[: match.start("text")] + printed + document[match.end("text") :], encoding="utf-8")
-        return
-    assert comparable(block, printed) == comparable(block, block.text), "pytest --accept-golden writes it anew"
+def test_output_is_what_the_commands_print(name: str, session: tuple[int, ...], request: pytest.FixtureRequest) -> None:
+    with TemporaryDirectory(prefix="readme-") as folder:
+        for number in session:
+            document = (ROOT / name).read_text(encoding="utf-8")
+            block = blocks(document)[number]
+            assert block.commands
+            printed = run(block, samples(DOCUMENTS["README.md"]), Path(folder))
+            if request.config.getoption("--accept-golden"):
+                match = list(BLOCK.finditer(document))[number]
+                text = document[: match.start("text")] + printed + document[match.end("text") :]
+                (ROOT / name).write_text(text, encoding="utf-8")
+            else:
+                assert comparable(block, printed) == comparable(block, block.text), "--accept-golden writes it anew"
 
 
 def test_every_output_block_is_found() -> None:
-    document = DOCUMENTS["README.md"]
-    assert len(blocks(document)) == document.count("<!-- output:") >= 5
-    assert document.count("```console\n") == len(blocks(document)), "a console block without a marker is not checked"
+    assert len(blocks(DOCUMENTS["README.md"])) >= 10
+    for document in DOCUMENTS.values():
+        assert len(blocks(document)) == document.count("<!-- output:")
+        assert document.count("```console\n") == len(blocks(document)), (
+            "a console block without a marker is not checked"
+        )
+        assert len([block for block in blocks(document) if block.before]) == document.count("<!-- before:")
+
+
+def test_a_block_that_goes_on_shares_the_directory_of_the_one_before() -> None:
+    block = "<!-- output: stdout{} -->\n```console\n$ ls\n```\n"
+    document = block.format("") + block.format(", goes on") + block.format("")
+    assert sessions(document) == ((0, 1), (2,))
 
 
 def test_another_machine_prints_the_same_but_another_word_differs() -> None:
@@ -91,10 +109,56 @@ def test_flags_in_the_documents_exist() -> None:
                 assert not flag.startswith("--") or flag in {*OUR_FLAGS, "--", "--help"}, f"{name}: {line}"
 
 
+def test_what_differs_between_two_failures_alike_does_not_count() -> None:
+    block = Block(
+        "both",
+        f"""$ ddplaunch run 2 -- a.py
+[rank0]: Traceback (most recent call last):
+...
+ddplaunch: failed (exit status 1) after 4.8 s
+error[script-exception]: KeyError: 'bird'
+  --> rank 1 on node-1, {HOME}/a/rank-1.err:5
+""",
+    )
+    there = (
+        block.text.replace("4.8", "14.8")
+        .replace("err:5", "err:4")
+        .replace("[rank0]: Traceback (most recent call last):\n...\n", "")
+    )
+    assert comparable(block, there) == comparable(block, block.text)
+    assert comparable(block, there.replace("status 1", "status 134")) != comparable(block, block.text)
+    assert comparable(block, there.replace("rank 1 on", "rank 0 on")) != comparable(block, block.text)
+    lost = (
+        "[rank0]: Traceback (most recent call last):\n[rank0]:   File\nFatal Python error: Aborted\nddplaunch: failed\n"
+    )
+    assert shown(lost) == "[rank0]: Traceback (most recent call last):\n...\nddplaunch: failed\n"
+    assert shown("at /tmp/x/hangs.py:9 on " + socket.gethostname(), "/tmp/x") == f"at {HOME}/hangs.py:9 on node-1"
+
+
+def test_of_a_table_words_ranks_and_lines_of_code_count() -> None:
+    block = Block(
+        "table", "$ t\nRUN  STATE    AGE  SCRIPT\njog  running  47 s  jog.py\n  rank 1  hangs.py:9  0 % CPU\n"
+    )
+    there = block.text.replace("AGE  ", "AGE    BATCH  HOSTS   ").replace(
+        "47 s  ", f"2 min         {socket.gethostname()}  "
+    )
+    there = there.replace("0 %", "1 %")
+    assert comparable(block, there) == comparable(block, block.text)
+    for word, other in (("running", "failed"), ("rank 1", "rank 0"), ("py:9", "py:10")):
+        assert comparable(block, there.replace(word, other)) != comparable(block, block.text)
+
+
 def test_codes_in_the_documents_exist() -> None:
     for name, document in DOCUMENTS.items():
         for code in re.findall(r"\bcheck `([a-z0-9-]+)`", document):
             assert by_code(code), f"{name}: {code}"
+
+
+def test_the_table_of_diagnoses_is_complete() -> None:
+    (table,) = re.findall(r"^## Codes\n(.*?)(?=^[^|\n])", DOCUMENTS["docs/failures.md"], re.M | re.S)
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.M)
+    named = {signature.code for signature in all_signatures() if signature.role != "cascade"}
+    assert sorted(rows) == sorted(named | {"script-exception", "unknown"})
 
 
 def test_placeholders_are_those_of_the_program() -> None:
@@ -117,7 +181,7 @@ def test_links_and_files_exist() -> None:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)\)", document) + re.findall(
             r"`((?:scripts|tests)/[\w./]+)`", document
         ):
-            assert (ROOT / target).exists(), f"{name}: {target}"
+            assert (ROOT / target).exists() or ((ROOT / name).parent / target).exists(), f"{name}: {target}"
 
 
 def test_import_order_is_the_contract() -> None:
@@ -133,8 +197,8 @@ def test_families_are_named() -> None:
     assert all(f"`{family}`" in DOCUMENTS["CONTRIBUTING.md"] for family in families())
 
 
-def python_blocks() -> list[str]:
-    section = DOCUMENTS["CONTRIBUTING.md"].partition("## Add a check in ten lines")[2].partition("\n## ")[0]
+def python_blocks(heading: str = "## Add a check in ten lines") -> list[str]:
+    section = DOCUMENTS["CONTRIBUTING.md"].partition(heading)[2].partition("\n## ")[0]
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
 
 
@@ -167,3 +231,12 @@ def test_the_example_of_its_test_passes() -> None:
     assert tests
     for test in tests.values():
         test()
+
+
+def test_the_example_of_a_signature_keeps_the_rules() -> None:
+    (code,) = python_blocks("## Add a signature in ten lines")
+    namespace: dict[str, Any] = {}
+    exec(compile(code, "CONTRIBUTING.md", "exec"), namespace)
+    (signature,) = namespace["SIGNATURES"]
+    assert signature.code in {each.code for each in all_signatures()}
+    assert missed(signature) == caught(signature) == idle(signature) == unfilled(signature) == []
