@@ -8,7 +8,8 @@ import threading
 import pytest
 
 from ddplaunch.cli.hosts_console import Console
-from ddplaunch.cli.hosts_run import Asked, asked_for, by_host, once
+from ddplaunch.cli.hosts_flags import Asked, asked_for
+from ddplaunch.cli.hosts_prepare import by_host, once
 from ddplaunch.errors import UsageError
 from ddplaunch.finding import Finding, error
 

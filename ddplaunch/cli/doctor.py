@@ -42,9 +42,9 @@ def doctor(
         answer_json(list_json(every)) if json else answer(list_text(every, width(sys.stdout), styled(sys.stdout)))
         return ExitStatus.DONE
     if any(hosts.values()):
-        from ddplaunch.cli import hosts_doctor, hosts_run
+        from ddplaunch.cli import hosts_doctor, hosts_flags
 
-        return hosts_doctor.doctor_hosts(options, hosts_run.asked_for(hosts), script, profile, bool(json))
+        return hosts_doctor.doctor_hosts(options, hosts_flags.asked_for(hosts), script, profile, bool(json))
     options = with_configuration(options, profile, working_directory())
     facts, outcomes = examine(options, script)
     if report is not None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from ddplaunch.checks.all_checks import run_across
 from ddplaunch.checks.check import Outcome
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.hosts_run import Asked, by_host, facts_of, hosts_of, once
+from ddplaunch.cli.hosts_flags import Asked, hosts_of
+from ddplaunch.cli.hosts_prepare import by_host, facts_of, once
 from ddplaunch.cli.prepare import check
 from ddplaunch.cli.say import answer, answer_json
 from ddplaunch.cli.target import parse_target

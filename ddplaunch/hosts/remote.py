@@ -17,6 +17,7 @@ from typing import Any
 from ddplaunch.hosts.frames import GREETING, Frames, Kind, pack, unpack
 
 SILENCE_S = 15.0
+_UNUSED_S = 300.0  # before anything was started; the launcher may be waiting for other hosts
 _TICK_S = 0.1
 _READ = 1 << 16
 _QUEUE = 4 << 20  # output that the launcher has not taken yet; beyond it the ranks' guard has to wait
@@ -50,7 +51,8 @@ class Service:
                 self._job.insist()
                 if self._job.process.poll() is not None:
                     self._finish()
-            if not self._alone and time.monotonic() - self._heard_s > SILENCE_S and self._job is not None:
+            patience_s = SILENCE_S if self._job is not None else _UNUSED_S
+            if not self._alone and time.monotonic() - self._heard_s > patience_s:
                 self.lost()
             if self._alone and (self._job is None or self._ended):
                 return 0

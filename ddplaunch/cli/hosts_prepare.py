@@ -1,0 +1,179 @@
+"""From hosts to checked launches, one for each: the path that ``run --hosts`` and ``doctor --hosts`` share.
+
+It refuses to start anything.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.checks.all_checks import run_across
+from ddplaunch.cli.configuration import variables, working_directory
+from ddplaunch.cli.hosts_flags import Asked
+from ddplaunch.cli.prepare import check, choose_gpus, interpreter, record_directory, script_report
+from ddplaunch.errors import RefusedError, usage
+from ddplaunch.finding import Finding, Severity
+from ddplaunch.frozen import dataclass
+from ddplaunch.hosts.gather import Gathered, Question, ask_all, meet
+from ddplaunch.hosts.hostlist import Host
+from ddplaunch.hosts.links import Link, Links
+from ddplaunch.hosts.ssh import command
+from ddplaunch.launch.hosts_plan import HostReport, Meeting, forwarded, part
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.plan import Launch, Target
+from ddplaunch.launch.resolve import Situation, resolve
+from ddplaunch.probes.facts import ProbeRequest
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.run_id import new_run_id
+from ddplaunch.script.report import ScriptReport
+from ddplaunch.values import Unavailable
+
+FACTS_S = 20.0
+TORCH_S = 90.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Each host's part, what was decided for node 0, and what all checks found; errors refuse the launch."""
+
+    parts: tuple[Options, ...]
+    launches: tuple[Launch, ...]
+    findings: tuple[Finding, ...]
+
+    def refusing(self) -> tuple[Finding, ...]:
+        """Return the errors."""
+        return tuple(each for each in self.findings if each.severity is Severity.ERROR)
+
+
+def facts_of(
+    links: Links, hosts: tuple[Host, ...], asked: Asked, options: Options, target: Target | None, torch: bool = False
+) -> Gathered:
+    """Ask all hosts at once. Raises RefusedError where there is no ssh."""
+    python = asked.python or sys.executable
+    question = Question(
+        request=ProbeRequest(
+            data_paths=tuple(item.value for item in options.data),
+            output_paths=tuple(item.value for item in options.output),
+            import_torch=torch,
+        ),
+        python=python,
+        cwd=asked.chdir or str(working_directory()),
+        script=target.name if target is not None and target.kind == "script" else None,
+        env=forwarded(os.environ),
+        deadline_s=asked.join_timeout or (TORCH_S if torch else FACTS_S),
+    )
+
+    def start(name: str) -> Link:
+        return links.open(name, command(name, python))
+
+    try:
+        return ask_all(links, [host.name for host in hosts], start, question)
+    except FileNotFoundError as exception:
+        raise usage(
+            "there is no `ssh` on PATH",
+            why="hosts are reached by OpenSSH's own client",
+            fix="install it: `apt-get install openssh-client`, `dnf install openssh-clients`",
+            code="ssh-missing",
+        ) from exception
+
+
+def plan(
+    links: Links, hosts: tuple[Host, ...], gathered: Gathered, options: Options, target: Target, asked: Asked
+) -> Planned:
+    """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet."""
+    ignored = {item.value for item in options.ignore}
+    across = () if _unchecked(options) else run_across(gathered.reports, ignored)
+    findings = tuple(finding for outcome in across for finding in outcome.findings)
+    if any(each.severity is Severity.ERROR for each in findings):
+        return Planned((), (), findings)
+    meeting = meet(
+        links,
+        gathered.links,
+        options.master_port.value if options.master_port else None,
+        options.master_addr.value if options.master_addr else None,
+    )
+    if not isinstance(meeting, Meeting):
+        raise RefusedError(*meeting)
+    run_id = options.run_id.value if options.run_id else new_run_id()
+    script = script_report(target, Path.cwd())
+    parts, launches = [], []
+    found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
+    for node, (host, report) in enumerate(zip(hosts, gathered.reports, strict=True)):
+        mine = part(options, node, meeting, run_id, host.devices)
+        if not isinstance(report.facts.network, Unavailable):
+            network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
+            report = replace(report, facts=replace(report.facts, network=network))
+        launch = plan_host(mine, target, report, script, run_id, asked)
+        parts.append(mine)
+        launches.append(launch)
+        for outcome in check(mine, launch, report.facts, script):
+            found += [(report.name, finding) for finding in outcome.findings]
+    return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
+
+
+def _unchecked(options: Options) -> bool:
+    return options.checks is not None and not options.checks.value
+
+
+def plan_host(
+    options: Options,
+    target: Target,
+    report: HostReport,
+    script: ScriptReport | Unavailable,
+    run_id: str,
+    asked: Asked,
+) -> Launch:
+    """Decide one host's launch from what it reported. It decides again itself, from what it then sees."""
+    environ = report.facts.environment
+    record = record_directory(runs_directory(environ, run_dir_of(options), Path(report.cwd)), run_id)
+    situation = Situation(
+        facts=report.facts,
+        script=script,
+        environ=environ,
+        pairs=variables(options),
+        selection=choose_gpus(options, report.facts, environ, None, run_id),
+        python=(asked.python,) if asked.python else interpreter(),
+        run_id=run_id,
+        record=str(record),
+        plugin=report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none"),
+        cwd=report.cwd,
+    )
+    return resolve(options, target, situation)
+
+
+def run_dir_of(options: Options) -> str | None:
+    """Return what `--run-dir` said."""
+    return options.run_dir.value if options.run_dir else None
+
+
+def refuse_missing(missing: tuple[Finding, ...], hosts: int) -> None:
+    """Raise RefusedError where a host did not answer; what all of them lack is said once."""
+    if missing:
+        raise RefusedError(*once(by_host(missing), hosts))
+
+
+def once(found: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:
+    """Return each finding once, with the hosts that it is about in front of its places, unless it is about all of them.
+
+    ``found`` names the host of each finding; None where the finding does so itself.
+    """
+    groups: dict[tuple[Any, ...], tuple[Finding, list[str]]] = {}
+    for host, finding in found:
+        key = (finding.code, finding.severity, finding.what, finding.fix)
+        named = groups.setdefault(key, (finding, []))[1]
+        if host is not None and host not in named:
+            named.append(host)
+    return tuple(
+        finding if finding.where and len(named) == hosts else replace(finding, where=(*named, *finding.where))
+        for finding, named in groups.values()
+    )
+
+
+def by_host(missing: Sequence[Finding]) -> list[tuple[str | None, Finding]]:
+    """Return the findings about hosts that did not answer, each with its host beside it."""
+    return [(finding.where[0], replace(finding, where=())) for finding in missing]
