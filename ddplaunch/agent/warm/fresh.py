@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.agent.rank_site.sitecustomize import register, restore
 from ddplaunch.agent.warm import execute
 from ddplaunch.agent.warm.request import Request
 from ddplaunch.frozen import dataclass
@@ -44,6 +45,7 @@ def become(request: Request, origin: Origin) -> execute.Program:
     """
     os.environ.clear()
     os.environ.update(request.environ)
+    shows_stacks = restore(os.environ)
     sys.orig_argv = list(request.args)
     sys.argv = request.argv
     _main_module()
@@ -54,6 +56,8 @@ def become(request: Request, origin: Origin) -> execute.Program:
         forget(origin.launcher_modules)
     _signals()
     _faulthandler()
+    if shows_stacks:
+        register()
     _threads()
     _processes()
     _random(origin.seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddplaunch.agent.rank_site.sitecustomize import restore
 from ddplaunch.agent.warm.request import Request, is_python_command
 from ddplaunch.frozen import dataclass
 
@@ -65,7 +66,9 @@ def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], ta
         return f"{request.target} is no file"
     if not request.siblings:
         return "torchrun does not say how many ranks it starts (LOCAL_WORLD_SIZE)"
-    changed = changed_since_load(request.environ, at_load)
+    environ = dict(request.environ)
+    restore(environ)  # a forked rank needs no folder in PYTHONPATH to show its stacks
+    changed = changed_since_load(environ, at_load)
     if changed:
         return f"{changed[0]} was set after torchrun had loaded torch, which reads it only then"
     return None
