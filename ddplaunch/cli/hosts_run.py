@@ -40,6 +40,7 @@ from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
 
 _GRACE_S = 30.0
+_CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
 def run_on_hosts(options: Options, asked: Asked, script: list[str] | None, profile: str | None, dry_run: bool) -> int:
@@ -156,7 +157,9 @@ def _conclude(
     for end, report in zip(ends, reports, strict=True):
         found = outcome_of_node(directory, end.node)
         if found is not None:
-            outcomes[end.node] = without_skew(found, report.clock_ahead_s)
+            found = without_skew(found, report.clock_ahead_s)
+            if found.get("ended_s", 0.0) > begun_s - _CLOCK_S:  # an id may be used again
+                outcomes[end.node] = found
     verdict = decide(directory, ends, outcomes, interrupted)
     ended_s = time.time()
     problem = write_merged(directory, merged(run_id, outcomes, verdict, (begun_s, ended_s)))
