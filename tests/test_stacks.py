@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.rank_site import showing_stacks
+from ddplaunch.errors import ExitStatus
 from ddplaunch.explain.flight_recorder import flight, read_dump
 from ddplaunch.explain.hang import Stillness, hang_diagnosis
 from ddplaunch.explain.places import groups, place_of, ranks_text
@@ -22,7 +23,10 @@ from ddplaunch.explain.spinning import spinning
 from ddplaunch.explain.stacks import Frame, RankStack, ThreadStack, from_faulthandler, from_py_spy, stack_text
 from ddplaunch.hosts.rank_stacks import SIGNAL, Asked, take_stacks
 from ddplaunch.probes.process_table import read_process
-from tests.guarded import until
+from tests.cli_calls import Call, call, folder
+from tests.guarded import Guarded, until
+
+__all__ = ["call", "folder"]  # fixtures
 
 TORCH = "/v/lib/python3.11/site-packages/torch"
 ALL_REDUCE = (
@@ -306,6 +310,39 @@ def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
             seen.append(json.loads(done.stdout))
         assert seen[0] == seen[1]
         assert seen[1][2] is bool(before)
+
+
+# The command
+
+
+def test_the_command_shows_the_odd_one_out_first(tmp_path: Path, call: Call) -> None:
+    with Guarded(tmp_path, subprocess.DEVNULL, subprocess.DEVNULL) as one:
+        one.environment.update(LOCAL_RANK="0", **showing_stacks({}))
+        one.attempt([THREADS, LOOP, THREADS])
+        until(lambda: all(one.file(f"attempt-0/rank-{each}.out") for each in range(3)), "they run")
+        said = call("stacks", one.run_id, "--full")
+        assert said.status == ExitStatus.DONE, said.err
+        head, columns, first, second = said.out.splitlines()[:4]
+        assert head.startswith(f"{one.run_id}: 3 ranks here, in 2 places") and "where" in columns
+        assert "rank 1" in first and " in turn" in first and "ranks 0, 2" in second
+        assert "in _bootstrap" in said.out  # every thread
+        value = json.loads(call("stacks", one.run_id, "--json").out)
+        assert [group["ranks"] for group in value["groups"]] == [[1], [0, 2]]
+        assert value["ranks"][1]["threads"][0]["frames"][0]["function"] == "turn"
+        assert all(process.poll() is None for process in one.ranks.values())
+
+
+def test_the_command_says_what_is_missing_and_disturbs_nobody(tmp_path: Path, call: Call) -> None:
+    with Guarded(tmp_path, subprocess.DEVNULL, subprocess.DEVNULL) as one:
+        one.environment.update(LOCAL_RANK="0")
+        one.attempt([THREADS])
+        until(lambda: one.file("attempt-0/rank-0.out") == b"up\n", "it runs")
+        said = call("stacks", one.run_id)
+        assert said.status == ExitStatus.FINDINGS
+        assert "warning[stacks-unavailable]" in said.err and "`pip install py-spy`" in said.err
+        assert one.ranks[0].poll() is None
+    gone = call("stacks", one.run_id)
+    assert gone.status == ExitStatus.USAGE and "no record of a run" in gone.err
 
 
 # Flight recorders

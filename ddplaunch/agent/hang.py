@@ -147,12 +147,15 @@ class HangWatch:
     # In the thread
 
     def _report(self) -> None:
-        from ddplaunch.agent.hang_report import describe, look
+        from ddplaunch.agent.hang_report import describe, gpus_work, look
 
         heard_s, still_s = self._heard_s(), self.still_s
         stacks = look(self._run, self._pids(), fatally=self._stops)
-        if self._heard_s() == heard_s or self._run.stopped is not None:
-            self._conclude(describe(self._run, self._attempt, stacks, self._shares, still_s))
+        diagnosis = describe(self._run, self._attempt, stacks, self._shares, still_s)
+        if self._run.stopped is None and gpus_work(diagnosis, self._pids()):
+            self._idle_since.clear()
+        elif self._heard_s() == heard_s or self._run.stopped is not None:
+            self._conclude(diagnosis)
 
     def _sample(self) -> None:
         from ddplaunch.agent.hang_report import describe, look

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.processes import process, send_signal
+from ddplaunch.agent.usage import uses_gpu
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.hang import Stillness, hang_diagnosis
 from ddplaunch.explain.places import groups, ranks_text
 from ddplaunch.explain.stacks import RankStack, from_faulthandler, stack_text
 from ddplaunch.finding import Severity
+from ddplaunch.hosts.gpu_work import working_gpus
 from ddplaunch.hosts.rank_stacks import Asked, take_stacks, with_workers
 from ddplaunch.ui.outcome_view import as_finding, duration_text
 from ddplaunch.ui.speech import finding_text
@@ -108,6 +110,16 @@ def _world_size(pid: int) -> int:
     except OSError:
         return 0
     return int(found[1]) if found else 0
+
+
+def gpus_work(diagnosis: Diagnosis, pids: Mapping[int, int]) -> bool:
+    """Return whether GPUs compute for ranks that only seem to stand still.
+
+    Where ranks wait for each other the use of GPUs says nothing: a collective that waits is a kernel that runs.
+    """
+    if diagnosis.code != "hang" or not all(uses_gpu(pid) for pid in pids.values()):
+        return False
+    return working_gpus() >= len(pids) > 0
 
 
 def time_is_up(run: GuardedRun, stacks: tuple[RankStack, ...]) -> Diagnosis:

@@ -25,6 +25,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import find_run
 from ddplaunch.records.flight_dumps import flight_dumps
 from ddplaunch.records.log_files import log_files
+from ddplaunch.records.processes import read_processes
 from ddplaunch.records.summary import host_name, recorded_at
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks_text
@@ -58,6 +59,8 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
             answer(flight_text(recorded, width(out)))
         if full:
             answer("\n" + full_text(found))
+    if directory is not None and (others := _other_hosts(directory)):
+        tell(f"its other ranks are on {', '.join(others)}: `ddplaunch stacks {chosen.run_id}` there shows them\n")
     tell_findings(_findings(chosen.run_id, found, cpu, silent_s))
     return ExitStatus.DONE if any(stack.threads for stack in found) else ExitStatus.FINDINGS
 
@@ -90,6 +93,11 @@ def _silent_s(directory: Path) -> float | None:
         with suppress(OSError):
             newest = max(newest, file.path.stat().st_mtime)
     return max(0.0, time.time() - newest) if newest else None
+
+
+def _other_hosts(directory: Path) -> list[str]:
+    """Return the other hosts that ran a node of the run, as far as the record tells."""
+    return sorted({node.host for node in read_processes(directory)} - {"", host_name()})
 
 
 def _chosen(alive: Sequence[RunProcesses], wanted: str | None, run_dir: str | None) -> RunProcesses | None:
