@@ -262,6 +262,8 @@ def test_hosts_that_cannot_be_used_are_refused_by_name(two: Lab) -> None:
     assert status == 4 and "error[host-without-python]: there is no interpreter" in said and "alpha0, alpha1" in said
     status, said = refused(two, "2x1", hosts=f"alpha0,{two.hosts[0].address}")
     assert status == 4 and "error[same-host-twice]" in said
+    status, said = refused(two, "2x1", "--master-port", "22")
+    assert status == 4 and "error[port-taken]: port 22 cannot be used on alpha0: Address already in use" in said
     assert "nothing was launched" in said
 
 

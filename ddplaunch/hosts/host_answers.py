@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
 import socket
 import sys
 import time
@@ -104,6 +102,8 @@ def _fingerprint(script: str | None) -> str | None:
     """Return the script's SHA-256, "missing", or None where there is none to look at."""
     if script is None:
         return None
+    import hashlib  # loads OpenSSL, which a host without a script to look at has no need of
+
     try:
         with Path(script).open("rb") as file:
             return hashlib.sha256(file.read(_LARGEST_SCRIPT)).hexdigest()
@@ -139,7 +139,8 @@ def listen(order: dict[str, Any]) -> tuple[dict[str, Any], Meeting | None]:
 
 
 def _listening(port: int | None) -> socket.socket:
-    ports = [port] if port else [*random.sample(_PORTS, 20), 0]
+    first = int.from_bytes(os.urandom(2), "big") % len(_PORTS)  # two launches at once begin at different ones
+    ports = [port] if port else [*_PORTS[first : first + 20], 0]
     families = [socket.AF_INET6, socket.AF_INET] if socket.has_dualstack_ipv6() else [socket.AF_INET]
     problem = OSError("no port is free")
     for candidate in ports:
