@@ -20,12 +20,16 @@ from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.verdict import exit_status, state_of
 from ddplaunch.errors import ExitStatus, UsageError
 from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.hosts.gpu_work import working_gpus
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.time_limits import time_limits
 from ddplaunch.values import Resolved, Source
+from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 from tests.guarded import Guarded, until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.plugin_runs import of_folder
+
+__all__ = ["fake_nvml", "fake_nvml_library"]
 
 DEADLINE_S = 90
 
@@ -84,6 +88,14 @@ def test_a_run_that_was_ended_by_a_time_out_has_a_status_of_its_own() -> None:
         ExitStatus.TIMED_OUT
     ] * 2
     assert [state_of(ended(code)) for code in ("collective-timeout", "time-limit")] == ["failed", "terminated"]
+
+
+def test_gpus_that_compute_are_counted(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in fake_nvml.environment(3, ["0 utilization 97", "1 utilization 40"]).items():
+        monkeypatch.setenv(name, value)
+    assert working_gpus() == 2
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    assert working_gpus() == 0
 
 
 # A guard and ranks without torch; the library that they wait in only looks like torch's
@@ -187,10 +199,8 @@ elif mode == "order":
         reduce()
     dist.barrier()
 elif mode == "uneven":
-    for _ in range(7 if rank else 5):
+    for _ in range(5 if rank else 7):
         reduce()
-    if rank == 0:
-        os._exit(0)  # without a word to the others
 elif mode == "long":
     until, going = time.monotonic() + 7, torch.ones(1)
     matrix = torch.rand(300, 300)
@@ -247,10 +257,11 @@ def test_a_data_loader_whose_worker_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_collectives_in_another_order(tmp_path: Path) -> None:
-    run = Ended(tmp_path, "order", 2, *STOPPING)
+@pytest.mark.parametrize(("mode", "other"), [("order", "broadcast"), ("uneven", "barrier")])
+def test_collectives_in_another_order_and_uneven_batches(tmp_path: Path, mode: str, other: str) -> None:
+    run = Ended(tmp_path, mode, 2, *STOPPING)
     assert (run.status, run.diagnosis["code"]) == (124, "collective-mismatch"), run.said
-    assert "rank 0 in all_reduce" in run.diagnosis["what"] and "rank 1 in broadcast" in run.diagnosis["what"]
+    assert "rank 0 in all_reduce" in run.diagnosis["what"] and f"rank 1 in {other}" in run.diagnosis["what"]
 
 
 @pytest.mark.slow
