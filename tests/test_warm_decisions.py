@@ -15,6 +15,7 @@ import pytest
 
 from ddplaunch.agent.warm import kernel, message
 from ddplaunch.agent.warm.alone import replace_pause
+from ddplaunch.agent.warm.facts import foreign_caller
 from ddplaunch.agent.warm.process import WarmProcess
 from ddplaunch.agent.warm.request import Request, is_python_command, unpacked
 from ddplaunch.agent.warm.why_cold import AgentFacts, changed_since_load, why_no_template, why_not_forked
@@ -28,6 +29,7 @@ FIT = AgentFacts(
     cuda=None,
     has_streams=True,
     popen_parameters=("self", "args", "env"),
+    caller=None,
 )
 ENVIRON = {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
 
@@ -48,6 +50,7 @@ def test_a_fit_process_is_forked() -> None:
         ({"traced": True}, "debugger"),
         ({"cuda": "/dev/nvidiactl"}, "/dev/nvidiactl is in use"),
         ({"has_streams": False}, "closed"),
+        ({"caller": "/home/me/launch.py"}, "/home/me/launch.py has called"),
         ({"popen_parameters": ("self", "args", "env", "more")}, "this torch"),
         ({"popen_parameters": None}, "this torch"),
     ],
@@ -188,3 +191,19 @@ def test_only_a_node_that_is_alone_skips_the_random_pause(nodes: int | None, pau
     replace_pause(module, Handlers)
     assert Handlers().next_rendezvous() == "joined"
     assert paused == pauses
+
+
+@pytest.mark.parametrize(
+    ("beneath", "caller"),
+    [
+        (("<frozen runpy>", "<frozen runpy>"), None),
+        (("/lib/python3.10/runpy.py",), None),
+        (("/env/bin/torchrun",), None),
+        (("/home/me/launch.py",), "/home/me/launch.py"),
+        (("<frozen runpy>", "/home/me/launch.py"), "/home/me/launch.py"),
+    ],
+)
+def test_who_called_torchrun(beneath: tuple[str, ...], caller: str | None) -> None:
+    torch = "/env/lib/site-packages/torch/distributed"
+    inner = ["/src/ddplaunch/agent/warm/facts.py", "/src/plugin.py"]
+    assert foreign_caller([*inner, f"{torch}/run.py", f"{torch}/elastic/errors.py", *beneath]) == caller

@@ -102,8 +102,7 @@ def test_a_cold_start_says_why(
     plugged: Path, change: dict[str, str], python: tuple[str, ...], options: tuple[str, ...], reason: str
 ) -> None:
     env = {name: value for name, value in environment(plugged, **change).items() if value}
-    script = "import gc, os; print(gc.get_freeze_count(), os.environ['RANK'])"
-    words = [*options, "-c", script] if options else [str(PROGRAMS / "forked.py")]
+    words = [*options, str(PROGRAMS / "forked.py")]
     result = launch(torchrun(True, 2, *words, python=python), env, PROGRAMS)
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.split("\n")) == ["", "0 0", "0 1"]

@@ -6,10 +6,14 @@ import inspect
 import os
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.agent.warm import kernel
 from ddplaunch.agent.warm.why_cold import AgentFacts
+
+_TORCH = f"torch{os.sep}distributed{os.sep}"
+_STARTERS = ("<frozen runpy>", "runpy.py", "torchrun")
 
 
 def agent_facts() -> AgentFacts:
@@ -23,7 +27,27 @@ def agent_facts() -> AgentFacts:
         cuda=kernel.cuda_in_use(),
         has_streams=None not in (sys.stdin, sys.stdout, sys.stderr),
         popen_parameters=_popen_parameters(),
+        caller=foreign_caller(_files_of_stack()),
     )
+
+
+def foreign_caller(files: Sequence[str]) -> str | None:
+    """Return the file that called torchrun's functions, None if Python ran torchrun itself.
+
+    ``files`` are those of the stack, the innermost first: the plug-in, then torch's, then nothing but what
+    ``python -m`` or the script `torchrun` puts beneath.
+    """
+    first = next((number for number, file in enumerate(files) if _TORCH in file), 0)
+    return next((file for file in files[first:] if _TORCH not in file and Path(file).name not in _STARTERS), None)
+
+
+def _files_of_stack() -> list[str]:
+    files = []
+    frame = inspect.currentframe()
+    while frame is not None:
+        files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return files
 
 
 def environ_at_load() -> dict[str, str]:

@@ -31,6 +31,7 @@ class AgentFacts:
     cuda: str | None
     has_streams: bool
     popen_parameters: tuple[str, ...] | None
+    caller: str | None
 
 
 def why_no_template(facts: AgentFacts) -> str | None:
@@ -49,6 +50,8 @@ def why_no_template(facts: AgentFacts) -> str | None:
         (facts.python_threads > 1, f"torchrun's process has {facts.python_threads} threads already"),
         (facts.traced, "a debugger or profiler follows torchrun's process"),
         (facts.cuda is not None, f"{facts.cuda} is in use in torchrun's process already, and does not survive a fork"),
+        # the template leaves all frames: whatever the caller has in `with` or `finally` would happen twice
+        (facts.caller is not None, f"{facts.caller} has called torchrun's functions; `python -m` has to start them"),
         (not facts.has_streams, "torchrun's stdin, stdout or stderr is closed"),
     )
     return next((reason for applies, reason in checks if applies), None)

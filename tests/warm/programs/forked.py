@@ -2,5 +2,7 @@
 
 import gc
 import os
+import sys
 
-print(int(gc.get_freeze_count() > 0), os.environ["RANK"])
+# in one piece: two ranks write into one pipe, and `-u` holds nothing back
+sys.stdout.write(f"{int(gc.get_freeze_count() > 0)} {os.environ['RANK']}\n")

@@ -5,4 +5,4 @@ import os
 import sys
 
 known = "package.heavy" in sys.modules
-print(known, os.getpid() == importlib.import_module("package.heavy").PID)
+sys.stdout.write(f"{known} {os.getpid() == importlib.import_module('package.heavy').PID}\n")
