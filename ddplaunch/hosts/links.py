@@ -17,6 +17,7 @@ from ddplaunch.hosts.frames import Frames, Kind, pack
 
 _READ = 1 << 18
 _SAID = 1 << 16
+_CLOSING_S = 0.5  # for all together; a host that is gone is not waited for
 _DESCRIPTORS = 4  # for each host: stdin, stdout, stderr, and one while it is being made
 
 
@@ -122,9 +123,10 @@ class Links:
         for link in self.all:
             if not link.closed:
                 self.close(link)
+        until = time.monotonic() + _CLOSING_S
         for link in self.all:
             if link.process.returncode is None:
-                link.reap(0.5)
+                link.reap(max(0.0, until - time.monotonic()))
 
     def open(self, name: str, argv: Sequence[str]) -> Link:
         """Start a session. Raises OSError where there is no ssh."""
