@@ -147,8 +147,8 @@ def comparable(block: Block, text: str) -> str:
     """Return what must be equal on every machine.
 
     Left out are numbers of CPUs and times, all numbers of a table but those of ranks and lines of code, Python's
-    options, torch's own log lines, and what the other ranks noticed of a failure, which is a matter of chance. Where a line of
-    speech wraps depends on the length of such things.
+    options, torch's own log lines, and what the other ranks noticed of a failure, which is a matter of chance.
+    Where a line of speech wraps depends on the length of such things.
     """
     if block.mode == "doctor":
         families = re.findall(r"^  (\w+) +\d+ (?:passed|skipped|error|warning)", text, re.MULTILINE)
@@ -156,7 +156,9 @@ def comparable(block: Block, text: str) -> str:
         return f"{block.commands} {families} {'a verdict' if verdict else 'no verdict'}"
     text = text.replace("/python -P ", "/python ")  # Python has it since 3.11
     text = re.sub(r"^\[?[WI][\d:. ]+.*\n|^\[Gloo\].*\n", "", text, flags=re.MULTILINE)
-    text = re.sub(r"^\[rank\d+\]: Traceback .*\n\.\.\.\n", "", text, flags=re.MULTILINE)
+    text = re.sub(
+        r"^\[rank\d+\]: Traceback .*\n\.\.\.\n|^  followed by: rank \d+: gloo .*\n", "", text, flags=re.MULTILINE
+    )
     if block.mode == "table":
         # `ps` has a column only where a run of this machine has something for it
         text = re.sub(rf"\b(?:BATCH|GPUS|WHO|HOSTS|node-1|{re.escape(socket.gethostname())})\b", "", text)
