@@ -41,7 +41,7 @@ def doctor(
         every = (*ALL, *across())
         answer_json(list_json(every)) if json else answer(list_text(every, width(sys.stdout), styled(sys.stdout)))
         return ExitStatus.DONE
-    if any(hosts.values()):
+    if any(value not in (None, []) for value in hosts.values()):
         from ddplaunch.cli import hosts_doctor, hosts_flags
 
         return hosts_doctor.doctor_hosts(options, hosts_flags.asked_for(hosts), script, profile, bool(json))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.cli.durations import duration_s
 from ddplaunch.errors import usage
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
@@ -33,19 +34,7 @@ class Asked:
 def asked_for(flags: Mapping[str, Any]) -> Asked:
     """Return what the flags say. Raises UsageError for a number that is none, and for flags without any host."""
     text = flags.get("join_timeout")
-    timeout_s = None
-    if text is not None:
-        try:
-            timeout_s = float(text)
-        except ValueError:
-            timeout_s = -1.0
-        if not 0 < timeout_s < 1e6:
-            raise usage(
-                f"`--join-timeout {text}` is no number of seconds",
-                why="it is how long the hosts have to answer",
-                fix="`--join-timeout 60`",
-                where="flag: --join-timeout",
-            )
+    timeout_s = None if text is None else duration_s("--join-timeout", text)
     asked = Asked(
         flags.get("hosts"),
         flags.get("hostfile"),
@@ -56,7 +45,7 @@ def asked_for(flags: Mapping[str, Any]) -> Asked:
         timeout_s,
     )
     if not asked.given:
-        name = next(name for name, value in flags.items() if value).replace("_", "-")
+        name = next(name for name, value in flags.items() if value not in (None, [])).replace("_", "-")
         raise usage(
             f"`--{name}` without hosts",
             why="it is for a launch over several hosts",

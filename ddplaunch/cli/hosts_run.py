@@ -20,7 +20,7 @@ from ddplaunch.cli.hosts_flags import Asked, hosts_of, refuse_own_place
 from ddplaunch.cli.hosts_prepare import Planned, facts_of, plan, refuse_missing, run_dir_of
 from ddplaunch.cli.hosts_verdict import decide
 from ddplaunch.cli.prepare import record_directory
-from ddplaunch.cli.say import answer, tell, tell_findings
+from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.errors import ExitStatus
 from ddplaunch.hosts.gather import Gathered
@@ -34,6 +34,7 @@ from ddplaunch.records.from_hosts import Pieces, merged, outcome_of_node, withou
 from ddplaunch.records.outcome import Outcome
 from ddplaunch.records.record import hide_secrets, write
 from ddplaunch.ui.dry_run import dry_run_text
+from ddplaunch.ui.export import finding_json, plan_json
 from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.panel import launch_panel
 from ddplaunch.ui.speech import refusal_text
@@ -43,7 +44,9 @@ _GRACE_S = 30.0
 _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
-def run_on_hosts(options: Options, asked: Asked, script: list[str] | None, profile: str | None, dry_run: bool) -> int:
+def run_on_hosts(
+    options: Options, asked: Asked, script: list[str] | None, profile: str | None, dry_run: bool, json: bool
+) -> int:
     """Launch on all hosts, stay until every one has ended, and return the first failed rank's exit status."""
     options = with_configuration(options, profile, working_directory())
     target = parse_target(required(script))
@@ -62,7 +65,7 @@ def run_on_hosts(options: Options, asked: Asked, script: list[str] | None, profi
             tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
             return ExitStatus.REFUSED
         if dry_run:
-            return _print(gathered, planned)
+            return _print(gathered, planned, json)
         return _launch(links, gathered, planned, required(script), begun_s)
 
 
@@ -73,9 +76,14 @@ def _pairs(options: Options) -> tuple[Any, ...]:
     return tuple(Resolved(f"{name}={value}", source) for name, value, source in variables(options))
 
 
-def _print(gathered: Gathered, planned: Planned) -> int:
+def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
     """Print what each host would run."""
     tell_findings(planned.findings)
+    if json:
+        pairs = zip(gathered.reports, planned.launches, strict=True)
+        plans = [{"host": report.name, **plan_json(launch, ())} for report, launch in pairs]
+        answer_json({"schema": 1, "hosts": plans, "findings": [finding_json(each) for each in planned.findings]})
+        return ExitStatus.DONE
     for report, launch in zip(gathered.reports, planned.launches, strict=True):
         answer(f"# on {report.name}, in {report.cwd}\n{dry_run_text(launch, unicode=unicode_ok(sys.stdout))}\n")
     return ExitStatus.DONE

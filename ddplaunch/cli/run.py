@@ -45,10 +45,10 @@ def run(
             fix="`ddplaunch run … --dry-run --json -- …`, or `ddplaunch plan … --json -- …`",
         )
     join_timeout = hosts.get("join_timeout")
-    if any(value for name, value in hosts.items() if name != "join_timeout"):
+    if any(value not in (None, []) for name, value in hosts.items() if name != "join_timeout"):
         from ddplaunch.cli import hosts_flags, hosts_run  # for the launches that have other hosts
 
-        return hosts_run.run_on_hosts(options, hosts_flags.asked_for(hosts), script, profile, bool(dry_run))
+        return hosts_run.run_on_hosts(options, hosts_flags.asked_for(hosts), script, profile, bool(dry_run), bool(json))
     options = with_configuration(options, profile, working_directory())
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ and (status := start_step(options, bool(dry_run))) is not None:
