@@ -129,9 +129,12 @@ def _by_memory(decision: Decision, facts: RunFacts | None) -> Decision:
 
 
 def _in_one_cause(found: list[Candidate]) -> list[Candidate]:
-    """A generic exception of a speaker gives way to a specific cause that the same speaker names close to it."""
+    """A generic exception of a speaker gives way to a specific cause that the same speaker names close to it.
+
+    Not to ``aborted``: an interpreter that ends by an exception while native threads run is often aborted after it.
+    """
     specific = {(each.speaker, each.code) for each in found if each.signature is not None}
-    named = [each for each in found if each.signature is not None and not each.likely]
+    named = [each for each in found if each.signature is not None and not each.likely and each.code != "aborted"]
     result = []
     for each in found:
         near = each.code == "script-exception" and any(
