@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -21,8 +22,10 @@ _ERROR_CHARS = 4_000
 class Ending:
     """Watches for the end of this process by ``sys.excepthook`` and ``atexit``."""
 
-    def __init__(self, session: Session, signals: Signals) -> None:
+    def __init__(self, session: Session, signals: Signals, close: Callable[[], None] = lambda: None) -> None:
+        """``close`` ends, before the last word, what of the plug-in nobody else would."""
         self._session = session
+        self._close = close
         self._signals = signals
         self._leaving: int | None = None  # the thread that says the end
         self._owner = os.getpid()
@@ -70,6 +73,8 @@ class Ending:
         self._leaving = threading.get_ident()
         self._signals.ending()
         _flush()
+        with contextlib.suppress(Exception):
+            self._close()
         answered = self._session.end(message)
         if answered is None:
             self._session.give_stderr_back()

@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import api
 
@@ -25,6 +25,10 @@ from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.session import Session
 from ddplaunch.agent.signals import Signals
 from ddplaunch.agent.surroundings import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.agent.warm.alone import skip_the_spread
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.warm.template import Template
 
 
 class CapturedLogs(api.LogsSpecs):
@@ -34,9 +38,13 @@ class CapturedLogs(api.LogsSpecs):
         self._log_dir = log_dir
         self._session: Session | None = None
         self._signals: Signals | None = None
+        self._template: Template | None = None
+        self._console = 2
         self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
         try:
-            self._open(_settings())
+            settings = _settings()
+            self._template = self._prepared(settings)  # first: ranks share whatever this process has done before
+            self._open(settings)
         except Exception as exception:
             self._do_without(exception)
 
@@ -58,6 +66,29 @@ class CapturedLogs(api.LogsSpecs):
                 self._do_without(exception)
         return _destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
 
+    def _prepared(self, settings: Settings) -> Template | None:
+        """Fork the process that ranks are forked from, if that was asked for. It leaves by a BaseException here."""
+        try:
+            if settings.get("start") != "warm":
+                skip_the_spread()
+                return None
+            from ddplaunch.agent.warm.template import prepare
+
+            template = prepare(settings.get("preload", ()), self._say)
+            self._console = os.dup(2)  # before torchrun's own messages go elsewhere
+            return template
+        except Exception as exception:
+            self._say(f"cold start: {type(exception).__name__}: {exception}")
+            return None
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._console, f"ddplaunch: {line}\n".encode(errors="backslashreplace"))
+
+    def _close_template(self) -> None:
+        if self._template is not None:
+            self._template.close()
+
     def _open(self, settings: Settings) -> None:
         self._log_dir = settings.get("directory", self._log_dir)
         if self._log_dir and settings.get("directory"):
@@ -70,7 +101,7 @@ class CapturedLogs(api.LogsSpecs):
         session.lost = lambda: _lost(session)
         session.watch()
         signals = Signals(session.signalled)
-        ending = Ending(session, signals)
+        ending = Ending(session, signals, self._close_template)
         signals.before_ranks(ending.by_signal)
         ending.install()
         forward_started(self._started)

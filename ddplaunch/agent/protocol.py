@@ -36,7 +36,8 @@ class Settings(TypedDict, total=False):
     ``directory`` is the run's (``…/runs/RUN_ID``), ``node`` the number in ``node-K``, ``show`` is "0", "all" or ranks
     with commas, ``grace_s`` how long ranks get to end, ``verbose`` shows torchrun's own messages too. ``silent`` leaves
     the last words to somebody who speaks for all nodes. ``record_metrics`` asks for ``node-K/metrics.jsonl``,
-    ``stacks`` for ranks that show where they are. The times are how long the run may take, and how long it may stand
+    ``stacks`` for ranks that show where they are. ``start`` is how ranks begin, ``preload`` what is imported before
+    they are forked. The times are how long the run may take, and how long it may stand
     still; ``on_hang`` is what becomes of it then.
     """
 
@@ -50,6 +51,8 @@ class Settings(TypedDict, total=False):
     silent: bool
     record_metrics: bool
     stacks: bool
+    start: Literal["cold", "warm"]
+    preload: list[str]
     timeout_s: float
     hang_timeout_s: float
     on_hang: Literal["report", "stop"]

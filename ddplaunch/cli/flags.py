@@ -69,6 +69,8 @@ LAUNCH = (
     Flag("max_restarts", "integer", _ENVIRONMENT, "Restarts of the ranks after a failure [0].", "N"),
     Flag("grace", "number", _ENVIRONMENT, "Seconds that ranks get to save when they are told to end [30].", "SECONDS"),
     Flag("timeout", "text", _ENVIRONMENT, "End the run after this time: 90s, 10m, 2h; exit status 124.", "TIME"),
+    Flag("start", "text", _ENVIRONMENT, "cold, warm (ranks fork from one with torch), or auto [auto: cold].", "HOW"),
+    Flag("preload", "text", _ENVIRONMENT, "With --start warm: modules to import once.", "NAMES"),
     Flag("torchrun_arg", "many", _ENVIRONMENT, "Any other option of the installed torchrun.", "ARG"),
     Flag("ignore", "many", _CHECKING, "Leave this check out (repeatable).", "CODE"),
     Flag("checks", "pair", _CHECKING, "Check before launching [yes]."),

@@ -80,6 +80,7 @@ def prepare(
         record=str(record_directory(base, run_id)),
         plugin=probe_plugin(),
         cwd=str(cwd),
+        shadowing=shadowing(options, cwd),
     )
     launch = resolve(options, target, situation)
     launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
@@ -179,6 +180,15 @@ def _installed(module: str) -> bool:
         return find_spec(module.split(".")[0]) is not None
     except (ImportError, ValueError):
         return False
+
+
+def shadowing(options: Options, cwd: Path) -> str | None:
+    """Return what ``-P`` would keep out of torchrun, where a warm start has to do without it."""
+    if options.start is None or options.start.value != "warm" or "-P" not in interpreter():
+        return None
+    from ddplaunch.probes.shadowing import shadowing_file  # for the few launches that need it
+
+    return None if os.environ.get("PYTHONSAFEPATH") else shadowing_file(str(cwd))
 
 
 def interpreter() -> tuple[str, ...]:

@@ -31,7 +31,17 @@ _DECIDED = (
     "--run-path",
 )
 #: What only the guard beside torchrun can do.
-_OF_THE_GUARD = ("show", "verbose", "record-metrics", "timeout", "hang-timeout", "on-hang", "stacks")
+_OF_THE_GUARD = (
+    "show",
+    "verbose",
+    "record-metrics",
+    "timeout",
+    "hang-timeout",
+    "on-hang",
+    "stacks",
+    "start",
+    "preload",
+)
 _SHORT = {"-t": "--tee", "-r": "--redirects"}
 
 
@@ -50,11 +60,12 @@ def decide_capture(
     torch: TorchFacts | Unavailable,
     plugin: str | Unavailable,
     extra: Sequence[str],
-    about: Mapping[str, str],
+    about: Mapping[str, object],
 ) -> Capture:
     """Decide. ``plugin`` is where torchrun finds the entry point, ``extra`` the user's own words to torchrun.
 
-    ``about`` is the run: ``run_id`` and ``directory``. Raises UsageError for a ``--show`` that names no ranks.
+    ``about`` is the run: ``run_id``, ``directory``, and what was decided of its start.
+    Raises UsageError for a ``--show`` that names no ranks.
     """
     show = shown_ranks(options.show) if options.show else "0"
     _refuse_absent(options, show, topology.world_size)
@@ -156,4 +167,5 @@ def _without(options: Options, cause: str) -> tuple[str, ...]:
 
 
 def _said(options: Options, name: str) -> bool:
-    return getattr(options, name.replace("-", "_")) is not None
+    said = getattr(options, name.replace("-", "_"))
+    return said is not None and (name != "start" or said.value == "warm")

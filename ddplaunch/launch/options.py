@@ -46,6 +46,8 @@ class Options:
     hang_timeout: Resolved[str] | None = None
     on_hang: Resolved[str] | None = None
     stacks: Resolved[bool] | None = None
+    start: Resolved[str] | None = None
+    preload: Resolved[str] | None = None
     show: Resolved[str] | None = None
     verbose: Resolved[bool] | None = None
     capture: Resolved[bool] | None = None

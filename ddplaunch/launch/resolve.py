@@ -15,6 +15,7 @@ from ddplaunch.launch.from_script import complete_from_script
 from ddplaunch.launch.gpus import Selection
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Device, Launch, Target, Topology, Variable
+from ddplaunch.launch.start import decide_start, interpreter_for
 from ddplaunch.launch.topology import resolve_topology, split_nproc
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
 from ddplaunch.launch.visible_gpus import visible
@@ -31,7 +32,8 @@ class Situation:
 
     ``pairs`` are the variables of --env-file and --env in order, ``record`` the run's directory, ``python`` the
     interpreter with its options, ``selection`` the GPUs that were picked (None: not asked for), ``plugin`` where
-    torchrun finds ddplaunch's entry point. ``cwd`` is the directory that torchrun starts in.
+    torchrun finds ddplaunch's entry point. ``cwd`` is the directory that torchrun starts in,
+    ``shadowing`` a file there that it would import in the place of a library.
     """
 
     facts: Facts
@@ -44,6 +46,7 @@ class Situation:
     record: str
     plugin: str | Unavailable = Unavailable("nobody looked for the plug-in")
     cwd: str = ""
+    shadowing: str | None = None
 
 
 def resolve(options: Options, target: Target | None, situation: Situation) -> Launch:
@@ -58,7 +61,8 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     torch = situation.facts.torch
     extra = extra_arguments(options, torch if isinstance(torch, Unavailable) else torch.torchrun_flags)
     below = f"{situation.cwd}/" if situation.cwd else ""  # a shorter path, which a pasted command takes elsewhere too
-    about = {"run_id": situation.run_id, "directory": situation.record.removeprefix(below)}
+    start = decide_start(options, target, situation.shadowing)
+    about = {"run_id": situation.run_id, "directory": situation.record.removeprefix(below), **start.settings}
     capture = decide_capture(options, topology, torch, situation.plugin, extra, about)
     plan = (*plan_variables(situation.run_id, numbers, topology), *capture.variables)
     gpus = None if device.value == "cpu" else _entries(situation.selection)
@@ -80,11 +84,12 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         numbers=numbers,
         passed=forwarded.passed,
         environment=decide_environment(options, topology, surroundings, plan),
-        argv=_argv(options, topology, final, situation, extra, capture),
+        argv=_argv(options, topology, final, situation, extra, capture, warm=start.warm and bool(capture.variables)),
         options=options,
         notes=(
             *(situation.selection.notes if situation.selection is not None and gpus is not None else ()),
             *capture.notes,
+            *start.notes,
         ),
     )
 
@@ -223,6 +228,8 @@ def _argv(
     situation: Situation,
     extra: tuple[str, ...],
     capture: Capture,
+    *,
+    warm: bool,
 ) -> tuple[str, ...]:
     if topology.master_addr is None:
         rendezvous = Rendezvous(situation.run_id)
@@ -232,4 +239,5 @@ def _argv(
         address = None if isinstance(route, Unavailable) else route.local_address
         identity = options.run_id.value if options.run_id else shared_id(topology, target)
         rendezvous = Rendezvous(identity, address)
-    return torchrun_argv(situation.python, rendezvous, topology, options, extra, target, capture.argv)
+    python = interpreter_for(situation.python, warm)
+    return torchrun_argv(python, rendezvous, topology, options, extra, target, capture.argv)
