@@ -167,5 +167,6 @@ def _without(options: Options, cause: str) -> tuple[str, ...]:
 
 
 def _said(options: Options, name: str) -> bool:
-    said = getattr(options, name.replace("-", "_"))
-    return said is not None and (name != "start" or said.value == "warm")
+    if name in ("start", "preload") and (options.start is None or options.start.value != "warm"):
+        return False  # cold is what it is then
+    return getattr(options, name.replace("-", "_")) is not None

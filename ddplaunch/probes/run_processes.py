@@ -11,6 +11,7 @@ from ddplaunch.probes.process_table import Process, Table, ancestors, descendant
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
 _GUARD = "ddplaunch.agent.guard"
+_TEMPLATE = "ddplaunch-warm"  # what ranks are forked from, with --start warm
 _DIRECTORY = re.compile(r'"directory": ?"([^"]*)"')
 
 
@@ -149,7 +150,7 @@ def _copied(process: Process, table: Table) -> bool:
 def _is_rank(process: Process, table: Table, launchers: Mapping[int, _Key]) -> bool:
     """Whether a launcher started it: each rank leads a session; a DataLoader worker stays in that of its rank."""
     if process.parent in launchers:
-        return process.session == process.pid
+        return process.session == process.pid and process.name != _TEMPLATE
     if process.mark("LOCAL_RANK") is None or process.session != process.pid:
         return False
     parent = table.get(process.parent)
