@@ -33,6 +33,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.from_hosts import Pieces, merged, outcome_of_node, without_skew, write_merged
 from ddplaunch.records.outcome import Outcome
 from ddplaunch.records.record import hide_secrets, write
+from ddplaunch.records.residents import Place, holding
 from ddplaunch.ui.dry_run import dry_run_text
 from ddplaunch.ui.export import finding_json, plan_json
 from ddplaunch.ui.outcome_view import outcome_text
@@ -115,12 +116,16 @@ def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str
         _order(launch, mine, report, script, marker, grace_s)
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
     ]
-    ends = together.run(orders)
-    console.close()
-    pieces.unpack()
-    if marker is not None:
-        (directory / marker).unlink(missing_ok=True)
-    return _conclude(directory, first.run_id, ends, gathered.reports, together.interrupted, begun_s)
+    places = [
+        Place(node, name, str(order["python"])) for node, (name, order) in enumerate(zip(names, orders, strict=True))
+    ]
+    with holding(directory, first.run_id, places, grace_s):
+        ends = together.run(orders)
+        console.close()
+        pieces.unpack()
+        if marker is not None:
+            (directory / marker).unlink(missing_ok=True)
+        return _conclude(directory, first.run_id, ends, gathered.reports, together.interrupted, begun_s)
 
 
 def _mark(directory: Path) -> str | None:

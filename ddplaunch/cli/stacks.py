@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ddplaunch.cli.of_hosts import of_hosts
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.explain.flight_recorder import flight
@@ -122,7 +123,9 @@ def _chosen(alive: Sequence[RunProcesses], wanted: str | None, run_dir: str | No
         )
     if near:
         return near[0]
-    if wanted is None:
+    if (there := of_hosts(wanted, "stacks")) is not None:
+        tell(there)
+    elif wanted is None:
         tell("no run of yours is running here\n")
     else:
         tell(f"{find_run(base, wanted).name} does not run on this host\n")

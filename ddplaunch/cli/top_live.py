@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.checks.stragglers import late_rank
+from ddplaunch.cli.of_hosts import of_hosts
 from ddplaunch.cli.say import tell
 from ddplaunch.cli.top import Wish
 from ddplaunch.cli.top_watched import Watched
@@ -70,6 +71,9 @@ def _chosen(alive: Sequence[RunProcesses], wish: Wish) -> RunProcesses | None:
         )
     if near:
         return near[0]
+    if (there := of_hosts(wish.run, "top", terminal=True)) is not None:
+        tell(there)
+        return None
     if wish.run is None:
         tell("no run of yours is running here; `ddplaunch top --replay` shows what was recorded of the last\n")
         return None

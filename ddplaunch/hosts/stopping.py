@@ -14,6 +14,7 @@ from ddplaunch.probes.run_processes import RunProcesses, runs_in
 _LOOK_S = 0.25  # new processes may come while old ones go
 _KILLED_S = 5.0  # how long SIGKILL may take; longer means uninterruptible sleep
 _GUARD_S = 10.0  # how long the guard may need to write the outcome and to explain
+_RESIDENT_S = 90.0  # a launcher's own limits from SIGKILL on its hosts to having all their records
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,27 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
     hard = {process.pid for process in killed}
     ended = tuple(process for process in seen.values() if process.pid not in there | hard)
     return Stopped(run, ended, tuple(killed), tuple(remaining), (), time.monotonic() - begun)
+
+
+def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grace_s: float) -> Stopped:
+    """Send SIGTERM to the launcher of a run on several hosts, which ends all of them, and wait until it is gone.
+
+    It kills what is left after its own grace. After ``grace_s`` seconds SIGINT has it do so at once; SIGKILL, after
+    which the hosts end their part by themselves, is for one that does not even answer that.
+    """
+    begun = time.monotonic()
+    if send(launcher, signal.SIGTERM) == "denied":
+        return Stopped(run, (), (), (launcher,), (launcher,), time.monotonic() - begun)
+    left = wait_gone([launcher], grace_s)
+    if left and grace_s < own_grace_s:
+        send(launcher, signal.SIGINT)
+    left = wait_gone([launcher], _RESIDENT_S) if left else []
+    killed = bool(left) and send(launcher, signal.SIGKILL) == "sent"
+    left = wait_gone([launcher], _KILLED_S) if left else []
+    gone = () if left else (launcher,)
+    return Stopped(
+        run, () if killed else gone, gone if killed else (), tuple(left), (), took_s=time.monotonic() - begun
+    )
 
 
 def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> RunProcesses | None:

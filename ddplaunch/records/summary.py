@@ -15,6 +15,7 @@ from ddplaunch.probes.process_table import Process, Table, start_s
 from ddplaunch.probes.run_processes import RunProcesses, rank_of, runs_in
 from ddplaunch.records.find import RunRecord, read_record, run_directories
 from ddplaunch.records.processes import NodeProcesses, read_processes
+from ddplaunch.records.residents import Launched, held_by, read_launched, residents_in, with_residents
 from ddplaunch.records.state import State, hosts_of, state_of
 
 
@@ -59,7 +60,7 @@ def summaries(base: Path, table: Table, host: str, most: int | None) -> tuple[tu
     more there are. At most ``most`` runs that have ended are read; None is all.
     """
     directories = run_directories(base)
-    alive = [(run, recorded_at(run)) for run in runs_in(table)]
+    alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
     running = [_of(run, directory, host) for run, directory in alive]
     busy = {directory for _, directory in alive}
     ended = [path for path in directories if path.resolve() not in busy]
@@ -75,9 +76,12 @@ def _of(run: RunProcesses, directory: Path | None, host: str) -> RunSummary:
 
 
 def recorded_at(run: RunProcesses) -> Path | None:
-    """Return the run's directory as its processes name it: what the launch told its plug-in, else their working
-    directory; None where neither may be read or nothing is there. It is resolved.
+    """Return the run's directory as its processes name it: what its resident launcher holds, what the launch told its
+    plug-in, else their working directory; None where none may be read or nothing is there. It is resolved.
     """
+    for process in run.launchers:
+        if (held := held_by(process)) is not None and held.name == run.run_id:
+            return held.resolve()
     for process in run.all[:3]:
         with suppress(OSError, ValueError):
             settings = json.loads(process.mark("DDPLAUNCH_AGENT") or "{}")
@@ -94,7 +98,10 @@ def summary(
     record: RunRecord | None, run: RunProcesses | None, nodes: tuple[NodeProcesses, ...], host: str
 ) -> RunSummary:
     """Return one run; ``record`` or ``run`` may be missing, not both."""
+    launched = None if record is None else read_launched(record.directory)
     state = state_of(record, run, nodes, host)
+    if state == "elsewhere" and launched is not None and launched.host == host:
+        state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
     live = run is not None
     diagnosis = record.ended("diagnosis", dict) if record is not None else None
     known: dict[str, Any] = {} if record is None else _recorded(record)
@@ -104,7 +111,7 @@ def summary(
     return RunSummary(
         run_id=run.run_id if run is not None else record.run_id if record is not None else "",
         state=state,
-        hosts=hosts_of(record, nodes, host),
+        hosts=_launched_on(launched) or hosts_of(record, nodes, host),
         ended_s=None if live or record is None else _number(record.ended("ended_s", object)),
         exit_status=None if live or record is None else record.ended("exit_status", int),
         first_failed_rank=None if live or record is None else record.ended("first_failed_rank", int),
@@ -114,6 +121,11 @@ def summary(
         problem=record.problem if record is not None else "its record is not where it can be found",
         **known,
     )
+
+
+def _launched_on(launched: Launched | None) -> tuple[str, ...]:
+    """Return the hosts that a launch over ssh was given, which are known before any of them has told anything."""
+    return () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
 
 
 def _recorded(record: RunRecord) -> dict[str, Any]:

@@ -1,0 +1,32 @@
+"""``python -m ddplaunch.cli.stop_here RUN_ID GRACE_S``: this host's part of a ``stop`` on another one.
+
+It prints what ended as a line of JSON. It refuses ids that only resemble the one that was given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from ddplaunch.cli.say import answer
+from ddplaunch.hosts.stopping import stop_run
+from ddplaunch.probes.process_table import process_table
+from ddplaunch.probes.run_processes import runs_in
+from ddplaunch.ui.stop_view import stop_json
+
+
+def main(run_id: str, grace_s: float) -> int:
+    """End every run of this id and this user here."""
+    found: dict[str, list[object]] = {"ended": [], "remaining": []}
+    for run in runs_in(process_table()):
+        if (run.run_id, run.uid) == (run_id, os.geteuid()):
+            said = stop_json(stop_run(run, grace_s), ())
+            for key, listed in found.items():
+                listed += said[key]
+    answer(json.dumps({"schema": 1, **found}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], float(sys.argv[2])))
