@@ -48,10 +48,10 @@ def test_states(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "x"}', '{"schema": 1, "plan": [3], "host": 3}', "\udcff"])
 def test_a_broken_record_is_a_run_with_less_in_it(call: Call, folder: Path, text: str) -> None:
-    directory = record(folder / ".ddplaunch", "r")
+    directory = record(folder / ".ddplaunch", "broken-record")
     (directory / "run.json").write_bytes(text.encode(errors="surrogateescape"))
     said = call("ps", "--json")
-    (run,) = [each for each in json.loads(said.out)["runs"] if each["run_id"] == "r"]
+    (run,) = [each for each in json.loads(said.out)["runs"] if each["run_id"] == "broken-record"]
     assert said.status == 0 and run["script"] is None
     assert call("ps").status == 0
 
