@@ -94,7 +94,7 @@ def test_a_record_that_cannot_be_written_stops_nothing(folder: Path) -> None:
     """Root may write anywhere: a directory below a file stands for a read-only one."""
     result = spawn(["run", "2", "--run-dir", "train.py/runs", "--", "train.py"], folder)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count(b"rank ") == 2
+    assert result.stdout.count(b"rank ") == 1  # rank 0 alone is shown
     assert b"record  none: " in result.stderr
 
 
@@ -108,5 +108,5 @@ def test_a_read_only_working_directory(folder: Path) -> None:
         ["unshare", "--mount", "sh", "-c", command], env=environment, capture_output=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count(b"rank ") == 2 and b"Read-only file system" in result.stderr
+    assert result.stdout.count(b"rank ") == 1 and b"Read-only file system" in result.stderr
     assert sorted(path.name for path in folder.iterdir()) == ["train.py"]

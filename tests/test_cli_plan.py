@@ -59,13 +59,15 @@ def test_compare(call: Call) -> None:
 
 @pytest.mark.slow
 def test_the_dry_run_runs_when_pasted(call: Call, folder: Path) -> None:
-    said = call("run", "2", "--batch-size", "3", "--dry-run", "--", "train.py", "--note", "it's {lr", "--", "x")
+    said = call(
+        "run", "2", "--batch-size", "3", "--show", "all", "--dry-run", "--", "train.py", "--note", "it's {lr", "--", "x"
+    )
     assert said.status == 0 and said.err == ""
     result = subprocess.run(
         ["sh"], input=said.out, cwd=folder, text=True, capture_output=True, timeout=120, check=False
     )
     assert result.returncode == 0, result.stderr
-    lines = sorted(line for line in result.stdout.splitlines() if line.startswith("rank "))
+    lines = sorted(line.partition("] ")[2] for line in result.stdout.splitlines() if ":" in line.partition("] ")[0])
     assert [line.partition(" [")[0] for line in lines] == ["rank 0 of 2: 3 it's {lr", "rank 1 of 2: 3 it's {lr"]
 
 

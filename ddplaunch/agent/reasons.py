@@ -15,7 +15,8 @@ from ddplaunch.explain.facts import LogSource, RankEnd, RunFacts
 
 def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> Explanation:
     """Explain ``attempt`` (None: no rank was ever started); ``ended`` is the run, None while it goes on."""
-    if ended is not None and ended.state == "error" and attempt is not None and first_failed(attempt, None) is None:
+    lost = ended is not None and ended.state == "error" and not ended.launcher_died
+    if ended is not None and lost and attempt is not None and first_failed(attempt, None) is None:
         return Explanation(_elsewhere(ended))
     try:
         from ddplaunch.explain.run import explain_texts

@@ -38,7 +38,7 @@ class Images(Dataset):
 """
 
 
-ANY = -1
+ANY = -1  # also where all ranks fail alike: torchrun may end the others before they say so
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ RANKS = (
         "exception_on_all",
         "r, w = init()\nx = torch.randn(4, 5) @ torch.randn(4, 5)\n",
         ("script-exception",),
-        None,
+        ANY,
         1,
         says="RuntimeError: mat1 and mat2 shapes cannot be multiplied",
     ),
@@ -136,7 +136,7 @@ RANKS = (
         "open_files",
         "r, w = init()\nfiles = [open(__file__) for _ in range(500)]\n",
         ("too-many-open-files",),
-        None,
+        ANY,
         1,
         wrap=("prlimit", "--nofile=160:160"),
         options=("--ignore", "open-files-low"),
@@ -149,12 +149,12 @@ RANKS = (
         1,
         says="/data/imagenet/train-00007.parquet",
     ),
-    Fault("module", "import transformerz\n", ("module-not-found",), None, 1, init=False, says="transformerz"),
+    Fault("module", "import transformerz\n", ("module-not-found",), ANY, 1, init=False, says="transformerz"),
     Fault(
         "arguments",
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\nprint(p.parse_args())\n",
         ("script-arguments",),
-        None,
+        ANY,
         2,
         init=False,
         args=("--learning-rate", "0.2"),
@@ -164,14 +164,14 @@ RANKS = (
         "local_rank",
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr', type=float)\nprint(p.parse_args())\n",
         ("local-rank-argument",),
-        None,
+        ANY,
         2,
         init=False,
         args=("--local-rank=0",),
         says="--local-rank",
     ),
-    Fault("nccl_on_cpu", "r, w = init('nccl')\nreduce()\n", ("nccl-unavailable",), None, 1),
-    Fault("no_process_group", "reduce()\n", ("process-group-not-initialized",), None, 1),
+    Fault("nccl_on_cpu", "r, w = init('nccl')\nreduce()\n", ("nccl-unavailable",), ANY, 1),
+    Fault("no_process_group", "reduce()\n", ("process-group-not-initialized",), ANY, 1),
     Fault(
         "unequal_batches",
         "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\n"
@@ -199,7 +199,7 @@ RANKS = (
         "    def forward(self, x): return self.a(x)\n"
         "m = DDP(Net())\nfor i in range(3):\n    m(torch.randn(2, 8)).sum().backward()\n",
         ("unused-parameters",),
-        None,
+        ANY,
         1,
     ),
     Fault(
@@ -230,7 +230,7 @@ MACHINE = (
         DATASET + "def item(i): return torch.randn(3, 512, 512)\nr, w = init()\n"
         "for b in DataLoader(Images(), batch_size=8, num_workers=2):\n    print('rank', r, b.shape)\n",
         ("shm-too-small",),
-        None,
+        ANY,
         1,
         wrap=small_mount("/dev/shm", "8m"),
         options=("--ignore", "shm-too-small"),
