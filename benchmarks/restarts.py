@@ -1,6 +1,6 @@
 """How often a job trains on after one of its ranks was killed: plain torchrun and ddplaunch, on one node and on two.
 
-    python -m benchmarks.restarts [--jobs 20]
+    python -m benchmarks.restarts [--jobs 20] [--peers 5]
 
 Two nodes are network namespaces with a network between them (root only). Results go to benchmarks/results/restarts.*.
 """
@@ -97,19 +97,19 @@ def came_back(start: Start) -> bool:
         return back
 
 
-def measure(jobs: int) -> dict[str, list[bool]]:
-    """Run ``jobs`` jobs of each kind in turns; return what became of each."""
+def measure(jobs: int, peers: int) -> dict[str, list[bool]]:
+    """Run ``jobs`` jobs of ddplaunch's and ``peers`` of plain torchrun's in turns; return what became of each."""
     kinds: dict[str, Start] = {
         "one node, torchrun --standalone": here(torchrun("--standalone")),
         "one node, ddplaunch": here(ours()),
     }
     with tempfile.TemporaryDirectory() as name:
         if os.geteuid() == 0:
-            return _with_two_nodes(kinds, Path(name), jobs)
-        return _in_turns(kinds, jobs)
+            return _with_two_nodes(kinds, Path(name), jobs, peers)
+        return _in_turns(kinds, jobs, peers)
 
 
-def _with_two_nodes(kinds: dict[str, Start], folder: Path, jobs: int) -> dict[str, list[bool]]:
+def _with_two_nodes(kinds: dict[str, Start], folder: Path, jobs: int, peers: int) -> dict[str, list[bool]]:
     with nodes(2, folder) as pair:
         address = pair[0].address
 
@@ -120,15 +120,15 @@ def _with_two_nodes(kinds: dict[str, Start], folder: Path, jobs: int) -> dict[st
             return ours("--nnodes", "2", "--node-rank", str(number), "--master-addr", address)
 
         both = {"two nodes, torchrun": on_both(pair, plain), "two nodes, ddplaunch": on_both(pair, by_us)}
-        return _in_turns({**kinds, **both}, jobs)
+        return _in_turns({**kinds, **both}, jobs, peers)
 
 
-def _in_turns(kinds: dict[str, Start], jobs: int) -> dict[str, list[bool]]:
+def _in_turns(kinds: dict[str, Start], jobs: int, peers: int) -> dict[str, list[bool]]:
     results: dict[str, list[bool]] = {kind: [] for kind in kinds}
     for number in range(jobs):
         for kind, start in kinds.items():
-            if "torchrun" in kind and number >= jobs // 4:
-                continue  # a failure costs its whole deadline; some are enough to compare with
+            if "torchrun" in kind and number >= peers:
+                continue
             results[kind].append(came_back(start))
             print(f"{number + 1:3} {kind}: {'trained on' if results[kind][-1] else 'did not come back'}", flush=True)
     return results
@@ -138,7 +138,11 @@ def main() -> int:
     """Measure, print, write; exit with 1 if a job of ddplaunch's did not come back."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=20)
-    results = measure(parser.parse_args().jobs)
+    parser.add_argument(
+        "--peers", type=int, default=5, help="jobs of torchrun: one that fails takes its whole deadline"
+    )
+    arguments = parser.parse_args()
+    results = measure(arguments.jobs, arguments.peers)
     lines = ["# Jobs that train on after one rank was killed", "", "| launch | came back |", "|---|---|"]
     lines += [f"| {kind} | {sum(each)} of {len(each)} |" for kind, each in results.items()]
     RESULTS.mkdir(exist_ok=True)
