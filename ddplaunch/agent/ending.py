@@ -19,13 +19,18 @@ _MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has
 _ERROR_CHARS = 4_000
 
 
+def _nothing() -> None:
+    return
+
+
 class Ending:
     """Watches for the end of this process by ``sys.excepthook`` and ``atexit``."""
 
-    def __init__(self, session: Session, signals: Signals, close: Callable[[], None] = lambda: None) -> None:
-        """``close`` ends, before the last word, what of the plug-in nobody else would."""
+    def __init__(self, session: Session, signals: Signals, first: Callable[[], None] = _nothing) -> None:
+        """``first`` is called before the last word, ``finally_`` after the answer to it."""
         self._session = session
-        self._close = close
+        self._first = first
+        self.finally_: Callable[[], None] = _nothing
         self._signals = signals
         self._leaving: int | None = None  # the thread that says the end
         self._owner = os.getpid()
@@ -74,12 +79,14 @@ class Ending:
         self._signals.ending()
         _flush()
         with contextlib.suppress(Exception):
-            self._close()
+            self._first()
         answered = self._session.end(message)
         if answered is None:
             self._session.give_stderr_back()
             answered = fallback_status(message, status)
         _flush()
+        with contextlib.suppress(Exception):
+            self.finally_()
         os._exit(answered)
 
 

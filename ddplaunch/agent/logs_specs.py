@@ -25,6 +25,7 @@ from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.session import Session
 from ddplaunch.agent.signals import Signals
 from ddplaunch.agent.surroundings import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.agent.trace import Trace
 from ddplaunch.agent.warm.alone import skip_the_spread
 
 if TYPE_CHECKING:
@@ -40,9 +41,11 @@ class CapturedLogs(api.LogsSpecs):
         self._signals: Signals | None = None
         self._template: Template | None = None
         self._console = 2
+        self._trace = Trace({}, {})
         self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
         try:
             settings = _settings()
+            self._trace = Trace(settings, os.environ)
             self._template = self._prepared(settings)  # first: ranks share whatever this process has done before
             self._open(settings)
         except Exception as exception:
@@ -56,6 +59,7 @@ class CapturedLogs(api.LogsSpecs):
     def reify(self, envs: dict[int, dict[str, str]]) -> Any:
         """Return where each local rank's stdout and stderr go in the attempt that is about to start."""
         session = self._session
+        self._trace.begins("start the ranks")
         if self._signals is not None:
             self._signals.ranks_start()
         if session is not None and session.alive:
@@ -72,6 +76,7 @@ class CapturedLogs(api.LogsSpecs):
             if settings.get("start") != "warm":
                 skip_the_spread()
                 return None
+            self._trace.begins("fork the template")
             from ddplaunch.agent.warm.template import prepare
 
             template = prepare(settings.get("preload", ()), self._say)
@@ -85,11 +90,13 @@ class CapturedLogs(api.LogsSpecs):
         with contextlib.suppress(OSError):
             os.write(self._console, f"ddplaunch: {line}\n".encode(errors="backslashreplace"))
 
-    def _close_template(self) -> None:
+    def _close(self) -> None:
+        self._trace.begins("end")
         if self._template is not None:
             self._template.close()
 
     def _open(self, settings: Settings) -> None:
+        self._trace.begins("start the guard")
         self._log_dir = settings.get("directory", self._log_dir)
         if self._log_dir and settings.get("directory"):
             with contextlib.suppress(OSError):
@@ -101,12 +108,14 @@ class CapturedLogs(api.LogsSpecs):
         session.lost = lambda: _lost(session)
         session.watch()
         signals = Signals(session.signalled)
-        ending = Ending(session, signals, self._close_template)
+        ending = Ending(session, signals, self._close)
+        ending.finally_ = self._trace.write
         signals.before_ranks(ending.by_signal)
         ending.install()
         forward_started(self._started)
         notice_start(self._all_started)
         self._session, self._signals = session, signals
+        self._trace.begins("rendezvous")
 
     def _captured(self, session: Session, envs: dict[int, dict[str, str]]) -> Any:
         local_ranks = sorted(envs)
@@ -125,6 +134,7 @@ class CapturedLogs(api.LogsSpecs):
         return _destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:
+        self._trace.begins("script")
         for local_rank, pid in pids.items():
             if local_rank in self._ranks:
                 self._started(self._ranks[local_rank], pid)

@@ -37,8 +37,8 @@ class Settings(TypedDict, total=False):
     with commas, ``grace_s`` how long ranks get to end, ``verbose`` shows torchrun's own messages too. ``silent`` leaves
     the last words to somebody who speaks for all nodes. ``record_metrics`` asks for ``node-K/metrics.jsonl``,
     ``stacks`` for ranks that show where they are. ``start`` is how ranks begin, ``preload`` what is imported before
-    they are forked. The times are how long the run may take, and how long it may stand
-    still; ``on_hang`` is what becomes of it then.
+    they are forked. ``trace`` is the file for the phases of the launch. ``timeout_s`` and ``hang_timeout_s`` are how
+    long the run may take, and how long it may stand still; ``on_hang`` is what becomes of it then.
     """
 
     run_id: str
@@ -53,6 +53,7 @@ class Settings(TypedDict, total=False):
     stacks: bool
     start: Literal["cold", "warm"]
     preload: list[str]
+    trace: str
     timeout_s: float
     hang_timeout_s: float
     on_hang: Literal["report", "stop"]

@@ -82,6 +82,7 @@ LAUNCH = (
     Flag("hang_timeout", "text", _SHOWING, "Name the rank that the others wait for when nothing moves: 10m.", "TIME"),
     Flag("on_hang", "text", _SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT"),
     Flag("stacks", "pair", _SHOWING, "Let ranks show where they are, for `stacks` [with a time-out]."),
+    Flag("trace", "text", _SHOWING, "Write how long each phase of the launch took: FILE.svg or FILE.json.", "FILE"),
     Flag("record_metrics", "switch", _SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`."),
 )
 _PROFILE = Flag("profile", "text", _CHECKING, "Named profile of ddplaunch.toml.", "NAME")

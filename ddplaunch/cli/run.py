@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.errors import ExitStatus, RefusedError, usage
 from ddplaunch.finding import error
+from ddplaunch.launch.capture import EXECUTED, VARIABLE
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
 from ddplaunch.records.gpu_lock import GpuLocks
@@ -120,6 +122,8 @@ def execute(launch: Launch, environment: dict[str, str]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it is None where its descriptor was closed
             stream.flush()
+    if launch.options.trace is not None and VARIABLE in environment:
+        environment[EXECUTED] = str(time.time())
     os.execve(launch.argv[0], list(launch.argv), environment)
 
 

@@ -15,6 +15,8 @@ from ddplaunch.values import Resolved, Source, Unavailable
 
 #: The environment variable with which the plug-in is told its settings; ``agent/protocol.py`` says what they mean.
 VARIABLE = "DDPLAUNCH_AGENT"
+#: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
+EXECUTED = "DDPLAUNCH_EXECUTED"
 LOGS_SPECS = "--logs-specs=ddplaunch"
 _DEFAULT_GRACE_S = 30.0  # torchrun's own
 _ALL = "all"
@@ -41,6 +43,7 @@ _OF_THE_GUARD = (
     "stacks",
     "start",
     "preload",
+    "trace",
 )
 _SHORT = {"-t": "--tee", "-r": "--redirects"}
 
@@ -88,6 +91,8 @@ def decide_capture(
     settings.update(limits)
     if options.record_metrics and options.record_metrics.value:
         settings["record_metrics"] = True
+    if options.trace is not None:
+        settings["trace"] = options.trace.value
     variable = Variable(
         VARIABLE,
         json.dumps(settings, separators=(",", ":")),

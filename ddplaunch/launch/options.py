@@ -48,6 +48,7 @@ class Options:
     stacks: Resolved[bool] | None = None
     start: Resolved[str] | None = None
     preload: Resolved[str] | None = None
+    trace: Resolved[str] | None = None
     show: Resolved[str] | None = None
     verbose: Resolved[bool] | None = None
     capture: Resolved[bool] | None = None

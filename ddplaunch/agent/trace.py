@@ -1,0 +1,101 @@
+"""When each phase of one launch began, as seen from torchrun's process; refuses to look into ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import MutableMapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.agent.protocol import Settings
+from ddplaunch.launch.capture import EXECUTED
+
+_WIDTH, _LABEL, _ROW = 900, 190, 26  # pixels
+_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1")
+
+
+class Trace:
+    """The phases of the launch in this process; each ends where the next begins."""
+
+    def __init__(self, settings: Settings, environ: MutableMapping[str, str]) -> None:
+        """Note what is past: ddplaunch's own part, until it became torchrun, and the import of torch."""
+        self._settings = settings
+        self._path = settings.get("trace")
+        self._marks: list[tuple[str, float]] = []
+        executed = environ.pop(EXECUTED, None)  # it is for this torchrun, not for one that a rank may start
+        if self._path and executed:
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                self._marks += [("checks and plan", process_start_s()), ("import torch", float(executed))]
+
+    def begins(self, phase: str) -> None:
+        """Note that ``phase`` begins now."""
+        if self._path:
+            self._marks.append((phase, time.time()))
+
+    def write(self) -> None:
+        """Write the file, now that the last phase is over; what cannot be written is not."""
+        if not self._path:
+            return
+        node = self._settings.get("node", 0)
+        path = Path(self._path)
+        if node:
+            path = path.with_name(f"{path.stem}.node-{node}{path.suffix}")
+        phases = phases_of(self._marks, time.time())
+        about = {
+            "run_id": self._settings.get("run_id", ""),
+            "start": self._settings.get("start", "cold"),
+            "node": node,
+        }
+        text = as_svg(about, phases) if path.suffix == ".svg" else json.dumps(as_json(about, phases), indent=2) + "\n"
+        with contextlib.suppress(OSError):
+            path.write_text(text, encoding="utf-8", errors="replace")
+
+
+Phase = tuple[str, float, float]  # name, seconds since 1970 at its begin and at its end
+
+
+def phases_of(marks: list[tuple[str, float]], end_s: float) -> list[Phase]:
+    """Return each phase with its end, the begin of the next one."""
+    ends = [*(began for _, began in marks[1:]), end_s]
+    return [(name, began, max(began, end)) for (name, began), end in zip(marks, ends, strict=False)]
+
+
+def as_json(about: dict[str, Any], phases: list[Phase]) -> dict[str, Any]:
+    """Return it in plain types; times are seconds since 1970."""
+    listed = [{"phase": name, "began_s": round(began, 4), "ended_s": round(end, 4)} for name, began, end in phases]
+    return {"schema": 1, **about, "phases": listed}
+
+
+def as_svg(about: dict[str, Any], phases: list[Phase]) -> str:
+    """Return a picture: one bar for each phase, below each other, on a common axis of seconds."""
+    first, last = (phases[0][1], phases[-1][2]) if phases else (0.0, 0.0)
+    scale = (_WIDTH - _LABEL - 80) / max(last - first, 1e-3)
+    height = (len(phases) + 2) * _ROW
+    title = escape(f"{about['run_id']}, {about['start']} start: {last - first:.2f} s")
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif" '
+        'font-size="13">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="8" y="18" font-weight="bold">{title}</text>',
+    ]
+    for number, (name, began, end) in enumerate(phases):
+        left, width, top = _LABEL + (began - first) * scale, (end - began) * scale, (number + 1) * _ROW
+        colour = _COLOURS[number % len(_COLOURS)]
+        lines += [
+            f'<text x="8" y="{top + 16}">{escape(name)}</text>',
+            f'<rect x="{left:.1f}" y="{top + 3}" width="{max(width, 1):.1f}" height="{_ROW - 8}" fill="{colour}"/>',
+            f'<text x="{left + width + 4:.1f}" y="{top + 16}">{(end - began) * 1000:.0f} ms</text>',
+        ]
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def process_start_s() -> float:
+    """Return when this process was started, which is before it became torchrun; seconds since 1970. Raises OSError."""
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[19])  # starttime, the 22nd field: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
