@@ -147,15 +147,17 @@ def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
         for rank in (0, 2):
             guarded.ranks[rank].terminate()
         guarded.wait()
+        codes = {0: -15, 1: -9}  # what torchrun saw, for a guard that looks too late
         failures = [
             {
-                "rank": 0,
-                "local_rank": 0,
-                "pid": guarded.ranks[0].pid,
-                "exit_code": -15,
+                "rank": rank,
+                "local_rank": rank,
+                "pid": guarded.ranks[rank].pid,
+                "exit_code": code,
                 "message": "x",
                 "timestamp_s": 1,
             }
+            for rank, code in codes.items()
         ]
         status, ended = guarded.end("failed", failures=failures)
     (attempt,) = ended.attempts

@@ -51,18 +51,32 @@ OUR_FLAGS = {
     ],
 )
 def test_output_is_what_the_commands_print(name: str, session: tuple[int, ...], request: pytest.FixtureRequest) -> None:
+    accept = bool(request.config.getoption("--accept-golden"))
+    for attempts_left in (2, 1, 0):
+        printed = printed_by(name, session, accept)
+        # An interpreter that ends while gloo's threads run is aborted now and then, under plain torchrun too.
+        if not attempts_left or not any(word in text for text in printed for word in ("status 134", "error[aborted]")):
+            break
+    if not accept:
+        wanted = [blocks(DOCUMENTS[name])[number] for number in session]
+        for block, text in zip(wanted, printed, strict=True):
+            assert comparable(block, text) == comparable(block, block.text), "--accept-golden writes it anew"
+
+
+def printed_by(name: str, session: tuple[int, ...], accept: bool) -> list[str]:
+    """Return what the blocks of a session print, and write it into the document if that is wanted."""
+    printed = []
     with TemporaryDirectory(prefix="readme-") as folder:
         for number in session:
             document = (ROOT / name).read_text(encoding="utf-8")
             block = blocks(document)[number]
             assert block.commands
-            printed = run(block, samples(DOCUMENTS["README.md"]), Path(folder))
-            if request.config.getoption("--accept-golden"):
+            printed.append(run(block, samples(DOCUMENTS["README.md"]), Path(folder)))
+            if accept:
                 match = list(BLOCK.finditer(document))[number]
-                text = document[: match.start("text")] + printed + document[match.end("text") :]
+                text = document[: match.start("text")] + printed[-1] + document[match.end("text") :]
                 (ROOT / name).write_text(text, encoding="utf-8")
-            else:
-                assert comparable(block, printed) == comparable(block, block.text), "--accept-golden writes it anew"
+    return printed
 
 
 def test_every_output_block_is_found() -> None:

@@ -24,7 +24,8 @@ DEADLINE_S = 150
 
 #: Trains a linear model with DDP on data that differs by rank, then writes what this rank saw. With FAIL_ONCE in the
 #: environment rank 1 leaves with status 7, once, after a collective that all ranks took part in. A file remembers it:
-#: torchrun counts restarts only on the node whose rank failed, and may number the nodes anew.
+#: torchrun counts restarts only on the node whose rank failed, and may number the nodes anew. It leaves by ``_exit``,
+#: since on a busy machine an interpreter that ends with a DDP model alive is aborted by gloo's threads now and then.
 TRAIN = """
 import datetime, json, os, socket
 from pathlib import Path
@@ -54,7 +55,9 @@ seen = {name: os.environ.get(name) for name in names}
 saw = {**seen, "rank": rank, "world": world, "host": socket.gethostname(), "sum": total[0].item(),
        "attempt": attempt, "weights": weights}
 Path(os.environ["OUT"], f"rank-{rank}.json").write_text(json.dumps(saw))
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)
 """
 
 
