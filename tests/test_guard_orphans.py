@@ -168,6 +168,22 @@ def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
     assert all(rank.started_s and rank.ended_s and rank.started_s <= rank.ended_s + 1 for rank in attempt.ranks)
 
 
+def test_a_guard_that_hears_of_a_restart_late_spares_its_ranks(tmp_path: Path) -> None:
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.attempt(["pass", "pass"])
+        guarded.wait()
+        guarded.guard.send_signal(signal.SIGSTOP)
+        lives = "import time; time.sleep(1.5); print('lived')"
+        guarded.attempt([lives, lives], number=1)  # both messages wait for the guard, and the ranks run already
+        guarded.guard.send_signal(signal.SIGCONT)
+        guarded.wait()
+        status, ended = guarded.end()
+        assert [guarded.file(f"attempt-1/rank-{rank}.out") for rank in (0, 1)] == [b"lived\n"] * 2
+    first, second = ended.attempts
+    assert status == 0 and not ended.left_over
+    assert not {rank.pid for rank in first.ranks} & {rank.pid for rank in second.ranks}
+
+
 @pytest.mark.slow
 def test_a_restart_ends_the_attempt_before_and_says_so(tmp_path: Path) -> None:
     err = tmp_path / "err"

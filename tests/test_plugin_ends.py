@@ -140,8 +140,8 @@ def test_torchrun_itself_fails(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("restarts", ["0", "1"], ids=["static", "c10d"])
 def test_signal_before_ranks_run(restarts: str, tmp_path: Path) -> None:
-    where = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--max-restarts", restarts)
-    where = (*where, "--join-timeout", "0")  # no roll call, which would refuse before there is a torchrun
+    node = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--max-restarts", restarts)
+    where = (*node, "--join-timeout", "0")  # no roll call, which would refuse before there is a torchrun
     run = Run(tmp_path, "wait", *where, "--master-port", str(free_port()), "--no-checks")
     within(lambda: run.guard() is not None, run)
     time.sleep(1.0)

@@ -114,7 +114,9 @@ class GuardedRun:
             position += streams
 
     def _told_started(self, message: dict[str, Any], _: list[int]) -> None:
-        attempt = self.attempts[-1]
+        attempt = next((one for one in self.attempts if one.number == message["attempt"]), None)
+        if attempt is None:
+            return
         for handle in attempt.started(message["pids"], self.launcher.seen):
             self.loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
         if self.directory:
@@ -217,7 +219,7 @@ class GuardedRun:
 
     def _find(self, attempt: Attempt, *, workers_only: bool = False) -> Callable[[], list[Process]]:
         def find() -> list[Process]:
-            if not attempt.announced:
+            if not attempt.announced and attempt is self.attempts[-1]:  # else they would be those of a later attempt
                 for one in unannounced(own_processes(), self.settings.get("run_id", ""), self.launcher.seen):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
             return left_by(attempt.owners, workers_only=workers_only)
@@ -225,7 +227,10 @@ class GuardedRun:
         return find
 
     def _attempt_over(self, attempt: Attempt) -> None:
+        self.loop.forget(self.channel.fileno())  # what comes next is about the attempt that has not begun here yet
         self.loop.once(0)  # ends that nobody has looked at yet
+        if not self.end:
+            self.loop.watch(self.channel.fileno(), self._told)
         attempt.ended_s = time.time()
         attempt.complete((), succeeded=False)
         self.capture.end_attempt()
