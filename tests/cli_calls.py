@@ -28,6 +28,7 @@ dist.init_process_group("gloo")
 line = f"rank {dist.get_rank()} of {dist.get_world_size()}: {arguments.batch_size} {arguments.note} {rest}"
 sys.stdout.write(line + "\\n")  # one write: the ranks share the pipe
 sys.stdout.flush()
+dist.barrier()  # a rank that leaves early breaks the connections that others are still making
 dist.destroy_process_group()
 """
 #: Variables of whoever runs the tests that would change a launch or how it is shown.

@@ -257,7 +257,7 @@ def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) ->
 
 def test_a_guard_that_fails_says_so_to_whom_it_may_concern(tmp_path: Path) -> None:
     with Guarded(tmp_path, 2, 2) as guarded:
-        send(guarded.channel, {"op": "started", "attempt": 0, "pids": {}})  # of no attempt
+        send(guarded.channel, {"op": "attempt", "attempt": 0})  # of which ranks?
         assert guarded.guard.wait(30) == 70
         assert b"the guard failed\nTraceback" in guarded.file("launcher.err")
 

@@ -257,7 +257,7 @@ def test_ranks_show_where_they_are_and_go_on() -> None:
 def test_a_rank_that_is_a_shell_script_shows_its_python() -> None:
     with running(LOOP, shell=True) as process:
         (one,) = take_stacks([asked(process)])
-        assert one.main[0].function == "turn" and one.pid != process.pid
+        assert one.main[0].function in ("turn", "<module>") and one.pid != process.pid  # it loops over calls of turn()
 
 
 def test_what_has_not_prepared_for_the_signal_is_not_sent_it() -> None:
