@@ -1,0 +1,88 @@
+"""Every signature of every family: its examples, its near-misses, and look-alikes of its neighbours."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import pytest
+
+from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures import all_signatures, collective, gpu, nccl
+from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
+
+FAMILIES = (
+    "gpu",
+    "nccl",
+    "collective",
+    "ddp",
+    "system",
+    "network",
+    "data",
+    "launching",
+    "scheduler",
+    "ending",
+)
+SIGNATURES: dict[str, tuple[Signature, ...]] = {
+    name: import_module(f"ddplaunch.explain.signatures.{name}").SIGNATURES for name in FAMILIES
+}
+CASES = {name: import_module(f"tests.explain.look_alikes.{name}") for name in FAMILIES}
+
+
+def test_every_family_is_looked_at() -> None:
+    assert tuple(each for family in SIGNATURES.values() for each in family) == all_signatures()
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [
+        pytest.param(each, id=f"{family}-{each.code}-{at}")
+        for family, signatures in SIGNATURES.items()
+        for at, each in enumerate(signatures)
+    ],
+)
+def test_keeps_its_word(signature: Signature) -> None:
+    assert signature.examples
+    assert signature.near_misses
+    assert missed(signature) == []
+    assert caught(signature) == []
+    assert idle(signature) == []
+    assert unfilled(signature) == []
+    assert slow(signature, seconds=1.0) == []
+    assert bool(signature.fixes) == (signature.role != "cascade")
+
+
+@pytest.mark.parametrize(("family", "code"), [(family, code) for family in FAMILIES for code in CASES[family].CODES])
+def test_code_has_a_root(family: str, code: str) -> None:
+    assert any(each.code == code and each.role == "root" for each in SIGNATURES[family])
+
+
+@pytest.mark.parametrize(
+    ("family", "line", "code"), [(family, line, code) for family in FAMILIES for line, code in CASES[family].LINES]
+)
+def test_neighbours_are_told_apart(family: str, line: str, code: str | None) -> None:
+    found = [each for each in SIGNATURES[family] if matched(each, line) is not None]
+    best = max(found, key=lambda each: each.priority).code if found else None
+    assert best == code
+
+
+def test_memory_is_measured() -> None:
+    line = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of "
+        "39.38 GiB "
+        "of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
+    )
+    (signature,) = [each for each in gpu.SIGNATURES if each.priority == 65 and matched(each, line)]
+    match = matched(signature, line)
+    assert match is not None
+    assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
+
+
+def test_echoes_never_outweigh_a_root() -> None:
+    roots = [each.priority for each in nccl.SIGNATURES if each.role == "root"]
+    assert all(each.priority < min(roots) for each in nccl.SIGNATURES if each.role == "cascade")
+
+
+def test_the_late_rank_is_named() -> None:
+    line = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms"
+    found = [match for each in collective.SIGNATURES if (match := matched(each, line))]
+    assert [match["culprit"] for match in found] == ["1"]
