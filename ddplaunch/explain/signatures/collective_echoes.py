@@ -1,5 +1,4 @@
-"""What gloo and the store print on the ranks that are left when another process died; refuses to call any of it "
-"a cause."""
+"""What gloo and the store print on the ranks that are left when another one died; refuses to call it a cause."""
 
 from __future__ import annotations
 

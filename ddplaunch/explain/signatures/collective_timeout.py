@@ -1,12 +1,11 @@
-"""How the NCCL watchdog tells of a collective that never completes; refuses to say which rank was late (the "
-"engine compares)."""
+"""How the NCCL watchdog tells of a collective that never completes; refuses to say who was late."""
 
 from __future__ import annotations
 
 from ddplaunch.explain.signature import Signature
 
 _CODE = "collective-timeout"
-_STACKS = (
+STACKS = (
     "while it hangs: `py-spy dump --pid PID` for every rank; the one that is elsewhere than in the "
     "collective is the cause"
 )
@@ -14,13 +13,11 @@ _RECORDER = (
     "record the collectives: `--env TORCH_FR_BUFFER_SIZE=2000 --env TORCH_NCCL_DUMP_ON_TIMEOUT=1` (before 2.9 "
     "`TORCH_NCCL_TRACE_BUFFER_SIZE`), then `torchfrtrace`"
 )
-_LONGER = (
+LONGER = (
     "if one rank has honest work meanwhile (evaluation, checkpoint, download): let all ranks do it, or "
     "`init_process_group(timeout=timedelta(hours=2))`"
 )
-_WHY = (
-    "one rank was late, stuck or gone, or issued another collective; the ranks that waited are the ones that complain"
-)
+WHY = "one rank was late, stuck or gone, or issued another collective; the ranks that waited are the ones that complain"
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
@@ -42,8 +39,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "`--no-nccl-ib` "
             "and `--socket-ifname NAME`",
             "see which transport NCCL chose: `--nccl-debug INFO`",
-            _STACKS,
-            _LONGER,
+            STACKS,
+            LONGER,
         ),
         examples=(
             "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, "
@@ -68,8 +65,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<waited_ms>\d+) milliseconds",
         ),
         what="{op} did not complete within {timeout_ms} ms",
-        why=_WHY,
-        fixes=(_STACKS, _RECORDER, _LONGER),
+        why=WHY,
+        fixes=(STACKS, _RECORDER, LONGER),
         examples=(
             "[E ProcessGroupNCCL.cpp:587] [Rank 1] Watchdog caught collective operation timeout: "
             "WorkNCCL(OpType=ALLREDUCE, "
@@ -103,8 +100,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)",
         ),
         what="rank {rank} stopped at collective {seq} (last enqueued {enqueued}, last completed {completed})",
-        why=_WHY,
-        fixes=(_STACKS, _RECORDER),
+        why=WHY,
+        fixes=(STACKS, _RECORDER),
         examples=(
             "[PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 7753, last "
             "enqueued NCCL work: 7755, "
@@ -136,7 +133,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="NCCL's watchdog saw no progress ({event})",
         why="a CUDA or NCCL call never returned, or a thread held the GIL inside one; a longer heartbeat only hides it",
         fixes=(
-            _STACKS,
+            STACKS,
             _RECORDER,
             "if a checkpoint or compilation honestly takes that long: `--env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`",
         ),
@@ -164,8 +161,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"^(?:\S+ )?WorkNCCL\(.*OpType=(?P<op>\w+).*Timeout\(ms\)=\d+\) timed out in blocking wait",
         ),
         what="{op} timed out",
-        why=_WHY,
-        fixes=(_STACKS, _RECORDER, _LONGER),
+        why=WHY,
+        fixes=(STACKS, _RECORDER, LONGER),
         examples=(
             "RuntimeError: NCCL communicator was aborted on rank 2.  Original reason for failure was: [Rank 2] "
             "WorkNCCL timeout: "

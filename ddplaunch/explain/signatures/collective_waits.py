@@ -1,22 +1,11 @@
-"""How waiting in vain for another rank shows in gloo, barriers and the first NCCL call; refuses waits before "
-"there is a group."""
+"""How waiting in vain shows in gloo, barriers and the first NCCL call; refuses waits before there is a group."""
 
 from __future__ import annotations
 
 from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures.collective_timeout import LONGER, STACKS, WHY
 
 _CODE = "collective-timeout"
-_STACKS = (
-    "while it hangs: `py-spy dump --pid PID` for every rank; the one that is elsewhere than in the "
-    "collective is the cause"
-)
-_LONGER = (
-    "if one rank has honest work meanwhile (evaluation, checkpoint, download): let all ranks do it, or "
-    "`init_process_group(timeout=timedelta(hours=2))`"
-)
-_WHY = (
-    "one rank was late, stuck or gone, or issued another collective; the ranks that waited are the ones that complain"
-)
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
@@ -36,7 +25,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "let rank {culprit} do that work before `init_process_group`, or give it time: "
             "`init_process_group(timeout=timedelta(hours=2))`",
             "look at the output of rank {culprit}: `--show {culprit}`",
-            _STACKS,
+            STACKS,
         ),
         examples=(
             "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId "
@@ -63,8 +52,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<op>Application) timeout caused pair closure",
         ),
         what="gloo: a {op} operation was not answered in time",
-        why="gloo waits for the other ranks of the collective; " + _WHY,
-        fixes=(_STACKS, _LONGER),
+        why="gloo waits for the other ranks of the collective; " + WHY,
+        fixes=(STACKS, LONGER),
         examples=(
             "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out "
             "waiting 15000ms for recv "
@@ -91,7 +80,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="rank {culprit} did not come to monitored_barrier within {timeout_ms} ms",
         why="rank 0 asks each rank in turn; the ones that it names were late, stuck or gone",
-        fixes=("look at the output of rank {culprit}: `--show {culprit}`", _STACKS, _LONGER),
+        fixes=("look at the output of rank {culprit}: `--show {culprit}`", STACKS, LONGER),
         examples=(
             "[rank0]: RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms",
             "RuntimeError: Rank 1 failed to pass monitoredBarrier in 300000 ms",
