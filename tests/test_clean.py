@@ -18,7 +18,8 @@ import pytest
 
 from ddplaunch.hosts.orphans import Cleaned, Leftovers
 from ddplaunch.probes.orphans import Orphans
-from ddplaunch.probes.process_table import Process, boot_id, process_table, read_process
+from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.process_table import Process, process_table, read_process
 from ddplaunch.probes.shared_segments import Segment, held_segments
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.summary import host_name

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.probes.orphans import adopts_orphans, orphans_in
-from ddplaunch.probes.process_table import Process, boot_id, process_table, read_process, start_s
+from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.process_table import Process, process_table, read_process, start_s
 from ddplaunch.probes.run_processes import RunProcesses, is_launcher, runs_in
 from ddplaunch.records.processes import read_processes, still_running
 from tests.fake_runs import StartRun, processes_json, record, start_run, unique

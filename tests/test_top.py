@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.metrics import record
-from ddplaunch.probes.process_table import boot_id, read_process
+from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.process_table import read_process
 from ddplaunch.records.metrics import MetricsFile, read_metrics
 from tests.cli_calls import Call, call, folder, spawn
 from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library

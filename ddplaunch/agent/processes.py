@@ -11,6 +11,8 @@ import signal
 import struct
 import time
 
+from ddplaunch.probes.proc import read_bytes
+
 _PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, what is not asked for, the status
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_GET_INFO = 3 << 30 | _PIDFD_INFO.size << 16 | 0xFF << 8 | 11  # _IOWR(0xFF, 11, struct pidfd_info)
@@ -44,25 +46,9 @@ class Process:
         return time.time() - since_boot_s + self.start / os.sysconf("SC_CLK_TCK")
 
 
-def _read(path: str) -> bytes | None:
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        data = b""
-        while more := os.read(file, 1 << 16):
-            data += more
-        return data
-    except OSError:  # the process ended while it was read
-        return None
-    finally:
-        os.close(file)
-
-
 def process(pid: int) -> Process | None:
     """Return one process, None if there is none of that number."""
-    stat = _read(f"/proc/{pid}/stat")
+    stat = read_bytes(f"/proc/{pid}/stat")
     return Process(pid, stat) if stat else None
 
 
@@ -83,12 +69,12 @@ def own_processes() -> list[Process]:
 
 def command_line(pid: int) -> bytes:
     """Return the arguments with a NUL behind each; nothing for a zombie."""
-    return _read(f"/proc/{pid}/cmdline") or b""
+    return read_bytes(f"/proc/{pid}/cmdline") or b""
 
 
 def has_variable(pid: int, variable: bytes) -> bool:
     """Say whether it was started with ``variable`` (b"NAME=value") in its environment."""
-    return variable in (_read(f"/proc/{pid}/environ") or b"").split(b"\0")
+    return variable in (read_bytes(f"/proc/{pid}/environ") or b"").split(b"\0")
 
 
 def send_signal(target: Process, number: int) -> bool:
@@ -128,11 +114,6 @@ def status_of_reaped(handle: int) -> int | None:
         return None
     mask, status = _PIDFD_INFO.unpack_from(info)
     return status if mask & _PIDFD_INFO_EXIT else None
-
-
-def boot_id() -> str:
-    """Return what tells this boot of this machine from all others; "" where the kernel does not say."""
-    return (_read("/proc/sys/kernel/random/boot_id") or b"").decode().strip()
 
 
 def make_room(name: str) -> None:

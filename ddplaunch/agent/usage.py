@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from ddplaunch.agent.movement import Usage
 from ddplaunch.agent.processes import own_processes
+from ddplaunch.probes.proc import read_bytes
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -46,26 +47,18 @@ def uses_gpu(pid: int) -> bool:
 
 def _cpu_s(pid: int) -> tuple[float, int]:
     """Return CPU seconds and major faults."""
-    fields = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
     return (sum(map(int, fields[11:15])) / _TICKS_PER_S, int(fields[9])) if len(fields) > 15 else (0.0, 0)
 
 
 def _starved_s(pid: int) -> float:
-    fields = _read(f"/proc/{pid}/schedstat").split()
+    fields = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
     return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
 
 
 def _io_bytes(pid: int) -> int:
     found = 0
-    for line in _read(f"/proc/{pid}/io").splitlines():
+    for line in (read_bytes(f"/proc/{pid}/io") or b"").splitlines():
         if line.startswith((b"rchar:", b"wchar:")):
             found += int(line.split()[1])
     return found
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""

@@ -13,9 +13,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.processes import boot_id, process, status_of_reaped
+from ddplaunch.agent.processes import process, status_of_reaped
 from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.agent.sweep import Owner
+from ddplaunch.probes.proc import boot_id
 
 _ORDERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -192,7 +193,7 @@ def process_table(run_id: str | None, host: str, launcher: Process | None, attem
         "schema": 1,
         "run_id": run_id,
         "host": host,
-        "boot_id": boot_id(),
+        "boot_id": boot_id() or "",
         "launcher": launcher and {"pid": launcher.pid, "start_time": launcher.start},
         "guard": own and {"pid": own.pid, "start_time": own.start},
         "attempt": attempt.number,

@@ -12,7 +12,8 @@ from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.hosts.orphans import Cleaned, leftovers
 from ddplaunch.hosts.orphans import clean as clean_up
-from ddplaunch.probes.process_table import boot_id, process_table
+from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.process_table import process_table
 from ddplaunch.probes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.old_records import OldRecords, old_records, remove_record

@@ -12,7 +12,8 @@ from ddplaunch.cli.say import answer_json, tell, tell_findings
 from ddplaunch.cli.stop_hosts import LONGER_S, is_concluded, stop_launched, stop_without_launcher
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.hosts.stopping import Stopped, stop_run
-from ddplaunch.probes.process_table import Table, boot_id, process_table
+from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.process_table import Table, process_table
 from ddplaunch.probes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import find_run, read_record

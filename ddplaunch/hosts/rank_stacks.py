@@ -17,6 +17,7 @@ from ddplaunch.explain.places import place_of
 from ddplaunch.explain.stacks import RankStack, ThreadStack, from_faulthandler, from_py_spy
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.py_spy import dump, find_py_spy
+from ddplaunch.probes.proc import read_bytes
 from ddplaunch.values import Unavailable
 
 #: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
@@ -158,7 +159,7 @@ def _memory(pid: int) -> int | None:
 
 
 def _catches(pid: int) -> bool:
-    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", _read(f"/proc/{pid}/status"), re.MULTILINE)
+    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", read_bytes(f"/proc/{pid}/status") or b"", re.MULTILINE)
     return bool(found and int(found[1], 16) >> (SIGNAL - 1) & 1)
 
 
@@ -185,13 +186,13 @@ def _holds_memory(pid: int) -> bool:
 
 def _kernel(pid: int) -> str:
     """Return the kernel function in which the main thread waits; https://man7.org/linux/man-pages/man5/proc.5.html."""
-    text = _read(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("\0\n")
+    text = (read_bytes(f"/proc/{pid}/wchan") or b"").decode("ascii", "replace").strip("\0\n")
     return "" if text == "0" else text
 
 
 def _reads(pid: int) -> str:
     """Return the file from which the main thread reads right now, empty where it does not or the kernel keeps it."""
-    words = _read(f"/proc/{pid}/syscall").split()
+    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
     if len(words) < 2 or words[0].decode() not in _READING.get(os.uname().machine, ()):
         return ""
     try:
@@ -202,13 +203,5 @@ def _reads(pid: int) -> str:
 
 def _fields(pid: int) -> list[str] | None:
     """Return the fields of /proc/PID/stat from the third on, None if there is no such process."""
-    data = _read(f"/proc/{pid}/stat")
+    data = read_bytes(f"/proc/{pid}/stat")
     return data.rpartition(b")")[2].decode().split() if data else None
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""

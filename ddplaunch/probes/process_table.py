@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from ddplaunch.frozen import dataclass
 from ddplaunch.probes import files
+from ddplaunch.probes.proc import read_bytes
 
 #: What torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to the processes they start.
 #: https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/local_elastic_agent.py
@@ -65,7 +66,7 @@ def process_table(proc: str = "/proc") -> dict[int, Process]:
 def read_process(pid: int, proc: str = "/proc") -> Process | None:
     """Return one process as it is now, None if there is none."""
     folder = f"{proc}/{pid}"
-    stat = _bytes(f"{folder}/stat")
+    stat = read_bytes(f"{folder}/stat")
     if not stat:
         return None
     # the name in parentheses may hold blanks and parentheses itself
@@ -114,11 +115,6 @@ def ancestors(table: Table, pid: int) -> Iterator[Process]:
             yield process
 
 
-def boot_id(proc: str = "/proc") -> str | None:
-    """Return the id of this boot, within which a pid and a start time name one process."""
-    return files.read(f"{proc}/sys/kernel/random/boot_id")
-
-
 def start_s(start_ticks: int, proc: str = "/proc") -> float | None:
     """Return a start time in seconds since the epoch, None where /proc does not tell when the machine started."""
     uptime = (files.read(f"{proc}/uptime") or "").split()
@@ -138,32 +134,15 @@ def _pids(proc: str) -> list[int]:
 
 
 def _words(path: str) -> tuple[str, ...]:
-    text = _bytes(path) or b""
+    text = read_bytes(path) or b""
     return tuple(word.decode(errors="replace") for word in text.rstrip(b"\0").split(b"\0")) if text else ()
 
 
 def _marks(path: str) -> dict[str, str] | None:
-    text = _bytes(path)
+    text = read_bytes(path)
     if text is None:
         return None
     if not any(hint in text for hint in _HINTS):
         return {}
     pairs = (entry.decode(errors="surrogateescape").partition("=") for entry in text.split(b"\0"))
     return {name: value for name, _, value in pairs if name in _MARKS}
-
-
-def _bytes(path: str) -> bytes | None:
-    """Return the file, None if it is gone or may not be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        parts = []
-        while part := os.read(descriptor, 1 << 17):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:  # ESRCH: it ended meanwhile
-        return None
-    finally:
-        os.close(descriptor)

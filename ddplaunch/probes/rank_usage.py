@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from ddplaunch.frozen import dataclass
+from ddplaunch.probes.proc import read_bytes
 from ddplaunch.probes.samples import RankIdentity, RankSample
 
 _PSS_EVERY_S = 10.0
@@ -160,8 +161,7 @@ class RankUsage:
 
 
 def _stat(path: str) -> _Stat | None:
-    data = _bytes(path)
-    fields = data.rpartition(b")")[2].split()  # the name in parentheses may hold anything
+    fields = (read_bytes(path) or b"").rpartition(b")")[2].split()  # the name in parentheses may hold anything
     try:
         return _Stat(
             state=fields[0].decode(),
@@ -187,7 +187,7 @@ def _anon_bytes(path: str) -> int | None:
 
 
 def _omp_threads(path: str) -> int | None:
-    for entry in _bytes(path).split(b"\0"):
+    for entry in (read_bytes(path) or b"").split(b"\0"):
         if entry.startswith(b"OMP_NUM_THREADS="):
             first = entry.partition(b"=")[2].split(b",")[0].strip()  # a list is for nested regions
             return int(first) if first.isdigit() and len(first) < 6 else None
@@ -197,33 +197,16 @@ def _omp_threads(path: str) -> int | None:
 def _pairs(path: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
     """Return the numbers behind these words, each at the beginning of a line."""
     found = {}
-    for line in _bytes(path).splitlines():
+    for line in (read_bytes(path) or b"").splitlines():
         words = line.split()
         if len(words) > 1 and words[0] in names and words[1].isdigit():
             found[words[0]] = int(words[1])
     return found
 
 
-def _bytes(path: str) -> bytes:
-    """Return the file; nothing if it is gone or may not be read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    try:
-        parts = []
-        while part := os.read(descriptor, 1 << 16):
-            parts.append(part)
-        return b"".join(parts)
-    except OSError:  # ESRCH: it ended meanwhile
-        return b""
-    finally:
-        os.close(descriptor)
-
-
 def _wait_s(path: str) -> float | None:
     """Return how long the main thread waited for a CPU so far: https://docs.kernel.org/scheduler/sched-stats.html."""
-    words = _bytes(path).split()
+    words = (read_bytes(path) or b"").split()
     return int(words[1]) / 1e9 if len(words) > 1 and words[1].isdigit() else None
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.frozen import dataclass
-from ddplaunch.probes.process_table import Process, Table, boot_id, read_process
+from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.process_table import Process, Table, read_process
 from ddplaunch.probes.run_processes import RunProcesses, is_launcher
 from ddplaunch.records.find import read_object
 
