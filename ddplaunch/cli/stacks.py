@@ -10,9 +10,10 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ddplaunch.cli.live_run import live_run
 from ddplaunch.cli.of_hosts import of_hosts
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
-from ddplaunch.errors import ExitStatus, usage
+from ddplaunch.errors import ExitStatus
 from ddplaunch.explain.flight_recorder import flight
 from ddplaunch.explain.hang import Stillness, hang_diagnosis
 from ddplaunch.explain.stacks import RankStack
@@ -20,7 +21,7 @@ from ddplaunch.finding import Finding, Severity, warning
 from ddplaunch.hosts.rank_stacks import Asked, take_stacks, with_workers
 from ddplaunch.probes.process_table import process_table
 from ddplaunch.probes.rank_usage import RankUsage
-from ddplaunch.probes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.probes.run_processes import rank_of, runs_in
 from ddplaunch.probes.samples import RankIdentity
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import find_run
@@ -39,8 +40,10 @@ _IDLE_PERCENT = 5.0
 
 def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
     """Show where the ranks are, equal places together, the odd one out first."""
-    chosen = _chosen(runs_in(process_table()), run, run_dir)
+    running = [each for each in runs_in(process_table()) if each.ranks]
+    chosen = live_run(running, run, run_dir, "stacks", "looks at")
     if chosen is None:
+        _tell_none(run, run_dir)
         return ExitStatus.DONE
     ranks = {rank_of(process)[0]: process for process in chosen.ranks}
     usage = RankUsage([RankIdentity(rank, rank, each.pid, each.start_ticks) for rank, each in ranks.items()])
@@ -101,32 +104,11 @@ def _other_hosts(directory: Path) -> list[str]:
     return sorted({node.host for node in read_processes(directory)} - {"", host_name()})
 
 
-def _chosen(alive: Sequence[RunProcesses], wanted: str | None, run_dir: str | None) -> RunProcesses | None:
-    """Return the live run that is meant, None after saying that none runs; without a name, this directory's youngest.
-
-    Raises UsageError where a name could mean several, or none.
-    """
-    base = runs_directory(os.environ, run_dir, Path.cwd())
-    running = [run for run in alive if run.ranks]
-    if wanted is None:
-        mine = [run for run in running if run.uid == os.geteuid()]
-        here = [run for run in mine if (place := recorded_at(run)) and base.resolve() in place.parents]
-        near = (here or mine)[:1]
-    else:
-        near = [run for run in running if run.run_id == wanted] or [run for run in running if wanted in run.run_id]
-    if len(near) > 1:
-        listed = ", ".join(f"`{run.run_id}`" for run in near[:3]) + (", …" if len(near) > 3 else "")
-        raise usage(
-            f"{len(near)} runs could be meant: {listed}",
-            why="`stacks` looks at one run",
-            fix=f"`ddplaunch stacks {near[0].run_id}`; `ddplaunch ps` lists them",
-        )
-    if near:
-        return near[0]
-    if (there := of_hosts(wanted, "stacks")) is not None:
+def _tell_none(run: str | None, run_dir: str | None) -> None:
+    """Say that ``run`` does not run here, and where it may. Raises UsageError for a name that no run has."""
+    if (there := of_hosts(run, "stacks")) is not None:
         tell(there)
-    elif wanted is None:
+    elif run is None:
         tell("no run of yours is running here\n")
     else:
-        tell(f"{find_run(base, wanted).name} does not run on this host\n")
-    return None
+        tell(f"{find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name} does not run on this host\n")

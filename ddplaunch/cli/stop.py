@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.cli.durations import duration_s
+from ddplaunch.cli.live_run import called, several
 from ddplaunch.cli.say import answer_json, tell, tell_findings
 from ddplaunch.cli.stop_hosts import LONGER_S, is_concluded, stop_launched, stop_without_launcher
 from ddplaunch.errors import ExitStatus, usage
@@ -92,9 +93,7 @@ def choose(alive: Sequence[RunProcesses], wanted: str | None, uid: int) -> RunPr
     if wanted is None:
         near = [run for run in alive if run.uid == uid]
     else:
-        near = [run for run in alive if run.run_id == wanted] or [
-            run for run in alive if wanted and wanted in run.run_id
-        ]
+        near = called(alive, wanted)
     if len(near) < 2:
         return near[0] if near else None
     if len({run.run_id for run in near}) == 1:
@@ -104,12 +103,7 @@ def choose(alive: Sequence[RunProcesses], wanted: str | None, uid: int) -> RunPr
             why="their ids do not tell them apart",
             fix=f"`kill {near[0].first.pid}` ends the first as `stop` would: torchrun ends its ranks",
         )
-    listed = ", ".join(f"`{run.run_id}`" for run in near[:3]) + (", …" if len(near) > 3 else "")
-    raise usage(
-        f"{len(near)} runs could be meant: {listed}",
-        why="`stop` ends one run",
-        fix=f"`ddplaunch stop {near[0].run_id}`; `ddplaunch ps` lists them",
-    )
+    raise several(near, "stop", "ends")
 
 
 def _grace_of(run: RunProcesses) -> float:

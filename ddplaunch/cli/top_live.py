@@ -6,23 +6,22 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.checks.stragglers import late_rank
+from ddplaunch.cli.live_run import live_run
 from ddplaunch.cli.of_hosts import of_hosts
 from ddplaunch.cli.say import tell
 from ddplaunch.cli.top import Wish
 from ddplaunch.cli.top_watched import Watched
-from ddplaunch.errors import ExitStatus, usage
+from ddplaunch.errors import ExitStatus
 from ddplaunch.probes.process_table import process_table
-from ddplaunch.probes.run_processes import RunProcesses, runs_in
+from ddplaunch.probes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.metrics import sample_json
 from ddplaunch.records.step_rate import Steps, metric_pattern
-from ddplaunch.records.summary import recorded_at
 from ddplaunch.ui.screen import Screen
 from ddplaunch.ui.streams import styled, unicode_ok, width, write
 from ddplaunch.ui.top_columns import Look
@@ -32,8 +31,9 @@ from ddplaunch.ui.top_view import About, frame
 def watch(wish: Wish) -> int:
     """Watch until the run ends, or somebody does not want to see more."""
     pattern = None if wish.metric is None else metric_pattern(wish.metric)
-    run = _chosen(runs_in(process_table()), wish)
+    run = live_run(runs_in(process_table()), wish.run, wish.run_dir, "top", "watches")
     if run is None:
+        _tell_none(wish)
         return ExitStatus.DONE
     watched = Watched(run, lambda folder, ranks: Steps(folder, ranks, pattern))
     interval_s = wish.interval_s or 1.0
@@ -49,38 +49,15 @@ def watch(wish: Wish) -> int:
     return ExitStatus.DONE
 
 
-def _chosen(alive: Sequence[RunProcesses], wish: Wish) -> RunProcesses | None:
-    """Return the run that is meant, None after saying that none runs; without a name, this directory's youngest.
-
-    Raises UsageError where a name could mean several.
-    """
-    base = runs_directory(os.environ, wish.run_dir, Path.cwd())
-    if wish.run is None:
-        mine = [run for run in alive if run.uid == os.geteuid()]
-        here = [run for run in mine if (place := recorded_at(run)) and base.resolve() in place.parents]
-        near = (here or mine)[:1]
-    else:
-        same = [run for run in alive if run.run_id == wish.run]
-        near = same or [run for run in alive if wish.run and wish.run in run.run_id]
-    if len(near) > 1:
-        listed = ", ".join(f"`{run.run_id}`" for run in near[:3]) + (", …" if len(near) > 3 else "")
-        raise usage(
-            f"{len(near)} runs could be meant: {listed}",
-            why="`top` watches one run",
-            fix=f"`ddplaunch top {near[0].run_id}`; `ddplaunch ps` lists them",
-        )
-    if near:
-        return near[0]
+def _tell_none(wish: Wish) -> None:
+    """Say that the run does not run here, and what shows it. Raises UsageError for a name that no run has."""
     if (there := of_hosts(wish.run, "top", terminal=True)) is not None:
         tell(there)
-        return None
-    if wish.run is None:
+    elif wish.run is None:
         tell("no run of yours is running here; `ddplaunch top --replay` shows what was recorded of the last\n")
-        return None
-    directory = find_run(base, wish.run)
-    recorded = f"`ddplaunch top --replay {directory.name}` shows what was recorded"
-    tell(f"{directory.name} does not run on this host; {recorded}\n")
-    return None
+    else:
+        name = find_run(runs_directory(os.environ, wish.run_dir, Path.cwd()), wish.run).name
+        tell(f"{name} does not run on this host; `ddplaunch top --replay {name}` shows what was recorded\n")
 
 
 def _on_screen(watched: Watched, interval_s: float, count: int | None) -> None:
