@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import signal
 import struct
 import time
 
+from ddplaunch.hosts.pinned import send_pinned
 from ddplaunch.probes.proc import read_bytes
 
 _PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, what is not asked for, the status
@@ -79,26 +79,12 @@ def has_variable(pid: int, variable: bytes) -> bool:
 
 def send_signal(target: Process, number: int) -> bool:
     """Send a signal to exactly this process, never to one that got its number later; return whether it was there."""
-    try:
-        handle = os.pidfd_open(target.pid)
-    except ProcessLookupError:
-        return False
-    except OSError:  # a kernel before 5.3, or a sandbox: nothing better than the number is to be had
-        handle = -1
-    try:
-        now = process(target.pid)
-        if now is None or now.start != target.start:
-            return False
-        if handle < 0:
-            os.kill(target.pid, number)
-        else:
-            signal.pidfd_send_signal(handle, number)
-        return True
-    except OSError:
-        return False
-    finally:
-        if handle >= 0:
-            os.close(handle)
+    return send_pinned(target.pid, number, lambda: _is_same(target)) == "sent"
+
+
+def _is_same(target: Process) -> bool:
+    now = process(target.pid)
+    return now is not None and now.start == target.start
 
 
 def status_of_reaped(handle: int) -> int | None:

@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterable
-from typing import Literal
 
+from ddplaunch.hosts.pinned import Sent, send_pinned
 from ddplaunch.probes.process_table import Process, read_process
 
-#: "sent"; "gone": no such process; "other": the pid belongs to another process by now; "denied": no permission.
-Sent = Literal["sent", "gone", "other", "denied"]
 _PAUSE_S = 0.02
 
 
 def send(process: Process, number: signal.Signals) -> Sent:
-    """Signal ``process`` if its pid still means the same process: start time and marks as they were.
-
-    The process is pinned by a pidfd before it is compared, so that the pid cannot be given out again in between,
-    https://man7.org/linux/man-pages/man2/pidfd_open.2.html.
-    """
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return "gone"
-    except OSError:  # a kernel before 5.3: compare, and signal by number
-        return _send_by_number(process, number)
-    try:
-        if not is_same(process):
-            return "other"
-        signal.pidfd_send_signal(descriptor, number)
-    except ProcessLookupError:
-        return "gone"
-    except PermissionError:
-        return "denied"
-    finally:
-        os.close(descriptor)
-    return "sent"
-
-
-def _send_by_number(process: Process, number: signal.Signals) -> Sent:
-    if not is_same(process):
-        return "other"
-    try:
-        os.kill(process.pid, number)
-    except ProcessLookupError:
-        return "gone"
-    except PermissionError:
-        return "denied"
-    return "sent"
+    """Signal ``process`` if its pid still means the same process: start time and marks as they were."""
+    return send_pinned(process.pid, number, lambda: is_same(process))
 
 
 def is_same(process: Process) -> bool:
