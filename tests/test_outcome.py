@@ -18,7 +18,8 @@ from ddplaunch.agent.protocol import Failure, Settings
 from ddplaunch.agent.verdict import exit_status, first_failed, state_of
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Raised
 from ddplaunch.records.outcome import AttemptOutcome, Outcome, write_outcome
-from ddplaunch.ui.outcome_view import attempt_text, duration_text, outcome_text
+from ddplaunch.ui.ages import duration_text
+from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from tests.conftest import Golden
 
 TRACEBACK = """\

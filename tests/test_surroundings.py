@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Topology
-from ddplaunch.launch.surroundings_complete import complete, duration_text, notes, recognise, within_allocation
+from ddplaunch.launch.surroundings_complete import complete, notes, recognise, time_left_text, within_allocation
 from ddplaunch.launch.surroundings_nodelist import expand_hosts, repeated_counts
 from ddplaunch.launch.surroundings_slurm import read_slurm
 from ddplaunch.launch.topology import resolve_topology, split_nproc
@@ -178,7 +178,7 @@ def test_the_note_says_what_slurm_gave_and_how_much_time_is_left() -> None:
     ("seconds", "text"), [(-5, "0 s"), (119, "119 s"), (7300, "2 h 1 min"), (7200, "2 h"), (200000, "2 d 7 h")]
 )
 def test_durations(seconds: float, text: str) -> None:
-    assert duration_text(seconds) == text
+    assert time_left_text(seconds) == text
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "999999999999999999999"])

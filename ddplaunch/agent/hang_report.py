@@ -26,7 +26,8 @@ from ddplaunch.explain.stacks import RankStack, from_faulthandler, stack_text
 from ddplaunch.finding import Severity
 from ddplaunch.hosts.gpu_work import working_gpus
 from ddplaunch.hosts.rank_stacks import Asked, take_stacks, with_workers
-from ddplaunch.ui.outcome_view import as_finding, duration_text
+from ddplaunch.ui.ages import duration_text
+from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
 

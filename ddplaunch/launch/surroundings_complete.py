@@ -89,7 +89,7 @@ def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
     from ddplaunch.launch.surroundings_found import number
 
     end_s = number(environ, "SLURM_JOB_END_TIME") if found.by == "Slurm" else None
-    return (found.note if end_s is None else f"{found.note}, {duration_text(end_s - now_s)} left",)
+    return (found.note if end_s is None else f"{found.note}, {time_left_text(end_s - now_s)} left",)
 
 
 def within_allocation(facts: Facts, environ: Mapping[str, str]) -> Facts:
@@ -104,7 +104,7 @@ def within_allocation(facts: Facts, environ: Mapping[str, str]) -> Facts:
     return replace(facts, cpu=replace(cpu, usable=min(cpu.usable, slurm.cpus_per_task)))
 
 
-def duration_text(seconds: float) -> str:
+def time_left_text(seconds: float) -> str:
     """Return ``40 s``, ``59 min``, ``3 h 20 min``, ``2 d 4 h``; never more than there is."""
     whole = max(0, int(seconds))
     if whole < 120:

@@ -16,6 +16,19 @@ def age_text(seconds: float | None) -> str:
     return f"{max(0, int(seconds))} s"
 
 
+def duration_text(seconds: float) -> str:
+    """Return ``0.8 s``, ``42 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``: to the nearest, for what was measured."""
+    seconds = max(0.0, seconds)
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, large, small_size, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // small_size
+            return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
+    return f"{whole} s"
+
+
 def size_text(size_bytes: int | None) -> str:
     """Return ``512 B``, ``64 MiB``, ``1.5 GiB``; empty for None."""
     if size_bytes is None:

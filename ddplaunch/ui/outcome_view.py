@@ -7,6 +7,7 @@ import signal as signals
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.finding import Finding, Severity
 from ddplaunch.records.outcome import Outcome
+from ddplaunch.ui.ages import duration_text
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.style import ascii_only, paint, visible
 from ddplaunch.ui.wrapping import wrap
@@ -109,16 +110,3 @@ def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
         where.append(f"{f'{record}/' if own else ''}{first.file}:{first.line}")
     fix = "\nor: ".join(diagnosis.fixes[:_FIXES]) or "`ddplaunch explain` shows all that is known"
     return Finding(diagnosis.code, Severity.ERROR, diagnosis.what, diagnosis.why, fix, tuple(where))
-
-
-def duration_text(seconds: float) -> str:
-    """Return ``0.8 s``, ``42 s``, ``3 min 5 s``, ``2 h 10 min``, ``3 d 4 h``."""
-    seconds = max(0.0, seconds)
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for size, large, small_size, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // small_size
-            return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
-    return f"{whole} s"

@@ -8,7 +8,7 @@ from typing import Any
 from ddplaunch.explain.flight_recorder import Flight
 from ddplaunch.explain.places import Group, groups, ranks_text
 from ddplaunch.explain.stacks import RankStack, stack_text
-from ddplaunch.ui.outcome_view import duration_text
+from ddplaunch.ui.ages import duration_text
 from ddplaunch.ui.style import ascii_only, paint, visible
 from ddplaunch.ui.table import table
 from ddplaunch.ui.wrapping import wrap
