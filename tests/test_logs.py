@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.durations import duration_s, moment_s
 from ddplaunch.cli.logs import is_over, parse_ranks
+from ddplaunch.cli.moments import moment_s
 from ddplaunch.errors import UsageError
+from ddplaunch.launch.durations import duration_s
 from ddplaunch.records.follow import follow
 from ddplaunch.records.log_files import LogFile, log_files
 from ddplaunch.records.merge import blocks, part_of

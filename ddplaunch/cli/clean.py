@@ -7,11 +7,11 @@ import sys
 import time
 from pathlib import Path
 
-from ddplaunch.cli.durations import duration_s
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.hosts.orphans import Cleaned, leftovers
 from ddplaunch.hosts.orphans import clean as clean_up
+from ddplaunch.launch.durations import duration_s
 from ddplaunch.probes.proc import boot_id
 from ddplaunch.probes.process_table import process_table
 from ddplaunch.probes.run_processes import runs_in

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.durations import duration_s
 from ddplaunch.errors import usage
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
+from ddplaunch.launch.durations import duration_s
 from ddplaunch.launch.options import Options
 
 

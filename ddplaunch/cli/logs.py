@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ddplaunch.cli.durations import moment_s
+from ddplaunch.cli.moments import moment_s
 from ddplaunch.cli.say import tell
 from ddplaunch.errors import ExitStatus, UsageError, usage
 from ddplaunch.frozen import dataclass

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from ddplaunch import __version__
 from ddplaunch.checks.network import port_taken
-from ddplaunch.cli.durations import duration_s
 from ddplaunch.cli.prepare import Prepared
 from ddplaunch.cli.say import tell_findings
 from ddplaunch.errors import ExitStatus, RefusedError
@@ -27,6 +26,7 @@ from ddplaunch.hosts import roll_call_rules as rules
 from ddplaunch.hosts.roll_call_guest import answer
 from ddplaunch.hosts.roll_call_host import Call, hold
 from ddplaunch.hosts.roll_call_words import Hello, Verdict
+from ddplaunch.launch.durations import duration_s
 from ddplaunch.launch.plan import Launch, Target
 from ddplaunch.probes import encode
 from ddplaunch.probes.ports import probe_port

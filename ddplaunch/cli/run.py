@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.durations import duration_s
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.errors import ExitStatus, RefusedError, usage
 from ddplaunch.finding import error
 from ddplaunch.launch.capture import EXECUTED, VARIABLE
+from ddplaunch.launch.durations import duration_s
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
 from ddplaunch.records.gpu_lock import GpuLocks

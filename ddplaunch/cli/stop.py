@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplaunch.cli.durations import duration_s
 from ddplaunch.cli.live_run import called, several
 from ddplaunch.cli.say import answer_json, tell, tell_findings
 from ddplaunch.cli.stop_hosts import LONGER_S, is_concluded, stop_launched, stop_without_launcher
 from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.hosts.stopping import Stopped, stop_run
+from ddplaunch.launch.durations import duration_s
 from ddplaunch.probes.proc import boot_id
 from ddplaunch.probes.process_table import Table, process_table
 from ddplaunch.probes.run_processes import RunProcesses, runs_in

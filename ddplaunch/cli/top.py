@@ -6,9 +6,9 @@ import os
 import sys
 from pathlib import Path
 
-from ddplaunch.cli.durations import duration_s
 from ddplaunch.errors import UsageError, usage
 from ddplaunch.frozen import dataclass
+from ddplaunch.launch.durations import duration_s
 
 _LEAST_S = 0.2
 

@@ -1,4 +1,4 @@
-"""Lengths of time and moments as flags spell them; refuses to read a clock."""
+"""Moments as flags spell them; refuses to read a clock."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from datetime import datetime
 
 from ddplaunch.errors import usage
 from ddplaunch.launch.durations import LENGTH, duration_s
-
-__all__ = ["duration_s", "moment_s"]
 
 
 def moment_s(flag: str, text: str, now_s: float) -> float:
