@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.probes import deadline, storage
-from ddplaunch.probes.paths import Role, describe, look_all, look_at
+from ddplaunch.probes.facts import PathFact
+from ddplaunch.probes.paths import Looks, Role, describe
 
 
 def children() -> set[int]:
@@ -29,10 +30,14 @@ def hang_on_dead(path: str, role: Role) -> dict[str, Any]:
     return describe(path, role)
 
 
+def look(path: str, role: Role) -> PathFact:
+    return Looks([(path, role)]).finish(20)[0]
+
+
 def test_a_file(tmp_path: Path) -> None:
     file = tmp_path / "a b.bin"
     file.write_bytes(b"x")
-    fact = look_at(str(file), "data", 20)
+    fact = look(str(file), "data")
     assert (fact.kind, fact.readable, fact.empty, fact.error) == ("file", True, False, None)
     assert fact.free_bytes is not None and fact.total_bytes is not None and fact.free_bytes <= fact.total_bytes
     assert fact.filesystem and fact.owner
@@ -42,48 +47,48 @@ def test_empty_and_full_folders(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
     (tmp_path / "bare").mkdir()
-    full, bare, nothing = look_all([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")], 20)
+    full, bare, nothing = Looks([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")]).finish(20)
     assert (full.kind, full.empty) == ("directory", False)
     assert (bare.kind, bare.empty) == ("directory", True)
     assert (nothing.kind, nothing.empty) == ("file", True)
 
 
 def test_missing_data_has_no_sizes(tmp_path: Path) -> None:
-    fact = look_at(f"{tmp_path}/nope", "data", 20)
+    fact = look(f"{tmp_path}/nope", "data")
     assert (fact.kind, fact.free_bytes, fact.writable) == ("missing", None, False)
 
 
 def test_missing_output_describes_its_nearest_parent(tmp_path: Path) -> None:
-    fact = look_at(f"{tmp_path}/runs/today/out", "output", 20)
+    fact = look(f"{tmp_path}/runs/today/out", "output")
     assert (fact.kind, fact.writable, fact.error) == ("missing", True, None)
     assert fact.free_bytes is not None
 
 
 def test_output_below_a_file_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    fact = look_at(f"{tmp_path}/file/out", "output", 20)
+    fact = look(f"{tmp_path}/file/out", "output")
     assert (fact.kind, fact.writable, fact.error) == ("missing", False, f"{tmp_path}/file is not a directory")
 
 
 def test_a_pattern_stands_for_its_first_match(tmp_path: Path) -> None:
     (tmp_path / "part-0.bin").write_bytes(b"x")
-    assert look_at(f"{tmp_path}/*.bin", "data", 20).kind == "file"
-    assert look_at(f"{tmp_path}/*.txt", "data", 20).kind == "missing"
+    assert look(f"{tmp_path}/*.bin", "data").kind == "file"
+    assert look(f"{tmp_path}/*.txt", "data").kind == "missing"
     (tmp_path / "[raw]").mkdir()
-    assert look_at(f"{tmp_path}/[raw]", "data", 20).kind == "directory"
+    assert look(f"{tmp_path}/[raw]", "data").kind == "directory"
 
 
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\xfe")
     Path(name).touch()
-    assert look_at(name, "data", 20).kind == "file"
-    assert look_at(f"{tmp_path}/\0", "data", 20).kind == "missing"
+    assert look(name, "data").kind == "file"
+    assert look(f"{tmp_path}/\0", "data").kind == "missing"
 
 
 def test_a_dead_path_does_not_hide_the_others_and_leaves_nothing(tmp_path: Path) -> None:
     processes, descriptors = children(), open_files()
-    dead, alive = look_all([("/dead", "data"), (str(tmp_path), "data")], 1.0, hang_on_dead)
-    assert (dead.kind, dead.error) == ("unreachable", "no answer within 1 s")
+    dead, alive = Looks([("/dead", "data"), (str(tmp_path), "data")], hang_on_dead).finish(2)
+    assert (dead.kind, dead.error) == ("unreachable", "no answer within 2 s")
     assert alive.kind == "directory"
     assert children() == processes
     assert open_files() == descriptors
@@ -94,7 +99,7 @@ def test_a_look_that_crashes_is_an_answer() -> None:
         os.kill(os.getpid(), signal.SIGKILL) if role == "output" else 1 / 0
         return {}
 
-    divided, killed = look_all([("/x", "data"), ("/x", "output")], 20, crash)
+    divided, killed = Looks([("/x", "data"), ("/x", "output")], crash).finish(20)
     assert divided.error == "ZeroDivisionError: division by zero"
     assert killed.error == "the child process that looked died without an answer"
 
@@ -120,12 +125,12 @@ def test_a_real_mount_whose_server_never_answers(tmp_path: Path) -> None:
         pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
     try:
         before = children()
-        dead, below, alive = look_all([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")], 1.0)
+        dead, below, alive = Looks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")]).finish(3)
         assert (dead.kind, below.kind, alive.kind) == ("unreachable", "unreachable", "directory")
         assert children() == before
     finally:
         os.close(server)  # ends the connection: the mount now answers ENOTCONN
-        gone = look_at(target, "data", 20)
+        gone = look(target, "data")
         libc.umount2(target.encode(), 2)
     assert (gone.kind, gone.filesystem) == ("unreachable", "fuse")
 

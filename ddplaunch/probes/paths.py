@@ -45,16 +45,6 @@ class Looks:
         return tuple(facts)
 
 
-def look_all(wanted: Sequence[tuple[str, Role]], deadline_s: float, look: Look | None = None) -> tuple[PathFact, ...]:
-    """Look at all paths at once, within ``deadline_s`` seconds together."""
-    return Looks(wanted, look).finish(deadline_s)
-
-
-def look_at(path: str, role: Role, deadline_s: float, look: Look | None = None) -> PathFact:
-    """Look at one path; never raises, never takes much longer than ``deadline_s`` seconds."""
-    return look_all([(path, role)], deadline_s, look)[0]
-
-
 def _start(path: str, role: Role, look: Look) -> deadline.Child | str:
     try:
         return deadline.start(lambda: look(path, role))

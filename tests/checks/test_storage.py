@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.checks.storage import CHECKS, is_remote
 from ddplaunch.finding import Severity
 from ddplaunch.probes.facts import Facts, PathFact
-from ddplaunch.probes.paths import look_at
+from ddplaunch.probes.paths import Looks, Role
 from tests.checks.healthy import GIB, healthy_facts
 from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 
@@ -103,8 +103,8 @@ def test_built_for_training_is_not_slow(kind: str | None) -> None:
 def test_real_paths(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("to be")
-    empty, text, missing = (look_at(str(tmp_path / name), "data", 10.0) for name in ("empty", "text", "missing"))
-    output = look_at(str(tmp_path / "missing" / "deep"), "output", 10.0)
+    data: list[tuple[str, Role]] = [(str(tmp_path / name), "data") for name in ("empty", "text", "missing")]
+    empty, text, missing, output = Looks([*data, (str(tmp_path / "missing" / "deep"), "output")]).finish(20)
     assert found(CHECKS, "data-empty", healthy_facts(data_paths=(text,))) is None
     assert found(CHECKS, "data-empty", healthy_facts(data_paths=(empty,)))
     assert found(CHECKS, "data-missing", healthy_facts(data_paths=(missing,)))
