@@ -60,7 +60,7 @@ def test_duplicates() -> None:
 
 def test_host_files() -> None:
     assert from_file(DEEPSPEED, "hosts") == (Host("gpu-a", 8), Host("me@gpu-b", 8))
-    assert from_file("gpu-a:4\r\ngpu-b slots=4 max_slots=8\r\n", "hosts") == (Host("gpu-a", 4), Host("gpu-b", 4))
+    assert from_file("\ufeffgpu-a:4\r\ngpu-b slots=4 max_slots=8\r\n", "hosts") == (Host("gpu-a", 4), Host("gpu-b", 4))
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def said(nproc: str | None, nnodes: str | None = None) -> Options:
         (said(None), (None, None), "2xauto"),
         (said(None), (8, 8), "2x8"),
         (said("2xauto"), (8, None), "2x8"),
-        (said("4", "2"), (8, 2), "2x4"),
+        (said("4", "2"), (8, 4), "2x4"),
     ],
 )
 def test_sizes(options: Options, slots: tuple[int | None, ...], result: str) -> None:
@@ -135,6 +135,7 @@ def test_sizes(options: Options, slots: tuple[int | None, ...], result: str) -> 
         (said("3x4"), (None, None), "hosts-not-nodes"),
         (said("4", "2:4"), (None, None), "hosts-not-nodes"),
         (said(None), (8, 4), "slots-uneven"),
+        (said("4"), (8, 2), "slots-exceeded"),
     ],
 )
 def test_sizes_that_contradict(options: Options, slots: tuple[int | None, ...], code: str) -> None:

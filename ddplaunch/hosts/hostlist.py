@@ -41,7 +41,7 @@ def from_file(text: str, name: str) -> tuple[Host, ...]:
     https://docs.open-mpi.org/en/main/launching-apps/scheduling.html. Raises UsageError with the line's number.
     """
     hosts, places = [], []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):  # Windows' editors write that mark
         words = line.partition("#")[0].split()
         if not words:
             continue
@@ -66,10 +66,20 @@ def _with_setting(host: Host, word: str, place: str) -> Host:
     if key == "max_slots" and _COUNT.match(value):
         return host  # Open MPI's limit to overcommitting, which a launch here never does
     if key != "slots" or not equals or not _COUNT.match(value):
-        raise _malformed(word, place)
+        raise _no_setting(f"`{word}` behind host `{host.name}` is no number of slots", host, place)
     if host.slots is not None and host.slots != int(value):
-        raise _malformed(f"{host.name}:{host.slots} {word}", place)
+        raise _no_setting(f"`{host.name}:{host.slots}` and `{word}` are two numbers of slots", host, place)
     return Host(host.name, int(value))
+
+
+def _no_setting(what: str, host: Host, place: str) -> UsageError:
+    return usage(
+        what,
+        why="behind a host stands how many processes it takes, from 1 on",
+        fix=f"write `{host.name} slots=8` in that line",
+        where=place,
+        code="hostfile-malformed",
+    )
 
 
 def _host(word: str, place: str) -> Host:
@@ -78,7 +88,7 @@ def _host(word: str, place: str) -> Host:
         raise usage(
             f"`{word}` is no host",
             why="ssh would read it as an option",
-            fix="name hosts as for ssh: `--hosts gpu-a,gpu-b`",
+            fix="`--hosts gpu-a,gpu-b`" if place.startswith("flag") else "correct the line",
             where=place,
             code="host-name-malformed",
         )

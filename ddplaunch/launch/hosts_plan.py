@@ -90,6 +90,7 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
     given = {name: number for name, number in zip(names, slots, strict=True) if number is not None}
     if text == "auto" and given:
         text = _common(given, len(names))
+    _fit(int(text) if text != "auto" else 0, given, options)
     source = options.nproc.source if options.nproc else Source("flag", "--hosts")
     return replace(options, nproc=Resolved(f"{len(names)}x{text}", source), nnodes=None)
 
@@ -106,6 +107,19 @@ def _common(given: Mapping[str, int], hosts: int) -> str:
         where=tuple(given),
         code="slots-uneven",
     )
+
+
+def _fit(processes: int, given: Mapping[str, int], options: Options) -> None:
+    small = {name: number for name, number in given.items() if number < processes}
+    if small:
+        fewest = min(small.values())
+        raise usage(
+            f"{processes} processes on each host, but {', '.join(f'{name} has {small[name]}' for name in small)} slots",
+            why="the list of hosts says how many processes each takes",
+            fix=f"`ddplaunch run {fewest} …`, or correct the list",
+            where=str(options.nproc.source) if options.nproc else tuple(small),
+            code="slots-exceeded",
+        )
 
 
 def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tuple[int, ...] | None) -> Options:
