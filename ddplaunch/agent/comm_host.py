@@ -1,0 +1,148 @@
+"""``python -m ddplaunch.agent.comm_host FD``: one host's part of `doctor --comm`; outlives neither launcher nor deadline.
+
+It imports torch once, then for every step that it reads from stdin forks the ranks, and kills what runs at the step's
+deadline. Lines of JSON on stdout say what it and its ranks found. When stdin ends it ends, and the kernel ends its
+ranks with it: prctl(2), PR_SET_PDEATHSIG.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import secrets
+import selectors
+import signal
+import sys
+import time
+from typing import Any
+
+from ddplaunch.agent.comm_rank import Part, free_socket, run
+from ddplaunch.hosts.host_answers import listen
+
+_PR_SET_PDEATHSIG = 1
+_TICK_S = 0.05
+_LINE = 4000  # a pipe takes so much at once, whoever else writes: pipe(7), PIPE_BUF
+
+
+class CommHost:
+    """The ranks of this host, a step at a time."""
+
+    def __init__(self, incoming: int, outgoing: int) -> None:
+        """Read orders from ``incoming``, say what is found on ``outgoing``."""
+        self._incoming, self._outgoing = incoming, outgoing
+        self._read, self._pid = b"", os.getpid()
+        self._selector = selectors.PollSelector()
+        self._selector.register(incoming, selectors.EVENT_READ)
+        nonce = secrets.token_hex(8)
+        answer, self._door = listen({"nonce": nonce})
+        if self._door is None:
+            raise OSError(answer["port_problem"])
+        self._selector.register(self._door, selectors.EVENT_READ)
+        self._store = free_socket()
+        self._where = {"addresses": answer["addresses"], "door": answer["port"], "nonce": nonce}
+        self._ranks: dict[int, int | None] = {}  # pid to status
+        self._step: dict[str, Any] = {}
+        self._kill_at = 0.0
+
+    def serve(self) -> int:
+        """Work until stdin ends."""
+        self._say(hello=self._where, store=self._port)
+        while True:
+            for key, _ in self._selector.select(_TICK_S if self._ranks else None):
+                if key.fd != self._incoming:
+                    self._door.greet()  # type: ignore[union-attr]
+                elif not self._hear():
+                    return 0
+            if self._ranks:
+                self._look_after()
+
+    @property
+    def _port(self) -> int:
+        return int(self._store.getsockname()[1])
+
+    def _say(self, **values: Any) -> None:
+        os.write(self._outgoing, json.dumps(values).encode()[:_LINE] + b"\n")
+
+    def _hear(self) -> bool:
+        """Act on what arrived; return whether there can be more."""
+        data = os.read(self._incoming, 1 << 16)
+        *lines, self._read = (self._read + data).split(b"\n")
+        for line in lines:
+            self._begin(json.loads(line))
+        return bool(data)
+
+    def _begin(self, order: dict[str, Any]) -> None:
+        self._kill()
+        self._step = order
+        self._kill_at = time.monotonic() + float(order["deadline_s"])
+        for local_rank in range(int(order["local"])):
+            pid = os.fork()
+            if pid == 0:
+                self._become(local_rank)
+            self._ranks[pid] = None
+
+    def _become(self, local_rank: int) -> None:
+        """Be a rank from here on; does not return."""
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._pid:
+            os._exit(1)
+        os.close(self._incoming)
+        order, rank = self._step, int(self._step["first"]) + local_rank
+        mine = {"step": order["step"], "rank": rank}
+        leader = order["leader"]
+        part = Part(
+            rank=rank,
+            local_rank=local_rank,
+            world=int(order["world"]),
+            device=str(order["device"]),
+            store=int(leader["store"]) if leader else self._port,
+            deadline_s=float(order["deadline_s"]),
+            measure_s=float(order["measure_s"]),
+            alone=bool(order["alone"]),
+            leader=leader,
+            listening=self._store.fileno() if rank == 0 else None,
+        )
+        run(part, lambda **values: self._say(**mine, **values))
+
+    def _look_after(self) -> None:
+        """Note ranks that ended, kill them all at the deadline, and say when the last one is gone."""
+        if time.monotonic() >= self._kill_at:
+            self._kill()
+        for pid, status in self._ranks.items():
+            if status is None and os.waitpid(pid, os.WNOHANG)[0]:
+                self._ranks[pid] = 0
+        if None not in self._ranks.values():
+            self._ranks = {}
+            self._store.close()  # the next step gets a port of its own: nothing of this one can come in late
+            self._store = free_socket()
+            self._say(step=self._step["step"], ended=True, store=self._port)
+
+    def _kill(self) -> None:
+        for pid, status in self._ranks.items():
+            if status is None:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                self._ranks[pid] = 0
+
+
+def main(descriptor: int) -> int:
+    """Serve the orders on stdin. ``descriptor`` holds nothing for this program and is closed."""
+    os.close(descriptor)
+    incoming, outgoing = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)  # what a library prints must not stand between the lines
+    os.close(null)
+    try:
+        import torch.distributed  # noqa: F401 - for the ranks, which are copies of this process
+
+        host = CommHost(incoming, outgoing)
+    except Exception as problem:
+        os.write(outgoing, json.dumps({"problem": f"{type(problem).__name__}: {problem}"}).encode()[:_LINE] + b"\n")
+        return 1
+    return host.serve()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))
