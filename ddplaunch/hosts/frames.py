@@ -19,7 +19,7 @@ _HEAD = struct.Struct("!IB")
 
 
 class Kind(IntEnum):
-    """Who says it to whom. Launcher to host: ASK … LEAVE; host to launcher: ANSWER … RECORD; both: BEAT."""
+    """Who says it to whom. Launcher to host: ASK … TELL; host to launcher: ANSWER … RECORD; both: BEAT."""
 
     BEAT = 1  # {"sent": launcher's clock, "wall": host's time of day}
     ASK = 2  # {"id": N, "what": "facts" | "listen" | "reach", …}
@@ -27,6 +27,7 @@ class Kind(IntEnum):
     SIGNAL = 4  # {"signal": N}, {"kill": true} for SIGKILL
     SIZE = 5  # {"rows": R, "columns": C} of the launcher's terminal
     LEAVE = 6  # nothing more is wanted
+    TELL = 7  # a line for the stdin of what was started
     ANSWER = 16  # {"id": N, …}
     OUT = 17  # stdout of what was started
     ERR = 18  # its stderr

@@ -1,11 +1,13 @@
 """The one program that a launcher had started on this host, and its end; refuses to outlive the launcher's will.
 
 The program is ``python -m ddplaunch.cli.on_host``, which checks the launch here and becomes torchrun, pid and all. It
-reads what to do from a file without a name, so that neither arguments nor secrets stand on a command line here.
+reads what to do from a file without a name, so that neither arguments nor secrets stand on a command line here. For
+`doctor --comm` it is another module of ddplaunch, which is told more on its stdin.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import json
@@ -35,7 +37,8 @@ class HostJob:
     def __init__(self, order: dict[str, Any]) -> None:
         """Start it. ``order`` is the body of LAUNCH: ``python``, ``run_id``, ``grace_s``, ``terminal``, ``launch``.
 
-        Raises OSError where it cannot be started.
+        With ``module`` it is that one instead, in an environment with ``environment``, and what ``give`` gets is its
+        stdin. Raises OSError where it cannot be started.
         """
         self.run_id = str(order["run_id"])
         self._grace_s = float(order["grace_s"])
@@ -49,8 +52,9 @@ class HostJob:
         die_with_parent = _die_with_parent()
         try:
             self.process = subprocess.Popen(
-                [str(order["python"]), "-m", "ddplaunch.cli.on_host", str(todo)],
-                stdin=subprocess.DEVNULL,
+                [str(order["python"]), "-m", str(order.get("module", "ddplaunch.cli.on_host")), str(todo)],
+                stdin=subprocess.PIPE if "module" in order else subprocess.DEVNULL,
+                env={**os.environ, **order.get("environment", {})},
                 stdout=given[0],
                 stderr=given[1],
                 pass_fds=(todo,),
@@ -84,6 +88,12 @@ class HostJob:
             fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
             if hasattr(self, "process") and self.process.returncode is None:
                 os.killpg(self.process.pid, signal.SIGWINCH)  # its group: it leads one, and ranks have others
+
+    def give(self, order: dict[str, Any]) -> None:
+        """Write ``order`` to its stdin as a line of JSON; it is dropped where nobody reads."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.process.stdin.fileno(), json.dumps(order).encode() + b"\n")
 
     def end(self, number: int) -> None:
         """Ask it to end by signal ``number``; SIGKILL follows when the grace is over."""
