@@ -10,7 +10,7 @@ import pytest
 from ddplaunch.errors import UsageError
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Target, Topology
-from ddplaunch.launch.topology import node_range, resolve_topology, split_nproc
+from ddplaunch.launch.topology import bare, endpoint, node_range, resolve_topology, split_nproc
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
 from ddplaunch.values import Resolved, Source
 
@@ -175,3 +175,8 @@ def test_torchrun_options_that_do_not_exist_or_contradict_are_refused(word: str,
         extra_arguments(said(torchrun_arg=[word]), KNOWN)
     finding = caught.value.findings[0]
     assert expected in f"{finding.what} {finding.fix}"
+
+
+def test_ipv6_addresses_have_brackets_beside_a_port_only() -> None:
+    assert [bare(each) for each in ("[fd00::1]", "fd00::1", "gpu-a")] == ["fd00::1", "fd00::1", "gpu-a"]
+    assert [endpoint(each, 29500) for each in ("fd00::1", "gpu-a")] == ["[fd00::1]:29500", "gpu-a:29500"]

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ddplaunch.errors import UsageError, usage
 from ddplaunch.launch.envfile import parse_assignment, parse_file
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.profile import merge, select_profile
+from ddplaunch.launch.topology import bare
 from ddplaunch.values import Source
 
 _FILES = ("ddplaunch.toml", "pyproject.toml")
@@ -56,7 +58,8 @@ def working_directory() -> Path:
 def _possible(options: Options) -> Options:
     refuse_impossible(options)
     refuse_unknown([item.value for item in options.ignore])
-    return options
+    address = options.master_addr
+    return options if address is None else replace(options, master_addr=replace(address, value=bare(address.value)))
 
 
 def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:

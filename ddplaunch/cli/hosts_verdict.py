@@ -151,8 +151,8 @@ def lost(end: HostEnd) -> Diagnosis:
         "host-lost",
         "observed",
         f"{end.name} was lost: {end.lost}",
-        "its power, its network or its ssh went away while its ranks ran; what runs there ends itself when it hears "
-        "nothing of the launcher, and all other hosts were ended",
+        "its power, its network, its ssh or ddplaunch there went away while its ranks ran; what runs there ends itself "
+        "when it hears nothing of the launcher, and all other hosts were ended",
         (
             f"`ssh {end.name} uptime` says whether it is back, `ddplaunch doctor --hosts {end.name}` what is wrong",
             "start again without it by `--exclude`",

@@ -20,6 +20,7 @@ from ddplaunch.hosts.roll_call_words import (
     status_line,
     verdict_line,
 )
+from ddplaunch.launch.topology import endpoint
 
 _TICK_S = 1.0
 _SPREAD_S = 0.2  # with many nodes, telling each of every other one would be most of the work
@@ -43,7 +44,7 @@ class Call:
     @property
     def place(self) -> str:
         """Address and port as one word."""
-        return f"[{self.address}]:{self.port}" if ":" in self.address else f"{self.address}:{self.port}"
+        return endpoint(self.address, self.port)
 
 
 def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show) -> Verdict:

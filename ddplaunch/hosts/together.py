@@ -19,6 +19,7 @@ _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come 
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
 _RECORD_S = 60.0  # how long the records of all hosts may take
 _TURN_S = 0.2
+_CLOSED_S = 0.5  # from the end of ssh's output to its own
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,8 @@ class Together:
         self._links.close(place.link)
 
     def _session_over(self, place: _Place) -> None:
-        said = place.link.said.decode("utf-8", "replace").strip().splitlines()
         if place.status is None:
-            place.lost = said[-1] if said else "its ssh session ended"
+            place.lost = _why_over(place.link)
             self._end_others_in(0.0)
         place.recorded = True
         self._links.close(place.link)
@@ -218,6 +218,17 @@ class Together:
             os.close(writing)
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _why_over(link: Link) -> str:
+    """Return as a clause why a session is over: what ssh said last, else how ssh ended."""
+    said = link.said.decode("utf-8", "replace").strip().splitlines()
+    status = link.reap(_CLOSED_S)
+    if status is not None and status < 0:
+        return f"the ssh to it was killed by {signal.Signals(-status).name}"
+    if said:
+        return said[-1].strip().rstrip(".")
+    return "its session ended without a word, as when ddplaunch there is killed"
 
 
 def terminal_size() -> dict[str, int] | None:

@@ -95,6 +95,16 @@ def resolve_topology(options: Options, environ: Mapping[str, str], processes: Re
     return Topology(nnodes, processes, low, node_rank, addr, port)
 
 
+def bare(address: str) -> str:
+    """Return an address without the brackets that an IPv6 address has in a URL, as others than torchrun want it."""
+    return address[1:-1] if address.startswith("[") and address.endswith("]") else address
+
+
+def endpoint(address: str, port: int) -> str:
+    """Return address and port as one word, an IPv6 address in brackets: https://datatracker.ietf.org/doc/html/rfc3986."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
 def _refuse_several_node_options(options: Options) -> None:
     if options.node_rank is not None and options.node_rank.value != 0:
         raise usage(

@@ -9,6 +9,7 @@ from ddplaunch.errors import usage
 from ddplaunch.frozen import dataclass
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Target, Topology
+from ddplaunch.launch.topology import endpoint
 from ddplaunch.values import Unavailable
 
 #: What the launch decides itself; a second value by ``--torchrun-arg`` would contradict the plan.
@@ -98,10 +99,9 @@ def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> li
     addr, rank = topology.master_addr.value, topology.node_rank.value
     if static:
         return _static(rendezvous, rank, addr, port)
-    host = f"[{addr}]" if ":" in addr else addr
     return [
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint={host}:{port}",
+        f"--rdzv-endpoint={endpoint(addr, port)}",
         f"--rdzv-id={rendezvous.id}",
         f"--rdzv-conf=is_host={int(rank == 0)}",
         *([f"--local-addr={rendezvous.local_address}"] if rendezvous.local_address else []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ddplaunch.launch.plan import Launch, Target
+from ddplaunch.launch.topology import endpoint
 from ddplaunch.probes.facts import Facts, Gpu
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.scaling.rounding import format_factor, format_lr
@@ -39,8 +40,8 @@ def nodes_text(launch: Launch) -> str:
     if topology.node_rank is not None:
         parts.append(f"this is node {topology.node_rank.value}")
     if topology.master_addr is not None:
-        port = f":{topology.master_port.value}" if topology.master_port is not None else ""
-        parts.append(f"rank 0 at {topology.master_addr.value}{port}")
+        address, port = topology.master_addr.value, topology.master_port
+        parts.append(f"rank 0 at {address if port is None else endpoint(address, port.value)}")
     return ", ".join(parts)
 
 

@@ -104,6 +104,8 @@ def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:
     where = []
     if diagnosis.rank is not None:
         where.append(f"rank {diagnosis.rank}" + (f" on {diagnosis.host}" if diagnosis.host else ""))
+    elif diagnosis.host and diagnosis.host not in diagnosis.what:
+        where.append(diagnosis.host)
     if diagnosis.evidence and diagnosis.evidence[0].line:
         first = diagnosis.evidence[0]
         own = record and not first.file.startswith(("/", "<"))  # else it is the script's, not the record's
