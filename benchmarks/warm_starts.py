@@ -42,7 +42,7 @@ def start(template: Template, ranks: int, folder: Path, end: str) -> str:
     processes = []
     for rank in range(ranks):
         env = {**os.environ, "RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks), "GLOO_SOCKET_IFNAME": "lo"}
-        process = template.start(words, env, (None, None))
+        process = template.start(words, env, (None, None), lambda: None)
         if process is None:
             return f"cold start: {template.reason}"
         processes.append(process)
@@ -75,7 +75,7 @@ def main() -> None:
             counts[start(template, options.ranks, folder, ("end", "code", "signal")[number % 3])] += 1
             if number % 50 == 49:
                 print(f"{number + 1}: {dict(counts)}, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-        template.close()
+        template.end()
     print(f"{options.starts} starts of {options.ranks} ranks, {time.monotonic() - began:.0f} s: {dict(counts)}")
     sys.exit(0 if set(counts) == {"ok"} else 1)
 

@@ -113,7 +113,9 @@ def test_a_cold_start_says_why(
 
 def test_nothing_is_left_when_torchrun_is_killed(plugged: Path, tmp_path: Path) -> None:
     env = environment(plugged, PROBE=str(tmp_path))
-    launcher = subprocess.Popen(torchrun(True, 2, "waits.py"), env=env, cwd=PROGRAMS, start_new_session=True)
+    launcher = subprocess.Popen(
+        torchrun(True, 2, "--max-restarts=1", "waits.py"), env=env, cwd=PROGRAMS, start_new_session=True
+    )
     try:
         ranks = _awaited(tmp_path, 2)
         template = _children(launcher.pid) - set(ranks)

@@ -92,13 +92,26 @@ def test_what_spoils_the_template_is_not_preloaded(tmp_path: Path, module: str, 
     assert f"`--preload package.heavy,{module}`" in note
 
 
+@pytest.mark.parametrize("moment", ["first", "between", "again"])
+@pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize("lost", ["template", "midwife"])
-def test_ranks_start_cold_without_the_template(lost: str) -> None:
+def test_ranks_start_cold_without_the_template(lost: str, number: str, moment: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-u", str(PROGRAMS / "loses_template.py"), lost],
+        [sys.executable, "-u", str(PROGRAMS / "loses_template.py"), lost, number, moment],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert result.stdout.splitlines() == ["None", "None", "cold start: the process to fork ranks from has ended"]
+    lines = result.stdout.splitlines()
+    starts = [line for line in lines if line.startswith("[")]
+    assert {*starts} <= {"[0, 0] warm", "[0, 0] cold"}, result
+    served = (lost, number) == ("template", "SIGSTOP") and moment != "again"  # the midwife does all for the first start
+    assert starts[-1] == "[0, 0] cold" or served
+    ranks = sorted(line for line in lines if re.fullmatch("[01] [01]", line))
+    both = ["0 0", "0 1"] * sum("cold" in line for line in starts) + ["1 0", "1 1"] * sum(
+        "warm" in line for line in starts
+    )
+    assert ranks == sorted(both), "a rank ran twice, or never"
+    why = "has ended" if number == "SIGKILL" else "does not answer"
+    assert lines[-1] == f"1 cold start: the process to fork ranks from {why} []" or served

@@ -173,7 +173,7 @@ def test_ranks_are_told_of_the_end(start: Callable[..., Run], tmp_path: Path) ->
 @pytest.mark.parametrize("dies", ["torchrun", "template"])
 def test_nothing_survives(dies: str, start: Callable[..., Run], tmp_path: Path) -> None:
     run_id = f"warm-{dies}-{os.getpid()}"  # `ps` may see runs of other tests
-    run = start("workers", "--run-id", run_id)
+    run = start("workers", "--run-id", run_id, "--max-restarts", "1")  # else the template has nothing left to do
     run.record = run.record.with_name(run_id)
     run.wait_for("running-0-0", "running-1-0")
     within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
@@ -189,6 +189,17 @@ def test_nothing_survives(dies: str, start: Callable[..., Run], tmp_path: Path) 
     within(lambda: of_folder(tmp_path) == [], deadline_s=20)
     run.process.communicate()
     assert run.outcome["state"] == "killed"
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_long_import_can_be_broken_off(number: str, status: int, start: Callable[..., Run], tmp_path: Path) -> None:
+    (tmp_path / "never_ready.py").write_text(f"import time; open('importing', 'w'); time.sleep({2 * DEADLINE_S})")
+    run = start("workers", "--preload", "never_ready")
+    run.wait_for("importing", ".ddplaunch/runs/r/node-0/attempt-0")
+    time.sleep(0.2)  # torchrun waits for the template now, or will in a moment: both have to end
+    run.process.send_signal(signal.Signals[number])
+    assert run.end() == status
+    assert run.outcome["state"] == "terminated" and of_folder(tmp_path) == []
 
 
 def name(pid: int) -> str:

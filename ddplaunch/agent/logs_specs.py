@@ -95,6 +95,11 @@ class CapturedLogs(api.LogsSpecs):
         if self._template is not None:
             self._template.close()
 
+    def _closed(self) -> None:
+        if self._template is not None:
+            self._template.end()
+        self._trace.write()
+
     def _open(self, settings: Settings) -> None:
         self._trace.begins("start the guard")
         self._log_dir = settings.get("directory", self._log_dir)
@@ -109,7 +114,7 @@ class CapturedLogs(api.LogsSpecs):
         session.watch()
         signals = Signals(session.signalled)
         ending = Ending(session, signals, self._close)
-        ending.finally_ = self._trace.write
+        ending.finally_ = self._closed
         signals.before_ranks(ending.by_signal)
         ending.install()
         forward_started(self._started)

@@ -31,7 +31,7 @@ def main() -> None:
                 environ["UNFLUSHED"] = str(folder / f"{way}-{number}.txt")
                 process: Any = None
                 if way == "warm":
-                    process = template.start(args, dict(environ), (out, err))
+                    process = template.start(args, dict(environ), (out, err), lambda: None)
                 else:
                     process = subprocess.Popen(args, env=environ, stdout=out, stderr=err, start_new_session=True)
                 running.append(process)
@@ -43,7 +43,7 @@ def main() -> None:
             }
             texts = {key: path.read_text(errors="replace") if path.exists() else None for key, path in files.items()}
             result[way].append({"pid": process.pid, "code": code, "leads": leads[number], **texts})
-    template.close()
+    template.end()
     json.dump(result, sys.stdout)
 
 

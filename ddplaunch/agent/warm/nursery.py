@@ -9,15 +9,16 @@ midwife    a fork of the template, made ahead; forks the ranks of one start, and
 from __future__ import annotations
 
 import gc
-import importlib
 import os
+import select
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ddplaunch.agent.warm import fresh, kernel, message
+from ddplaunch.agent.warm import fresh, kernel, message, preloading
 from ddplaunch.agent.warm.request import Request, unpacked
 
 Program = Callable[[], object]
@@ -32,6 +33,7 @@ class Nursery:
         self.channel = channel
         self.agent = agent
         self.origin = fresh.Origin(launcher_path, (), fresh.torch_seed())
+        self._args: Any = None
 
     def serve(self, preload: Sequence[str]) -> Program:
         """Return only in a rank, with what runs its script. ``preload`` are modules to import before."""
@@ -40,6 +42,7 @@ class Nursery:
             kernel.is_named("ddplaunch-warm")
             _hide()
             self._leave_home()
+            self._args = preloading.torchrun_args()
             notes = self._preload(preload) if preload else []
             sys.path_importer_cache.clear()
             gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
@@ -62,23 +65,37 @@ class Nursery:
         parent = os.getpid()
         child = os.fork()
         if child == 0:
-            os.close(reading)
             kernel.die_with_parent(parent)
-            notes = _import_all(names, _first_path())
-            spoiled = _unfit()
+            notes = preloading.import_all(names, preloading.first_path(self._args))
+            spoiled = preloading.unfit()
             if spoiled:
-                os.write(writing, f"nothing was preloaded: {spoiled} after `--preload {','.join(names)}`".encode())
+                os.write(
+                    writing, f"nothing was preloaded: {spoiled} after `--preload {','.join(names)}`"[:4000].encode()
+                )
                 os._exit(_GONE)
             os.write(writing, b"fit")
+            os.close(reading)
             os.close(writing)
             return notes
         os.close(writing)
-        with open(reading, "rb") as pipe:
-            verdict = pipe.read().decode()
+        verdict = self._verdict(reading, child)
         if verdict == "fit":
             _outlive(child)
         os.waitpid(child, 0)
         return [verdict or f"nothing was preloaded: `--preload {','.join(names)}` killed the process that imported it"]
+
+    def _verdict(self, reading: int, child: int) -> str:
+        """Return what the importing child says, nothing if it has ended; end with it when torchrun is done with us."""
+        poll = select.poll()
+        poll.register(reading, select.POLLIN)
+        poll.register(self.channel, select.POLLIN)
+        if reading not in dict(poll.poll()):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            os._exit(_GONE)
+        verdict = os.read(reading, 1 << 16).decode()  # in one piece: up to 4096 bytes are never split
+        os.close(reading)
+        return verdict
 
     def _generations(self, notes: list[str]) -> Program:
         while True:
@@ -89,9 +106,8 @@ class Nursery:
                 return self._deliver()
             message.send(self.channel, {"ready": notes})
             _, status = os.waitpid(midwife, 0)
-            if status != _STARTED:
+            if status != _STARTED or not preloading.may_start_again(self._args):
                 os._exit(_GONE)
-            message.send(self.channel, {"born": True})
             notes = []
 
     def _deliver(self) -> Program:
@@ -127,6 +143,7 @@ class Nursery:
                 while done and (heard := os.read(hear, done)):
                     done -= len(heard)
                 os.write(tell, b"+" * request.siblings)
+                message.send(self.channel, {"born": True})
                 os._exit(_STARTED)
 
     def _be_born(self, request: Request, descriptors: list[int], pipes: tuple[int, int], midwife: int) -> Program:
@@ -154,51 +171,6 @@ class Nursery:
         if program is None:
             os.execve(request.args[0], request.args, dict(request.environ))
         return program
-
-
-def _import_all(names: Sequence[str], first: str | None) -> list[str]:
-    """Import what was asked for; return a line for each that could not be imported."""
-    if first is not None:
-        sys.path.insert(0, first)
-    notes = []
-    for name in names:
-        try:
-            importlib.import_module(name)
-        except Exception as exception:
-            notes.append(f"`--preload {name}`: {type(exception).__name__}: {exception}".splitlines()[0])
-    if first is not None and first in sys.path:
-        sys.path.remove(first)
-    return notes
-
-
-def _first_path() -> str | None:
-    """Return the folder that leads a rank's ``sys.path``, by torchrun's own reading of its command line."""
-    torchrun = sys.modules.get("torch.distributed.run") or sys.modules["__main__"]  # the latter for `python -m`
-    parse = getattr(torchrun, "parse_args", None)
-    if parse is None:
-        return None
-    args = parse(sys.argv[1:])
-    if args.no_python or getattr(sys.flags, "safe_path", False):
-        return None
-    return str(Path.cwd()) if args.module else str(Path(args.training_script).resolve().parent)
-
-
-def _unfit() -> str | None:
-    """Return why this process must not be forked from, None if it may.
-
-    Threads that a library ends in its at-fork handler and starts again later (OpenBLAS does) do no harm: so the count
-    is taken after a fork.
-    """
-    if kernel.native_threads() > 1:
-        child = os.fork()
-        if child == 0:
-            os._exit(0)
-        os.waitpid(child, 0)
-    threads = kernel.native_threads()
-    if threads > 1:
-        return f"{threads} threads run"
-    cuda = kernel.cuda_in_use()
-    return f"{cuda} is in use" if cuda else None
 
 
 def _outlive(child: int) -> NoReturn:

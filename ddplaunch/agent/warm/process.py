@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from typing import Any
 
 
 class WarmProcess:
@@ -20,6 +21,11 @@ class WarmProcess:
         self.args = args
         self.pid = pid
         self.returncode: int | None = None
+        self._instead: Any = None
+
+    def replace(self, other: Any) -> None:
+        """Stand for ``other`` from now on, which is kept: a Popen that nobody holds is waited for by the next one."""
+        self.pid, self._instead = other.pid, other
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal, None while it runs."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.agent.warm import handover, kernel, message
+from ddplaunch.agent.processes import process
+from ddplaunch.agent.warm import family, handover, kernel, message
 from ddplaunch.agent.warm.alone import skip_the_spread
 from ddplaunch.agent.warm.facts import agent_facts, environ_at_load
 from ddplaunch.agent.warm.nursery import Nursery
@@ -25,8 +26,12 @@ from ddplaunch.agent.warm.request import Request
 from ddplaunch.agent.warm.why_cold import why_no_template, why_not_forked
 
 Say = Callable[[str], None]
-_CLOSE_S = 2.0
+Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
+#: Seconds for which forking one rank may take: it is a matter of milliseconds, of seconds on a machine that swaps.
+_FORK_S = 60.0
+_END_S = 0.3
 _GONE = "the process to fork ranks from has ended"
+_SILENT = "the process to fork ranks from does not answer"
 
 
 def _to_stderr(line: str) -> None:
@@ -69,8 +74,7 @@ def _take_over(template: Template) -> None:
     cold = handlers._popen
 
     def popen(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
-        process = template.start(args, env, (handler._stdout, handler._stderr))
-        return cold(handler, args, env) if process is None else process
+        return template.start(args, env, (handler._stdout, handler._stderr), lambda: cold(handler, args, env))
 
     handlers._popen = popen
 
@@ -85,13 +89,14 @@ class Template:
         self._say = say
         self._channel: socket.socket | None = None
         self._at_load = environ_at_load()
-        self._missing = 0  # ranks of the present start that are still to be forked
+        self._newborn: list[tuple[WarmProcess, Cold]] = []  # ranks of the present start; none runs its script yet
         self._cold = 0  # ranks of the present start that are still to be started cold
         self._told = False
 
     def fork(self, preload: Sequence[str]) -> None:
         """Fork the template from this process. Raises OSError."""
         ours, theirs = socket.socketpair()
+        ours.settimeout(_FORK_S)
         launcher_path = None if getattr(sys.flags, "safe_path", False) else sys.path[0]
         agent = os.getpid()
         sys.stdout.flush()
@@ -112,58 +117,56 @@ class Template:
         # counted after the fork: OpenBLAS ends its threads before each, and holds no lock of theirs across it
         threads = kernel.native_threads()
         if threads > 1:
-            self.close()
+            self.end()
             self.reason = f"{threads} threads of C libraries run in torchrun's process already"
 
-    def start(self, args: Sequence[str], env: Mapping[str, str], outputs: Sequence[Any]) -> WarmProcess | None:
-        """Return a rank that runs ``args`` with ``env``; None if torchrun has to start it itself.
+    def start(self, args: Sequence[str], env: Mapping[str, str], outputs: Sequence[Any], cold: Cold) -> Any:
+        """Return a rank that runs ``args`` with ``env``: forked, or what ``cold`` returns.
 
         ``outputs`` are the files for stdout and stderr, None for torchrun's own. All ranks of one start are warm, or
-        none. Raises OSError where Popen would: no memory, or too many processes.
+        none: those that were forked before the template was lost are ended before their script's first line, and
+        started once more. Raises OSError where Popen would: no memory, or too many processes.
         """
         request = Request(tuple(args), env)
+        if not self._newborn and not self._cold and not self._ready(request):
+            self.tell()
+            self._cold = request.siblings or 1
         if self._cold:
             self._cold -= 1
-            return None
-        pid = self._deliver(request, outputs) if self._missing else self._first(request, outputs)
-        if pid is None:
-            self.tell()
-            self._cold = max(0, request.siblings - 1)
-            return None
-        self._missing -= 1
-        if not self._missing:
-            self._receive("born")
-            kernel.adopt_orphans(False)
-        return WarmProcess(args, pid)
-
-    def _first(self, request: Request, outputs: Sequence[Any]) -> int | None:
-        """Start the first rank of several; None, and the reason is known, if all of them have to start cold."""
-        self.reason = self.reason or self._why_not(request) or self._not_ready()
-        if self.reason is not None:
-            return None
-        kernel.adopt_orphans(True)
+            return cold()
         try:
-            pid = self._deliver(request, outputs)
-        except ConnectionError:  # whatever was forked for it has ended too, before the script's first line
-            kernel.adopt_orphans(False)
-            self.close()
-            self.reason = _GONE
-            return None
-        self._missing = request.siblings
-        return pid
+            rank = WarmProcess(args, self._deliver(request, outputs))
+            self._newborn.append((rank, cold))
+            if len(self._newborn) == request.siblings:
+                self._let_go()
+            return rank
+        except (ConnectionError, TimeoutError) as exception:
+            self._lose(exception)
+        self.tell()
+        born, self._newborn = self._newborn, []
+        for rank, again in born:
+            rank.replace(again())
+        self._cold = request.siblings - len(born)
+        if not self._cold:
+            return born[-1][0]
+        self._cold -= 1
+        return cold()
 
     def close(self) -> None:
-        """End the template and wait for its end, at most 2 s; ranks stay as they are."""
-        if self._channel is None or self.pid is None:
-            return
-        self._channel.close()
-        template = WarmProcess(["template"], self.pid)
-        self._channel = self.pid = None
-        deadline = time.monotonic() + _CLOSE_S
-        while template.poll() is None:
-            if time.monotonic() > deadline:
-                os.kill(template.pid, signal.SIGKILL)
-            time.sleep(0.001)
+        """Let the template end by itself; ranks stay as they are. Waits for nothing."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def end(self) -> None:
+        """Wait until nothing is left of the template: it has 0.3 s, then it is killed."""
+        self.close()
+        pid, self.pid = self.pid, None
+        if pid is not None:
+            try:
+                WarmProcess(["template"], pid).wait(_END_S)
+            except subprocess.TimeoutExpired:
+                family.end(family.members(pid))
 
     def tell(self) -> None:
         """Say once why ranks start cold."""
@@ -171,37 +174,74 @@ class Template:
             self._told = True
             self._say(f"cold start: {self.reason}")
 
+    def _ready(self, request: Request) -> bool:
+        """Say whether the first rank of several can be forked; ``reason`` is known if not."""
+        self.reason = self.reason or self._why_not(request)
+        if self.reason is not None:
+            return False
+        try:
+            notes = self._hear("ready", float("inf"))
+            kernel.adopt_orphans(True)
+        except OSError as exception:
+            self._lose(exception)
+            return False
+        for note in notes:
+            self._say(note)
+        return True
+
     def _why_not(self, request: Request) -> str | None:
         is_file = len(request.args) > 2 and Path(request.target).exists()
         return why_not_forked(request, sys.executable, self._at_load, is_file)
 
-    def _not_ready(self) -> str | None:
-        """Wait for the template, which may have modules to import; return why it is of no use."""
-        received = None if self._channel is None else message.receive(self._channel)
-        if received is None or "ready" not in received[0]:
-            self.close()
-            return _GONE
-        for note in received[0]["ready"]:
-            self._say(note)
-        return None
-
     def _deliver(self, request: Request, outputs: Sequence[Any]) -> int:
-        assert self._channel is not None
+        if self._channel is None:
+            raise ConnectionResetError
         numbers = [0, *(number if file is None else file.fileno() for number, file in enumerate(outputs, 1))]
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             message.send(self._channel, request.packed(), [*numbers, folder])
         finally:
             os.close(folder)
-        return int(self._receive("pid"))
+        return int(self._hear("pid", _FORK_S))
 
-    def _receive(self, key: str) -> Any:
-        """Return what the template answers. Raises OSError if it could not fork, or is gone."""
-        received = None if self._channel is None else message.receive(self._channel)
-        answer = {"errno": errno.ECONNRESET} if received is None else received[0]
-        if key not in answer:
-            number = answer.get("errno", errno.EPROTO)
+    def _let_go(self) -> None:
+        """Wait until all ranks have sessions of their own and are this process's children: torchrun may signal them."""
+        self._hear("born", _FORK_S)
+        rank, _ = self._newborn[-1]
+        deadline = time.monotonic() + family.STOPPED_S
+        while (seen := process(rank.pid)) is not None and seen.parent != os.getpid():
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            time.sleep(0.0005)
+        self._newborn = []
+        kernel.adopt_orphans(False)
+
+    def _hear(self, key: str, limit_s: float) -> Any:
+        """Return what the template's side answers. Raises OSError: it could not fork, is gone, or does not answer."""
+        if self._channel is None or self.pid is None:
+            raise ConnectionResetError
+        family.wait_for_word(self._channel, self.pid, limit_s, self._slow)
+        received = message.receive(self._channel)
+        if received is None:
+            raise ConnectionResetError
+        if key not in received[0]:
             with contextlib.suppress(OSError):
                 kernel.adopt_orphans(False)
+            number = int(received[0].get("errno", errno.EPROTO))
             raise OSError(number, f"a rank could not be forked: {os.strerror(number)}")
-        return answer[key]
+        return received[0][key]
+
+    def _slow(self) -> None:
+        self._say("the modules of `--preload` are still being imported, after a minute")
+
+    def _lose(self, why: OSError) -> None:
+        """Do without the template from now on: end it, and the ranks that it has forked for this start."""
+        self.reason = (
+            _GONE if isinstance(why, ConnectionError) else _SILENT if isinstance(why, TimeoutError) else str(why)
+        )
+        self.close()
+        pid, self.pid = self.pid, None
+        born = [rank.pid for rank, _ in self._newborn]
+        family.end([*born, *(each for each in family.members(pid) if each not in born)] if pid else born)
+        with contextlib.suppress(OSError):
+            kernel.adopt_orphans(False)

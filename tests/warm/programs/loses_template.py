@@ -1,27 +1,62 @@
-"""Ends the template, or what it has made ahead, before the ranks start; says what then happens to them."""
+"""Kills or stops what ranks are forked from, at one of three moments; says what then becomes of the ranks.
 
+Started as `python -u loses_template.py template|midwife SIGNAL first|between|again`.
+"""
+
+import functools
 import os
 import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+from ddplaunch.agent.warm import family
 from ddplaunch.agent.warm.template import Template
 
+family.STOPPED_S, family._LOOK_S = 0.2, 0.02
+who, number, moment = sys.argv[1], signal.Signals[sys.argv[2]], sys.argv[3]
+command = [sys.executable, "-u", str(Path(__file__).with_name("forked.py"))]
 said: list[str] = []
 template = Template(said.append, None)
 template.fork(())
-assert template.pid is not None
-children = Path(f"/proc/{template.pid}/task/{template.pid}/children")
-while not children.read_text().split():
-    pass
-os.kill(template.pid if sys.argv[1] == "template" else int(children.read_text().split()[0]), signal.SIGKILL)
-if sys.argv[1] == "template":
-    os.waitid(os.P_PID, template.pid, os.WEXITED | os.WNOWAIT)
-environ = {**os.environ, "LOCAL_WORLD_SIZE": "2"}
-command = [sys.executable, "-u", str(Path(__file__).with_name("ends.py")), "falls_off"]
-for _ in range(2):
-    try:
-        print(template.start(command, environ, (None, None)))
-    except OSError as exception:
-        print(type(exception).__name__)
-print(*said)
+first = template.pid
+assert first is not None
+
+
+def cold(environ: dict[str, str]) -> "subprocess.Popen[Any]":
+    return subprocess.Popen(command, env=environ, start_new_session=True)
+
+
+def strike() -> None:
+    assert first is not None
+    deadline = time.monotonic() + 30
+    while len(found := family.members(first)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(found[who == "midwife"], number)
+    if number == signal.SIGKILL and who == "template":
+        os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
+
+
+def start() -> None:
+    ranks = []
+    for rank in range(2):
+        environ = {**os.environ, "LOCAL_WORLD_SIZE": "2", "RANK": str(rank)}
+        ranks.append(template.start(command, environ, (None, None), functools.partial(cold, environ)))
+        if (moment, rank) == ("between", 0):
+            strike()
+    print([rank.wait(60) for rank in ranks], "cold" if template.reason else "warm")
+
+
+if moment == "first":
+    strike()
+start()
+if moment == "again":
+    strike()
+    for _ in range(2):  # one midwife more may have been made already
+        start()
+template.end()
+left = [pid for pid in family.members(os.getpid())[1:] if not Path(f"/proc/{pid}/stat").read_text().count(") Z ")]
+print(len(said), *said, left)
