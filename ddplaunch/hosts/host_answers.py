@@ -52,7 +52,8 @@ def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Meeting | None]:
     if what == "listen":
         return listen(order)
     if what == "reach":
-        return {"reached": reach(order["addresses"], int(order["port"]), str(order["nonce"]))}, None
+        found = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
+        return {"reached": {name: own for name, own, _ in found}, "at": {name: peer for name, _, peer in found}}, None
     raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
 
 
@@ -153,12 +154,12 @@ def _listening(port: int | None) -> socket.socket:
     raise problem
 
 
-def reach(addresses: list[str], port: int, nonce: str) -> dict[str, str]:
-    """Return the addresses at which the meeting answers, with this host's own on the way there.
+def reached(addresses: list[str], port: int, nonce: str) -> list[tuple[str, str, str]]:
+    """Return each of the addresses at which the meeting answers, this host's own on the way there, and the peer's.
 
     The same address elsewhere (docker0's is alike on all hosts) does not count, which the nonce tells.
     """
-    reached = {}
+    found = []
     until = time.monotonic() + _REACH_S
     for address in addresses:
         try:
@@ -166,7 +167,12 @@ def reach(addresses: list[str], port: int, nonce: str) -> dict[str, str]:
                 (address, port), timeout=max(0.2, min(1.5, until - time.monotonic()))
             ) as link:
                 if link.recv(256) == nonce.encode():
-                    reached[address] = str(link.getsockname()[0])
+                    found.append((address, str(link.getsockname()[0]), str(link.getpeername()[0])))
         except OSError:
             continue
-    return reached
+    return found
+
+
+def reach(addresses: list[str], port: int, nonce: str) -> dict[str, str]:
+    """Return the addresses at which the meeting answers, with this host's own on the way there."""
+    return {address: own for address, own, _ in reached(addresses, port, nonce)}
