@@ -27,7 +27,7 @@ CODE = (
     "sys.modules['ddplaunch.agent.aftermath'] = instead; "
     "from ddplaunch.agent.guard import main; main(int(sys.argv[1]))"
 )
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 def until(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -47,14 +47,25 @@ def runs(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
+def waits_for(file: Path) -> str:
+    """Return the lines of a rank's program that wait until ``file`` exists."""
+    return f"import os, time\nwhile not os.path.exists({str(file)!r}): time.sleep(0.01)\n"
+
+
+def at_rest(pid: int) -> bool:
+    """Whether the process sleeps, with no signal left that it has not looked at."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = {name: value.split()[0] for name, _, value in (line.partition(":") for line in lines) if value.strip()}
+    return status["State"] == "S" and not int(status["SigPnd"], 16) | int(status["ShdPnd"], 16)
+
+
 class Guarded:
     """One guard whose launcher is this process. ``out`` and ``err`` are its console."""
 
-    def __init__(self, directory: Path, out: int | IO[bytes], err: int | IO[bytes], **settings: Any) -> None:
-        self.directory = directory / "run"
-        self.ended_file = directory / "ended.pickle"
+    def __init__(self, folder: Path, out: int | IO[bytes], err: int | IO[bytes], **settings: Any) -> None:
         self.run_id = f"guard-{os.getpid()}-{time.monotonic_ns()}"
-        given = {"run_id": self.run_id, "directory": str(self.directory), "node": 0, "show": "0", **settings}
+        given = {"run_id": self.run_id, "directory": str(folder / "run"), "node": 0, "show": "0", **settings}
+        self.directory, self.ended_file = Path(given["directory"]), folder / "ended.pickle"
         self.environment = {**os.environ, "DDPLAUNCH_RUN_ID": self.run_id, "GUARD_TEST_ENDED": str(self.ended_file)}
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.guard = subprocess.Popen(

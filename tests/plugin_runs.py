@@ -8,12 +8,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tests.hosts.launching import clean_environment, ddplaunch
 
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 #: What a rank does is its first argument. It marks that it runs by a file, so that tests need no sleep.
 SCRIPT = r"""
@@ -145,9 +146,17 @@ class Run:
     def guard(self) -> int | None:
         """The guard's pid, None while there is none."""
         for pid in children(self.process.pid):
-            if (Path("/proc") / str(pid) / "comm").read_text().strip() == "ddplaunch-guard":
-                return pid
+            with suppress(OSError):  # it ended meanwhile
+                if Path(f"/proc/{pid}/comm").read_text() == "ddplaunch-guard\n":
+                    return pid
         return None
+
+    def announced(self) -> int:
+        """Wait until the guard knows the ranks, as its table of processes shows; return its pid."""
+        within(lambda: self.guard() is not None and (self.record / "node-0" / "processes.json").exists(), self)
+        guard = self.guard()
+        assert guard is not None
+        return guard
 
 
 def within(true: Callable[[], bool], run: Run | None = None, deadline_s: float = DEADLINE_S) -> None:

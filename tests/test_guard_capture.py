@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.protocol import receive, send
-from tests.guarded import Guarded, read_for, until
+from tests.guarded import Guarded, read_for, until, waits_for
 
 BOTH = """
 import sys
@@ -184,11 +184,9 @@ def test_a_full_disk_stops_the_recording_only(tmp_path: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=True)
     try:
         out = tmp_path / "out"
-        with out.open("wb") as console, Guarded(disk, console, 2) as guarded:
-            guarded.ended_file.unlink(missing_ok=True)
+        with out.open("wb") as console, Guarded(tmp_path, console, 2, directory=str(disk / "run")) as guarded:
             guarded.attempt(["for _ in range(10000): print('y' * 99)"])
             guarded.wait()
-            (disk / "run/node-0/attempt-0/rank-0.out").write_bytes(b"")  # room for what the test itself writes
             _, ended = guarded.end()
             assert ended.unrecorded == "rank-0.out: No space left on device"
         assert out.stat().st_size == 10000 * 100
@@ -198,15 +196,16 @@ def test_a_full_disk_stops_the_recording_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_deleted_directory_stops_nothing(tmp_path: Path) -> None:
-    program = "import sys\nprint('before', flush=True)\nsys.stdin.readline()\nprint('after')"
-    out = tmp_path / "out"
+    out, go = tmp_path / "out", tmp_path / "go"
+    program = f"print('before')\n{waits_for(go)}print('after')"
     with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
-        guarded.attempt(["import time; print('before'); time.sleep(0.3); print('after')"])
+        guarded.attempt([program])
         until(lambda: out.read_bytes() == b"before\n", "shown")
         shutil.rmtree(guarded.directory)
+        go.touch()
         guarded.wait()
         guarded.ranks.clear()
-        guarded.attempt([program.replace("sys.stdin.readline()", "")], number=1)
+        guarded.attempt([program], number=1)
         guarded.wait()
         assert guarded.end()[0] == 0
         assert guarded.file("attempt-1/rank-0.out") == b"before\nafter\n"
@@ -264,7 +263,8 @@ def test_a_guard_that_fails_says_so_to_whom_it_may_concern(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_a_second_guard_goes_on_where_the_first_one_died(tmp_path: Path) -> None:
-    program = "import time\nprint('one', flush=True)\ntime.sleep(0.5)\nprint('two')"
+    go = tmp_path / "go"
+    program = f"print('one')\n{waits_for(go)}print('two')"
     with Guarded(tmp_path, 2, 2) as first:
         reading, writing = os.pipe()
         ranks = [{"rank": 0, "local_rank": 0, "streams": ["out"]}]
@@ -277,6 +277,7 @@ def test_a_second_guard_goes_on_where_the_first_one_died(tmp_path: Path) -> None
             send(second.channel, {"op": "attempt", "attempt": 0, "ranks": ranks}, [reading])
             second.ranks[0] = rank
             second.started()
+            go.touch()
             second.wait()
             status, ended = second.end()
             assert (status, ended.attempts[0].ranks[0].exit_code) == (0, 0)
@@ -346,9 +347,12 @@ def test_64_ranks_cost_little_memory_and_nothing_while_they_are_silent(tmp_path:
             return int(next(line for line in status.read_text().splitlines() if line.startswith(name)).split()[1])
 
         assert field("VmHWM:") < 25_000, "kB"
-        time.sleep(0.5)
-        before = field("voluntary_ctxt_switches:")
-        time.sleep(2)
-        assert field("voluntary_ctxt_switches:") - before <= 2
+
+        def silent() -> bool:
+            before = field("voluntary_ctxt_switches:")
+            time.sleep(2)
+            return field("voluntary_ctxt_switches:") - before <= 2
+
+        until(silent, "the guard does nothing")
         for process in guarded.ranks.values():
             process.kill()

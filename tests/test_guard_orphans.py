@@ -8,12 +8,11 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.guarded import PATIENCE_S, ROOT, Guarded, runs, until
+from tests.guarded import PATIENCE_S, ROOT, Guarded, at_rest, runs, until, waits_for
 
 # A rank with one child of each kind that multiprocessing makes, and one that ignores SIGTERM.
 WITH_WORKERS = """
@@ -84,11 +83,9 @@ def test_at_a_good_end_only_what_multiprocessing_made_is_ended(tmp_path: Path) -
     then = """
 import subprocess
 os.write(1, b'other %d\\n' % subprocess.Popen(['sleep', '300']).pid)
-while not os.path.exists({table!r}): time.sleep(0.01)
-os._exit(0)
 """
     with Guarded(tmp_path, 2, 2) as guarded:
-        then = then.format(table=str(guarded.directory / "node-0/processes.json"))
+        then += waits_for(guarded.directory / "node-0/processes.json") + "os._exit(0)"
         guarded.attempt([WITH_WORKERS.format(then=then)])
         guarded.wait()
         until(lambda: len(children(guarded.file("attempt-0/rank-0.out"))) == 2, "workers run")
@@ -126,7 +123,7 @@ def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_p
         until(lambda: b"deaf" in guarded.file("attempt-0/rank-1.out"), "ranks are deaf")
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGINT):
             guarded.guard.send_signal(number)
-        time.sleep(0.2)
+        until(lambda: at_rest(guarded.guard.pid), "the guard has looked at them")
         assert all(rank.poll() is None for rank in guarded.ranks.values()) and guarded.guard.poll() is None
         guarded.guard.send_signal(signal.SIGINT)
         guarded.wait()
@@ -139,11 +136,12 @@ def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_p
 @pytest.mark.slow
 def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
     with Guarded(tmp_path, 2, 2) as guarded:
-        waits = "import sys, time; print('up'); time.sleep(300)"
+        go = tmp_path / "go"
+        waits = f"{waits_for(go)}print('up')\ntime.sleep(300)"
         guarded.attempt([waits, "import os; os.kill(os.getpid(), 9)", waits, "pass"])
         guarded.ranks[1].wait()
+        go.touch()  # what the guard hears from now on comes after the end of rank 1
         until(lambda: all(b"up" in guarded.file(f"attempt-0/rank-{rank}.out") for rank in (0, 2)), "the others run")
-        time.sleep(0.3)
         for rank in (0, 2):
             guarded.ranks[rank].terminate()
         guarded.wait()

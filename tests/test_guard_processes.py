@@ -68,6 +68,7 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_run_id() -> None:
         subprocess.Popen([sys.executable, "-c", code], env=environment),
     ]
     try:
+        until(lambda: unannounced(own_processes(), "run-a", launcher), "the kernel shows its environment")
         found = unannounced(own_processes(), "run-a", launcher)
         assert [one.pid for one in found] == [started[0].pid]
         assert unannounced(own_processes(), "", launcher) == []

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.guarded import at_rest
 from tests.plugin_runs import Run, children, of_folder, within
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +31,7 @@ def test_exception_is_named_and_torchruns_summary_is_not_shown(tmp_path: Path) -
     assert (failed["exit_code"], failed["signal"], failed["ended_by"]) == (1, None, "itself")
     assert failed["exception"]["type"] == "ValueError" and failed["last_lines"][-1] == "ValueError: the cause"
     assert (waiting["signal"], waiting["ended_by"]) == ("SIGTERM", "launcher")
-    assert of_folder(tmp_path) == []
+    within(lambda: not of_folder(tmp_path))
 
 
 def test_status_of_the_first_failed_rank_and_verbose(tmp_path: Path) -> None:
@@ -49,7 +51,7 @@ def test_killed_rank(tmp_path: Path) -> None:
 def test_sigterm_twice_lets_ranks_save(tmp_path: Path) -> None:
     run = Run(tmp_path, "saves", "--grace", "20")
     run.wait_for("running-0-0", "running-1-0")
-    within(lambda: run.guard() is not None and (run.record / "node-0" / "processes.json").exists(), run)
+    run.announced()
     run.process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     run.process.send_signal(signal.SIGTERM)  # as Slurm does
@@ -68,24 +70,22 @@ def test_hangup_ends_unless_it_was_ignored(tmp_path: Path) -> None:
     kept.mkdir()
     run = Run(kept, "released", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     run.wait_for("running-0-0", "running-1-0")
-    within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
+    run.announced()
     run.process.send_signal(signal.SIGHUP)
     (kept / "go").touch()
     assert run.end() == 0
 
 
 def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
-    run = Run(tmp_path, "stubborn", start_new_session=True)
+    run = Run(tmp_path, "stubborn", "--grace", "600", start_new_session=True)
     run.wait_for("running-0-0", "running-1-0")
-    within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
+    guard = run.announced()
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
-    time.sleep(0.5)
-    assert run.process.poll() is None, "torchrun gives ranks 30 s"
-    began = time.monotonic()
+    within(lambda: at_rest(guard), run)  # two at once are one
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 130
-    assert time.monotonic() - began < 20, "the second one did not kill"
-    assert of_folder(tmp_path) == [] and run.outcome["state"] == "terminated"
+    within(lambda: not of_folder(tmp_path))
+    assert run.outcome["state"] == "terminated"
 
 
 @pytest.mark.parametrize("fails", ["0", "1"])
@@ -94,11 +94,10 @@ def test_nothing_survives_the_death_of_torchrun(fails: str, tmp_path: Path) -> N
     run.wait_for(f"running-0-{fails}", f"running-1-{fails}")
     guard = run.guard()
     assert guard is not None
-    assert len(of_folder(tmp_path)) == 8, "torchrun, guard, two ranks with two workers each"
+    within(lambda: len(of_folder(tmp_path)) == 8, run)  # torchrun, guard, two ranks with two workers each
     run.process.kill()
     assert run.process.wait() == -signal.SIGKILL
-    within(lambda: not [each for each in of_folder(tmp_path) if "ddplaunch.agent" not in each], deadline_s=10)
-    within(lambda: of_folder(tmp_path) == [], deadline_s=10)
+    within(lambda: not of_folder(tmp_path))
     run.process.communicate()
     assert run.outcome["state"] == "killed"
 
@@ -121,12 +120,6 @@ def test_all_attempts_fail_alike(tmp_path: Path) -> None:
     assert [each["failed"] for each in run.outcome["attempts"]] == [True, True]
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def test_torchrun_itself_fails(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -147,7 +140,5 @@ def test_signal_before_ranks_run(restarts: str, tmp_path: Path) -> None:
     time.sleep(1.0)
     assert len(children(run.process.pid)) == 1, "no rank can run before the other node is there"
     run.process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
-    assert run.end() == 143
-    assert time.monotonic() - began < 20, "the store's own deadline is 15 minutes"
+    assert run.end() == 143  # the store's own deadline is 15 minutes
     assert "Traceback" not in run.err
