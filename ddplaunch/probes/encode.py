@@ -5,6 +5,7 @@ Text that is not UTF-8 (paths, variables) is in Python's surrogateescape form an
 
 from __future__ import annotations
 
+import functools
 import json
 import types
 import typing
@@ -107,7 +108,7 @@ def _tuple(data: Any, inner: tuple[Any, ...], place: str) -> tuple[Any, ...]:
 
 def _dataclass(data: Any, wanted: type, place: str) -> Any:
     given = _checked(data, dict, place)
-    hints = typing.get_type_hints(wanted)
+    hints = _hints(wanted)
     values = {}
     for each in fields(wanted):
         if each.name in given:
@@ -117,6 +118,12 @@ def _dataclass(data: Any, wanted: type, place: str) -> Any:
                 raise ValueError(f"{place}.{each.name} is missing")
             values[each.name] = Unavailable("this host's ddplaunch does not report it")
     return wanted(**values)
+
+
+@functools.cache
+def _hints(wanted: type) -> dict[str, Any]:
+    """Evaluating them takes longer than everything else, and a launch on many hosts does it for each."""
+    return typing.get_type_hints(wanted)
 
 
 def _required(each: Field[Any]) -> bool:

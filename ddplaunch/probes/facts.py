@@ -50,6 +50,16 @@ class TorchFacts:
 
 
 @dataclass(frozen=True)
+class PackageFacts:
+    """Installed distributions by normalised name, as the names of their ``.dist-info`` folders say; ``places`` are the
+    directories they are in.
+    """
+
+    versions: dict[str, str]
+    places: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class TorchImport:
     """What a child interpreter found by importing torch (seconds; only ``doctor`` asks for it)."""
 
@@ -268,11 +278,16 @@ class Facts:
     data_paths: tuple[PathFact, ...] = ()
     output_paths: tuple[PathFact, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)  # as ddplaunch found it, secrets replaced by "***"
+    packages: PackageFacts | Unavailable = NOT_ASKED
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What to look at beyond the machine itself. ``path_deadline_s`` bounds each look at a path."""
+    """What to look at beyond the machine itself. ``path_deadline_s`` bounds each look at a path.
+
+    ``torch_needs_gpu`` lets ``import_torch`` be skipped where there is no driver of a GPU: what the import tells beyond
+    torch's files is about GPUs.
+    """
 
     data_paths: tuple[str, ...] = ()
     output_paths: tuple[str, ...] = ()
@@ -281,3 +296,5 @@ class ProbeRequest:
     import_torch: bool = False
     gpu_details: bool = True  # health, processes, utilisation; False asks for count, names and memory only
     path_deadline_s: float = 2.0
+    torch_needs_gpu: bool = False
+    packages: bool = False

@@ -27,6 +27,7 @@ from ddplaunch.probes.facts import (
     NetworkFacts,
     NvidiaFacts,
     NvmlFacts,
+    PackageFacts,
     PathFact,
     PortFact,
     ProbeRequest,
@@ -37,6 +38,7 @@ from ddplaunch.values import Unavailable
 
 T = TypeVar("T")
 
+_DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # dxg: WSL, kfd: AMD
 OWN_NAME_DEADLINE_S = 1.0
 MASTER_NAME_DEADLINE_S = 3.0
 
@@ -48,7 +50,7 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     long (torch's import, names, paths) is started first and collected last.
     """
     env = dict(os.environ if environ is None else environ)
-    torch_import = _begin_import() if request.import_torch else lambda: NOT_ASKED
+    torch_import = _begin_import(request)
     own_name = ask(lambda: names.start(os.uname().nodename))
     master = request.master_addr
     master_name = ask(lambda: names.start(master)) if master else NO_MASTER
@@ -72,6 +74,7 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
         data_paths=data(),
         output_paths=output(),
         torch_import=torch_import(),
+        packages=ask(_packages) if request.packages else NOT_ASKED,
     )
 
 
@@ -83,13 +86,21 @@ def ask(probe: Callable[[], T]) -> T | Unavailable:
         return Unavailable(f"probe failed: {type(error).__name__}: {error}")
 
 
-def _begin_import() -> Callable[[], TorchImport | Unavailable]:
+def _begin_import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
+    if not request.import_torch or (request.torch_needs_gpu and not any(os.access(path, os.F_OK) for path in _DRIVERS)):
+        return lambda: NOT_ASKED
     from ddplaunch.probes import torch_child  # subprocess costs milliseconds that a launch does not pay
 
     child = ask(torch_child.start)
     if isinstance(child, Unavailable):
         return lambda: child
     return lambda: ask(lambda: torch_child.finish(child))
+
+
+def _packages() -> PackageFacts:
+    from ddplaunch.probes.packages import probe_packages  # only a launch over several hosts compares them
+
+    return probe_packages()
 
 
 def _begin_paths(request: ProbeRequest, role: paths.Role) -> Callable[[], tuple[PathFact, ...]]:

@@ -1,0 +1,66 @@
+"""Installed packages by the names of their folders."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.probes import encode, gather
+from ddplaunch.probes.facts import NOT_ASKED, PackageFacts, ProbeRequest
+from ddplaunch.probes.packages import normalised, probe_packages
+
+
+def test_folders_name_what_is_installed(tmp_path: Path) -> None:
+    first, second = tmp_path / "user", tmp_path / "site"
+    for folder in (
+        first / "numpy-1.26.4.dist-info",
+        second / "numpy-2.0.0.dist-info",
+        second / "huggingface_hub-0.24.1.dist-info",
+        second / "torch-2.13.0+cpu.dist-info",
+        second / "zope.interface-6.1.dist-info",
+        second / "PyYAML-6.0-py3.11.egg-info",
+        second / "source_tree.egg-info",  # no version in its name
+        second / "~umpy-1.0.dist-info",  # pip's left-over of an interrupted uninstall
+        second / "numpy",
+    ):
+        folder.mkdir(parents=True)
+    found = probe_packages(["", str(first), str(second), str(first), str(tmp_path / "none")])
+    assert found.versions == {
+        "numpy": "1.26.4",
+        "huggingface-hub": "0.24.1",
+        "torch": "2.13.0+cpu",
+        "zope-interface": "6.1",
+        "pyyaml": "6.0",
+    }
+    assert found.places == (str(first), str(second))
+
+
+def test_this_interpreters_packages_are_those_that_importlib_finds() -> None:
+    found = probe_packages().versions
+    known = {normalised(each.name): each.version for each in importlib.metadata.distributions()}
+    assert {name: found.get(name) for name in ("pytest", "psutil", "rich")} == {
+        name: known[name] for name in ("pytest", "psutil", "rich")
+    }
+
+
+def test_packages_are_looked_at_only_where_they_are_asked_for() -> None:
+    assert gather.gather(ProbeRequest(gpu_details=False)).packages == NOT_ASKED
+    facts = gather.gather(ProbeRequest(gpu_details=False, packages=True))
+    assert isinstance(facts.packages, PackageFacts)
+    assert encode.from_json(encode.to_json(facts)).packages == facts.packages
+
+
+@pytest.mark.parametrize(("drivers", "imports"), [((), False), (("/dev/null",), True)])
+def test_torch_is_imported_for_its_gpus(
+    drivers: tuple[str, ...], imports: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = []
+    monkeypatch.setattr("ddplaunch.probes.gather._DRIVERS", drivers)
+    monkeypatch.setattr("ddplaunch.probes.torch_child.start", lambda: started.append(1))
+    monkeypatch.setattr("ddplaunch.probes.torch_child.finish", lambda _: NOT_ASKED)
+    gather.gather(ProbeRequest(import_torch=True, torch_needs_gpu=True, gpu_details=False))
+    assert bool(started) is imports
+    gather.gather(ProbeRequest(import_torch=True, gpu_details=False))
+    assert len(started) == 1 + imports
