@@ -5,18 +5,19 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.finding import Finding, error
 from ddplaunch.frozen import dataclass
+from ddplaunch.hosts.fan_out import FanOut, Reached, body_of
 from ddplaunch.hosts.frames import Kind, unpack
-from ddplaunch.hosts.links import Event, Link, Links
+from ddplaunch.hosts.links import Link, Links
 from ddplaunch.hosts.ssh import failure
 from ddplaunch.launch.hosts_plan import HostReport, Meeting
 from ddplaunch.probes import encode
 from ddplaunch.probes.facts import ProbeRequest
 
-_PATIENCE_S = 0.5  # what a shell still wants to say after ssh's connection ended
 _MEET_S = 10.0
 _SAMPLES = 3  # of the clock; the one that took the least time counts
 
@@ -47,35 +48,41 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
 
     ``start`` opens the session of one host. Raises OSError where there is no ssh.
     """
-    opened = {name: start(name) for name in names}
     order = {
         "id": 0,
         "what": "facts",
-        "request": encode.request_to_json(question.request),
+        "request": encode.request_to_json(replace(question.request, torch_needs_gpu=True, packages=True)),
         "cwd": question.cwd,
         "script": question.script,
         "env": dict(question.env or {}),
     }
-    for link in opened.values():
-        link.send(Kind.ASK, order)
-    answers, silent = _collect(links, list(opened.values()), question.deadline_s)
-    clocks = _clocks(links, [opened[name] for name in answers])
-    reports, missing = [], []
-    for name, link in opened.items():
-        finding = _problem(name, question, link, answers.get(name), silent)
-        if finding is None:
+    reached = FanOut(links, start, order, question.deadline_s).ask(names)
+    clocks = _clocks(links, [each.link for each in reached if each.answer is not None])
+    reports, answered, missing = [], [], []
+    for each in reached:
+        finding = _problem(question, each)
+        if finding is None and each.answer is not None:
             try:
-                reports.append(_report(name, question, answers[name], clocks.get(name, (0.0, 0.0))))
+                reports.append(_report(each.name, question, each.answer, clocks.get(each.name, (0.0, 0.0))))
+                answered.append(each.link)
                 continue
             except (ValueError, KeyError, TypeError) as problem:
-                finding = _misunderstood(name, str(problem))
-        missing.append(finding)
-        links.close(link)
-    return Gathered(tuple(reports), tuple(opened[report.name] for report in reports), tuple(missing))
+                finding = _misunderstood(each.name, str(problem))
+        if finding is not None:
+            missing.append(finding)
+        links.close(each.link)
+    return Gathered(tuple(reports), tuple(answered), tuple(missing))
 
 
-def _collect(links: Links, asked: Sequence[Link], deadline_s: float) -> tuple[dict[str, dict[str, Any]], set[str]]:
-    """Return the answers by host, and the hosts whose session was still open without one when the time was over."""
+def _problem(question: Question, reached: Reached) -> Finding | None:
+    if reached.answer is not None:
+        problem = reached.answer.get("problem")
+        return None if problem is None else _misunderstood(reached.name, str(problem))
+    return failure(reached.name, question.python, reached.status, reached.said, reached.tries)
+
+
+def _collect(links: Links, asked: Sequence[Link], deadline_s: float) -> dict[str, dict[str, Any]]:
+    """Return the answers by host that arrive in time."""
     answers: dict[str, dict[str, Any]] = {}
     waiting = {link.name for link in asked}
     until = time.monotonic() + deadline_s
@@ -84,28 +91,11 @@ def _collect(links: Links, asked: Sequence[Link], deadline_s: float) -> tuple[di
             if event.link.name not in waiting:
                 continue
             if event.kind is Kind.ANSWER:
-                answers[event.link.name] = _body(event)
+                answers[event.link.name] = body_of(event)
                 waiting.discard(event.link.name)
             elif event.kind is None:
                 waiting.discard(event.link.name)
-    return answers, waiting
-
-
-def _body(event: Event) -> dict[str, Any]:
-    try:
-        return unpack(event.body)
-    except ValueError as problem:
-        return {"problem": str(problem)}
-
-
-def _problem(
-    name: str, question: Question, link: Link, answer: Mapping[str, Any] | None, silent: set[str]
-) -> Finding | None:
-    if answer is not None:
-        return _misunderstood(name, str(answer["problem"])) if "problem" in answer else None
-    status = None if name in silent else link.reap(_PATIENCE_S)
-    said = (link.frames.before + b"\n" + link.said).decode("utf-8", "replace")
-    return failure(name, question.python, status, said)
+    return answers
 
 
 def _misunderstood(name: str, problem: str) -> Finding:
@@ -170,7 +160,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     first, *others = asked
     nonce = secrets.token_hex(8)
     first.send(Kind.ASK, {"id": 1, "what": "listen", "port": port, "nonce": nonce})
-    answer = _collect(links, [first], _MEET_S)[0].get(first.name, {"problem": "no answer"})
+    answer = _collect(links, [first], _MEET_S).get(first.name, {"problem": "no answer"})
     if "problem" in answer:
         return (_misunderstood(first.name, str(answer["problem"])),)
     if "port_problem" in answer:
@@ -178,7 +168,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     found, addresses = int(answer["port"]), [address] if address else list(map(str, answer["addresses"]))
     for link in others:
         link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
-    answers = _collect(links, others, _MEET_S)[0]
+    answers = _collect(links, others, _MEET_S)
     reached = {link.name: answers.get(link.name, {}).get("reached", {}) for link in others}
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):

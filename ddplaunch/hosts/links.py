@@ -12,13 +12,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ddplaunch.errors import RefusedError
+from ddplaunch.finding import Finding, error
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.frames import Frames, Kind, pack
 
 _READ = 1 << 18
 _SAID = 1 << 16
 _CLOSING_S = 0.5  # for all together; a host that is gone is not waited for
-_DESCRIPTORS = 4  # for each host: stdin, stdout, stderr, and one while it is being made
+_DESCRIPTORS = 3  # for each host: stdin, stdout, stderr
+_OWN_DESCRIPTORS = 128  # this interpreter's, and those of sessions while they are being made
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class Event:
 class Link:
     """One host's session. ``said`` is the end of what ssh and the shell there wrote to stderr."""
 
-    def __init__(self, name: str, argv: Sequence[str]) -> None:
-        """Start ``argv``, out of reach of this terminal's Ctrl-C."""
+    def __init__(self, name: str, argv: Sequence[str], unsent: set[Link]) -> None:
+        """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued."""
         self.name = name
         self.process = subprocess.Popen(
             argv,
@@ -46,6 +49,7 @@ class Link:
         self.said = b""
         self.frames = Frames(greeting=True)
         self.queue = bytearray()
+        self._unsent = unsent
         self.heard_s = time.monotonic()
         self.closed = False
         self._open = 2
@@ -57,6 +61,7 @@ class Link:
         """Queue one frame; nothing where the session is over."""
         if not self.closed:
             self.queue += pack(kind, body)
+            self._unsent.add(self)
             self.flush()
 
     def flush(self) -> None:
@@ -70,8 +75,9 @@ class Link:
                 return
             except OSError:
                 self.queue.clear()
-                return
+                break
             del self.queue[:written]
+        self._unsent.discard(self)
 
     def ended(self) -> bool:
         """Note the end of one stream; return whether it was the last."""
@@ -81,6 +87,7 @@ class Link:
     def close(self) -> None:
         """End the session: the host ends what it runs for it. Not waited for."""
         self.closed = True
+        self._unsent.discard(self)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert stream is not None
             if not stream.closed:
@@ -112,6 +119,7 @@ class Links:
     def __init__(self) -> None:
         """Open none yet."""
         self.all: list[Link] = []
+        self._unsent: set[Link] = set()
         self._selector = selectors.DefaultSelector()
 
     def __enter__(self) -> Links:
@@ -130,7 +138,7 @@ class Links:
 
     def open(self, name: str, argv: Sequence[str]) -> Link:
         """Start a session. Raises OSError where there is no ssh."""
-        link = Link(name, argv)
+        link = Link(name, argv, self._unsent)
         self.all.append(link)
         for stream in (link.process.stdout, link.process.stderr):
             assert stream is not None
@@ -156,9 +164,9 @@ class Links:
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Return what has arrived, after ``timeout_s`` seconds at the latest."""
-        for link in self.all:
+        for link in tuple(self._unsent):
             link.flush()
-        if any(link.queue and not link.closed for link in self.all):
+        if self._unsent:
             timeout_s = min(timeout_s, 0.02)
         events: list[Event] = []
         for key, _ in self._selector.select(max(0.0, timeout_s)):
@@ -192,9 +200,20 @@ class Links:
 
 
 def allow_many(hosts: int) -> None:
-    """Raise the soft limit of open files to what ``hosts`` sessions need, as far as the hard limit goes."""
+    """Raise the soft limit of open files to what ``hosts`` sessions need. Raises RefusedError beyond the hard limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hosts * _DESCRIPTORS + 64
+    wanted = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise RefusedError(_too_many(hosts, wanted, hard))
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(hard, wanted)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _too_many(hosts: int, wanted: int, hard: int) -> Finding:
+    return error(
+        "hosts-too-many",
+        f"{hosts} hosts need {wanted} open files here, and {hard} are allowed",
+        why="each host takes three for its ssh session",
+        fix=f"as root `prlimit --pid $$ --nofile={wanted}` in this shell, or a `nofile` line in "
+        "`/etc/security/limits.conf` and a new login",
+    )

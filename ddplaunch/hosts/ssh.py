@@ -42,14 +42,24 @@ _CLOSED = re.compile(
     r"|banner exchange|kex_exchange_identification|Broken pipe|UNKNOWN port",
     re.IGNORECASE,
 )
+_DROPPED = re.compile(r"(?:kex|ssh)_exchange_identification|Connection (?:closed|reset) by UNKNOWN port")
+_REFUSED_BEHIND = re.compile(r"open failed|stdio forwarding failed|Could not resolve|timed out|Connection refused")
 _NO_PYTHON = re.compile(r"(?:No such file or directory|not found|Permission denied|Unknown command)")
 _NO_MODULE = re.compile(
     r"No module named '?(ddplaunch[\w.]*|psutil|torch)'?|ModuleNotFoundError: No module named '(\w+)'"
 )
 
 
-def failure(host: str, python: str, status: int | None, said: str) -> Finding:
-    """Return what it means that the session on ``host`` ended, or did not begin (``status`` None), saying ``said``."""
+def was_dropped(status: int | None, said: str) -> bool:
+    """Return whether a connection was closed before either side said who it is: too many at once, so try again."""
+    return status == 255 and _DROPPED.search(said) is not None and _REFUSED_BEHIND.search(said) is None
+
+
+def failure(host: str, python: str, status: int | None, said: str, tries: int = 1) -> Finding:
+    """Return what it means that the session on ``host`` ended, or did not begin (``status`` None), saying ``said``.
+
+    ``tries`` is how often it was begun.
+    """
     login = shlex.join(["ssh", host])
     key = _NO_MODULE.search(said)
     if key is not None:
@@ -69,7 +79,21 @@ def failure(host: str, python: str, status: int | None, said: str) -> Finding:
             fix="`--python PATH` with one that all hosts have",
             where=host,
         )
+    if tries > 1 and was_dropped(255, said):
+        return _dropped(host, tries)
     return _connection(host, login, status, said)
+
+
+def _dropped(host: str, tries: int) -> Finding:
+    return error(
+        "host-connections-dropped",
+        f"{tries} connections to {host} were closed before ssh began",
+        why="its sshd, or that of the jump host in front of it, takes few logins at once (`MaxStartups`), or something "
+        "on the way counts connections",
+        fix="`MaxStartups 200` in `/etc/ssh/sshd_config` there, and `systemctl reload ssh`; where all go through one "
+        "jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",
+        where=host,
+    )
 
 
 def _connection(host: str, login: str, status: int | None, said: str) -> Finding:

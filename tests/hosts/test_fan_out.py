@@ -1,0 +1,159 @@
+"""Many first answers: windows, drops that are tried again, hosts that are dead; with real programs in ssh's place."""
+
+from __future__ import annotations
+
+import resource
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.errors import RefusedError
+from ddplaunch.hosts.fan_out import TRIES, FanOut, Window, delay_s
+from ddplaunch.hosts.frames import GREETING, Kind, pack
+from ddplaunch.hosts.gather import Question, ask_all
+from ddplaunch.hosts.links import Link, Links, allow_many
+from ddplaunch.hosts.ssh import was_dropped
+from ddplaunch.probes.facts import ProbeRequest
+
+DROPPED = "kex_exchange_identification: Connection closed by remote host"
+ANSWER = (GREETING + pack(Kind.ANSWER, {"id": 0, "ok": True})).hex()
+SAYS = f"import sys, time; sys.stdout.buffer.write(bytes.fromhex('{ANSWER}')); sys.stdout.flush(); time.sleep(600)"
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with Links() as made:
+        yield made
+
+
+def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:
+    """Return what makes the command of a host: its first ``drops`` connections are closed, the next one answers."""
+
+    def command(name: str) -> list[str]:
+        tried = folder / name
+        tried.write_text(tried.read_text() + "x" if tried.exists() else "x")
+        drop = f"echo {shlex.quote(DROPPED)} >&2; exit 255"
+        answer = f"exec {shlex.quote(sys.executable)} -ISc {shlex.quote(SAYS)}"
+        return ["sh", "-c", drop if len(tried.read_text()) <= drops else answer]
+
+    return command
+
+
+def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path) -> None:
+    command = answering(tmp_path, 2)
+    order = FanOut(links, lambda name: links.open(name, command(name)), {"id": 0}, 60, most=4)
+    reached = order.ask([f"host{number}" for number in range(6)])
+    assert [each.name for each in reached] == [f"host{number}" for number in range(6)]
+    assert all(each.answer == {"id": 0, "ok": True} and each.tries == 3 for each in reached)
+
+
+def test_a_host_that_drops_every_connection_is_a_finding(
+    links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.fan_out._LONGEST_DELAY_S", 0.01)
+    command = answering(tmp_path, 1000)
+    question = Question(ProbeRequest(), sys.executable, deadline_s=60)
+    gathered = ask_all(links, ["gpu-x"], lambda name: links.open(name, command(name)), question)
+    (finding,) = gathered.missing
+    assert (finding.code, finding.where) == ("host-connections-dropped", ("gpu-x",))
+    assert finding.what == f"{TRIES} connections to gpu-x were closed before ssh began"
+
+
+def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.fan_out._SLOT_S", 0.1)
+    command, settled = answering(tmp_path, 0), []
+
+    class Watched(FanOut):
+        def _settle(self, place: Any, answer: dict[str, Any] | None, status: int | None) -> None:
+            settled.append(place.name)
+            super()._settle(place, answer, status)
+
+    def start(name: str) -> Link:
+        return links.open(name, ["sleep", "600"] if name.startswith("dead") else command(name))
+
+    reached = Watched(links, start, {"id": 0}, 2.5, most=2).ask(["dead0", "dead1", "dead2", "live0", "live1"])
+    assert [each.answer is None for each in reached] == [True, True, True, False, False]
+    assert set(settled[:2]) == {"live0", "live1"}  # although the dead ones took the whole window first
+
+
+def test_another_end_is_no_drop(links: Links) -> None:
+    def start(name: str) -> Link:
+        return links.open(name, ["sh", "-c", "echo Permission denied >&2; exit 255"])
+
+    (reached,) = FanOut(links, start, {"id": 0}, 60).ask(["gpu-x"])
+    assert (reached.tries, reached.status, reached.answer) == (1, 255, None)
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "dropped"),
+    [
+        (255, DROPPED, True),
+        (
+            255,
+            "kex_exchange_identification: read: Connection reset by peer\nConnection reset by 10.0.0.1 port 22",
+            True,
+        ),
+        (255, "Connection closed by UNKNOWN port 65535", True),
+        (255, "ssh_exchange_identification: Connection closed by remote host", True),
+        (255, "channel 0: open failed: connect failed: Connection refused\nstdio forwarding failed\n" + DROPPED, False),
+        (255, "ssh: connect to host gpu-x port 22: Connection refused", False),
+        (255, "Connection closed by 10.0.0.1 port 22", False),  # after the keys were exchanged: a login that failed
+        (1, DROPPED, False),
+        (None, DROPPED, False),
+    ],
+)
+def test_what_a_drop_is(status: int | None, said: str, dropped: bool) -> None:
+    assert was_dropped(status, said) is dropped
+
+
+def test_window_halves_once_for_a_burst_and_grows_again() -> None:
+    window = Window(32)
+    for now in (10.0, 10.1, 10.2):
+        window.dropped(now)
+    assert window.limit == 16
+    for _ in range(1000):
+        window.joined()
+    assert window.limit == 32
+    for now in range(100, 200):
+        window.dropped(float(now))
+    assert window.limit == 1
+
+
+def test_hosts_do_not_come_back_together() -> None:
+    assert len({round(delay_s(1, index), 3) for index in range(64)}) == 64
+    assert all(delay_s(tries, 0) <= 2.0 for tries in range(1, TRIES))
+    assert all(early < 2 * late for early, late in pairwise(delay_s(tries, 5) for tries in range(1, TRIES)))
+
+
+def test_files_of_many_hosts() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        allow_many(4)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 256
+        allow_many(100)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 300
+        if hard != resource.RLIM_INFINITY:
+            with pytest.raises(RefusedError) as refused:
+                allow_many(hard)
+            assert refused.value.findings[0].code == "hosts-too-many"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
+    def start(name: str) -> Link:
+        if name == "host2":
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return links.open(name, ["sleep", "600"])
+
+    with pytest.raises(RefusedError) as refused:
+        FanOut(links, start, {"id": 0}, 60).ask(["host0", "host1", "host2"])
+    assert refused.value.findings[0].what == (
+        "after 2 sessions this machine starts no more: Resource temporarily unavailable"
+    )
