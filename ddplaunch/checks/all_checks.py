@@ -26,6 +26,7 @@ from ddplaunch.checks.check import Check, Outcome, run_check
 from ddplaunch.errors import usage
 
 if TYPE_CHECKING:
+    from ddplaunch.checks.comm_groups import Comm
     from ddplaunch.launch.hosts_plan import HostReport
 
 ALL: tuple[Check, ...] = (
@@ -64,6 +65,18 @@ def across() -> tuple[Check, ...]:
     return hosts.CHECKS
 
 
+def run_measured(comm: Comm, ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
+    """Run every check of what `doctor --comm` measured."""
+    return tuple(_outcome(check, {"comm": comm}, ignore) for check in measured())
+
+
+def measured() -> tuple[Check, ...]:
+    """Return the checks of the collective test."""
+    from ddplaunch.checks import comm
+
+    return comm.CHECKS
+
+
 def _outcome(check: Check, values: dict[str, Any], ignore: Collection[str]) -> Outcome:
     if check.code in ignore:
         return Outcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
@@ -78,13 +91,14 @@ def families() -> tuple[str, ...]:
 def by_code(code: str) -> Check | None:
     """Return the check of that code."""
     known = next((check for check in ALL if check.code == code), None)
-    return known or next((check for check in across() if check.code == code), None)
+    return known or next((check for check in (*across(), *measured()) if check.code == code), None)
 
 
 def near_miss(code: str) -> str | None:
     """Return the code that was probably meant, however it was spelt: ``shm_small`` is ``shm-too-small``."""
     spelt = code.strip().lower().replace("_", "-")
-    near = difflib.get_close_matches(spelt, [check.code for check in (*ALL, *across())], n=1, cutoff=_NEAR)
+    codes = [check.code for check in (*ALL, *across(), *measured())]
+    near = difflib.get_close_matches(spelt, codes, n=1, cutoff=_NEAR)
     return near[0] if near else None
 
 

@@ -17,7 +17,7 @@ from ddplaunch.values import Unavailable
 CheckFunction = Callable[..., Iterable[Finding]]
 Status = Literal["passed", "found", "skipped", "crashed"]
 PARAMETERS = frozenset({"launch", "script", *(field.name for field in fields(Facts))})
-_ACROSS = frozenset({"hosts"})  # all of them, for the checks that compare them
+_ACROSS = frozenset({"hosts", "comm"})  # all of them, for the checks that compare them; what was measured between
 
 
 @dataclass(frozen=True)

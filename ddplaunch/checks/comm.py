@@ -1,0 +1,218 @@
+"""Checks of what `doctor --comm` measured between ranks and hosts; refuses to measure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddplaunch.checks.check import declare
+from ddplaunch.checks.comm_groups import Comm, Group, blame, failed, lossy, usual
+from ddplaunch.checks.comm_words import (
+    because_of_partners,
+    between,
+    listed,
+    losses_text,
+    partners,
+    rate_text,
+    time_text,
+)
+from ddplaunch.finding import Finding, error, warning
+
+_SLOW = 0.5  # of what most hosts reach
+_SLOW_PAIR = 0.2  # where no second round confirms it
+_SLOW_INSIDE = 0.3  # ranks of a host share its processors with whatever else runs there
+_LATE_FACTOR = 10.0
+_LATE_US = 2000.0
+
+
+def comm_untested(comm: Comm) -> Iterator[Finding]:
+    """A host could not take part in the collective test, or was lost in it.
+
+    Its session ended, nothing was heard of it for 15 s, or torch cannot be imported there. All that was started on it
+    ends with its session.
+    Remedy: what the reason says; `ssh HOST true` has to work throughout.
+    """
+    for host, reason in comm.untested:
+        yield error(
+            "comm-untested",
+            f"{host} took no part in the collective test: {reason}",
+            why="a job over these hosts would wait for it, or end because of it",
+            fix=f"look at {host}, or leave it out: `--exclude {host}`",
+            where=host,
+        )
+
+
+def comm_ranks_fail(comm: Comm) -> Iterator[Finding]:
+    """Ranks of one host do not get through an all-reduce among themselves.
+
+    Nothing but this host took part, so no network between hosts is to blame: GPUs that cannot reach each other's memory
+    (ACS, IOMMU, a broken NVLink), a full /dev/shm, or an own name that resolves to nothing.
+    Remedy: `NCCL_DEBUG=INFO`, and then `NCCL_P2P_DISABLE=1` or `NCCL_SHM_DISABLE=1` to see which way fails.
+    """
+    names = "`NCCL_DEBUG=INFO`" if comm.backend == "nccl" else "`TORCH_CPP_LOG_LEVEL=INFO`"
+    more = "; `NCCL_P2P_DISABLE=1` tells whether it is the way between GPUs" if comm.backend == "nccl" else ""
+    for group in filter(failed, comm.inside):
+        (host,) = group.hosts
+        yield error(
+            "comm-ranks-fail",
+            f"{group.ranks} ranks on {host} do not get through an all-reduce: {group.problem}",
+            why="no other host took part: it is this one's GPUs, shared memory or own network name",
+            fix=f"{names} in front of `ddplaunch doctor --comm` there says how far they come{more}",
+            where=host,
+        )
+
+
+def comm_cut_off(comm: Comm) -> Iterator[Finding]:
+    """Collectives fail between a host and every other that was tried, or between two hosts.
+
+    Hosts are tested in pairs, in two rounds with changed partners. A host that fails with two partners, of which at
+    least one works with somebody else, is the cause. Two hosts alone cannot be told apart.
+    Remedy: let TCP through between the hosts, on all ports: ranks connect to ports that the kernel chooses.
+    """
+    found = blame(comm.between, failed)
+    for host in found.hosts:
+        groups = [group for group in comm.between if host in group.hosts]
+        yield error(
+            "comm-cut-off",
+            f"no collective gets through between {host} and {listed(partners(host, groups))}: {groups[0].problem}",
+            why=f"{because_of_partners(host, found, comm.between)}: it is {host}'s cable, interface, route or firewall",
+            fix=f"let TCP through to and from {host} on all ports, or leave it out: `--exclude {host}`",
+            where=host,
+        )
+    for group in found.pairs:
+        yield error(
+            "comm-cut-off",
+            f"no collective gets through between {' and '.join(group.hosts)}: {group.problem}",
+            why=between(group, comm),
+            fix="let TCP through between them on all ports; `ip -s link` on each counts what its interface lost",
+            where=group.hosts,
+        )
+
+
+def comm_packet_loss(comm: Comm) -> Iterator[Finding]:
+    """TCP had to send 5 % or more of its segments again while two hosts exchanged single numbers.
+
+    Nothing is congested then: packets are lost. Linux waits at least 200 ms before it sends a segment again, and a
+    collective waits for its slowest rank.
+    Remedy: errors and drops in `ip -s link` and `ethtool -S`; cable, transceiver, switch port, MTU.
+    """
+    measured = [group for group in comm.between if not failed(group)]
+    found = blame(measured, lossy)
+    why = "TCP waits 200 ms or more for each lost segment, and all ranks wait with it"
+    fix = "drops and errors in `ip -s link` and `ethtool -S INTERFACE`; then cable, switch port and MTU"
+    for host in found.hosts:
+        groups = [group for group in measured if host in group.hosts and lossy(group)]
+        yield warning(
+            "comm-packet-loss",
+            f"{host} loses packets: {losses_text(groups)} of TCP segments had to be sent again",
+            why=f"{why}; {because_of_partners(host, found, comm.between)}",
+            fix=f"on {host} look at {fix}; or leave it out: `--exclude {host}`",
+            where=host,
+        )
+    for group in found.pairs:
+        yield warning(
+            "comm-packet-loss",
+            f"packets are lost between {' and '.join(group.hosts)}: {losses_text([group])} of TCP segments had to be "
+            "sent again",
+            why=f"{why}; {between(group, comm)}",
+            fix=f"on both look at {fix}",
+            where=group.hosts,
+        )
+
+
+def comm_slow_host(comm: Comm) -> Iterator[Finding]:
+    """A host, or what lies between two hosts, carries less than half of what most hosts do.
+
+    Each host counts by its best pair, because a slow partner says nothing of it. Every all-reduce of a job is as slow
+    as its slowest link.
+    Remedy: the negotiated speed in `ethtool INTERFACE`, the interface that is used (`--socket-ifname`), InfiniBand.
+    """
+    groups = [group for group in comm.between if not failed(group) and not lossy(group)]
+    normal = usual(groups, lambda measured: measured.bandwidth, max)
+    if normal is None:
+        return
+
+    def slow(group: Group) -> bool:
+        return group.measured is not None and group.measured.bandwidth < _SLOW * normal
+
+    found = blame(groups, slow)
+    why = "every all-reduce of a job is as slow as its slowest link"
+    fix = "`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface"
+    for host in found.hosts:
+        best = max(group.measured.bandwidth for group in groups if host in group.hosts and group.measured)
+        yield warning(
+            "comm-slow-host",
+            f"{host} carries {rate_text(best)}; the median of the hosts is {rate_text(normal)}",
+            why=f"{why}; {because_of_partners(host, found, comm.between)}",
+            fix=f"on {host} {fix}; or leave it out: `--exclude {host}`",
+            where=host,
+        )
+    for group in found.pairs:
+        if group.measured is None or group.measured.bandwidth >= _SLOW_PAIR * normal:
+            continue
+        yield warning(
+            "comm-slow-host",
+            f"{rate_text(group.measured.bandwidth)} between {' and '.join(group.hosts)}; "
+            f"the median of the hosts is {rate_text(normal)}",
+            why=f"{why}; {between(group, comm)}",
+            fix=f"on both {fix}",
+            where=group.hosts,
+        )
+
+
+def comm_late_host(comm: Comm) -> Iterator[Finding]:
+    """All-reduces of a single number take ten times as long with one host as with most, and 2 ms more.
+
+    Small collectives are as late as the latest rank: a long way through other networks, power saving, a busy host.
+    Remedy: `ping` between the hosts; what else runs there.
+    """
+    groups = [group for group in comm.between if not failed(group) and not lossy(group)]
+    normal = usual(groups, lambda measured: measured.latency_us, min)
+    if normal is None:
+        return
+    most = max(_LATE_FACTOR * normal, normal + _LATE_US)
+    for host in blame(groups, lambda group: group.measured is not None and group.measured.latency_us > most).hosts:
+        best = min(group.measured.latency_us for group in groups if host in group.hosts and group.measured)
+        yield warning(
+            "comm-late-host",
+            f"an all-reduce of one number with {host} takes {time_text(best)}; the median of the hosts is "
+            f"{time_text(normal)}",
+            why="small collectives, and every barrier, are as late as the latest rank",
+            fix=f"`ping` between {host} and another tells whether it is the network or the host, which may be busy",
+            where=host,
+        )
+
+
+def comm_slow_inside(comm: Comm) -> Iterator[Finding]:
+    """The ranks of one host exchange less than a third of what those of most hosts do.
+
+    Only hosts of the same kind are worth comparing. GPUs that reach each other through the processor instead of NVLink,
+    or ranks that share their processors with another job.
+    Remedy: `nvidia-smi topo -m` on it and on another; what else runs there.
+    """
+    normal = usual(comm.inside, lambda measured: measured.bandwidth, max)
+    for group in comm.inside:
+        if normal is None or group.measured is None or group.measured.bandwidth >= _SLOW_INSIDE * normal:
+            continue
+        (host,) = group.hosts
+        yield warning(
+            "comm-slow-inside",
+            f"the {group.ranks} ranks on {host} exchange {rate_text(group.measured.bandwidth)}; the median of the "
+            f"hosts is {rate_text(normal)}",
+            why="no other host took part: its GPUs reach each other by a slower way, or something else runs there",
+            fix="compare `nvidia-smi topo -m` and `top` there with another host",
+            where=host,
+        )
+
+
+CHECKS = tuple(
+    declare("comm", function)
+    for function in (
+        comm_untested,
+        comm_ranks_fail,
+        comm_cut_off,
+        comm_packet_loss,
+        comm_slow_host,
+        comm_late_host,
+        comm_slow_inside,
+    )
+)
