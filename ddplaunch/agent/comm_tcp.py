@@ -19,19 +19,19 @@ _WANTED = 256
 def resent() -> tuple[int, int]:
     """Return (segments sent, segments sent again) over all TCP sockets that this process has open."""
     sent = again = 0
-    for name in os.listdir("/proc/self/fd"):
-        counts = _counts(int(name))
+    for path in Path("/proc/self/fd").iterdir():
+        counts = _counts(path)
         if counts is not None:
             sent, again = sent + counts[0], again + counts[1]
     return sent, again
 
 
-def _counts(descriptor: int) -> tuple[int, int] | None:
+def _counts(path: Path) -> tuple[int, int] | None:
     """Return the counts of one descriptor, None where it is no TCP socket."""
     try:
-        if not str(Path(f"/proc/self/fd/{descriptor}").readlink()).startswith("socket:"):
+        if not str(path.readlink()).startswith("socket:"):
             return None
-        with socket.socket(fileno=os.dup(descriptor)) as handle:
+        with socket.socket(fileno=os.dup(int(path.name))) as handle:
             if handle.type != socket.SOCK_STREAM or handle.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
             info = handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _WANTED)
