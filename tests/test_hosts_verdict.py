@@ -31,6 +31,7 @@ def verdict(
     tmp_path: Path, ends: list[HostEnd], outcomes: dict[int, dict[str, Any]], interrupted: int | None = None
 ) -> Verdict:
     """Write the record as the hosts did, and decide."""
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "run.json").write_text(json.dumps({"run_id": "x", "created_s": T - 1}))
     for node, each in outcomes.items():
         folder = tmp_path / f"node-{node}" / "attempt-0"
@@ -71,6 +72,23 @@ def test_lost_host(tmp_path: Path) -> None:
     found = verdict(tmp_path, [HostEnd(0, "a", 143, told=15), lost], outcomes)
     assert found.explanation.diagnosis is not None and found.explanation.diagnosis.code == "host-lost"
     assert (found.exit_status, found.host, found.notes) == (1, "b", ("b: its record was not brought",))
+
+
+def test_all_hosts_lost_at_once_are_not_blamed(tmp_path: Path) -> None:
+    silent = "nothing was heard of it for 15 s"
+    ends = [HostEnd(node, name, None, lost=silent, heard_s=T + node / 10) for node, name in enumerate("ab")]
+    found = verdict(tmp_path / "cut", ends, {}).explanation.diagnosis
+    assert found is not None and (found.code, found.certainty) == ("launcher-cut-off", "likely")
+    ends[1] = HostEnd(1, "b", None, lost=silent, heard_s=T + 60)
+    found = verdict(tmp_path / "one", ends, {}).explanation.diagnosis
+    assert found is not None and (found.code, found.host) == ("host-lost", "a")
+
+
+def test_launcher_that_slept_blames_itself(tmp_path: Path) -> None:
+    ends = [HostEnd(0, "a", None, lost="Broken pipe", heard_s=T, still_s=75.4), HostEnd(1, "b", 0)]
+    found = verdict(tmp_path, ends, {}).explanation.diagnosis
+    assert found is not None and found.code == "launcher-stood-still"
+    assert found.what == "this launcher stood still for 1 min 15 s, and the run ended meanwhile"
 
 
 def test_a_failure_before_a_host_was_lost_counts(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.explain_sources import of_run
+from ddplaunch.cli.hosts_lost import lost
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.explain.facts import RankEnd, RunFacts
 from ddplaunch.explain.run import explain_texts
@@ -49,7 +50,7 @@ def decide(
             return Verdict("succeeded", 0, Explanation(None), host=ends[0].name, notes=notes)
         failures = [Failure(bad.heard_s, bad, "other")]
     first = failures[0]
-    explanation = _explain(directory, first, outcomes, {end.node: end.name for end in ends})
+    explanation = _explain(directory, first, outcomes, ends)
     status = _status(first, explanation.diagnosis, outcomes)
     state = "killed" if first.kind == "torchrun" else "failed"
     return Verdict(state, status, explanation, first.end.node, first.end.name, notes)
@@ -91,11 +92,11 @@ def _failed(rank: Mapping[str, Any]) -> bool:
 
 
 def _explain(
-    directory: Path, first: Failure, outcomes: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]
+    directory: Path, first: Failure, outcomes: Mapping[int, Mapping[str, Any]], ends: Sequence[HostEnd]
 ) -> Explanation:
     end = first.end
     if first.kind == "lost":
-        return Explanation(lost(end))
+        return Explanation(lost(end, ends))
     own = diagnosis_of(outcomes.get(end.node, {}))
     if first.kind == "ranks":
         try:
@@ -103,7 +104,7 @@ def _explain(
         except (OSError, ValueError, KeyError, TypeError):
             found = Explanation(None)
         if found.diagnosis is not None and (found.diagnosis.rank is not None or own is None):
-            return replace(found, diagnosis=_with_host(found.diagnosis, outcomes, names, end))
+            return replace(found, diagnosis=_with_host(found.diagnosis, outcomes, ends, end))
     if own is not None:
         return Explanation(replace(own, host=end.name))
     return Explanation(_nothing_known(end))
@@ -129,9 +130,10 @@ def _explain_all(directory: Path, outcomes: Mapping[int, Mapping[str, Any]]) -> 
 
 
 def _with_host(
-    diagnosis: Diagnosis, outcomes: Mapping[int, Mapping[str, Any]], names: Mapping[int, str], first: HostEnd
+    diagnosis: Diagnosis, outcomes: Mapping[int, Mapping[str, Any]], ends: Sequence[HostEnd], first: HostEnd
 ) -> Diagnosis:
     """Name the host as the user did. A line about a rank may stand in another host's log."""
+    names = {end.node: end.name for end in ends}
     hosts = {rank["rank"]: names.get(node) for node, outcome in outcomes.items() for rank in _ranks(outcome)}
     return replace(diagnosis, host=hosts.get(diagnosis.rank) or first.name)
 
@@ -143,22 +145,6 @@ def _status(first: Failure, diagnosis: Diagnosis | None, outcomes: Mapping[int, 
             if diagnosis is not None and rank["rank"] == diagnosis.rank and _failed(rank):
                 return int(rank["exit_code"] or 128 + getattr(signal.Signals, str(rank["signal"]), 0))
     return first.end.status or 1
-
-
-def lost(end: HostEnd) -> Diagnosis:
-    """Return the diagnosis of a host that was lost."""
-    return Diagnosis(
-        "host-lost",
-        "observed",
-        f"{end.name} was lost: {end.lost}",
-        "its power, its network, its ssh or ddplaunch there went away while its ranks ran; what runs there ends itself "
-        "when it hears nothing of the launcher, and all other hosts were ended",
-        (
-            f"`ssh {end.name} uptime` says whether it is back, `ddplaunch doctor --hosts {end.name}` what is wrong",
-            "start again without it by `--exclude`",
-        ),
-        host=end.name,
-    )
 
 
 def _nothing_known(end: HostEnd) -> Diagnosis:

@@ -130,11 +130,16 @@ class HostJob:
 
 
 def _die_with_parent() -> Callable[[], None]:
-    """Return what makes the kernel send SIGTERM to a child when this process dies, however it dies: prctl(2)."""
+    """Return what has the kernel send SIGTERM to a child when this process dies, however it dies: prctl(2).
+
+    The child can be interrupted, too.
+    """
     prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def arrange() -> None:
+        for number in (signal.SIGHUP, signal.SIGINT):  # ignored here, and torchrun leaves alone what was ignored before
+            signal.signal(number, signal.SIG_DFL)
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:
             sys.exit(1)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.frames import Kind, unpack
 from ddplaunch.hosts.links import Event, Link, Links
+from ddplaunch.hosts.place import Place, Standstill
 from ddplaunch.hosts.remote import SILENCE_S
 
 _BEAT_S = 2.0
@@ -19,13 +20,13 @@ _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come 
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
 _RECORD_S = 60.0  # how long the records of all hosts may take
 _TURN_S = 0.2
-_CLOSED_S = 0.5  # from the end of ssh's output to its own
 
 
 @dataclass(frozen=True)
 class HostEnd:
     """How it ended on one host. ``lost`` says why nobody knows, None if the host told. ``told`` is what the launcher
     had asked for before: a signal's number, None for nothing. ``heard_s`` is when it was last heard, an epoch.
+    ``still_s`` is how long this launcher itself had stood still before the host was lost, 0 if it had not.
     """
 
     node: int
@@ -35,26 +36,7 @@ class HostEnd:
     told: int | None = None
     heard_s: float = 0.0
     recorded: bool = False
-
-
-class _Place:
-    """One host while it runs."""
-
-    def __init__(self, node: int, link: Link) -> None:
-        self.node, self.link = node, link
-        self.status: int | None = None
-        self.lost: str | None = None
-        self.told: int | None = None
-        self.recorded = False
-        self.heard_wall_s = time.time()
-
-    @property
-    def ended(self) -> bool:
-        return self.status is not None or self.lost is not None
-
-    @property
-    def done(self) -> bool:
-        return self.lost is not None or (self.status is not None and self.recorded)
+    still_s: float = 0.0
 
 
 class Together:
@@ -70,7 +52,7 @@ class Together:
     ) -> None:
         """``show`` gets the output of a node, ``keep`` the pieces of its record."""
         self._links, self._show, self._keep, self._grace_s = links, show, keep, grace_s
-        self._places = [_Place(node, link) for node, link in enumerate(hosts)]
+        self._places = [Place(node, link) for node, link in enumerate(hosts)]
         self._by_link = {place.link: place for place in self._places}
         self._beat_at = 0.0
         self._end_at: float | None = None  # when the others are told to end, because of one
@@ -78,6 +60,7 @@ class Together:
         self._give_up_at: float | None = None
         self._record_until: float | None = None
         self._signals: list[int] = []
+        self._standstill = Standstill()
         self.interrupted: int | None = None
 
     def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
@@ -87,12 +70,23 @@ class Together:
                 place.link.heard_s = time.monotonic()
                 place.link.send(Kind.LAUNCH, order)
             while not all(place.done for place in self._places):
-                for event in self._links.wait(_TURN_S):
+                arrived = self._links.wait(_TURN_S)
+                self._standstill.look()
+                for event in arrived:
                     self._take(event)
                 self._heed_signals()
                 self._keep_time(time.monotonic())
         return tuple(
-            HostEnd(each.node, each.link.name, each.status, each.lost, each.told, each.heard_wall_s, each.recorded)
+            HostEnd(
+                each.node,
+                each.link.name,
+                each.status,
+                each.lost,
+                each.told,
+                each.heard_wall_s,
+                each.recorded,
+                each.still_s,
+            )
             for each in self._places
         )
 
@@ -116,13 +110,13 @@ class Together:
                 place.recorded = True
                 self._leave(place)
 
-    def _leave(self, place: _Place) -> None:
+    def _leave(self, place: Place) -> None:
         place.link.send(Kind.LEAVE)
         self._links.close(place.link)
 
-    def _session_over(self, place: _Place) -> None:
+    def _session_over(self, place: Place) -> None:
         if place.status is None:
-            place.lost = _why_over(place.link)
+            place.lose(place.why_over(), self._standstill.recent_s())
             self._end_others_in(0.0)
         place.recorded = True
         self._links.close(place.link)
@@ -142,7 +136,7 @@ class Together:
             silent_s = now - place.link.heard_s
             if not place.done and silent_s > SILENCE_S:
                 if place.status is None:
-                    place.lost = f"nothing was heard of it for {SILENCE_S:.0f} s"
+                    place.lose(f"nothing was heard of it for {SILENCE_S:.0f} s", self._standstill.recent_s())
                 place.recorded = True
                 place.link.kill()
                 self._links.close(place.link)
@@ -159,7 +153,7 @@ class Together:
         if self._give_up_at is not None and now >= self._give_up_at:
             for place in self._places:
                 if not place.ended:
-                    place.lost = f"it did not end within {_KILLED_S:.0f} s after SIGKILL"
+                    place.lose(f"it did not end within {_KILLED_S:.0f} s after SIGKILL")
                     self._links.close(place.link)
         if self._record_until is None and all(place.ended for place in self._places):
             self._record_until = now + _RECORD_S
@@ -218,17 +212,6 @@ class Together:
             os.close(writing)
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _why_over(link: Link) -> str:
-    """Return as a clause why a session is over: what ssh said last, else how ssh ended."""
-    said = link.said.decode("utf-8", "replace").strip().splitlines()
-    status = link.reap(_CLOSED_S)
-    if status is not None and status < 0:
-        return f"the ssh to it was killed by {signal.Signals(-status).name}"
-    if said:
-        return said[-1].strip().rstrip(".")
-    return "its session ended without a word, as when ddplaunch there is killed"
 
 
 def terminal_size() -> dict[str, int] | None:
