@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.agent.warm import fresh, kernel, message, preloading
+from ddplaunch.agent.warm.leaving import leave_libraries_alone
 from ddplaunch.agent.warm.request import Request, unpacked
 
 Program = Callable[[], object]
@@ -45,6 +46,7 @@ class Nursery:
             self._args = preloading.torchrun_args()
             notes = self._preload(preload) if preload else []
             sys.path_importer_cache.clear()
+            leave_libraries_alone(os.environ)
             gc.freeze()  # a collection writes to each object that it looks at: each rank would get a copy of its own
             _close_streams()
             return self._generations(notes)
