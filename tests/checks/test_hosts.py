@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.all_checks import across, by_code, run_across
-from ddplaunch.finding import Finding
+from ddplaunch.finding import Finding, Severity
 from ddplaunch.launch.hosts_plan import HostReport
-from ddplaunch.probes.facts import NvmlFacts, PathFact, PythonFacts, TorchFacts
+from ddplaunch.probes.facts import NvmlFacts, PackageFacts, PathFact, PythonFacts, TorchFacts
 from ddplaunch.values import Unavailable
 from tests.checks.healthy import healthy_facts
 
@@ -21,7 +21,8 @@ OTHER_GPUS = replace(NVML, gpus=tuple(replace(gpu, name="NVIDIA T4") for gpu in 
 
 def host(name: str, facts: dict[str, Any] | None = None, **more: Any) -> HostReport:
     given = {"script_name": "train.py", "script": "a" * 64, "machine": name, "cwd": "/work", **more}
-    return HostReport(name, healthy_facts(**(facts or {})), "0.1.0", **given)
+    known = {"packages": PackageFacts({"numpy": "2.0.0", "torch": "2.13.0", "pip": "24.0"}), **(facts or {})}
+    return HostReport(name, healthy_facts(**known), "0.1.0", **given)
 
 
 def data(kind: str) -> tuple[PathFact, ...]:
@@ -44,6 +45,10 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     "hosts-differ-gpu-count": (host("gpu-c", {"nvml": replace(NVML, gpus=NVML.gpus[:2])}), "2 on gpu-c"),
     "hosts-differ-gpu-model": (host("gpu-c", {"nvml": OTHER_GPUS}), "NVIDIA T4 on gpu-c"),
     "hosts-differ-data": (host("gpu-c", {"data_paths": data("missing")}), "missing on gpu-c"),
+    "hosts-differ-packages": (
+        host("gpu-c", {"packages": PackageFacts({"numpy": "1.26.4", "pip": "1"})}),
+        "numpy is 1.26.4 on gpu-c, 2.0.0 on the others",
+    ),
     "clock-skew": (host("gpu-c", clock_ahead_s=61.0, clock_unsure_s=0.1), "gpu-c is 61.0 s ahead"),
 }
 
@@ -83,6 +88,57 @@ def test_hosts_without_gpus_are_alike() -> None:
 
 def test_a_clock_that_could_not_be_measured_well_is_not_blamed() -> None:
     assert findings(GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)) == []
+
+
+def packages(name: str, **versions: str) -> HostReport:
+    return host(name, {"packages": PackageFacts({each.replace("_", "-"): text for each, text in versions.items()})})
+
+
+def differing(*hosts: HostReport) -> Finding | None:
+    found = [each for each in findings(*hosts) if each.code == "hosts-differ-packages"]
+    assert len(found) <= 1
+    return found[0] if found else None
+
+
+def test_packages_that_matter_are_named_first_and_can_be_installed() -> None:
+    usual = {"numpy": "2.0.0", "transformers": "4.46.1", "attrs": "1", "zstandard": "2"}
+    good = [packages(f"gpu-{name}", **usual) for name in "acd"]
+    one = differing(good[0], packages("gpu-b", **{**usual, "transformers": "4.44.0"}), *good[1:])
+    assert one and one.what == "transformers is 4.44.0 on gpu-b, 4.46.1 on the others"
+    assert one.severity is Severity.WARNING and one.where == ("gpu-b",)
+    assert one.fix == "`ssh gpu-b /opt/env/bin/python -m pip install transformers==4.46.1`"
+    many = differing(*good, packages("gpu-b", attrs="0", numpy="1.9.0"), packages("gpu-e", **{**usual, "numpy": "1"}))
+    assert many and many.what == (
+        "numpy is 1.9.0 on gpu-b, 1 on gpu-e, 2.0.0 on the others; transformers is missing on gpu-b, 4.46.1 on the "
+        "others; attrs is 0 on gpu-b, 1 on the others; 1 more package differs"
+    )
+    assert many.fix.endswith("zstandard==2`, and so on for gpu-e")
+
+
+def test_much_that_differs_is_copied_from_a_host_that_has_it() -> None:
+    usual = {f"package{number}": "1" for number in range(9)}
+    found = differing(packages("gpu-a", **usual), packages("gpu-b"), packages("gpu-c", **usual))
+    assert found and "`ssh gpu-a /opt/env/bin/python -m pip freeze | ssh gpu-b" in found.fix
+
+
+def test_two_hosts_that_differ() -> None:
+    found = differing(packages("gpu-a", numpy="2"), packages("gpu-b", numpy="1"))
+    assert found and found.what == "numpy is 1 on gpu-b, 2 on gpu-a"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"numpy": "2", "torch": "2", "pip": "1", "pytest_xdist": "3", "ddplaunch": "7"},  # tools, and other checks'
+        {"numpy": "2", "torch": "2", "only_here": "1"},
+        {"numpy": "2", "torch": "3", "nvidia_cudnn_cu12": "9", "triton": "3"},  # come with another torch
+    ],
+)
+def test_packages_that_are_of_no_matter(odd: dict[str, str]) -> None:
+    usual = {"numpy": "2", "torch": "2", "pip": "24", "nvidia_cudnn_cu12": "8", "triton": "2"}
+    if odd["torch"] == "2":
+        odd = {**odd, "nvidia_cudnn_cu12": "8", "triton": "2"}
+    assert differing(packages("a", **usual), packages("b", **usual), packages("c", **odd)) is None
 
 
 def test_every_check_across_hosts_has_a_case_and_a_description() -> None:
