@@ -169,7 +169,9 @@ def once(found: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Findi
         if host is not None and host not in named:
             named.append(host)
     return tuple(
-        finding if finding.where and len(named) == hosts else replace(finding, where=(*named, *finding.where))
+        finding
+        if finding.where and len(named) == hosts
+        else replace(finding, where=tuple(dict.fromkeys((*named, *finding.where))))
         for finding, named in groups.values()
     )
 

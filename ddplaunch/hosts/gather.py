@@ -172,7 +172,8 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     reached = {link.name: answers.get(link.name, {}).get("reached", {}) for link in others}
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):
-            return Meeting(candidate, found, (candidate, *(str(each[candidate]) for each in reached.values())))
+            behind = next((each["at"][candidate] for each in answers.values() if "at" in each), candidate)
+            return Meeting(candidate, found, (str(behind), *(str(each[candidate]) for each in reached.values())))
     cut_off = [name for name, each in reached.items() if not each] or list(reached)
     return (
         error(
