@@ -22,7 +22,7 @@ from ddplaunch.records.record import write
 from ddplaunch.records.summary import host_name
 from tests.sample_launch import facts, launch
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 #: Started as ``python -SE …/torchrun N SCRIPT ARGS``: what torchrun does with processes, and nothing else.
 TORCHRUN = """

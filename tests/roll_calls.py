@@ -56,7 +56,7 @@ class Gathering:
 
     def until(self, rank: int, joined: int) -> None:
         """Wait until node ``rank`` was shown that ``joined`` nodes are there."""
-        end = time.monotonic() + 15
+        end = time.monotonic() + 60
         while not any(status.joined == joined for status in list(self.shown.get(rank, ()))):
             assert time.monotonic() < end, self.shown
             threading.Event().wait(0.005)

@@ -97,7 +97,9 @@ def test_the_question_on_a_terminal(start_run: StartRun, folder: Path, typed: st
         assert asking.stderr is not None
         question = b""
         while not question.endswith(b"[y/N] "):
-            question += os.read(asking.stderr.fileno(), 1000)
+            more = os.read(asking.stderr.fileno(), 1000)
+            assert more, question
+            question += more
         assert question == b"end 1 process? [y/N] "
         os.write(master, typed.encode())
         rest = asking.stderr.read()

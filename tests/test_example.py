@@ -25,7 +25,7 @@ def run(*words: str, folder: Path) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout
     return done.stdout

@@ -67,7 +67,7 @@ def test_no_idle_gpus_left_is_refused_with_who_has_them(tmp_path: Path, fake_nvm
     (tmp_path / "show.py").write_text(SHOW)
     environment = fake_nvml.environment(8, [f"* process {os.getpid()} 40000", "* memory 81559 40004"])
     process = launch(tmp_path, environment, "2", "--gpus", "free:2")
-    out, error = process.communicate(timeout=60)
+    out, error = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 4
     assert out == ""
     assert "gpus-not-free" in error and str(os.getpid()) in error

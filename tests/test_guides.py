@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -55,7 +54,7 @@ class Guide:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=240,
         )
 
     def run(self, *command: str, **environment: str) -> Run:
@@ -93,13 +92,6 @@ def distributed(run: Run, world_size: int, epochs: int, batch_size: int) -> None
     assert {rank["largest_batch"] for rank in run.ranks} == {min(batch_size, SAMPLES // world_size)}
     assert all(rank["weights"] == run.ranks[0]["weights"] for rank in run.ranks), "the ranks did not stay in step"
     assert run.savers == ("saved-by-0.json",)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def underwater(tmp_path: Path) -> Guide:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_guides import Guide, distributed, free_port, quantumgrav, underwater, uniref50
+from tests.ports import free_port
+from tests.test_guides import Guide, distributed, quantumgrav, underwater, uniref50
 
 pytestmark = pytest.mark.slow
 

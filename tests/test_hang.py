@@ -31,7 +31,7 @@ from tests.plugin_runs import of_folder
 
 __all__ = ["fake_nvml", "fake_nvml_library"]
 
-DEADLINE_S = 90
+DEADLINE_S = 240
 
 # What was asked for
 
@@ -210,6 +210,7 @@ elif mode == "long":
         going = torch.tensor([float(time.monotonic() < until)])
         dist.broadcast(going, 0)
 dist.barrier()
+os._exit(0)  # gloo's threads now and then abort an interpreter that ends
 """
 
 
@@ -242,7 +243,7 @@ def test_an_endless_loop_is_found_and_ended(tmp_path: Path) -> None:
     assert "in endless, and ranks 0, 1, 3 wait in all_reduce at train.py" in run.diagnosis["what"]
     assert "rank 2 computes" in run.diagnosis["why"]
     assert "stopped (exit status 124)" in run.said
-    until(lambda: not of_folder(tmp_path), "nothing is left", 5.0)
+    until(lambda: not of_folder(tmp_path), "nothing is left")
 
 
 @pytest.mark.slow
@@ -253,7 +254,7 @@ def test_a_data_loader_whose_worker_hangs(tmp_path: Path) -> None:
     assert "in stuck" in run.diagnosis["why"]  # where the worker is
     (stacks,) = (run.record / "node-0").glob("stacks-*.txt")
     assert "DataLoader worker of rank 1" in stacks.read_text()
-    until(lambda: not of_folder(tmp_path), "nothing is left", 5.0)
+    until(lambda: not of_folder(tmp_path), "nothing is left")
 
 
 @pytest.mark.slow
@@ -274,7 +275,7 @@ def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
 def test_a_run_ends_when_its_time_is_up_also_by_a_signal_that_prints_stacks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
     words = ddplaunch(
-        "run", "2", "--device", "cpu", "--run-id", "r", "--timeout", "15s", "--no-stacks", "--", "train.py"
+        "run", "2", "--device", "cpu", "--run-id", "r", "--timeout", "25s", "--no-stacks", "--", "train.py"
     )
     environment = clean_environment(NO_COLOR="1", COLUMNS="300", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     done = subprocess.run(
@@ -284,4 +285,4 @@ def test_a_run_ends_when_its_time_is_up_also_by_a_signal_that_prints_stacks(tmp_
     assert (done.returncode, outcome["exit_status"]) == (124, 124), done.stderr
     assert outcome["diagnosis"]["code"] in ("hang", "time-limit")
     assert "train.py:3 in rest" in json.dumps(outcome["diagnosis"])
-    until(lambda: not of_folder(tmp_path), "nothing is left", 5.0)
+    until(lambda: not of_folder(tmp_path), "nothing is left")

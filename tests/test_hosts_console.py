@@ -47,7 +47,7 @@ def test_a_console_that_stands_still_holds_nobody_up() -> None:
 
         shown = threading.Thread(target=show)
         shown.start()
-        shown.join(10)
+        shown.join(60)
         assert not shown.is_alive()
         left = 64 * 65536
         while left:

@@ -92,7 +92,7 @@ def test_from_ps_to_stop(two: Lab) -> None:
         said = say(two, "stop", "looked-after", cwd=Path("/")).stderr
         assert f"SIGTERM to its launcher (pid {pid}), which ends it on alpha0 and alpha1" in said
         assert "\n  alpha0: ended rank 0 (pid " in said and "\n  alpha1: ended rank 1 (pid " in said
-        assert launched.wait(30) == 128 + signal.SIGTERM
+        assert launched.wait(DEADLINE_S) == 128 + signal.SIGTERM
     two.nothing_left("looked-after")
     ended = listed(two, "looked-after")
     assert ended["state"] == "terminated" and ended["hosts"] == ["alpha0", "alpha1"]
@@ -111,7 +111,7 @@ def test_hosts_whose_launcher_is_gone(two: Lab) -> None:
             os.kill(pid, signal.SIGSTOP)
         try:
             two.login.run(["kill", "-KILL", str(launcher)], Path("/"), clean_environment())
-            launched.wait(30)
+            launched.wait(DEADLINE_S)
             assert listed(two, run_id)["state"] == "ended"
             said = json.loads(say(two, "stop", run_id, "--json", "--grace", "10").stdout)
         finally:

@@ -114,7 +114,7 @@ def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) ->
 
 def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> None:
     gathered = ask(
-        links, "sleep 600", "echo nonsense; echo 'Permission denied (publickey).' >&2; exit 255", deadline_s=0.5
+        links, "sleep 600", "echo nonsense; echo 'Permission denied (publickey).' >&2; exit 255", deadline_s=2
     )
     assert [finding.code for finding in gathered.missing] == ["host-unreachable", "host-login-denied"]
     assert gathered.reports == ()

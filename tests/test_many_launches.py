@@ -37,13 +37,14 @@ def test_64_launches_at_once(tmp_path: Path) -> None:
     out.mkdir()
     write_script(tmp_path / "meet.py", MEET.splitlines())
     argv = ddplaunch("run", "1", "--device", "cpu", "--", "meet.py", str(LAUNCHES), str(DEADLINE_S))
+    nicely = ["nice", "-n", "15", *argv]  # other tests that run meanwhile have deadlines too
     running = []
     try:
         for number in range(LAUNCHES):
             with (tmp_path / f"said-{number}").open("wb") as said:
                 environment = clean_environment(OUT=str(out))
                 running.append(
-                    subprocess.Popen(argv, cwd=tmp_path, env=environment, stdout=said, stderr=subprocess.STDOUT)
+                    subprocess.Popen(nicely, cwd=tmp_path, env=environment, stdout=said, stderr=subprocess.STDOUT)
                 )
         end = time.monotonic() + DEADLINE_S
         statuses = [process.wait(timeout=max(1.0, end - time.monotonic())) for process in running]

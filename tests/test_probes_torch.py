@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from ddplaunch.probes.facts import TorchFacts, TorchImport
 from ddplaunch.probes.python_env import probe_python
 from ddplaunch.probes.torch_files import probe_torch, torchrun_flags
 from ddplaunch.values import Unavailable
+from tests.guarded import runs, until
 
 VERSION = "from typing import Optional\n__version__ = '2.7.1+cu126'\ndebug = False\ncuda: Optional[str] = '12.6'\n"
 OLD_VERSION = "__version__ = \"2.3.0+rocm6.0\"\ncuda = None\nhip = '6.0.32830'\n"
@@ -82,10 +82,14 @@ def test_the_installed_torch_imports() -> None:
         assert found.cuda_error == "Torch not compiled with CUDA enabled"
 
 
-def child_with(folder: Path, init: str, monkeypatch: pytest.MonkeyPatch, deadline_s: float = 60) -> Unavailable:
+def child_with(folder: Path, init: str, monkeypatch: pytest.MonkeyPatch, hangs_at: Path | None = None) -> Unavailable:
+    """Return what is known of a torch whose import does ``init``; one that hangs has written ``hangs_at`` then."""
     fake_torch(folder, VERSION, monkeypatch, init)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
-    found = torch_child.finish(torch_child.start(), deadline_s)
+    child = torch_child.start()
+    if hangs_at is not None:
+        until(lambda: hangs_at.exists() and hangs_at.read_text(), "it hangs")
+    found = torch_child.finish(child, 60 if hangs_at is None else 0.5)
     assert isinstance(found, Unavailable)
     return found
 
@@ -103,21 +107,9 @@ def test_an_import_that_crashes_tells_the_signal(tmp_path: Path, monkeypatch: py
 def test_an_import_that_hangs_is_ended_with_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     init = f"import os, time\npid = os.fork()\nif pid: open({str(pid_file)!r}, 'w').write(str(pid))\ntime.sleep(600)"
-    found = child_with(tmp_path, init, monkeypatch, deadline_s=3)
-    assert found.reason.endswith("did not finish within 3 s")
-    grandchild = int(pid_file.read_text())
-    for _ in range(200):
-        if not alive(grandchild):
-            return
-        time.sleep(0.05)
-    pytest.fail("the hanging import left a process behind")
-
-
-def alive(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
+    found = child_with(tmp_path, init, monkeypatch, pid_file)
+    assert found.reason.endswith("did not finish within 0.5 s")
+    until(lambda: not runs(int(pid_file.read_text())), "nothing is left of the import")
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,12 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.metrics import record
-from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.proc import boot_id, read_bytes
 from ddplaunch.probes.process_table import read_process
 from ddplaunch.records.metrics import MetricsFile, read_metrics
 from tests.cli_calls import Call, call, folder, spawn
 from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
-from tests.fake_runs import DEADLINE_S, FakeRun, StartRun, start_run, wait_for
+from tests.fake_runs import DEADLINE_S, FakeRun, StartRun, all_pids, start_run, wait_for
 from tests.fake_runs import record as write_record
 from tests.metrics_samples import run_samples
 
@@ -304,12 +304,10 @@ def test_a_real_run_records_what_it_is_asked_to(folder: Path, status: int) -> No
     rates = [{rank.rank: rank.step_rate or 0 for rank in sample.ranks} for sample in samples]
     assert any(each.get(0, 0) > each.get(1, 0) > 0 for each in rates), rates  # a rank that has ended is in none
     assert spawn(["top", "r", "--replay"], folder).stdout.startswith(b"r  ")
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if _command(path).count(str(folder).encode()) > 1]
-    assert not [path for path in left if b"agent.metrics" in _command(path)]
+    assert wait_for(lambda: not _recorders(folder))
 
 
-def _command(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+def _recorders(folder: Path) -> list[bytes]:
+    """Return the command lines of the processes that record a run in ``folder``."""
+    lines = [read_bytes(f"/proc/{pid}/cmdline") or b"" for pid in all_pids()]
+    return [line for line in lines if b"agent.metrics" in line and str(folder).encode() in line]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: In front of most scripts. A short timeout of the process group keeps the waiting ranks' part of a fault short.
+#: In front of most scripts. A short timeout of the process group keeps the waiting ranks' part of a fault short. Before
+#: it begins to count, the ranks wait for each other: on a busy machine one imports torch long after another.
 INIT = """
 import datetime, os, signal, sys, time
 import torch
 import torch.distributed as dist
 
 def init(backend="gloo"):
+    open("imported-" + os.environ["RANK"], "w").close()
+    while not all(os.path.exists(f"imported-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.01)
     dist.init_process_group(backend, timeout=datetime.timedelta(seconds=float(os.environ.get("PG_TIMEOUT", "60"))))
     return dist.get_rank(), dist.get_world_size()
 
