@@ -114,9 +114,12 @@ def test_interrupted(tmp_path: Path) -> None:
 
 
 def test_nothing_but_a_status_is_known(tmp_path: Path) -> None:
-    found = verdict(tmp_path, [HostEnd(0, "a", 0), HostEnd(1, "b", 4)], {})
+    found = verdict(tmp_path / "odd", [HostEnd(0, "a", 0), HostEnd(1, "b", 5)], {})
+    assert found.exit_status == 5 and found.explanation.diagnosis is not None
+    assert "on b ended with status 5" in found.explanation.diagnosis.what
+    found = verdict(tmp_path / "refused", [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], {})
     assert found.exit_status == 4 and found.explanation.diagnosis is not None
-    assert "on b ended with status 4" in found.explanation.diagnosis.what
+    assert found.explanation.diagnosis.code == "host-refused"
 
 
 def test_times_by_one_clock() -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ddplaunch.cli.explain_sources import of_run
 from ddplaunch.cli.hosts_lost import lost
+from ddplaunch.errors import ExitStatus
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.explain.facts import RankEnd, RunFacts
 from ddplaunch.explain.run import explain_texts
@@ -149,6 +150,15 @@ def _status(first: Failure, diagnosis: Diagnosis | None, outcomes: Mapping[int, 
 
 def _nothing_known(end: HostEnd) -> Diagnosis:
     status = end.status or 0
+    if status == ExitStatus.REFUSED:
+        return Diagnosis(
+            "host-refused",
+            "observed",
+            f"{end.name} refused its part of the launch; what it found stands above",
+            "each host checks again what it is about to start, and something there is not as it was told before",
+            (f"`ddplaunch doctor --hosts {end.name}`, and launch again",),
+            host=end.name,
+        )
     how = f"by {signal.Signals(status - 128).name}" if 128 < status < 160 else f"with status {status}"
     return Diagnosis(
         "unknown",

@@ -125,11 +125,11 @@ def _fit(processes: int, given: Mapping[str, int], options: Options) -> None:
 def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tuple[int, ...] | None) -> Options:
     """Return the options of the host with this node rank. What was typed in one place becomes that host's own."""
     source = Source("flag", "--hosts")
-    detected = Source("detected", "all hosts reach it")
+    detected, asked = Source("detected", "all hosts reach it"), options.master_addr
     return replace(
         options,
         node_rank=Resolved(node, source),
-        master_addr=options.master_addr or Resolved(meeting.address, detected),
+        master_addr=Resolved(meeting.address, asked.source if asked else detected),
         master_port=Resolved(meeting.port, options.master_port.source if options.master_port else detected),
         run_id=Resolved(run_id, options.run_id.source if options.run_id else source),
         gpus=options.gpus if devices is None else Resolved(",".join(map(str, devices)), source),
