@@ -173,9 +173,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):
             numbers = {str(each.get("at", {}).get(candidate, candidate)) for each in answers.values()}
-            place = (
-                numbers.pop() if len(numbers) == 1 else candidate
-            )  # its own name may mean 127.0.1.1 to it
+            place = numbers.pop() if len(numbers) == 1 else candidate  # rank 0's name may mean 127.0.1.1 there
             return Meeting(place, found, (place, *(str(each[candidate]) for each in reached.values())))
     cut_off = [name for name, each in reached.items() if not each] or list(reached)
     return (
