@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddplaunch.checks.check import declare
-from ddplaunch.checks.comm_groups import Comm, Group, blame, failed, lossy, usual
+from ddplaunch.checks.comm_groups import Comm, bandwidth_of_most, blame, failed, lossy, slow, usual
 from ddplaunch.checks.comm_words import (
     because_of_partners,
     between,
@@ -17,8 +17,7 @@ from ddplaunch.checks.comm_words import (
 )
 from ddplaunch.finding import Finding, error, warning
 
-_SLOW = 0.5  # of what most hosts reach
-_SLOW_PAIR = 0.2  # where no second round confirms it
+_SLOW_PAIR = 0.2  # of what most hosts reach, where no second round confirms it
 _SLOW_INSIDE = 0.3  # ranks of a host share its processors with whatever else runs there
 _LATE_FACTOR = 10.0
 _LATE_US = 2000.0
@@ -68,7 +67,8 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
     least one works with somebody else, is the cause. Two hosts alone cannot be told apart.
     Remedy: let TCP through between the hosts, on all ports: ranks connect to ports that the kernel chooses.
     """
-    found = blame(comm.between, failed)
+    gone = {host for host, _ in comm.untested}
+    found = blame((group for group in comm.between if not gone & {*group.hosts}), failed)
     for host in found.hosts:
         groups = [group for group in comm.between if host in group.hosts]
         yield error(
@@ -127,14 +127,10 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
     Remedy: the negotiated speed in `ethtool INTERFACE`, the interface that is used (`--socket-ifname`), InfiniBand.
     """
     groups = [group for group in comm.between if not failed(group) and not lossy(group)]
-    normal = usual(groups, lambda measured: measured.bandwidth, max)
+    normal = bandwidth_of_most(groups)
     if normal is None:
         return
-
-    def slow(group: Group) -> bool:
-        return group.measured is not None and group.measured.bandwidth < _SLOW * normal
-
-    found = blame(groups, slow)
+    found = blame(groups, lambda group: slow(group, normal))
     why = "every all-reduce of a job is as slow as its slowest link"
     fix = "`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface"
     for host in found.hosts:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from ddplaunch.frozen import dataclass
 
+SLOW = 0.5  # of what most hosts reach
 LOSS = 0.05  # of the segments of a ping-pong, in which nothing else is in the way
 _LEAST_SEGMENTS = 20
 _LEAST_RESENT = 3
@@ -109,6 +111,33 @@ def failed(group: Group) -> bool:
 def lossy(group: Group) -> bool:
     """Whether TCP had to send much again."""
     return group.measured is not None and (group.measured.loss or 0.0) >= LOSS
+
+
+def slow(group: Group, normal: float | None) -> bool:
+    """Whether it carried less than half of ``normal``, what most hosts do; never where that is not known."""
+    return normal is not None and group.measured is not None and group.measured.bandwidth < SLOW * normal
+
+
+def bandwidth_of_most(groups: Iterable[Group]) -> float | None:
+    """Return the bandwidth that most hosts reach in pairs, in bytes per second; see ``usual``."""
+    return usual((group for group in groups if not lossy(group)), lambda measured: measured.bandwidth, max)
+
+
+Verdict = Literal["fine", "slow", "lossy", "failed"]
+
+
+def verdicts(comm: Comm) -> tuple[Verdict, ...]:
+    """Return what became of each group, in their order."""
+    normal = bandwidth_of_most(comm.between)
+    found: list[Verdict] = []
+    for group in comm.groups:
+        if failed(group):
+            found.append("failed")
+        elif lossy(group):
+            found.append("lossy")
+        else:
+            found.append("slow" if group.round > 0 and slow(group, normal) else "fine")
+    return tuple(found)
 
 
 def usual(groups: Iterable[Group], value: Callable[[Measured], float], best: Callable[..., float]) -> float | None:

@@ -9,8 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.checks.all_checks import ALL, across
+from ddplaunch.checks.all_checks import ALL, across, measured, run_measured
 from ddplaunch.checks.check import Outcome
+from ddplaunch.cli.comm import deadline_of, here
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import check, prepare, probe_request
 from ddplaunch.cli.say import answer, answer_json, tell
@@ -19,6 +20,7 @@ from ddplaunch.errors import ExitStatus, usage
 from ddplaunch.launch.options import Options
 from ddplaunch.probes.facts import Facts
 from ddplaunch.probes.gather import gather
+from ddplaunch.ui.comm_view import comm_json, comm_text
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, list_json, list_text
 from ddplaunch.ui.report import report_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
@@ -34,27 +36,37 @@ def doctor(
     list_checks: bool | None,
     json: bool | None,
     report: str | None,
+    comm: bool | None,
+    comm_timeout: str | None,
     **hosts: Any,
 ) -> int:
     """Run every check and show what became of each. ``hosts`` are the flags that name other machines."""
     if list_checks:
-        every = (*ALL, *across())
+        every = (*ALL, *across(), *measured())
         answer_json(list_json(every)) if json else answer(list_text(every, width(sys.stdout), styled(sys.stdout)))
         return ExitStatus.DONE
+    step_deadline_s = deadline_of(bool(comm), comm_timeout)
     if any(value not in (None, []) for value in hosts.values()):
         from ddplaunch.cli import hosts_doctor, hosts_flags
 
-        return hosts_doctor.doctor_hosts(options, hosts_flags.asked_for(hosts), script, profile, bool(json))
+        return hosts_doctor.doctor_hosts(
+            options, hosts_flags.asked_for(hosts), script, profile, bool(json), step_deadline_s
+        )
     options = with_configuration(options, profile, working_directory())
     facts, outcomes = examine(options, script)
+    found = None if step_deadline_s is None else here(facts, options, step_deadline_s)
+    if found is not None:
+        outcomes += run_measured(found, {item.value for item in options.ignore})
     if report is not None:
         write_report(Path(report), report_text(facts, outcomes, versions()))
     elif json:
-        answer_json(doctor_json(outcomes, facts))
+        answer_json(doctor_json(outcomes, facts) | ({} if found is None else {"comm": comm_json(found)}))
     else:
-        answer(doctor_text(outcomes, facts, width(sys.stdout), styled(sys.stdout), unicode=unicode_ok(sys.stdout)))
-    found = any(outcome.status in ("found", "crashed") for outcome in outcomes)
-    return ExitStatus.FINDINGS if found else ExitStatus.DONE
+        columns, colours = width(sys.stdout), styled(sys.stdout)
+        picture = () if found is None else comm_text(found, columns, colours)
+        answer(doctor_text(outcomes, facts, columns, colours, unicode=unicode_ok(sys.stdout), picture=picture))
+    wrong = any(outcome.status in ("found", "crashed") for outcome in outcomes)
+    return ExitStatus.FINDINGS if wrong else ExitStatus.DONE
 
 
 def examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Outcome, ...]]:

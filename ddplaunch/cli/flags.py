@@ -125,6 +125,8 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("list_checks", "switch", _OUTPUT, "Every check, with what it looks at.", spelling="--list"),
         Flag("json", "switch", _OUTPUT, "Outcomes and facts as JSON."),
         Flag("report", "text", _OUTPUT, "Write a text for a bug report, without secrets (- is stdout).", "FILE"),
+        Flag("comm", "switch", _CHECKING, "Test collectives: the ranks of each host, then hosts in pairs (seconds)."),
+        Flag("comm_timeout", "text", _CHECKING, "With --comm: time for each step [20].", "TIME"),
         *HOSTS,
     ),
     "submit": (

@@ -41,9 +41,26 @@ def machine_text(facts: Facts) -> str:
     return ", ".join(parts if gpus else [*parts, "no GPU"])
 
 
-def doctor_text(outcomes: Sequence[Outcome], facts: Facts, width: int, styled: bool, *, unicode: bool = True) -> str:
-    """Return a line for the machine, one for each family, skips with reasons, crashes, findings, the verdict."""
-    lines = [*wrap(visible(machine_text(facts)), width, "", "  "), "", *_families(outcomes, width, styled), ""]
+def doctor_text(
+    outcomes: Sequence[Outcome],
+    facts: Facts,
+    width: int,
+    styled: bool,
+    *,
+    unicode: bool = True,
+    picture: Sequence[str] = (),
+) -> str:
+    """Return a line for the machine, one for each family, skips with reasons, crashes, findings, the verdict.
+
+    ``picture`` are the lines of what was measured between the ranks.
+    """
+    lines = [
+        *wrap(visible(machine_text(facts)), width, "", "  "),
+        "",
+        *_families(outcomes, width, styled),
+        "",
+        *picture,
+    ]
     lines += section("skipped", _reasons(outcomes, "skipped", width), styled)
     lines += section("crashed (a bug in ddplaunch, not in the machine)", _reasons(outcomes, "crashed", width), styled)
     findings = found(outcomes)

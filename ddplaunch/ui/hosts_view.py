@@ -30,13 +30,15 @@ def hosts_text(
     styled: bool,
     *,
     unicode: bool = True,
+    picture: Sequence[str] = (),
 ) -> str:
     """Return a row for each host that answered, what is wrong, and the verdict in a line.
 
-    ``findings`` are all, those of ``missing`` hosts too; ``passed`` counts checks over all hosts.
+    ``findings`` are all, those of ``missing`` hosts too; ``passed`` counts checks over all hosts. ``picture`` are the
+    lines of what was measured between them.
     """
     rows = [row(report) for report in reports]
-    lines = [*table(_HEADER, rows, width, styled, right=frozenset({3})), ""] if rows else []
+    lines = [*table(_HEADER, rows, width, styled, right=frozenset({3})), "", *picture] if rows else []
     if findings:
         lines += findings_text(findings, width, styled, unicode).split("\n")
     errors = any(each.severity is Severity.ERROR for each in findings)
