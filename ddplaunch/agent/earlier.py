@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-_OURS = ("launcher.err", "processes.json", "outcome.json", "metrics.jsonl")
+_OURS = ("launcher.err", "processes.json", "outcome.json", "metrics.jsonl", "relaunch.json")
 
 
 def set_aside(directory: Path, node: int) -> Path | None:

@@ -81,13 +81,27 @@ class Ending:
         with contextlib.suppress(Exception):
             self._first()
         answered = self._session.end(message)
+        guarded = answered is not None
         if answered is None:
             self._session.give_stderr_back()
             answered = fallback_status(message, status)
         _flush()
         with contextlib.suppress(Exception):
             self.finally_()
+        if guarded and "relaunch" in self._session.settings and message["state"] != "succeeded":
+            self._relaunch(answered)
         os._exit(answered)
+
+    def _relaunch(self, status: int) -> None:
+        """Launch all of it again where that was asked for and is of use; it returns where it is not."""
+        try:
+            from ddplaunch.agent.relaunch import relaunch  # for the few launches that ask for it
+
+            relaunch(self._session.settings, status, self._signals, self._session.give_stderr_back)
+        except Exception as exception:
+            self._session.give_stderr_back()
+            with contextlib.suppress(OSError):
+                os.write(2, f"ddplaunch: not relaunched: {type(exception).__name__}: {exception}\n".encode())
 
 
 def _end(

@@ -38,7 +38,8 @@ class Settings(TypedDict, total=False):
     the last words to somebody who speaks for all nodes. ``record_metrics`` asks for ``node-K/metrics.jsonl``,
     ``stacks`` for ranks that show where they are. ``start`` is how ranks begin, ``preload`` what is imported before
     they are forked. ``trace`` is the file for the phases of the launch. ``timeout_s`` and ``hang_timeout_s`` are how
-    long the run may take, and how long it may stand still; ``on_hang`` is what becomes of it then.
+    long the run may take, and how long it may stand still; ``on_hang`` is what becomes of it then. ``relaunch`` is an
+    order of ``launch/relaunch_order.py``.
     """
 
     run_id: str
@@ -57,6 +58,7 @@ class Settings(TypedDict, total=False):
     timeout_s: float
     hang_timeout_s: float
     on_hang: Literal["report", "stop"]
+    relaunch: dict[str, Any]
 
 
 class Rank(TypedDict):

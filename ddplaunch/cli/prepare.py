@@ -19,6 +19,7 @@ from ddplaunch.frozen import dataclass
 from ddplaunch.launch.gpus import Selection, select
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch, Target
+from ddplaunch.launch.relaunch import relaunched_id
 from ddplaunch.launch.resolve import Situation, resolve
 from ddplaunch.launch.surroundings_complete import complete, notes, within_allocation
 from ddplaunch.launch.topology import split_nproc
@@ -55,10 +56,15 @@ class Prepared:
 
 
 def prepare(
-    options: Options, target: Target | None, *, locks: GpuLocks | None = None, import_torch: bool = False
+    options: Options,
+    target: Target | None,
+    *,
+    locks: GpuLocks | None = None,
+    import_torch: bool = False,
+    relaunch: int = 0,
 ) -> Prepared:
     """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks;
-    ``import_torch`` asks a child interpreter as well (seconds).
+    ``import_torch`` asks a child interpreter as well (seconds). ``relaunch`` counts how many times it failed before.
 
     Raises UsageError or RefusedError where no launch can be decided at all.
     """
@@ -67,7 +73,7 @@ def prepare(
     pairs = variables(options)
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
     script = script_report(target, cwd)
-    run_id = options.run_id.value if options.run_id else new_run_id()
+    run_id = new_run_id() if options.run_id is None else relaunched_id(options.run_id.value, relaunch)
     base = runs_directory(environ, options.run_dir.value if options.run_dir else None, cwd)
     situation = Situation(
         facts=facts,

@@ -11,7 +11,7 @@ from ddplaunch.values import Resolved
 
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 _NCCL_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
-_NOT_NEGATIVE = {"workers": "4", "max_restarts": "3", "node_rank": "0", "grace": "60"}
+_NOT_NEGATIVE = {"workers": "4", "max_restarts": "3", "relaunch": "3", "node_rank": "0", "grace": "60"}
 _NOT_EMPTY = {
     "socket_ifname": "eth0",
     "run_dir": "runs",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.checks.network import port_taken
@@ -28,24 +29,37 @@ from ddplaunch.hosts.roll_call_host import Call, hold
 from ddplaunch.hosts.roll_call_words import Hello, Verdict
 from ddplaunch.launch.durations import duration_s
 from ddplaunch.launch.plan import Launch, Target
+from ddplaunch.launch.relaunch import (
+    NOT_GIVEN,
+    NOT_RELAUNCHED,
+    Evidence,
+    Policy,
+    decide,
+    evidence_from_json,
+    evidence_json,
+    relaunch_policy,
+)
 from ddplaunch.probes import encode
 from ddplaunch.probes.ports import probe_port
 from ddplaunch.script.locate import locate
+from ddplaunch.ui.relaunch_words import because
 from ddplaunch.ui.roll_call_view import Progress
 
 TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
+AGAIN_S = 2400.0  # after a failure, which other nodes notice when their collectives time out: gloo's after 30 min
 _LARGEST_SCRIPT = 16 << 20
 _ID = "--rdzv-id="
 _MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
 
 
-def wanted(launch: Launch, join_timeout: str | None) -> float | None:
-    """Return how long to wait for the other nodes, in seconds; None where no roll is called.
+def wanted(launch: Launch, join_timeout: str | None, again: bool = False) -> float | None:
+    """Return how long to wait for the other nodes, in seconds; None where no roll is called. ``again``: to relaunch.
 
     It is called where the number of nodes is fixed and their meeting place is node 0's torchrun. Raises UsageError for
     a ``--join-timeout`` that is no length of time.
     """
-    timeout_s = TIMEOUT_S if join_timeout is None else duration_s("--join-timeout", join_timeout)
+    usual_s = AGAIN_S if again else TIMEOUT_S
+    timeout_s = usual_s if join_timeout is None else duration_s("--join-timeout", join_timeout)
     topology = launch.topology
     several = topology.nnodes.value > 1 and topology.min_nodes == topology.nnodes.value
     if not several or None in (topology.node_rank, topology.master_addr, topology.master_port):
@@ -54,10 +68,11 @@ def wanted(launch: Launch, join_timeout: str | None) -> float | None:
     return None if own_rendezvous or not timeout_s else timeout_s
 
 
-def call_roll(prepared: Prepared, timeout_s: float, silent: bool) -> Launch:
+def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: Evidence | None = None) -> Launch:
     """Wait until all nodes are there and agree, and return the launch with a rendezvous id that no older run knows.
 
-    ``silent`` leaves words to node 0, where it speaks to the same reader. Raises RefusedError with what every node is
+    ``silent`` leaves words to node 0, where it speaks to the same reader. ``failed`` is what this node knows of the
+    run before, if this is a relaunch. Raises RefusedError with what every node is
     told, SystemExit after SIGTERM or SIGHUP.
     """
     launch = prepared.launch
@@ -70,7 +85,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool) -> Launch:
         timeout_s=timeout_s,
         known=_slurm_hosts(os.environ, topology.nnodes.value),
     )
-    hello = hello_of(prepared)
+    hello = hello_of(prepared, failed)
     progress = Progress(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
     show = (lambda status: None) if silent else progress.show
     with _ending_by_signals():
@@ -90,6 +105,8 @@ def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) 
     ignore = {item.value for item in options.ignore}
 
     def compare(joined: Mapping[int, Hello], clocks: Mapping[int, tuple[float, float]]) -> tuple[Finding, ...]:
+        if refused := relaunch_refused(joined, relaunch_policy(options)):
+            return (refused,)
         return rules.all_together(joined, clocks, target.name if target else None, ignore) if checks else ()
 
     try:
@@ -133,7 +150,21 @@ def _rendezvous_id(launch: Launch) -> str:
     return next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
 
 
-def hello_of(prepared: Prepared) -> Hello:
+def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Finding | None:
+    """Return why no node launches again; None if all do, or if some node was not a part of the run that failed."""
+    known = [evidence_from_json(hello.failed) for hello in joined.values() if hello.failed is not None]
+    if policy is None or len(known) < len(joined):
+        return None
+    decision = decide(known, policy, 1)  # how many are left, every node has looked at
+    if decision.again:
+        return None
+    reason = because(decision, policy)
+    return error(
+        NOT_RELAUNCHED, f"not relaunched: {reason}", why="what fails at once fails again", fix="`ddplaunch explain`"
+    )
+
+
+def hello_of(prepared: Prepared, failed: Evidence | None = None) -> Hello:
     """Return what this node says of itself."""
     launch = prepared.launch
     topology, target, run_id = launch.topology, launch.target, launch.options.run_id
@@ -160,7 +191,14 @@ def hello_of(prepared: Prepared) -> Hello:
         arguments=_digest("\0".join(target.args if target else ()).encode("utf-8", "surrogateescape")),
         facts=encode.to_json(rules.told(prepared.facts)),
         script=_script(target),
+        failed=None if failed is None else _told(failed),
     )
+
+
+def _told(failed: Evidence) -> dict[str, Any]:
+    name = None if failed.advanced is None else Path(failed.advanced).name  # a path may say more than others need
+    unseen = failed.unseen if failed.unseen in (None, NOT_GIVEN) else "did not answer on a node"
+    return evidence_json(replace(failed, advanced=name, unseen=unseen))
 
 
 def _name(target: Target | None) -> str:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
@@ -20,6 +20,7 @@ from ddplaunch.launch.capture import EXECUTED, VARIABLE
 from ddplaunch.launch.durations import duration_s
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
+from ddplaunch.launch.relaunch import RETURN
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.record import write
 from ddplaunch.ui.dry_run import dry_run_text
@@ -27,6 +28,9 @@ from ddplaunch.ui.export import plan_json
 from ddplaunch.ui.panel import launch_panel
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
+
+if TYPE_CHECKING:
+    from ddplaunch.launch.relaunch_order import Return
 
 LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
 
@@ -52,13 +56,32 @@ def run(
 
         return hosts_run.run_on_hosts(options, hosts_flags.asked_for(hosts), script, profile, bool(dry_run), bool(json))
     options = with_configuration(options, profile, working_directory())
+    if RETURN not in os.environ:
+        return _run(options, script, dry_run, json, join_timeout)
+    from ddplaunch.cli import relaunching
+
+    back = relaunching.claimed(os.environ)
+    if back is None:
+        return _run(options, script, dry_run, json, join_timeout)
+    relaunching.pause(back, options)
+    return relaunching.or_status_before(back, lambda: _run(options, script, dry_run, json, join_timeout, back))
+
+
+def _run(
+    options: Options,
+    script: list[str] | None,
+    dry_run: bool | None,
+    json: bool | None,
+    join_timeout: str | None,
+    back: Return | None = None,
+) -> int:
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ and (status := start_step(options, bool(dry_run))) is not None:
         return status
     if join_timeout is not None:
         duration_s("--join-timeout", join_timeout)  # refused at once, not after the checks
     locks = GpuLocks()
-    prepared = prepare(options, target, locks=None if dry_run else locks)
+    prepared = prepare(options, target, locks=None if dry_run else locks, relaunch=back.number if back else 0)
     refusing = prepared.refusing()
     if dry_run:
         _print_dry_run(prepared, bool(json))
@@ -68,27 +91,50 @@ def run(
         tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
         return ExitStatus.REFUSED
     environment = environment_of(prepared.launch)
-    refuse_too_long(prepared.launch.argv, environment)
-    prepared = replace(prepared, launch=meet_others(prepared, join_timeout))
-    noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base)
+    timeout_s = _roll_call_s(prepared.launch, join_timeout, again=back is not None)
+    told = _with_order(environment, prepared.launch, back, alone=timeout_s is None)
+    refuse_too_long(prepared.launch.argv, told)
+    prepared = replace(prepared, launch=meet_others(prepared, timeout_s, back))
+    of = back.of if back else None
+    noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base, of)
     if not speaks_elsewhere(prepared.launch):
         _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
-    execute(prepared.launch, environment)
+    execute(prepared.launch, told)
 
 
-def meet_others(prepared: Prepared, join_timeout: str | None) -> Launch:
-    """Return the launch once all of several nodes are there; at once where there is one.
-
-    Raises RefusedError where nodes are missing or do not fit together.
-    """
-    if prepared.launch.topology.nnodes.value == 1:
-        return prepared.launch
+def _roll_call_s(launch: Launch, join_timeout: str | None, again: bool) -> float | None:
+    """Return how long all nodes may take to meet, None where they do not."""
+    if launch.topology.nnodes.value == 1:
+        return None
     from ddplaunch.cli import roll_call  # sockets and comparisons, which one node has no need of
 
-    timeout_s = roll_call.wanted(prepared.launch, join_timeout)
+    return roll_call.wanted(launch, join_timeout, again)
+
+
+def _with_order(environment: dict[str, str], launch: Launch, back: Return | None, alone: bool) -> dict[str, str]:
+    """Return the environment with what the plug-in needs to launch all of it again, if that was asked for."""
+    if launch.options.relaunch is None:
+        return environment
+    from ddplaunch.cli import relaunching  # for the launches that ask for it
+
+    return relaunching.with_order(environment, launch, back, relaunching.this_command(), alone)
+
+
+def meet_others(prepared: Prepared, timeout_s: float | None, back: Return | None) -> Launch:
+    """Return the launch once all of several nodes are there; at once where no roll is called, ``timeout_s`` is None.
+
+    Raises RefusedError where nodes are missing or do not fit together, or do not want to launch again after ``back``.
+    """
+    launch = prepared.launch
+    if back is not None:
+        launch = replace(launch, notes=(f"relaunch {back.number}, because {back.of} failed", *launch.notes))
+        prepared = replace(prepared, launch=launch)
     if timeout_s is None:
-        return prepared.launch
-    return roll_call.call_roll(prepared, timeout_s, silent=speaks_elsewhere(prepared.launch))
+        return launch
+    from ddplaunch.cli import roll_call
+
+    evidence = back.evidence if back else None
+    return roll_call.call_roll(prepared, timeout_s, speaks_elsewhere(launch), evidence)
 
 
 def start_step(options: Options, dry_run: bool) -> int | None:

@@ -26,7 +26,8 @@ class Hello:
     not compared. ``arguments`` is a digest of the script's. ``facts`` is what ``probes.encode`` made of the versions,
     ``machine`` what two processes of one machine have in common, and processes of two have not.
 
-    ``started_s`` and ``clock_s`` (when it spoke) are this node's epoch seconds.
+    ``started_s`` and ``clock_s`` (when it spoke) are this node's epoch seconds. ``failed`` is what it knows of the run
+    that this one is to follow, None where it follows none.
     """
 
     node_rank: int
@@ -41,6 +42,7 @@ class Hello:
     facts: str
     script: str | None = None
     protocol: int = PROTOCOL
+    failed: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -99,8 +101,9 @@ def read_hello(line: bytes) -> Hello | None:
     whole = all(type(said.get(name)) is int and 0 <= said[name] < 1 << 31 for name in ("node_rank", "pid", "protocol"))
     times = all(type(said.get(name)) in (int, float) and math.isfinite(said[name]) for name in ("started_s", "clock_s"))
     texts = all(type(said.get(name)) is str for name in ("host", "machine", "ddplaunch", "arguments", "facts"))
-    launch, script = said.get("launch"), said.get("script")
-    if not (whole and times and texts and _words(launch) and (script is None or type(script) is str)):
+    launch, script, failed = said.get("launch"), said.get("script"), said.get("failed")
+    optional = (script is None or type(script) is str) and (failed is None or type(failed) is dict)
+    if not (whole and times and texts and optional and _words(launch)):
         return None
     known = {name: said[name] for name in Hello.__dataclass_fields__ if name in said}
     return Hello(**{**known, "host": said["host"][:_TEXT_CHARS]})

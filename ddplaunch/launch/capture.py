@@ -9,6 +9,7 @@ from ddplaunch.errors import usage
 from ddplaunch.frozen import dataclass
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Topology, Variable
+from ddplaunch.launch.relaunch import relaunch_policy
 from ddplaunch.launch.time_limits import time_limits
 from ddplaunch.probes.facts import TorchFacts
 from ddplaunch.values import Resolved, Source, Unavailable
@@ -44,6 +45,7 @@ _OF_THE_GUARD = (
     "start",
     "preload",
     "trace",
+    "relaunch",
 )
 _SHORT = {"-t": "--tee", "-r": "--redirects"}
 
@@ -73,6 +75,7 @@ def decide_capture(
     show = shown_ranks(options.show) if options.show else "0"
     _refuse_absent(options, show, topology.world_size)
     limits = time_limits(options)
+    relaunch_policy(options)  # refused here, with everything else that cannot be
     flags = None if isinstance(torch, Unavailable) else torch.torchrun_flags
     argv, notes = _grace(options, flags, extra)
     if options.capture is not None and not options.capture.value:

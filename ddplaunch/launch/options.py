@@ -41,6 +41,9 @@ class Options:
     env: tuple[Resolved[str], ...] = ()
     env_file: tuple[Resolved[str], ...] = ()
     max_restarts: Resolved[int] | None = None
+    relaunch: Resolved[int] | None = None
+    relaunch_after: Resolved[str] | None = None
+    relaunch_wait: Resolved[str] | None = None
     grace: Resolved[float] | None = None
     timeout: Resolved[str] | None = None
     hang_timeout: Resolved[str] | None = None

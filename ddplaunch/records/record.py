@@ -31,16 +31,19 @@ def write(
     facts: Facts,
     findings: Sequence[Finding],
     base: Path,
+    relaunch_of: str | None = None,
 ) -> Path | str:
     """Write ``runs/<run-id>/run.json`` under ``base`` and return the run's directory, or the reason why not.
 
-    ``argv`` is the command as typed, ``environment`` what torchrun gets. Never raises. The file can be read by its
+    ``argv`` is the command as typed, ``environment`` what torchrun gets, ``relaunch_of`` the id of the run that failed
+    before this one. Never raises. The file can be read by its
     owner only, since command lines and paths say more than a group needs to know. Nodes beyond the first write
     ``node-K/run.json``, because a run directory may be on a file system that all nodes share.
     """
     try:
         directory = run_directory(base, launch.run_id)
-        text = _lines(_record(launch, argv, environment, facts, findings))
+        record = _record(launch, argv, environment, facts, findings)
+        text = _lines(record if relaunch_of is None else {**record, "relaunch_of": relaunch_of})
         _own(base)
         rank = launch.topology.node_rank
         holder = directory if rank is None or rank.value == 0 else directory / f"node-{rank.value}"

@@ -1,0 +1,93 @@
+"""ddplaunch's own part in launching a failed run again: what it leaves with the plug-in, and the pause before.
+
+It refuses to decide whether a run is worth it; `launch/relaunch.py` does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+
+from ddplaunch.cli.say import tell, tell_findings
+from ddplaunch.errors import ExitStatus, RefusedError
+from ddplaunch.launch.capture import EXECUTED, VARIABLE
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.plan import Launch
+from ddplaunch.launch.relaunch import NOT_RELAUNCHED, RETURN, Policy, decide, pause_s, relaunch_policy
+from ddplaunch.launch.relaunch_order import Order, Return, order_json, read_return
+from ddplaunch.probes.newest import newest_below
+from ddplaunch.ui.relaunch_words import asking_text, relaunching_text
+from ddplaunch.ui.streams import width
+
+_OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own environment
+
+
+def claimed(environ: MutableMapping[str, str]) -> Return | None:
+    """Return what the plug-in left for this process if it is a relaunch, and take it away; None if it is none."""
+    return read_return(environ.pop(RETURN, None), os.getpid())
+
+
+def pause(back: Return, options: Options) -> None:
+    """Say that all of it is launched again and why, and wait. Ctrl-C ends it, as everywhere."""
+    policy = relaunch_policy(options) or Policy(back.number)
+    decision = decide([back.evidence], policy, back.number)
+    if decision.again:
+        tell(relaunching_text(decision, policy, back.number, width(sys.stderr)))
+    else:
+        tell(asking_text(back.evidence, policy, back.number, width(sys.stderr)))
+    time.sleep(pause_s(policy, back.number))
+    with contextlib.suppress(ChildProcessError):  # the guard of the run before, which became a child of this program
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def or_status_before(back: Return, launch: Callable[[], int]) -> int:
+    """Return what ``launch`` does; where it is refused, the exit status of the run before it, which was the last."""
+    try:
+        status = launch()
+    except RefusedError as refused:
+        if refused.findings[0].code == NOT_RELAUNCHED:
+            tell(f"ddplaunch: {refused.findings[0].what}\n")
+        else:
+            tell_findings(refused.findings)
+            tell("nothing was launched\n")
+        return back.status
+    except SystemExit as ended:  # node 0 says it, to the same reader
+        if ended.code != ExitStatus.REFUSED:
+            raise
+        return back.status
+    return back.status if status == ExitStatus.REFUSED else status
+
+
+def with_order(
+    environment: Mapping[str, str], launch: Launch, back: Return | None, command: tuple[str, ...], alone: bool
+) -> dict[str, str]:
+    """Return torchrun's environment with an order for the plug-in, if relaunches were asked for and there is one.
+
+    ``command`` is what to become, ``alone`` whether no other nodes have to agree.
+    """
+    policy = relaunch_policy(launch.options)
+    if policy is None or VARIABLE not in environment:
+        return dict(environment)
+    outputs = [item.value for item in launch.options.output]
+    changed = [*(variable.name for variable in launch.environment), EXECUTED, _OF_TORCHRUN]
+    order = Order(
+        run_id=launch.run_id,
+        number=back.number if back else 0,
+        policy=policy,
+        command=command,
+        restore={name: os.environ.get(name) for name in changed},
+        outputs=tuple(zip(outputs, newest_below(outputs), strict=True)),
+        alone=alone,
+    )
+    settings = {**json.loads(environment[VARIABLE]), "relaunch": order_json(order)}
+    return {**environment, VARIABLE: json.dumps(settings, separators=(",", ":"))}
+
+
+def this_command() -> tuple[str, ...]:
+    """Return program and arguments that this process was started with."""
+    return (sys.executable, *sys.orig_argv[1:])
