@@ -73,13 +73,21 @@ def test_libraries_work_as_in_a_cold_rank(plugged: Path, tmp_path: Path) -> None
 
 
 def test_ranks_are_forked_again_after_a_failure(plugged: Path, tmp_path: Path) -> None:
-    env = environment(plugged, PROBE=str(tmp_path), TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    ranks, forks = tmp_path / "ranks", tmp_path / "forks"
+    ranks.mkdir()
+    forks.mkdir()
+    changes = {"PROBE": str(ranks), "WARM_FORKS": str(forks), "WARM_PRELOAD": "package.heavy"}
+    env = environment(plugged, TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1", **changes)
     result = launch(torchrun(True, 2, "--max-restarts=1", "restarted.py"), env, PROGRAMS)
     assert result.returncode == 0, result.stderr
-    starts = {path.name: path.read_text().split() for path in tmp_path.iterdir()}
+    starts = {path.name: path.read_text().split() for path in ranks.iterdir()}
     assert starts.keys() >= {"0-1", "1-0", "1-1"}
     assert {forked for forked, _ in starts.values()} == {"True"}
     assert len({parent for _, parent in starts.values()}) == 1
+    # template, its copy that preloads, a midwife for each start, and the ranks; a script that forks is not counted
+    forked = [path.name.split("-") for path in forks.iterdir()]
+    assert len(forked) >= 2 + 2 + 4
+    assert {threads for _, _, threads in forked} == {"1"}, "Python 3.12 warns of forks in processes with threads"
 
 
 def test_a_module_beside_the_script_is_preloaded(plugged: Path, tmp_path: Path) -> None:

@@ -13,9 +13,20 @@ _PLUGIN = """
 import os
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
+def counted(name, fork=os.fork):
+    def forked():
+        pid = fork()
+        if pid:  # the count, and the moment, by which Python 3.12 and later warn
+            threads = open("/proc/self/stat").read().rpartition(")")[2].split()[17]
+            os.close(os.open(f"{name}/{os.getpid()}-{pid}-{threads}", os.O_CREAT))
+        return pid
+    return forked
+
 class Warm(DefaultLogsSpecs):
     def __init__(self, *args, **kwargs):
         from ddplaunch.agent.warm.template import prepare
+        if "WARM_FORKS" in os.environ:
+            os.fork = counted(os.environ["WARM_FORKS"])
         self.template = prepare([name for name in os.environ.get("WARM_PRELOAD", "").split(",") if name])
         super().__init__(*args, **kwargs)
 """
