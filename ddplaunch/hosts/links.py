@@ -16,6 +16,7 @@ from ddplaunch.errors import RefusedError
 from ddplaunch.finding import Finding, error
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.frames import Frames, Kind, pack
+from ddplaunch.hosts.ssh import environment
 
 _READ = 1 << 18
 _SAID = 1 << 16
@@ -45,6 +46,7 @@ class Link:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env=environment(),
         )
         self.said = b""
         self.frames = Frames(greeting=True)

@@ -5,6 +5,7 @@ The user's own OpenSSH with their configuration, keys, agent and jump hosts: htt
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 
@@ -31,6 +32,15 @@ def command(host: str, python: str) -> list[str]:
     return ["ssh", "-T", *options, "--", host, remote]
 
 
+def environment() -> dict[str, str]:
+    """Return the environment of ssh: this one, in which no window asks either, not even for a jump host's password.
+
+    BatchMode does not reach the ssh that goes through a jump host. Before OpenSSH 8.4, which reads the first variable,
+    a program that fails answers instead of a window: https://man.openbsd.org/ssh#ENVIRONMENT
+    """
+    return {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "SSH_ASKPASS": "false"}
+
+
 _NO_NAME = re.compile(r"Could not resolve hostname|Name or service not known|nodename nor servname", re.IGNORECASE)
 _CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed")
 _UNKNOWN_KEY = re.compile(r"Host key verification failed|No \S+ host key is known")
@@ -43,7 +53,10 @@ _CLOSED = re.compile(
     re.IGNORECASE,
 )
 _DROPPED = re.compile(r"(?:kex|ssh)_exchange_identification|Connection (?:closed|reset) by UNKNOWN port")
-_REFUSED_BEHIND = re.compile(r"open failed|stdio forwarding failed|Could not resolve|timed out|Connection refused")
+_REFUSED_BEHIND = re.compile(
+    r"open failed|stdio forwarding failed|Could not resolve|timed out|Connection refused|Permission denied|verification"
+)
+_REMOVAL = re.compile(r"^\s*(ssh-keygen -f .+ -R .+?)\s*$", re.MULTILINE)
 _NO_PYTHON = re.compile(r"(?:No such file or directory|not found|Permission denied|Unknown command)")
 _NO_MODULE = re.compile(
     r"No module named '?(ddplaunch[\w.]*|psutil|torch)'?|ModuleNotFoundError: No module named '(\w+)'"
@@ -98,14 +111,15 @@ def _dropped(host: str, tries: int) -> Finding:
 
 def _connection(host: str, login: str, status: int | None, said: str) -> Finding:
     last = _last(said)
+    removal = _REMOVAL.search(said)
+    forget = removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}"
     for pattern, code, what, why, fix in (
         (
             _CHANGED,
             "host-key-changed",
             f"the host key of {host} is not the one that is known",
             "the host was installed anew, or another machine answers in its place; ssh refuses to talk to it",
-            "ask its administrator for the fingerprint; if it is right, "
-            f"`ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}` and `{login}` once",
+            f"ask its administrator for the fingerprint; if it is right, `{forget}` and `{login}` once",
         ),
         (
             _UNKNOWN_KEY,
@@ -125,7 +139,7 @@ def _connection(host: str, login: str, status: int | None, said: str) -> Finding
             _DENIED,
             "host-login-denied",
             f"{host} does not let this user in",
-            f"{last}; passwords are not asked for, since nobody may be there to type them",
+            f"{_line(_DENIED, said).rstrip('.')}; passwords are not asked for, since nobody may be there to type them",
             f"`ssh-copy-id {shlex.quote(host)}`, or `ssh-add` for a key with a passphrase; then `{login} true` works",
         ),
         (_CLOSED, "host-unreachable", f"{host} cannot be reached", last, f"`{login} true` has to work first"),
@@ -147,6 +161,11 @@ def _connection(host: str, login: str, status: int | None, said: str) -> Finding
         fix=f"`{login} true` has to work first",
         where=host,
     )
+
+
+def _line(pattern: re.Pattern[str], said: str) -> str:
+    """Return the first line in which the pattern is; a jump host's words are followed by others."""
+    return next((line.strip() for line in said.splitlines() if pattern.search(line)), "")
 
 
 def _last(said: str) -> str:

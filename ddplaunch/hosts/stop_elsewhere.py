@@ -11,7 +11,7 @@ from typing import Any
 
 from ddplaunch.finding import Finding
 from ddplaunch.frozen import dataclass
-from ddplaunch.hosts.ssh import CONNECT_S, command, failure
+from ddplaunch.hosts.ssh import CONNECT_S, command, environment, failure
 
 _AT_ONCE = 64
 _ENDING_S = 30.0  # beyond the grace: a cold interpreter, SIGKILL, the guard's last words
@@ -47,6 +47,7 @@ def _ask(host: str, python: str, run_id: str, grace_s: float) -> HostStopped:
             capture_output=True,
             timeout=CONNECT_S + grace_s + _ENDING_S,
             check=False,
+            env=environment(),
         )
         status, said = done.returncode, done.stderr
         answer = _answer(done.stdout)
