@@ -104,6 +104,27 @@ def test_a_step_decides_everything_and_is_the_source() -> None:
     assert options.run_id is not None and options.run_id.value == "slurm-12.0"
 
 
+def test_the_gpus_of_a_node_are_counted_where_each_task_is_shown_its_own_alone() -> None:
+    bound = {"SLURMD_TRES_BIND": "gpu:per_task:1", "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    slurm = read_slurm(STEP | TASKS | bound)
+    assert slurm is not None and slurm.gpus_on_node == 3
+    found = topology(Options(), STEP | TASKS | bound)
+    assert (found.nnodes.value, found.nproc_per_node.value) == (6, 1)
+
+
+def test_a_step_of_one_task_has_the_steps_run_id_and_stays_on_one_node() -> None:
+    alone = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    options = complete(Options(), alone | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"})
+    assert options.run_id is not None and options.run_id.value == "slurm-12.0-r1"
+    assert options.nnodes is None and options.node_rank is None
+    assert complete(Options(), BATCH).run_id is None, "a batch script may start several"
+
+
+def test_a_job_of_an_array_is_named_as_squeue_names_it() -> None:
+    found = recognise(STEP | {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"})
+    assert found is not None and found.note.startswith("Slurm job 12.0 (array 9_3): ")
+
+
 def test_what_the_user_says_outranks_slurm() -> None:
     flags = said(nproc="2", node_rank=0, master_addr="10.0.0.1", master_port=29511, run_id="mine")
     found = topology(flags, STEP)

@@ -11,6 +11,8 @@ from ddplaunch.launch.plan import Launch
 from ddplaunch.probes.facts import HostFacts, NetworkFacts
 from ddplaunch.values import Unavailable
 
+#: Several tasks of these launchers share a host, each as a node of torchrun's: all there see their own host's address.
+_RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
@@ -130,7 +132,7 @@ def node_rank_0_not_master(network: NetworkFacts, launch: Launch, host: HostFact
             "`--node-rank` here",
             where=str(rank.source),
         )
-    else:
+    elif rank.source.detail not in _RANKS_OF_TASKS:
         yield warning(
             "node-rank-0-not-master",
             f"node rank {rank.value} is here, but master address {address.value} is this host's own",

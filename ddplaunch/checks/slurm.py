@@ -12,7 +12,7 @@ from ddplaunch.launch.plan import Launch
 if TYPE_CHECKING:
     from ddplaunch.launch.surroundings_slurm import Slurm
 
-_ONE_TASK = "`srun --ntasks-per-node=1 ddplaunch run -- train.py`"
+_ONE_TASK = "`srun --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- train.py`"
 
 
 def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
@@ -81,10 +81,10 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Itera
         return
     yield error(
         "slurm-tasks-contradict",
-        f"{slurm.tasks_here} tasks on this node make {ranks} ranks, for {slurm.gpus_on_node} GPUs",
+        f"{slurm.tasks_here} tasks on this node make {ranks} ranks, for {_gpus(slurm.gpus_on_node)}",
         why="every task starts its own ranks, and ranks on one GPU fail in NCCL with `Duplicate GPU detected`",
         fix=f"one task on each node, which starts a rank for each GPU: {_ONE_TASK}",
-        where=f"Slurm: {slurm.tasks} tasks on {slurm.nodes} nodes",
+        where=f"Slurm: {slurm.tasks} tasks on {slurm.nodes} {'node' if slurm.nodes == 1 else 'nodes'}",
     )
 
 

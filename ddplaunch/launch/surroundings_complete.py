@@ -48,7 +48,7 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
         return options
     nodes = _nodes_said(options)
     several = nodes != "1" if nodes is not None else found.nnodes is not None and found.nnodes.value != "1"
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"run_id": found.run_id} if found.by == "Slurm" else {}
     if several:
         names = ["node_rank", "master_addr", "master_port", "run_id", "socket_ifname"]
         exported = {

@@ -5,7 +5,9 @@ https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ddplaunch.frozen import dataclass
 from ddplaunch.launch.surroundings_found import Found, number, share_of, visible_entries
@@ -13,6 +15,7 @@ from ddplaunch.launch.surroundings_nodelist import expand_hosts, repeated_counts
 from ddplaunch.values import Resolved, Source
 
 _SPECIAL_STEPS = 4294967000  # batch script, interactive and extern steps have ids at the end of 32 bits
+_PER_TASK = re.compile(r"gpu:(?:per_task|single):([0-9]{1,4})")
 _FIRST_PORT, _PORTS = 15000, 10000  # below the ephemeral ports, which start at 32768
 
 
@@ -21,7 +24,8 @@ class Slurm:
     """This process's place in a Slurm job.
 
     ``step`` is None outside of a step: in a batch script or the shell of ``salloc``; nodes and tasks are then the
-    job's. ``tasks_here`` are the tasks on this node. ``on_node`` is False in a shell on a login node.
+    job's. ``tasks_here`` are the tasks on this node. ``on_node`` is False in a shell on a login node. ``array_task`` is
+    ``ARRAY_TASK``, as squeue names a job of an array.
     """
 
     job: str
@@ -37,6 +41,7 @@ class Slurm:
     cpus_per_task: int | None
     on_node: bool
     restarts: int = 0
+    array_task: str = ""
 
     @property
     def by_task(self) -> bool:
@@ -75,10 +80,11 @@ def read_slurm(environ: Mapping[str, str]) -> Slurm | None:
         task=number(environ, "SLURM_PROCID") or 0,
         tasks_here=here,
         local_task=number(environ, "SLURM_LOCALID") or 0,
-        gpus_on_node=_gpus_on_node(environ),
+        gpus_on_node=_gpus_on_node(environ, here),
         cpus_per_task=_cpus_per_task(environ, here),
         on_node="SLURMD_NODENAME" in environ,
         restarts=number(environ, "SLURM_RESTART_COUNT") or 0,
+        array_task=array_task(environ),
     )
 
 
@@ -91,8 +97,20 @@ def _tasks_here(environ: Mapping[str, str], step: int | None, nodes: int, node_r
     return max(1, tasks // nodes)
 
 
-def _gpus_on_node(environ: Mapping[str, str]) -> int | None:
-    """Return the GPUs that the job or step has on this node; which variable says so depends on how it was asked for."""
+def array_task(environ: Mapping[str, str]) -> str:
+    """Return ``ARRAY_TASK``, "" outside of a job array. One SLURM_JOB_ID of it is also the array's own."""
+    array, task = number(environ, "SLURM_ARRAY_JOB_ID"), number(environ, "SLURM_ARRAY_TASK_ID")
+    return "" if array is None or task is None else f"{array}_{task}"
+
+
+def _gpus_on_node(environ: Mapping[str, str], tasks_here: int) -> int | None:
+    """Return the GPUs that the job or step has on this node; which variable says so depends on how it was asked for.
+
+    With ``--gpus-per-task`` the lists hold those of the task alone (seen with 22.05).
+    """
+    per_task = _PER_TASK.match(environ.get("SLURMD_TRES_BIND", ""))
+    if per_task and tasks_here > 1:
+        return max(number(environ, "SLURM_GPUS_ON_NODE") or 0, int(per_task[1]) * tasks_here)
     for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS"):
         listed = environ.get(name, "").strip()
         if listed:
@@ -120,11 +138,14 @@ def find_slurm(environ: Mapping[str, str]) -> Found | None:
         return None
     nproc, devices = _processes(slurm, environ)
     found = Found("Slurm", describe(slurm), nproc=nproc, devices=devices)
-    if slurm.step is None or slurm.tasks == 1:
+    if slurm.step is None:
         return found
+    suffix = f"-r{slurm.restarts}" if slurm.restarts else ""
+    run_id = Resolved(f"slurm-{slurm.label}{suffix}", _source("SLURM_JOB_ID and SLURM_STEP_ID"))
+    if slurm.tasks == 1:
+        return replace(found, run_id=run_id)
     hosts = expand_hosts(slurm.node_list)
     count, rank = ("SLURM_NTASKS", "SLURM_PROCID") if slurm.by_task else ("SLURM_NNODES", "SLURM_NODEID")
-    suffix = f"-r{slurm.restarts}" if slurm.restarts else ""
     return Found(
         by="Slurm",
         note=found.note,
@@ -133,7 +154,7 @@ def find_slurm(environ: Mapping[str, str]) -> Found | None:
         node_rank=Resolved(slurm.task if slurm.by_task else slurm.node_rank, _source(rank)),
         master_addr=Resolved(hosts[0], _source("SLURM_STEP_NODELIST")) if hosts else None,
         master_port=_port(slurm, environ),
-        run_id=Resolved(f"slurm-{slurm.label}{suffix}", _source("SLURM_JOB_ID and SLURM_STEP_ID")),
+        run_id=run_id,
         devices=devices,
     )
 
@@ -149,7 +170,8 @@ def describe(slurm: Slurm) -> str:
         parts.append(f"{slurm.gpus_on_node} GPU{'' if slurm.gpus_on_node == 1 else 's'} on this node")
     if slurm.cpus_per_task is not None:
         parts.append(f"{slurm.cpus_per_task} CPU{'' if slurm.cpus_per_task == 1 else 's'} a task")
-    return f"Slurm job {slurm.label}: {', '.join(part for part in parts if part)}"
+    array = f" (array {slurm.array_task})" if slurm.array_task else ""
+    return f"Slurm job {slurm.label}{array}: {', '.join(part for part in parts if part)}"
 
 
 def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[Resolved[str] | None, tuple[str, ...]]:

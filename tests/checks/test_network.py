@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,6 +208,9 @@ def test_node_rank_0_not_master() -> None:
     assert found(CHECKS, code, routed(HERE), several(0, "10.0.0.5")) is None
     assert found(CHECKS, code, routed(THERE), several(1, "10.0.0.9")) is None
     assert found(CHECKS, code, routed(HERE), several(1, "127.0.0.1")) is None
+    launch = several(1, "10.0.0.5")
+    by_task = replace(launch.topology, node_rank=Resolved(1, Source("Slurm", "SLURM_PROCID")))
+    assert found(CHECKS, code, routed(HERE), replace(launch, topology=by_task)) is None
 
 
 def test_node_rank_0_in_a_container_may_have_a_published_port() -> None:

@@ -54,7 +54,7 @@ def test_a_healthy_node_outside_of_slurm_has_none_of_these() -> None:
 def test_a_node_rank_that_was_expanded_too_early_is_named_with_the_true_one() -> None:
     finding = find("slurm-node-rank-contradicts", STEP, launch(rank=0))
     assert finding and finding.what == "node rank 0 was given, but Slurm made this node 1 of 2"
-    assert "leave `--node-rank` out" in finding.fix and "srun --ntasks-per-node=1" in finding.fix
+    assert "leave `--node-rank` out" in finding.fix and "srun --kill-on-bad-exit=1 --ntasks-per-node=1" in finding.fix
     exported = find("slurm-node-rank-contradicts", STEP, launch(rank=0, kind="environment"))
     assert exported and exported.fix.startswith("`unset NODE_RANK`")
 
