@@ -6,6 +6,7 @@ The guard calls it when every rank is gone and everything that they printed is r
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from dataclasses import replace
@@ -72,6 +73,10 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         notes=_notes(ended),
     )
     problem = "no run directory was named" if directory is None else write_outcome(directory, outcome)
+    scheduled = _by_the_scheduler(settings, ended)
+    if scheduled is not None:
+        outcome = replace(outcome, diagnosis=scheduled)
+        problem = problem if directory is None else write_outcome(directory, outcome)
     text = outcome_text(
         outcome,
         None if directory is None else shown(directory),
@@ -85,6 +90,16 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     if not settings.get("silent"):
         console.say(straggler_words(settings) + text)
     return status
+
+
+def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
+    """Ask Slurm why it sent SIGTERM, on node 0 alone: one controller serves all. What is known is on disk by then."""
+    told = ended.state == "signal" and ended.signal == signal.SIGTERM and ended.stopped is None
+    if not told or "SLURM_JOB_ID" not in os.environ or settings.get("node", 0):
+        return None
+    from ddplaunch.hosts.slurm_end import why_ended
+
+    return why_ended(os.environ, settings.get("grace_s", 0.0), ended.ended_s)
 
 
 def _explained(settings: Settings, last: EndedAttempt | None, ended: EndedRun) -> Explanation:

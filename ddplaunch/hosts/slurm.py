@@ -13,6 +13,7 @@ from pathlib import Path
 from ddplaunch.errors import RefusedError
 from ddplaunch.finding import Finding, error
 from ddplaunch.frozen import dataclass
+from ddplaunch.launch.surroundings_slurm import array_task
 
 SUBMIT_DEADLINE_S = 90.0
 ASK_DEADLINE_S = 20.0
@@ -53,6 +54,7 @@ class JobState:
     """What Slurm says of a job. ``exit_code`` and ``signal`` are the batch script's, 0 while it runs.
 
     ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT, CANCELLED, NODE_FAIL, OUT_OF_MEMORY …
+    ``end`` is when it ended or will have to, in Slurm's spelling and the cluster's time zone.
     """
 
     state: str
@@ -61,6 +63,9 @@ class JobState:
     signal: int = 0
     log: str | None = None
     nodes: str = ""
+    restarts: int = 0
+    preempted: bool = False
+    end: str = ""
 
     @property
     def ended(self) -> bool:
@@ -105,12 +110,15 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str
     return match[1]
 
 
-def job_state(job: str, environ: Mapping[str, str]) -> JobState | None:
-    """Ask scontrol, and sacct once the controller has forgotten the job; None where neither answers."""
-    shown = _ask(["scontrol", "show", "job", job], environ)
+def job_state(job: str, environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> JobState | None:
+    """Ask scontrol, and sacct once the controller has forgotten the job; None where neither answers.
+
+    ``job`` is a number, or ``ARRAY_TASK``; each program gets ``deadline_s``.
+    """
+    shown = _ask(["scontrol", "show", "job", job], environ, deadline_s)
     if shown is not None and "JobState=" in shown:
         return parse_job(shown)
-    listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode,NodeList"], environ)
+    listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode,NodeList"], environ, deadline_s)
     fields = (listed or "").strip().splitlines()[-1:]
     return parse_sacct(fields[0]) if fields and fields[0].count("|") == 2 else None
 
@@ -131,6 +139,9 @@ def parse_job(text: str) -> JobState:
         signal=int(signal) if signal.isdigit() else 0,
         log=log[1] if log else None,
         nodes="" if word("NodeList") == "(null)" else word("NodeList"),
+        restarts=int(word("Restarts")) if word("Restarts").isdigit() else 0,
+        preempted=word("PreemptTime") not in ("", "None"),
+        end=word("EndTime"),
     )
 
 
@@ -160,11 +171,17 @@ def with_end_of_job(environ: Mapping[str, str]) -> dict[str, str]:
     job = environ.get("SLURM_JOB_ID", "")
     if not job.isdigit() or "SLURM_JOB_END_TIME" in environ or environ.get("SLURM_PROCID", "0") != "0":
         return dict(environ)
-    text = (_ask(["squeue", "-h", "-j", job, "-o", "%e"], environ, deadline_s=3) or "").strip()
+    text = (_ask(["squeue", "-h", "-j", array_task(environ) or job, "-o", "%e"], environ, deadline_s=3) or "").strip()
+    end_s = epoch_s(text)
+    return dict(environ) if end_s is None else {**environ, "SLURM_JOB_END_TIME": str(int(end_s))}
+
+
+def epoch_s(text: str) -> float | None:
+    """Return seconds since the epoch of a time as Slurm's programs print it, None for N/A: a job without a limit."""
     try:
-        return {**environ, "SLURM_JOB_END_TIME": str(int(time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))))}
-    except ValueError:  # N/A: the job has no limit
-        return dict(environ)
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
 
 
 def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> str | None:

@@ -4,36 +4,11 @@ from __future__ import annotations
 
 from ddplaunch.finding import Finding, error
 from ddplaunch.hosts.slurm import JobState
+from ddplaunch.hosts.slurm_end import ENDS
 from ddplaunch.launch.sbatch import Batch
 from ddplaunch.records.first_failure import FirstFailure
 from ddplaunch.ui.shell import quote
 from ddplaunch.ui.style import paint, visible
-
-_ENDS = {
-    "TIMEOUT": (
-        "reached its time limit",
-        "Slurm ends a job when its time is over",
-        "`--time` for more, or `--requeue` if the script resumes from its checkpoint",
-    ),
-    "OUT_OF_MEMORY": (
-        "used more host memory than it had",
-        "the kernel kills what goes over the job's memory",
-        "`--mem` for more, or fewer DataLoader workers",
-    ),
-    "NODE_FAIL": (
-        "lost a node",
-        "the node stopped answering Slurm",
-        "`--requeue` lets Slurm start the job again by itself; `sinfo -R` shows why nodes are away",
-    ),
-    "PREEMPTED": (
-        "was preempted",
-        "a job of higher priority took its nodes",
-        "`--requeue` lets Slurm start it again by itself",
-    ),
-    "CANCELLED": ("was cancelled", "somebody ran scancel", "`sacct -j {job} -o JobID,State,ExitCode` says by whom"),
-    "BOOT_FAIL": ("found a node that did not boot", "Slurm boots nodes for some jobs", "submit it again"),
-    "DEADLINE": ("missed its deadline", "it was submitted with one", "submit it again without `--deadline`"),
-}
 
 
 def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, styled: bool) -> str:
@@ -64,12 +39,13 @@ def ended_finding(job: str, state: JobState, first: FirstFailure | None = None) 
     """Return what to say of a job that did not complete, None for one that did. ``first`` is what its record says."""
     if state.state == "COMPLETED":
         return None
-    what, why, fix = _ENDS.get(state.state) or _failed(state, first)
+    end = ENDS.get(state.state)
+    what, why, fix = _failed(state, first) if end is None else (end.what, end.why, end.fix)
     return error(
         f"slurm-{state.state.lower().replace('_', '-')}",
         f"job {job} {what}",
         why=why,
-        fix=fix.format(job=job),
+        fix=fix.replace("{job}", job),
         where=state.nodes or f"Slurm: {state.state}",
     )
 

@@ -1,0 +1,78 @@
+"""What Slurm says of a job that is ending, as 22.05 says it at that moment, and what it means."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.hosts.slurm import JobState, epoch_s, parse_job
+from ddplaunch.hosts.slurm_end import diagnosis, why_ended
+
+ENDING = """\
+JobId=25 JobName=wrap
+   JobState={state} Reason={reason} Dependency=(null)
+   Requeue=1 Restarts={restarts} BatchFlag=1 Reboot=0 ExitCode=0:0
+   RunTime=00:01:14 TimeLimit=00:01:00 TimeMin=N/A
+   StartTime=2026-11-21T19:42:26 EndTime={end} Deadline=N/A
+   PreemptEligibleTime=2026-11-21T19:42:26 PreemptTime={preempted}
+   NodeList=vn1
+"""
+NOW_S = 1_795_290_220.0
+
+
+def at(s: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(s))
+
+
+def ending(state: str, reason: str = "None", restarts: int = 0, end_s: float = NOW_S, preempted: str = "None") -> str:
+    return ENDING.format(state=state, reason=reason, restarts=restarts, end=at(end_s), preempted=preempted)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "what"),
+    [
+        (ending("COMPLETING", "TimeLimit"), "time-limit", "job 25 reached its time limit"),
+        (ending("TIMEOUT", "TimeLimit"), "time-limit", "job 25 reached its time limit"),
+        (ending("RUNNING", end_s=NOW_S + 46), "time-limit", "46 s before the time limit of job 25"),
+        (ending("COMPLETING", preempted="2026-11-21T19:40:53"), "terminated", "job 25 was preempted"),
+        (ending("RUNNING", end_s=NOW_S + 9000, preempted="2026-11-21T19:40:53"), "terminated", "was preempted"),
+        (ending("COMPLETING", restarts=1), "terminated", "was taken back and queued again"),
+        (ending("COMPLETING"), "terminated", "job 25 was cancelled"),
+        (ending("NODE_FAIL"), "scheduler-error", "job 25 lost a node"),
+        (ending("OUT_OF_MEMORY", "OutOfMemory"), "host-out-of-memory", "more host memory"),
+    ],
+)
+def test_each_end_has_its_words(said: str, code: str, what: str) -> None:
+    found = diagnosis("25", parse_job(said), grace_s=30, now_s=NOW_S)
+    assert found is not None and found.code == code and what in found.what
+    assert found.evidence[0].file == "scontrol show job 25" and "{" not in "".join(found.fixes)
+
+
+@pytest.mark.parametrize(
+    "said", [ending("RUNNING", end_s=NOW_S + 9000), ending("COMPLETED"), ending("FAILED", preempted="x")]
+)
+def test_slurm_is_not_accused_of_what_it_did_not_do(said: str) -> None:
+    assert diagnosis("25", parse_job(said), grace_s=30, now_s=NOW_S) is None
+
+
+def test_a_job_that_was_requeued_before_this_run_of_it_is_cancelled_like_any_other() -> None:
+    found = diagnosis("25", JobState("COMPLETING", restarts=2), restarts=2)
+    assert found is not None and "was cancelled" in found.what
+
+
+def test_a_job_of_an_array_asks_after_itself_and_outside_of_slurm_nobody_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "scontrol").write_text(f"#!/bin/bash\n[ \"$*\" = 'show job 25_3' ] && echo '{ending('TIMEOUT')}'\n")
+    (tmp_path / "scontrol").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    array = {"SLURM_JOB_ID": "25", "SLURM_ARRAY_JOB_ID": "25", "SLURM_ARRAY_TASK_ID": "3"}
+    found = why_ended(environ | array, 30, NOW_S)
+    assert found is not None and found.what == "job 25_3 reached its time limit"
+    assert why_ended(environ | {"SLURM_JOB_ID": "25"}, 30, NOW_S) is None
+    assert why_ended({**environ, "SLURM_JOB_ID": ""}, 30, NOW_S) is None
+
+
+def test_times_of_slurms_programs() -> None:
+    assert epoch_s(at(NOW_S)) == NOW_S and epoch_s("N/A") is None and epoch_s("Unknown") is None
