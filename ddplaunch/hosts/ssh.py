@@ -164,8 +164,8 @@ def _connection(host: str, login: str, status: int | None, said: str) -> Finding
 
 
 def _line(pattern: re.Pattern[str], said: str) -> str:
-    """Return the first line in which the pattern is; a jump host's words are followed by others."""
-    return next((line.strip() for line in said.splitlines() if pattern.search(line)), "")
+    """Return the last line in which the pattern is; a jump host's words are followed by others."""
+    return next((line.strip() for line in reversed(said.splitlines()) if pattern.search(line)), "")
 
 
 def _last(said: str) -> str:
