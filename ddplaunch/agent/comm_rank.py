@@ -12,7 +12,7 @@ import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -24,11 +24,10 @@ from ddplaunch.probes.network import probe_interfaces
 _LAST_WORDS_S = 0.5  # before the deadline at which this process is killed
 _LATENCY_S = 1.0
 _LATENCY_COUNT = (10, 200)
-_FIRST_BYTES = 64 << 10
+_FIRST_BYTES = 16 << 10
 _LARGEST_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _GROWTH = 4
-_REPEATED_S = 0.5
-_REPEATED = 50
+_REPEATED_S = 1.0
 
 Say = Callable[..., None]
 
@@ -74,7 +73,7 @@ def _late(say: Say) -> None:
 
 def _resent_so_far() -> dict[str, int]:
     segments, again = resent()
-    return {"segments": segments, "resent": again}
+    return {"all_segments": segments, "all_resent": again}
 
 
 def _first_line(text: str) -> str:
@@ -104,9 +103,9 @@ def _step(part: Part, say: Say, until: float) -> None:
         segments=after[0] - before[0],
         resent=after[1] - before[1],
     )
-    size, seconds = bench.largest()
-    bus = 2 * (part.world - 1) / part.world * size / seconds
-    say(bandwidth=round(bus), size=size)
+    factor = 2 * (part.world - 1) / part.world
+    for size, seconds in bench.sizes():  # what was measured counts even if the next one does not end
+        say(bandwidth=round(factor * size / seconds), size=size)
     bench.agreed(0.0)  # nobody leaves before the others have measured
 
 
@@ -192,8 +191,8 @@ class _Bench:
         least, most = _LATENCY_COUNT
         return [self.once(tensor) for _ in range(min(most, max(least, int(_LATENCY_S / max(first, 1e-6)))))]
 
-    def largest(self) -> tuple[int, float]:
-        """Return the largest size in bytes for which there was time, and the seconds of its quickest all-reduce.
+    def sizes(self) -> Iterator[tuple[int, float]]:
+        """Yield sizes in bytes, growing as long as there is time, each with the seconds of its quickest all-reduce.
 
         Raises ValueError where a sum is wrong.
         """
@@ -207,12 +206,15 @@ class _Bench:
                 raise ValueError(f"the sum of {self._part.world} ones is {low} to {high}")
             tensor.zero_()
             best = self.agreed(self.once(tensor))
+            yield size, best
             spent = self.agreed(time.perf_counter() - begun)
             if size >= largest or spent + 2 * _GROWTH * best > self._part.measure_s:
                 break
             size = min(size * _GROWTH, largest)
-        again = min(_REPEATED, int(_REPEATED_S / max(best, 1e-6)))  # the quickest: what else runs here comes and goes
-        return size, self.agreed(min([best, *(self.once(tensor) for _ in range(again))]))
+        begun, mine = time.perf_counter(), best
+        while self.agreed(time.perf_counter() - begun) < _REPEATED_S:  # what else runs here comes and goes
+            mine = min(mine, self.once(tensor))
+        yield size, self.agreed(mine)
 
 
 def free_socket() -> socket.socket:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddplaunch.checks.check import declare
-from ddplaunch.checks.comm_groups import Comm, bandwidth_of_most, blame, failed, lossy, slow, usual
+from ddplaunch.checks.comm_groups import Comm, bandwidth_of_most, blame, dead, failed, lossy, slow, usual
 from ddplaunch.checks.comm_words import (
     because_of_partners,
     between,
@@ -68,7 +68,7 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
     Remedy: let TCP through between the hosts, on all ports: ranks connect to ports that the kernel chooses.
     """
     gone = {host for host, _ in comm.untested}
-    found = blame((group for group in comm.between if not gone & {*group.hosts}), failed)
+    found = blame((group for group in comm.between if not gone & {*group.hosts}), dead)
     for host in found.hosts:
         groups = [group for group in comm.between if host in group.hosts]
         yield error(
@@ -95,12 +95,12 @@ def comm_packet_loss(comm: Comm) -> Iterator[Finding]:
     collective waits for its slowest rank.
     Remedy: errors and drops in `ip -s link` and `ethtool -S`; cable, transceiver, switch port, MTU.
     """
-    measured = [group for group in comm.between if not failed(group)]
-    found = blame(measured, lossy)
+    tried = [group for group in comm.between if not dead(group)]
+    found = blame(tried, lossy)
     why = "TCP waits 200 ms or more for each lost segment, and all ranks wait with it"
     fix = "drops and errors in `ip -s link` and `ethtool -S INTERFACE`; then cable, switch port and MTU"
     for host in found.hosts:
-        groups = [group for group in measured if host in group.hosts and lossy(group)]
+        groups = [group for group in tried if host in group.hosts]
         yield warning(
             "comm-packet-loss",
             f"{host} loses packets: {losses_text(groups)} of TCP segments had to be sent again",
@@ -120,7 +120,7 @@ def comm_packet_loss(comm: Comm) -> Iterator[Finding]:
 
 
 def comm_slow_host(comm: Comm) -> Iterator[Finding]:
-    """A host, or what lies between two hosts, carries less than half of what most hosts do.
+    """A host, or what lies between two hosts, carries less than 40 % of what most hosts do.
 
     Each host counts by its best pair, because a slow partner says nothing of it. Every all-reduce of a job is as slow
     as its slowest link.
@@ -185,7 +185,7 @@ def comm_slow_inside(comm: Comm) -> Iterator[Finding]:
     or ranks that share their processors with another job.
     Remedy: `nvidia-smi topo -m` on it and on another; what else runs there.
     """
-    normal = usual(comm.inside, lambda measured: measured.bandwidth, max)
+    normal = usual(comm.inside, lambda measured: measured.bandwidth, max) if comm.backend == "nccl" else None
     for group in comm.inside:
         if normal is None or group.measured is None or group.measured.bandwidth >= _SLOW_INSIDE * normal:
             continue

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ddplaunch.frozen import dataclass
 
-SLOW = 0.5  # of what most hosts reach
+SLOW = 0.4  # of what most hosts reach
 LOSS = 0.05  # of the segments of a ping-pong, in which nothing else is in the way
 _LEAST_SEGMENTS = 20
 _LEAST_RESENT = 3
@@ -29,13 +29,6 @@ class Measured:
     segments: int = 0
     resent: int = 0
 
-    @property
-    def loss(self) -> float | None:
-        """The share of segments that was sent again; None where too few were sent to tell."""
-        if self.segments < _LEAST_SEGMENTS:
-            return None
-        return self.resent / self.segments if self.resent >= _LEAST_RESENT else 0.0
-
 
 @dataclass(frozen=True)
 class Group:
@@ -54,6 +47,14 @@ class Group:
     seconds: float = 0.0
     segments: int = 0
     resent: int = 0
+
+    @property
+    def loss(self) -> float:
+        """The share of TCP's segments that was sent again; 0 where too few were sent to tell."""
+        segments, resent = self.segments, self.resent
+        if self.measured is not None:
+            segments, resent = self.measured.segments, self.measured.resent
+        return resent / segments if segments >= _LEAST_SEGMENTS and resent >= _LEAST_RESENT else 0.0
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,17 @@ def failed(group: Group) -> bool:
 
 
 def lossy(group: Group) -> bool:
-    """Whether TCP had to send much again."""
-    return group.measured is not None and (group.measured.loss or 0.0) >= LOSS
+    """Whether TCP had to send much again; a group that could not be measured because of that is one too."""
+    return group.loss >= LOSS
+
+
+def dead(group: Group) -> bool:
+    """Whether nothing could be measured, and not because packets were lost now and then."""
+    return failed(group) and not lossy(group)
 
 
 def slow(group: Group, normal: float | None) -> bool:
-    """Whether it carried less than half of ``normal``, what most hosts do; never where that is not known."""
+    """Whether it carried less than ``SLOW`` of ``normal``, what most hosts do; never where that is not known."""
     return normal is not None and group.measured is not None and group.measured.bandwidth < SLOW * normal
 
 
@@ -131,10 +137,10 @@ def verdicts(comm: Comm) -> tuple[Verdict, ...]:
     normal = bandwidth_of_most(comm.between)
     found: list[Verdict] = []
     for group in comm.groups:
-        if failed(group):
-            found.append("failed")
-        elif lossy(group):
+        if lossy(group):
             found.append("lossy")
+        elif failed(group):
+            found.append("failed")
         else:
             found.append("slow" if group.round > 0 and slow(group, normal) else "fine")
     return tuple(found)

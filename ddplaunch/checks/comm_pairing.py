@@ -1,7 +1,8 @@
 """Which hosts are tested together in the next round, from what became of the last; refuses to run it.
 
 Two rounds with changed partners tell which of a bad pair is bad. The second one gives the members of bad pairs partners
-that were fine. A third is only for hosts that had one partner so far (an odd number of hosts), or only bad ones.
+that were fine. A third is for hosts that had one partner so far (an odd number of hosts), or only bad ones, and for
+those that were slow twice, which may have been something else that ran on them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ def next_round(hosts: Sequence[str], groups: Sequence[Group]) -> tuple[Pair, ...
     if done < ROUNDS - 1:
         wanting: Sequence[str] = hosts
     else:
-        wanting = [host for host in hosts if _partners(host, between) < 2 or _unclear(host, between, bad, suspects)]
+        wanting = [
+            host
+            for host in hosts
+            if _partners(host, between) < 2
+            or (host in suspects and (_only_slow(host, between) or _among(host, between, suspects)))
+        ]
     order = sorted(wanting, key=lambda host: (host not in suspects, _partners(host, between), hosts.index(host)))
     return _match(order, hosts, tried, suspects)
 
@@ -56,11 +62,13 @@ def _partners(host: str, groups: Sequence[Group]) -> int:
     return sum(host in group.hosts for group in groups)
 
 
-def _unclear(host: str, groups: Sequence[Group], bad: Collection[frozenset[str]], suspects: Collection[str]) -> bool:
+def _only_slow(host: str, groups: Sequence[Group]) -> bool:
+    return not any(failed(group) or lossy(group) for group in groups if host in group.hosts)
+
+
+def _among(host: str, groups: Sequence[Group], suspects: Collection[str]) -> bool:
     """Whether all partners of a suspect are suspects too."""
-    return host in suspects and all(
-        other in suspects for group in groups if host in group.hosts for other in group.hosts
-    )
+    return all(other in suspects for group in groups if host in group.hosts for other in group.hosts)
 
 
 def _match(

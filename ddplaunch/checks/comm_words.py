@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddplaunch.checks.comm_groups import Blame, Comm, Group, failed
+from ddplaunch.checks.comm_groups import Blame, Comm, Group, failed, lossy
 
 _NAMED = 3
 _PREFIXES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
@@ -33,8 +33,8 @@ def _two_digits(number: float) -> str:
 
 def losses_text(groups: Sequence[Group]) -> str:
     """Return the shares of segments that were sent again: ``21 %``, ``18 to 22 %``."""
-    shares = sorted(f"{100 * (group.measured.loss or 0.0):2.0f}" for group in groups if group.measured is not None)
-    low, high = shares[0].strip(), shares[-1].strip()
+    shares = sorted(round(100 * group.loss) for group in groups)
+    low, high = shares[0], shares[-1]
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
@@ -61,7 +61,7 @@ def between(group: Group, comm: Comm) -> str:
     """Say why neither of two hosts can be blamed alone."""
     if len(comm.hosts) == 2:
         return "with two hosts nothing tells which of them it is, or what lies between them"
-    good = {host for each in comm.between if not failed(each) for host in each.hosts}
+    good = {host for each in comm.between if not (failed(each) or lossy(each)) for host in each.hosts}
     if all(host in good for host in group.hosts):
         return "each of them works with another host: it is what lies between these two"
     return "neither of them was tested with a host that works"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ddplaunch.checks.comm_groups import LOSS, Group, Measured
+from ddplaunch.checks.comm_groups import Group, Measured
 from ddplaunch.checks.comm_words import time_text
+
+_COUNTS = ("segments", "resent", "all_segments", "all_resent")
 
 
 class Reports:
@@ -44,19 +46,20 @@ class Reports:
         """Return what was measured, or why nothing was."""
         seconds = (self._ended_s or time.monotonic()) - self._begun_s
         said = [self._said.get(rank, {}) for rank in range(self._ranks)]
-        segments, again = (sum(int(each.get(name, 0)) for each in said) for name in ("segments", "resent"))
-        if all("bandwidth" in each for each in said):
+        counted = {name: sum(int(each.get(name, 0)) for each in said) for name in _COUNTS}
+        if all("bandwidth" in each and "problem" not in each for each in said):
             measured = Measured(
                 bandwidth=float(said[0]["bandwidth"]),
                 size_bytes=int(said[0]["size"]),
                 latency_us=max(float(each["latency_us"][0]) for each in said),
                 latency_most_us=max(float(each["latency_us"][1]) for each in said),
-                segments=segments,
-                resent=again,
+                segments=counted["segments"],
+                resent=counted["resent"],
             )
             return Group(self._hosts, self._number, self._ranks, measured, seconds=seconds)
+        segments, again = counted["all_segments"], counted["all_resent"]
         problem = self._problem(said, deadline_s)
-        if segments and again >= LOSS * segments and again > 2:
+        if again:
             problem += f"; TCP sent {again} of {segments} segments again"
         return Group(
             self._hosts, self._number, self._ranks, None, problem, seconds=seconds, segments=segments, resent=again
