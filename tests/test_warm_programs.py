@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import zipapp
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,17 @@ COMMANDS = [
     ["-m", "package.module", "fail"],
     ["-m", "package.module", "exit"],
     ["-m", "package.missing"],
+    ["-m", "package.relative"],
+    ["-m", "package", "argument"],
+    ["package/relative.py"],
     ["folder", "argument"],
     ["folder", "fail"],
     ["broken_syntax.txt"],
+    ["with_bom.py"],
+    ["in_latin.txt"],
+    ["in_no_encoding.txt"],
+    ["in_future.py"],
+    ["program.zip", "argument"],
     ["nowhere.py"],
 ]
 
@@ -45,7 +54,11 @@ def _run(folder: Path, commands: list[list[str]], *preload: str) -> dict[str, An
 
 @pytest.fixture(scope="module")
 def ends_of(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    answers = _run(tmp_path_factory.mktemp("ends"), COMMANDS)
+    folder = tmp_path_factory.mktemp("ends")
+    zipapp.create_archive(PROGRAMS / "folder", folder / "program.zip", filter=lambda path: path.suffix == ".py")
+    answers = _run(
+        folder, [[word.replace("program.zip", str(folder / "program.zip")) for word in each] for each in COMMANDS]
+    )
     assert answers["said"] == []
     assert all(end["leads"] for end in answers["warm"]), "torchrun ends ranks by their process group"
     pairs = zip(answers["cold"], answers["warm"], strict=True)

@@ -19,7 +19,7 @@ from typing import NoReturn
 
 #: Seconds until a fork is killed that somebody's ``except BaseException`` kept: it must not act as torchrun.
 _DEADLINE_S = 10
-_CALLS_OF_HOOK = 5
+_CALLS_OF_HOOK = 6
 
 
 class Handover(BaseException):

@@ -1,11 +1,14 @@
 """Ways in which a script can end; the first argument names one."""
 
 import atexit
+import importlib
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
 
 class Noisy:
@@ -128,6 +131,178 @@ def breaks_pipe() -> None:
 
 def breakpoints() -> None:
     breakpoint()
+
+
+def aborts() -> None:
+    os.abort()
+
+
+def exits_257() -> None:
+    sys.exit(257)
+
+
+def exits_minus_1() -> None:
+    sys.exit(-1)
+
+
+def exits_with_tuple() -> None:
+    sys.exit((1, "two"))  # type: ignore[arg-type]
+
+
+def exits_in_thread() -> None:
+    thread = threading.Thread(target=lambda: sys.exit(3))
+    thread.start()
+    thread.join()
+
+
+def stack_at_exit() -> None:
+    import traceback
+
+    atexit.register(traceback.print_stack)
+
+
+def stack_of_last_object() -> None:
+    import faulthandler
+
+    class Last:
+        def __del__(self, dump: Any = faulthandler.dump_traceback, stream: int = 2) -> None:
+            dump(stream)
+
+    globals()["last"] = Last()
+
+
+def exits_at_exit() -> None:
+    atexit.register(sys.exit, 4)
+
+
+def raises_group() -> None:
+    if sys.version_info >= (3, 11):
+        raise ExceptionGroup("several", [ValueError("one"), TypeError("two")])  # noqa: F821
+    raise ValueError("no groups yet")
+
+
+def raises_with_notes() -> None:
+    error = ValueError("noted")
+    if sys.version_info >= (3, 11):
+        error.add_note("a note")
+    raise error
+
+
+def raises_in_generator() -> None:
+    sum(1 // number for number in (1, 0))
+
+
+def raises_at_import() -> None:
+    importlib.import_module("package.raises")
+
+
+def dumps_stacks() -> None:
+    import faulthandler
+
+    thread = threading.Thread(target=faulthandler.dump_traceback, args=(sys.stderr,))
+    thread.start()
+    thread.join()
+
+
+def told_in_handler() -> None:
+    def told(number: int, frame: object) -> None:
+        import traceback
+
+        traceback.print_stack()
+        raise SystemExit(number)
+
+    signal.signal(signal.SIGTERM, told)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(10)
+
+
+def hung_up() -> None:
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(10)
+
+
+def logs() -> None:
+    import logging
+
+    logging.warning("before it is set up")
+    logging.basicConfig(format="%(processName)s %(threadName)s %(module)s:%(lineno)d %(message)s", level="INFO")
+    logging.info("in the root logger")
+
+
+def warns_in_its_own_way() -> None:
+    import warnings
+
+    warnings.showwarning = lambda message, category, *_: print("shown", message, category.__name__)
+    warnings.warn("mine", DeprecationWarning, stacklevel=1)
+    for _ in range(2):
+        warnings.warn("only once from here", stacklevel=1)
+
+
+def is_finalized() -> None:
+    import weakref
+
+    thing = type("Thing", (), {})()
+    weakref.finalize(thing, print, "finalized")
+    globals()["kept"] = thing
+
+
+def daemon_thread() -> None:
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+    print("left behind")
+
+
+def shows_its_source() -> None:
+    import inspect
+
+    print(inspect.getsource(Noisy), inspect.getsourcefile(Noisy))
+
+
+def asynchronous() -> None:
+    import asyncio
+
+    async def answer() -> str:
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", "raise SystemExit(5)")
+        return f"{await child.wait()} {await asyncio.to_thread(os.getpid) == os.getpid()}"
+
+    print(asyncio.run(answer()))
+
+
+def children_of_all_kinds() -> None:
+    import multiprocessing
+
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.SimpleQueue()
+        child = context.Process(target=report, args=(queue,))  # type: ignore[attr-defined]
+        child.start()
+        print(method, queue.get(), child.name)
+        child.join()
+        print(child.exitcode)
+
+
+def report(queue: Any) -> None:
+    import multiprocessing
+
+    parent = multiprocessing.parent_process()
+    queue.put((__name__, parent and parent.name, parent and parent.pid == os.getppid(), Path(sys.argv[0]).name))
+
+
+def shared_memory() -> None:
+    from multiprocessing.shared_memory import SharedMemory
+
+    memory = SharedMemory(create=True, size=10)
+    assert memory.buf is not None
+    memory.buf[0] = 7
+    print(memory.buf[0])
+    memory.close()
+    memory.unlink()
+
+
+def restarts_itself() -> None:
+    if "again" in sys.argv:
+        print("again", sys.flags)
+        return
+    os.execv(sys.executable, [*sys.orig_argv, "again"])
 
 
 if __name__ == "__main__":

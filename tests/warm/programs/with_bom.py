@@ -1,0 +1,3 @@
+"""Begins with a byte order mark, as editors on Windows write it."""
+
+print("ä", __doc__)
