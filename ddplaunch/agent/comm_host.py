@@ -69,7 +69,11 @@ class CommHost:
         data = os.read(self._incoming, 1 << 16)
         *lines, self._read = (self._read + data).split(b"\n")
         for line in lines:
-            self._begin(json.loads(line))
+            order = json.loads(line)
+            if "stop" not in order:
+                self._begin(order)
+            elif order["stop"] == self._step.get("step"):
+                self._kill()
         return bool(data)
 
     def _begin(self, order: dict[str, Any]) -> None:

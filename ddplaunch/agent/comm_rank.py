@@ -23,7 +23,7 @@ from ddplaunch.probes.network import probe_interfaces
 
 _LAST_WORDS_S = 0.5  # before the deadline at which this process is killed
 _LATENCY_S = 1.0
-_LATENCY_COUNT = (10, 200)
+_LATENCY_COUNT = (20, 200)
 _FIRST_BYTES = 16 << 10
 _LARGEST_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 _GROWTH = 4

@@ -73,7 +73,7 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
         groups = [group for group in comm.between if host in group.hosts]
         yield error(
             "comm-cut-off",
-            f"no collective gets through between {host} and {listed(partners(host, groups))}: {groups[0].problem}",
+            f"{host} gets no collective through, tried with {listed(partners(host, groups))}: {groups[0].problem}",
             why=f"{because_of_partners(host, found, comm.between)}: it is {host}'s cable, interface, route or firewall",
             fix=f"let TCP through to and from {host} on all ports, or leave it out: `--exclude {host}`",
             where=host,
@@ -134,7 +134,10 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
     why = "every all-reduce of a job is as slow as its slowest link"
     fix = "`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface"
     for host in found.hosts:
-        best = max(group.measured.bandwidth for group in groups if host in group.hosts and group.measured)
+        rates = [group.measured.bandwidth for group in groups if host in group.hosts and group.measured]
+        best = max(rates)
+        if len(rates) == 1 and best >= _SLOW_PAIR * normal:
+            continue
         yield warning(
             "comm-slow-host",
             f"{host} carries {rate_text(best)}; the median of the hosts is {rate_text(normal)}",

@@ -35,7 +35,7 @@ def next_round(hosts: Sequence[str], groups: Sequence[Group]) -> tuple[Pair, ...
         wanting = [
             host
             for host in hosts
-            if _partners(host, between) < 2
+            if (host not in suspects and _measured(host, between) < 2)
             or (host in suspects and (_only_slow(host, between) or _among(host, between, suspects)))
         ]
     order = sorted(wanting, key=lambda host: (host not in suspects, _partners(host, between), hosts.index(host)))
@@ -60,6 +60,10 @@ def _never_good(hosts: Sequence[str], groups: Sequence[Group], bad: Collection[f
 
 def _partners(host: str, groups: Sequence[Group]) -> int:
     return sum(host in group.hosts for group in groups)
+
+
+def _measured(host: str, groups: Sequence[Group]) -> int:
+    return sum(host in group.hosts and not failed(group) for group in groups)
 
 
 def _only_slow(host: str, groups: Sequence[Group]) -> bool:

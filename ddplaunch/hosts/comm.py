@@ -174,6 +174,13 @@ class CommTest:
         reports = self._running.get(host.member.name)
         if reports is not None:
             reports.lose(host.member.name, reason)
+            self._stop_waiting(reports)
+
+    def _stop_waiting(self, reports: Reports) -> None:
+        """End the ranks that wait for others that are gone: their deadline would tell no more."""
+        for host in self._alive():
+            if host.member.name in reports.waiting_in_vain:
+                host.member.link.send(Kind.TELL, {"stop": self._step})
 
     def _take(self, host: _Host, event: Event) -> None:
         if event.kind is None:
@@ -204,5 +211,6 @@ class CommTest:
             if "ended" in line:
                 host.store = int(line["store"])
                 reports.end(host.member.name)
+                self._stop_waiting(reports)
             else:
                 reports.add(line)

@@ -28,6 +28,12 @@ class Reports:
         """Whether nothing more will be said."""
         return len(self.ended) == len(self._hosts)
 
+    @property
+    def waiting_in_vain(self) -> tuple[str, ...]:
+        """The hosts whose ranks still wait for one that has failed or is lost."""
+        broken = self._lost or any("problem" in each for each in self._said.values())
+        return tuple(host for host in self._hosts if host not in self.ended) if broken and self.ended else ()
+
     def add(self, line: dict[str, Any]) -> None:
         """Note what a rank said; later lines tell more than earlier ones."""
         self._said.setdefault(int(line["rank"]), {}).update(line)
