@@ -101,3 +101,23 @@ def test_a_task_for_each_gpu_that_was_asked_for_stays() -> None:
     environ = BATCH | {"SLURM_GPUS_PER_TASK": "1", "SLURM_NTASKS_PER_NODE": "4"}
     slurm = read_slurm(environ)
     assert slurm is not None and not [word for word in step_argv(slurm, environ) if word.startswith("--ntasks")]
+
+
+HET = {"SLURM_HET_SIZE": "3", "SLURM_JOB_ID_HET_GROUP_0": "12", "SLURM_JOB_ID_HET_GROUP_1": "13"}
+
+
+@pytest.mark.parametrize("environ", [BATCH | HET, BATCH | HET | ONE_NODE])
+def test_a_heterogeneous_job_is_refused_with_the_step_over_all_of_it(
+    call: Call, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+) -> None:
+    said = run_in(environ, call, monkeypatch)
+    assert isinstance(said, Said) and said.status == 4 and "error[slurm-het-job]" in said.err
+    assert "srun --het-group=0,1,2 --kill-on-bad-exit=1" in " ".join(said.err.split())
+
+
+@pytest.mark.parametrize(("environ", "words"), [(BATCH | HET, ("1x1",)), (STEP | HET, ())])
+def test_one_node_of_it_and_a_step_over_it_are_not(
+    call: Call, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: tuple[str, ...]
+) -> None:
+    said = run_in(environ, call, monkeypatch, *words, "--device", "cpu", "--no-checks", "--dry-run")
+    assert isinstance(said, Said) and said.status == 0 and "torch.distributed.run" in said.out

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import ddplaunch.cli.submit
+from ddplaunch.explain.as_json import diagnosis_json
 from ddplaunch.hosts import slurm_follow
-from ddplaunch.hosts.slurm import parse_job, parse_sacct
+from ddplaunch.hosts.slurm import JobState, parse_job, parse_sacct
+from ddplaunch.hosts.slurm_end import diagnosis
+from ddplaunch.hosts.slurm_reasons import never, waits_for
 from ddplaunch.launch.submission import job_name, parse_time
 from ddplaunch.ui.batch_script import directive_text
 from ddplaunch.ui.submitted import ended_finding, exit_status_of, state_text
@@ -119,6 +122,7 @@ def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkey
         (("--sbatch-arg", "-N4"), "say it by --nodes"),
         (("--sbatch-arg", "exclusive"), "not one option"),
         (("--sbatch-arg", "--comment='a"), "unbalanced quote"),
+        (("--sbatch-arg", "--array=0-3", "--wait"), "an array is many"),
         (("--env", "WANDB_API_KEY=0123456789abcdef"), "`export WANDB_API_KEY`"),
         (("--to", "pbs"), "`--to pbs`"),
         (("--image", "a:b"), "no option for slurm"),
@@ -183,10 +187,21 @@ def test_a_job_is_submitted_with_its_id_on_stdout(
     )
     answer = call("submit", "2x4", "--", "train.py")
     assert (answer.status, answer.out) == (0, "12\n")
-    assert "submitted job 12: train.py on 2 nodes with 4 GPUs each, running on vn[1-2]" in answer.err
+    assert "submitted job 12: train.py on 2 nodes with 4 GPUs each\n  now     running on vn[1-2]\n" in answer.err
     assert "tail -F '/home/me/a JobState=FAILED b/slurm-12.out'" in answer.err and "scancel 12" in answer.err
     assert "#SBATCH --nodes=2" in (folder / "got").read_text()
     assert (folder / "options").read_text() == "--parsable\n"
+
+
+def test_every_job_of_an_array_has_a_log_of_its_own(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = SCONTROL.format(state="RUNNING", reason="None", code="0:0")
+    programs(tmp_path / "bin", monkeypatch, sbatch="cat > got; echo 12", scontrol=f"cat <<'END'\n{running}END")
+    for words in ("--array=0-3", "-a 0-3"):
+        answer = call("submit", "2x4", "--sbatch-arg", words, "--", "train.py")
+        assert "submitted array job 12" in answer.err and f"{folder}/slurm-12_INDEX.out" in answer.err
+        assert "#SBATCH --output=slurm-%A_%a.out" in (folder / "got").read_text()
 
 
 def test_a_directory_that_slurm_would_misread_is_spelled_for_it(
@@ -234,11 +249,17 @@ def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
     (run / "outcome.json").write_text(json.dumps({**outcome, "node": 0, "exit_status": 1, "attempts": []}))
     answer = call("submit", "2x4", "--wait", "--", "train.py")
     told = " ".join(answer.err.split())
+    assert "Slurm's own status for the job, 143, is that of a node that was ended later" in told
     assert answer.status == 42 and "job 12 failed with exit status 42 on node 1, rank 3" in told
     assert "`ddplaunch explain slurm-12.0`" in told
     (run / "node-1/outcome.json").write_text("{")
     (run / "outcome.json").unlink()
     assert call("submit", "2x4", "--wait", "--", "train.py").status == 143
+    limit = diagnosis("12", JobState("TIMEOUT"))
+    assert limit is not None
+    (run / "outcome.json").write_text(json.dumps({"state": "terminated", "diagnosis": diagnosis_json(limit)}))
+    answer = call("submit", "2x4", "--wait", "--", "train.py")
+    assert answer.status == 143 and "error[time-limit]: job 12 reached its time limit" in answer.err
 
 
 def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> None:
@@ -246,9 +267,8 @@ def test_the_state_of_a_job_is_read_past_a_directory_that_looks_like_one() -> No
     assert (state.state, state.reason, state.nodes, state.ended) == ("RUNNING", "", "vn[1-2]", False)
     assert state.log == "/home/me/a JobState=FAILED b/slurm-12.out"
     assert state_text(state) == "running on vn[1-2]"
-    assert (
-        state_text(parse_job(SCONTROL.format(state="PENDING", reason="Resources", code="0:0"))) == "pending (Resources)"
-    )
+    pending = parse_job(SCONTROL.format(state="PENDING", reason="Resources", code="0:0"))
+    assert state_text(pending) == "pending (Resources): waits until enough is free"
 
 
 @pytest.mark.parametrize(
@@ -290,3 +310,33 @@ def test_job_names_are_what_every_cluster_takes(text: str, name: str) -> None:
 def test_directives_are_quoted_only_where_slurm_needs_it() -> None:
     assert directive_text("--gpus-per-node=4") == "--gpus-per-node=4"
     assert directive_text('--comment=a "b" \\') == '--comment="a \\"b\\" \\\\"'
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("PartitionNodeLimit", "not that many nodes"),
+        ("AssocMaxGRESPerJob", "the account's limit of GPUs for one job is lower"),
+        ("QOSMaxNodePerJobLimit", "the QOS's limit of nodes for one job is lower"),
+        ("QOSMaxWallDurationPerJobLimit", "the QOS's limit of time for one job is lower"),
+        ("QOSMaxMemoryPerNode", "the QOS's limit of memory for one node is lower"),
+    ],
+)
+def test_what_no_waiting_cures(reason: str, why: str) -> None:
+    said = never(reason)
+    assert said is not None and why in said
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        ("AssocGrpGRES", "it starts when other jobs end"),
+        ("QOSMaxJobsPerUserLimit", "it starts when other jobs end"),
+        ("AssocGrpCPUMinutesLimit", "hours are used up"),
+        ("ReqNodeNotAvail,_UnavailableNodes:vn[1-2]", "`sinfo -R`"),
+        ("BeginTime", "two minutes"),
+        ("Unheard", ""),
+    ],
+)
+def test_what_a_job_waits_for(reason: str, why: str) -> None:
+    assert why in waits_for(reason) and never(reason) is None

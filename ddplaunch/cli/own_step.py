@@ -17,6 +17,8 @@ from ddplaunch.launch.sbatch import step_argv
 from ddplaunch.launch.surroundings_slurm import Slurm, describe, read_slurm
 from ddplaunch.launch.topology import node_range
 from ddplaunch.ui.shell import command_lines
+from ddplaunch.ui.streams import width
+from ddplaunch.ui.wrapping import wrap
 
 _WIDTH = 100
 _DEPTH = "DDPLAUNCH_STEP"  # set for the step, so that a Slurm that hides its variables there starts no further one
@@ -29,7 +31,11 @@ def start_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> i
     would train there alone. Raises RefusedError where there is no srun, UsageError for a malformed ``--nnodes``.
     """
     slurm = read_slurm(environ)
-    if slurm is None or not _wanted(slurm, options) or _DEPTH in environ:
+    if slurm is None or _DEPTH in environ:
+        return None
+    if slurm.step is None and not _one_node(options):
+        _refuse_components(slurm, environ)
+    if not _wanted(slurm, options):
         return None
     step = step_argv(slurm, environ)
     words = [*step, *interpreter(), "-m", "ddplaunch", *sys.argv[1:]]
@@ -46,15 +52,45 @@ def start_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> i
                 fix="put Slurm's programs on PATH, often by `module load slurm`",
             )
         )
-    tell(f"ddplaunch {describe(slurm)}; one task on each node by `{' '.join(step)}`\n")
+    tell("\n".join(_became(slurm, step)) + "\n")
     os.execve(found, words, {**with_end_of_job(environ), _DEPTH: slurm.job})
+
+
+def _became(slurm: Slurm, step: tuple[str, ...]) -> list[str]:
+    said = wrap(f"{describe(slurm)}; one task on each node by", width(sys.stderr), "ddplaunch: ", "  ")
+    return [*said, *(f"  {line}" for line in command_lines(step, width(sys.stderr) - 4))]
 
 
 def _wanted(slurm: Slurm, options: Options) -> bool:
     """A shell on a node of a job with one node is in the right place already, as is a launch of one node there."""
     if slurm.step is not None:
         return False
-    said = options.nnodes is not None or (options.nproc is not None and "x" in options.nproc.value)
-    if said and node_range(options)[0].value == 1:
+    if _one_node(options):
         return not slurm.on_node
     return slurm.nodes > 1 or not slurm.on_node
+
+
+def _one_node(options: Options) -> bool:
+    """Whether the user said that the launch has one node."""
+    said = options.nnodes is not None or (options.nproc is not None and "x" in options.nproc.value)
+    return said and node_range(options)[0].value == 1
+
+
+def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:
+    """Raise RefusedError in a heterogeneous job: its first component is all that a process outside of a step sees.
+
+    https://slurm.schedmd.com/heterogeneous_jobs.html
+    """
+    size = environ.get("SLURM_HET_SIZE", "")
+    if not size.isdigit() or int(size) < 2:
+        return
+    groups = ",".join(str(number) for number in range(int(size)))
+    raise RefusedError(
+        error(
+            "slurm-het-job",
+            f"Slurm job {slurm.label} is heterogeneous, of {size} components; this process is in the first",
+            why="the nodes of the other components would do nothing",
+            fix=f"`srun --het-group={groups} --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- train.py` if "
+            "all nodes have the same number of GPUs; `ddplaunch run 1xN -- train.py` for this node alone",
+        )
+    )

@@ -22,7 +22,7 @@ from ddplaunch.launch.options import Options
 from ddplaunch.launch.sbatch import Batch, decide_batch, log_beside
 from ddplaunch.launch.submission import Submission, decide, refuse_secrets
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.first_failure import first_failure, newest_run
+from ddplaunch.records.first_failure import ended_from_outside, first_failure, newest_run
 from ddplaunch.ui.batch_script import sbatch_text
 from ddplaunch.ui.streams import styled
 from ddplaunch.ui.submitted import ended_finding, exit_status_of, state_text, submitted_text
@@ -84,11 +84,8 @@ def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
     special = log_beside(str(cwd), batch, f"{int(time.time())}-{os.getpid()}")
     job = submit_to_slurm(text, cwd, environ, special[:1] if special is not None else ())
     state = first_state(job, environ)
-    if special is not None:
-        head, _, name = special[1].rpartition("/")
-        log = f"{head}/{name.replace('%j', job)}"
-    else:
-        log = (state.log if state is not None else None) or str(cwd / f"slurm-{job}.out")
+    log = None if state is None or batch.array or special is not None else state.log
+    log = log or _log(special[1] if special is not None else str(cwd / batch.log), job)
     tell(submitted_text(job, batch, log, state, styled(sys.stderr)))
     if not wait:
         answer(f"{job}\n")
@@ -101,6 +98,12 @@ def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
     return _tell_end(job, ended, base)
 
 
+def _log(pattern: str, job: str) -> str:
+    """Return the path of a job's log; every job of an array has one of its own, named by its index."""
+    head, _, name = pattern.rpartition("/")
+    return f"{head}/{name.replace('%j', job).replace('%A', job).replace('%a', 'INDEX')}"
+
+
 def _show(piece: bytes) -> None:
     sys.stdout.buffer.write(piece)
     sys.stdout.buffer.flush()
@@ -110,7 +113,8 @@ def _tell_end(job: str, ended: JobState, base: Path) -> int:
     """Say how the job ended; a node that failed by itself counts for more than those that srun ended because of it."""
     directory = newest_run(base, f"slurm-{job}.") if ended.state == "FAILED" else None
     first = None if directory is None else first_failure(directory)
-    finding = ended_finding(job, ended, first)
+    outside = None if directory is None else ended_from_outside(directory)
+    finding = ended_finding(job, ended, first, outside)
     if finding is not None:
         tell_findings([finding])
     return exit_status_of(ended) if first is None else first.exit_status

@@ -23,20 +23,6 @@ _ENDED = frozenset(
     {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
     | {"PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
 )
-#: Reasons of a pending job that no waiting cures (https://slurm.schedmd.com/job_reason_codes.html).
-HOPELESS = {
-    "PartitionNodeLimit": "the partition has not that many nodes",
-    "PartitionTimeLimit": "the time is over the partition's limit",
-    "BadConstraints": "no node meets the constraint",
-    "AccountNotAllowed": "the account may not use the partition",
-    "QOSNotAllowed": "the QOS may not be used here",
-    "InvalidAccount": "the account does not exist",
-    "InvalidQOS": "the QOS does not exist",
-    "AssocMaxNodePerJobLimit": "the account's limit of nodes for one job is lower",
-    "AssocMaxWallDurationPerJobLimit": "the account's time limit for one job is lower",
-    "QOSMaxNodePerJobLimit": "the QOS's limit of nodes for one job is lower",
-    "QOSMaxWallDurationPerJobLimit": "the QOS's time limit for one job is lower",
-}
 _FIX = (
     ("partition", "`sinfo -s` lists the partitions: `--partition NAME`"),
     ("account", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--account NAME`"),

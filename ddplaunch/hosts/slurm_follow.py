@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ddplaunch.errors import RefusedError
 from ddplaunch.finding import error
-from ddplaunch.hosts.slurm import HOPELESS, JobState, cancel, job_state
+from ddplaunch.hosts.slurm import JobState, cancel, job_state
+from ddplaunch.hosts.slurm_reasons import never
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.5, 10.0  # a controller serves a whole cluster
 _LOG_POLL_S = 0.25
@@ -36,14 +37,15 @@ def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -
 
 def refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> None:
     """Raise RefusedError, and cancel the job, where it waits for what never comes."""
-    if state.state != "PENDING" or state.reason not in HOPELESS:
+    why = never(state.reason) if state.state == "PENDING" else None
+    if why is None:
         return
     done = cancel(job, environ)
     raise RefusedError(
         error(
             "slurm-job-cannot-start",
             f"job {job} can never start: {state.reason}",
-            why=f"{HOPELESS[state.reason]}; Slurm would let it wait for ever",
+            why=f"{why}; Slurm would let it wait for ever",
             fix="ask for less, or elsewhere: `sinfo -o '%P %D %l %G'` shows partitions, nodes, time limits and GPUs; "
             + ("the job was cancelled" if done else f"`scancel {job}` takes it back"),
         )

@@ -5,6 +5,7 @@ https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,9 @@ from ddplaunch.launch.surroundings_slurm import Slurm
 
 #: One task that fails ends the step at once; one that ends well gives the others a minute.
 STEP = ("srun", "--kill-on-bad-exit=1", "--wait=60")
-LOG = "--output=slurm-%j.out"  # in the directory where the job starts, as sbatch does by itself
+#: In the directory where the job starts, as sbatch does by itself.
+LOG, LOG_OF_ARRAY = "--output=slurm-%j.out", "--output=slurm-%A_%a.out"
+_ARRAY = re.compile(r"--array(?:=|\Z)|-a")
 _OURS = {
     "--nodes": "--nodes",
     "-N": "--nodes",
@@ -59,6 +62,16 @@ class Batch:
     command: tuple[str, ...]
     requeue_after_s: int | None = None
 
+    @property
+    def log(self) -> str:
+        """The file name that the job's log gets unless ``--sbatch-arg`` names another, with Slurm's patterns in it."""
+        return (LOG_OF_ARRAY if self.array else LOG).partition("=")[2]
+
+    @property
+    def array(self) -> bool:
+        """Whether it becomes several jobs, one for each index."""
+        return any(_ARRAY.match(directive) for directive in self.directives)
+
 
 def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tuple[str, ...]) -> Batch:
     """Return the batch script; ``asked`` are the options of ``submit`` by name, ``command`` is ddplaunch with its own.
@@ -66,6 +79,15 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
     The log is named relative to the working directory, so that no path of the user's, which may hold anything, has to
     pass Slurm's own reading of ``#SBATCH`` lines. Raises UsageError for values that cannot stand in such a line.
     """
+    extra = [word for value in asked.get("sbatch_arg") or () for word in _extra(value)]
+    array = next((word for word in extra if _ARRAY.match(word)), None)
+    if array is not None and asked.get("wait"):
+        raise usage(
+            f"`--wait` with `--sbatch-arg {array}`",
+            why="it follows the log of one job, and an array is many",
+            fix="leave `--wait` out: `squeue -j JOB` shows all of them",
+            where="flag: --wait",
+        )
     named = [(name, asked.get(name)) for name in ("partition", "account", "qos", "constraint")]
     directives = [
         f"--job-name={submission.name}",
@@ -76,10 +98,10 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
         *_given("--mem", submission.memory),
         *_given("--time", submission.time),
         *(word for name, value in named for word in _given(f"--{name}", value)),
-        LOG,
+        LOG if array is None else LOG_OF_ARRAY,
         *(["--requeue", "--open-mode=append"] if submission.requeue else ["--no-requeue"]),
         *([f"--signal=TERM@{submission.grace_s}"] if submission.grace_s is not None else []),
-        *(word for value in asked.get("sbatch_arg") or () for word in _extra(value)),
+        *extra,
     ]
     for directive in directives:
         _refuse_unwritable(directive)
@@ -104,12 +126,15 @@ def log_beside(cwd: str, batch: Batch, stamp: str) -> tuple[str, str] | None:
     """
     if "%" not in cwd and "\\" not in cwd:
         return None
-    if any(directive.startswith(("--output", "-o")) and directive != LOG for directive in batch.directives):
+    if any(
+        directive.startswith(("--output", "-o")) and directive not in (LOG, LOG_OF_ARRAY)
+        for directive in batch.directives
+    ):
         return None
     if "\\" in cwd:
         name = f"/slurm-{stamp}.out"
         return f"--output={cwd}{name}".replace("\\", "\\\\"), cwd + name
-    return f"--output={cwd.replace('%', '%%')}/slurm-%j.out", f"{cwd}/slurm-%j.out"
+    return f"--output={cwd.replace('%', '%%')}/{batch.log}", f"{cwd}/{batch.log}"
 
 
 def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:

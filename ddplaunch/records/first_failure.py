@@ -7,17 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.explain.as_json import diagnosis_from_json
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.frozen import dataclass
 
 
 @dataclass(frozen=True)
 class FirstFailure:
-    """The node whose own rank failed first: ``exit_status`` as its launcher gave it, ``rank`` if it is known."""
+    """The node whose own rank failed first: ``exit_status`` as its launcher gave it, ``rank`` if it is known.
+
+    ``reason`` is what its diagnosis says in one line, "" where it has none.
+    """
 
     run_id: str
     node: int
     exit_status: int
     rank: int | None
+    reason: str = ""
 
 
 def first_failure(directory: Path) -> FirstFailure | None:
@@ -37,8 +43,20 @@ def first_failure(directory: Path) -> FirstFailure | None:
     if not failed:
         return None
     _, node, status, outcome = min(failed, key=lambda each: each[:3])
-    rank = outcome.get("first_failed_rank")
-    return FirstFailure(directory.name, node, status, rank if isinstance(rank, int) else None)
+    rank, found = outcome.get("first_failed_rank"), outcome.get("diagnosis")
+    reason = found.get("what") if isinstance(found, dict) else None
+    return FirstFailure(
+        directory.name, node, status, rank if isinstance(rank, int) else None, reason if isinstance(reason, str) else ""
+    )
+
+
+def ended_from_outside(directory: Path) -> Diagnosis | None:
+    """Return why node 0 says that somebody else ended the run; None where nobody did, or nothing says why."""
+    try:
+        outcome = json.loads((directory / "outcome.json").read_bytes())
+        return diagnosis_from_json(outcome["diagnosis"]) if outcome["state"] == "terminated" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def newest_run(base: Path, prefix: str) -> Path | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.finding import Finding, error
 from ddplaunch.hosts.slurm import JobState
 from ddplaunch.hosts.slurm_end import ENDS
+from ddplaunch.hosts.slurm_reasons import waits_for
 from ddplaunch.launch.sbatch import Batch
 from ddplaunch.records.first_failure import FirstFailure
 from ddplaunch.ui.shell import quote
@@ -13,18 +15,20 @@ from ddplaunch.ui.style import paint, visible
 
 def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, styled: bool) -> str:
     """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
-    where = "" if state is None else f", {state_text(state)}"
-    rows = [("log", visible(log)), ("follow", f"tail -F {quote(log)}"), ("state", f"squeue -j {job}")]
+    rows = [] if state is None else [("now", state_text(state))]
+    rows += [("log", visible(log)), ("follow", f"tail -F {quote(log)}"), ("state", f"squeue -j {job}")]
     rows.append(("cancel", f"scancel {job}"))
-    head = paint("ddplaunch", "bold", styled) + f" submitted job {job}: {visible(batch.about)}{where}\n"
+    kind = "array " if batch.array else ""
+    head = paint("ddplaunch", "bold", styled) + f" submitted {kind}job {job}: {visible(batch.about)}\n"
     return head + "".join(f"  {paint(f'{label:<8}', 'dim', styled)}{text}\n" for label, text in rows)
 
 
 def state_text(state: JobState) -> str:
-    """Return ``pending (Resources)``, ``running on gpu[1-2]``, ``completed``."""
+    """Return ``pending (Resources): waits until enough is free``, ``running on gpu[1-2]``, ``completed``."""
     word = state.state.lower().replace("_", " ")
     if state.state == "PENDING" and state.reason:
-        return f"{word} ({state.reason})"
+        waits = waits_for(state.reason)
+        return f"{word} ({state.reason})" + (f": {waits}" if waits else "")
     return f"{word} on {state.nodes}" if state.state == "RUNNING" and state.nodes else word
 
 
@@ -35,28 +39,33 @@ def exit_status_of(state: JobState) -> int:
     return state.exit_code or (0 if state.state == "COMPLETED" else 1)
 
 
-def ended_finding(job: str, state: JobState, first: FirstFailure | None = None) -> Finding | None:
-    """Return what to say of a job that did not complete, None for one that did. ``first`` is what its record says."""
+def ended_finding(
+    job: str, state: JobState, first: FirstFailure | None = None, outside: Diagnosis | None = None
+) -> Finding | None:
+    """Return what to say of a job that did not complete, None for one that did.
+
+    ``first`` is which node failed first, ``outside`` why somebody else ended the run, both from the job's record.
+    """
     if state.state == "COMPLETED":
         return None
+    where = state.nodes or f"Slurm: {state.state}"
     end = ENDS.get(state.state)
-    what, why, fix = _failed(state, first) if end is None else (end.what, end.why, end.fix)
-    return error(
-        f"slurm-{state.state.lower().replace('_', '-')}",
-        f"job {job} {what}",
-        why=why,
-        fix=fix.replace("{job}", job),
-        where=state.nodes or f"Slurm: {state.state}",
-    )
+    if end is not None:
+        what, why, fix = f"job {job} {end.what}", end.why, end.fix.format(job=job)
+    elif first is not None:
+        what, why, fix = _failed(job, state, first)
+    elif outside is not None:
+        return error(outside.code, outside.what, why=outside.why, fix=" or ".join(outside.fixes), where=where)
+    else:
+        what = f"job {job} failed with exit status {exit_status_of(state)}"
+        why, fix = "the end of its log says why", f"`ddplaunch explain {job}`"
+    return error(f"slurm-{state.state.lower().replace('_', '-')}", what, why=why, fix=fix, where=where)
 
 
-def _failed(state: JobState, first: FirstFailure | None) -> tuple[str, str, str]:
-    if first is None:
-        why = "the diagnosis in its log says why"
-        return f"failed with exit status {exit_status_of(state)}", why, "`ddplaunch explain` for the newest run here"
+def _failed(job: str, state: JobState, first: FirstFailure) -> tuple[str, str, str]:
     rank = "" if first.rank is None else f", rank {first.rank}"
-    return (
-        f"failed with exit status {first.exit_status} on node {first.node}{rank}",
-        f"that node failed first; Slurm's own status for the job is {exit_status_of(state)}, the highest of all nodes",
-        f"`ddplaunch explain {first.run_id}`",
-    )
+    why = first.reason or "its record says no more"
+    if exit_status_of(state) != first.exit_status:
+        why += f"; Slurm's own status for the job, {exit_status_of(state)}, is that of a node that was ended later"
+    what = f"job {job} failed with exit status {first.exit_status} on node {first.node}{rank}"
+    return what, why, f"`ddplaunch explain {first.run_id}`"
