@@ -1,7 +1,8 @@
-"""How long people wait for ddplaunch, against plain torchrun in the same run: ``python -m benchmarks.startup``.
+"""How long people wait for ddplaunch, beside torchrun, accelerate and DeepSpeed: ``python -m benchmarks.startup``.
 
-Prints a table and writes benchmarks/results/startup.json and startup.md. With ``--check`` a missed target is exit
-status 1. Needs an otherwise idle machine; the numbers of two runs are not comparable, the ratios in one are.
+Prints tables, writes benchmarks/results/startup.json and startup.md, and draws docs/startup.svg; some 12 minutes on an
+idle machine with 2 CPUs. With ``--check`` a missed target is exit status 1. ``--quick`` takes a minute and writes
+nothing. The numbers of two runs are not comparable, the ratios in one are.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import os
 import statistics
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import plot
+from benchmarks.launchers import BIN, install_peers, launchers
+from benchmarks.rounds import Launches, Target, judge_launches, launches_text, measure_launches
 from benchmarks.timing import Command, Times, busy, imported, in_turns, machine
 
 RESULTS = Path(__file__).with_name("results")
-BIN = Path(sys.executable).parent
 TORCHRUN, RUN = "torchrun --standalone --nproc-per-node 2 s.py", "ddplaunch run 2 -- s.py"
 HELP, PLAN, DRY = (
     "ddplaunch --help",
@@ -33,48 +37,70 @@ BUSY_MAX = 0.1
 
 
 @dataclass(frozen=True)
-class Target:
-    """One promise: what was measured, and the most that it may be."""
+class Measured:
+    """All that a run has found. ``others`` is the share of the CPUs that other programs used before."""
 
-    name: str
-    measured: float
-    most: float
-    unit: str
+    rounds: int
+    launch_rounds: int
+    others: float
+    times: dict[str, Times]
+    launches: Launches
+    with_torch: list[str]
 
     @property
-    def kept(self) -> bool:
-        """Whether the promise holds."""
-        return self.measured <= self.most
+    def targets(self) -> list[Target]:
+        """Every promise with what was measured."""
+        return [*judge(self.times), *judge_launches(self.launches)]
 
 
 def main() -> int:
     """Measure, print, write; return the exit status."""
+    options = parsed()
+    others = busy()
+    if others > BUSY_MAX and not options.busy_ok:
+        raise SystemExit(f"other programs use {others:.0%} of the CPUs; wait for them, or add --busy-ok")
+    measured = measure_all(options, others)
+    text = report(measured)
+    print(text)
+    if not options.no_write:
+        write(measured, text)
+    missed = measured.with_torch or not all(target.kept for target in measured.targets)
+    return 1 if options.check and missed else 0
+
+
+def parsed() -> argparse.Namespace:
+    """Return what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=21, help="repetitions of each command, 9 at least")
+    parser.add_argument("--rounds", type=int, default=11, help="repetitions of each command that answers")
+    parser.add_argument("--launch-rounds", type=int, default=5, help="repetitions of each launch")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--peers-bin", type=Path, help="folder with the programs of accelerate and DeepSpeed")
+    parser.add_argument("--install-peers", type=Path, metavar="DIR", help="install both there first, if they are not")
+    parser.add_argument("--quick", action="store_true", help="2 and 8 ranks, 2 rounds, and write nothing")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     parser.add_argument("--busy-ok", action="store_true", help="measure although other programs are running")
     parser.add_argument("--no-write", action="store_true", help="print only")
-    arguments = parser.parse_args()
-    if arguments.rounds < 9:
-        parser.error("--rounds: fewer than 9 repetitions say little")
-    others = busy()
-    if others > BUSY_MAX and not arguments.busy_ok:
-        parser.error(f"other programs use {others:.0%} of the CPUs; wait for them, or add --busy-ok")
-    environment = {name: text for name, text in os.environ.items() if not name.startswith(("PET_", "DDPLAUNCH_"))}
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.launch_rounds, options.ranks, options.no_write = 3, 2, [2, 8], True
+    if options.install_peers:
+        options.peers_bin = install_peers(options.install_peers)
+    return options
+
+
+def measure_all(options: argparse.Namespace, others: float) -> Measured:
+    """Return everything. Raises RuntimeError for what does not end as it should."""
+    ours = ("PET_", "DDPLAUNCH_", "OMP_", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: text for name, text in os.environ.items() if not name.startswith(ours)}
     with tempfile.TemporaryDirectory() as folder:
         cwd = Path(folder)
         (cwd / "s.py").write_text(SCRIPT)
-        launches = in_turns(launch_commands(), arguments.rounds, cwd, environment)
-        answers = in_turns(answer_commands(), arguments.rounds, cwd, environment)
+        first_lines = in_turns(launch_commands(), options.rounds, cwd, environment)
+        answers = in_turns(answer_commands(), options.rounds, cwd, environment)
         with_torch = torch_importers(cwd, environment)
-    times = {**launches, **answers}
-    targets = judge(times)
-    text = report(times, targets, with_torch, (arguments.rounds, others))
-    print(text)
-    if not arguments.no_write:
-        write(times, targets, with_torch, text)
-    missed = with_torch or not all(target.kept for target in targets)
-    return 1 if arguments.check and missed else 0
+    ways = launchers(options.peers_bin)
+    launches = measure_launches(ways, options.ranks, options.launch_rounds, environment)
+    return Measured(options.rounds, options.launch_rounds, others, {**first_lines, **answers}, launches, with_torch)
 
 
 def words(name: str) -> tuple[str, ...]:
@@ -130,41 +156,65 @@ def judge(times: dict[str, Times]) -> list[Target]:
     ]
 
 
-def report(times: dict[str, Times], targets: list[Target], with_torch: list[str], how: tuple[int, float]) -> str:
-    """Return both tables in Markdown. ``how`` is the number of rounds and what others used of the CPUs before."""
-    rounds, others = how
+def report(measured: Measured) -> str:
+    """Return all tables in Markdown."""
     about = "; ".join(f"{name} {value}" if name != "processor" else value for name, value in machine().items())
-    conditions = (
-        f"{rounds} rounds in turns, forwards and backwards; other programs used {others:.0%} of the CPUs before."
-    )
-    lines = ["# Startup", "", f"{about}.", f"{conditions} Wall time in seconds.", ""]
-    lines += ["| command | median | quartiles |", "|---|---|---|"]
-    for name, taken in times.items():
+    lines = [
+        "# Startup",
+        "",
+        f"{about}.",
+        f"{measured.rounds} rounds of commands, {measured.launch_rounds} of launches, in turns, forwards and "
+        f"backwards; other programs used {measured.others:.0%} of the CPUs before.",
+        "",
+        *launches_text(measured.launches),
+        "",
+        "Commands, wall time in seconds; both launches until the first line of a script that imports nothing.",
+        "",
+        "| command | median | quartiles |",
+        "|---|---|---|",
+    ]
+    for name, taken in measured.times.items():
         low, high = taken.spread
         lines.append(f"| `{name}` | {taken.median:.3f} | {low:.3f} to {high:.3f} |")
     lines += ["", "| target | measured | at most | |", "|---|---|---|---|"]
-    for target in targets:
+    for target in measured.targets:
         verdict = "kept" if target.kept else "**missed**"
         lines.append(f"| {target.name} | {target.measured:.3f}{target.unit} | {target.most}{target.unit} | {verdict} |")
-    importers = ", ".join(f"`{name}`" for name in with_torch) or "none of them"
+    importers = ", ".join(f"`{name}`" for name in measured.with_torch) or "none of them"
     lines += ["", f"Commands that import torch in their own process: {importers}.", ""]
     return "\n".join(lines)
 
 
-def write(times: dict[str, Times], targets: list[Target], with_torch: list[str], text: str) -> None:
-    """Write results/startup.json and startup.md."""
+def write(measured: Measured, text: str) -> None:
+    """Write results/startup.json and startup.md, and the picture."""
     RESULTS.mkdir(exist_ok=True)
+    launches = measured.launches
     value = {
         "machine": machine(),
-        "seconds": {name: [round(second, 4) for second in taken.seconds] for name, taken in times.items()},
+        "seconds": {name: _rounded(taken.seconds) for name, taken in measured.times.items()},
+        "launches": {
+            ranks: {
+                name: {figure: _rounded(values) for figure, values in figures.items()}
+                for name, figures in by_name.items()
+            }
+            for ranks, by_name in launches.taken.items()
+        },
+        "missing": launches.missing,
+        "floor": _rounded(launches.floor),
+        "phases_of_warm": launches.phases,
         "targets": [
             {"name": each.name, "measured": round(each.measured, 4), "most": each.most, "kept": each.kept}
-            for each in targets
+            for each in measured.targets
         ],
-        "imports_torch": with_torch,
+        "imports_torch": measured.with_torch,
     }
     (RESULTS / "startup.json").write_text(json.dumps(value, indent=1) + "\n")
     (RESULTS / "startup.md").write_text(text)
+    plot.main()
+
+
+def _rounded(values: Iterable[float]) -> list[float]:
+    return [round(value, 4) for value in values]
 
 
 if __name__ == "__main__":
