@@ -94,9 +94,7 @@ def test_relaunches_are_counted_and_the_last_status_stays(tmp_path: Path) -> Non
     status, err = ended(launch(tmp_path, *words, script=FAILS))
     assert status == 5
     assert "relaunching 1 of 1 in 0.0 s, because its ranks ran for " in err
-    assert err.splitlines()[-1] == (
-        "ddplaunch: not relaunched: it was launched 2 times, as often as `--relaunch 1` allows"
-    )
+    assert err.splitlines()[-1] == "ddplaunch: not relaunched: `--relaunch 1` is used up"
 
 
 def test_interrupt_in_the_pause(tmp_path: Path) -> None:

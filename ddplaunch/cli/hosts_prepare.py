@@ -17,7 +17,7 @@ from ddplaunch.cli.configuration import variables, working_directory
 from ddplaunch.cli.hosts_flags import Asked
 from ddplaunch.cli.prepare import check, choose_gpus, interpreter, record_directory, script_report
 from ddplaunch.errors import RefusedError, usage
-from ddplaunch.finding import Finding, Severity
+from ddplaunch.finding import Finding, Severity, warning
 from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.gather import Gathered, Question, ask_all, meet
 from ddplaunch.hosts.hostlist import Host
@@ -26,6 +26,7 @@ from ddplaunch.hosts.ssh import command
 from ddplaunch.launch.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch, Target
+from ddplaunch.launch.relaunch import relaunched_id
 from ddplaunch.launch.resolve import Situation, resolve
 from ddplaunch.probes.facts import ProbeRequest
 from ddplaunch.records.directory import runs_directory
@@ -83,9 +84,18 @@ def facts_of(
 
 
 def plan(
-    links: Links, hosts: tuple[Host, ...], gathered: Gathered, options: Options, target: Target, asked: Asked
+    links: Links,
+    hosts: tuple[Host, ...],
+    gathered: Gathered,
+    options: Options,
+    target: Target,
+    asked: Asked,
+    relaunch: int = 0,
 ) -> Planned:
-    """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet."""
+    """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet.
+
+    ``relaunch`` counts how many times this was launched before.
+    """
     ignored = {item.value for item in options.ignore}
     across = () if _unchecked(options) else run_across(gathered.reports, ignored)
     findings = tuple(finding for outcome in across for finding in outcome.findings)
@@ -99,7 +109,7 @@ def plan(
     )
     if not isinstance(meeting, Meeting):
         raise RefusedError(*meeting)
-    run_id = options.run_id.value if options.run_id else new_run_id()
+    run_id = new_run_id() if options.run_id is None else relaunched_id(options.run_id.value, relaunch)
     script = script_report(target, Path.cwd())
     parts, launches = [], []
     found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
@@ -151,10 +161,29 @@ def run_dir_of(options: Options) -> str | None:
     return options.run_dir.value if options.run_dir else None
 
 
-def refuse_missing(missing: tuple[Finding, ...], hosts: int) -> None:
-    """Raise RefusedError where a host did not answer; what all of them lack is said once."""
-    if missing:
-        raise RefusedError(*once(by_host(missing), hosts))
+class HostsMissingError(RefusedError):
+    """Not enough hosts answered; they may do so later."""
+
+
+def answering(hosts: tuple[Host, ...], gathered: Gathered, enough: int) -> tuple[tuple[Host, ...], tuple[Finding, ...]]:
+    """Return the hosts that answered, and a warning for each other one. Raises HostsMissingError for too few."""
+    names = {report.name for report in gathered.reports}
+    there = tuple(host for host in hosts if host.name in names)
+    if len(there) == len(hosts):
+        return there, ()
+    if len(there) < enough:
+        raise HostsMissingError(*once(by_host(gathered.missing), len(hosts)))
+    return there, tuple(
+        warning(
+            "host-left-out",
+            f"{finding.where[0]} is left out of {len(hosts)} hosts: {finding.what}",
+            why=f"`--nnodes {enough}:{len(hosts)}` goes on with those that answer, if there are at least {enough}; "
+            "numbers are planned for them",
+            fix=finding.fix,
+            where=finding.where,
+        )
+        for finding in gathered.missing
+    )
 
 
 def once(found: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:

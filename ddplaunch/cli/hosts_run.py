@@ -17,7 +17,8 @@ from typing import Any
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
 from ddplaunch.cli.hosts_console import Console
 from ddplaunch.cli.hosts_flags import Asked, hosts_of, refuse_own_place
-from ddplaunch.cli.hosts_prepare import Planned, facts_of, plan, refuse_missing, run_dir_of
+from ddplaunch.cli.hosts_prepare import Planned, answering, facts_of, plan, run_dir_of
+from ddplaunch.cli.hosts_relaunch import Again, Ended, evidence_of, until_done
 from ddplaunch.cli.hosts_verdict import decide
 from ddplaunch.cli.prepare import record_directory
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
@@ -26,9 +27,10 @@ from ddplaunch.errors import ExitStatus
 from ddplaunch.hosts.gather import Gathered
 from ddplaunch.hosts.links import Links, allow_many
 from ddplaunch.hosts.together import HostEnd, Together, terminal_size
-from ddplaunch.launch.hosts_plan import HostReport, options_json, sized
+from ddplaunch.launch.hosts_plan import HostReport, fewest, options_json, sized, sized_for
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
+from ddplaunch.launch.relaunch import relaunch_policy
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.from_hosts import Pieces, merged, outcome_of_node, without_skew, write_merged
 from ddplaunch.records.outcome import Outcome
@@ -42,6 +44,7 @@ from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.streams import styled, unicode_ok, width
 
 _GRACE_S = 30.0
+_ENDS_ITSELF_S = 5.0
 _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
@@ -53,21 +56,27 @@ def run_on_hosts(
     target = parse_target(required(script))
     hosts = hosts_of(asked)
     refuse_own_place(options)
-    options = sized(options, [host.name for host in hosts], [host.slots for host in hosts])
+    sized(options, [host.name for host in hosts], [host.slots for host in hosts])
     options = replace(options, env=_pairs(options), env_file=())
     allow_many(len(hosts))
-    begun_s = time.time()
-    with Links() as links:
-        gathered = facts_of(links, hosts, asked, options, target)
-        refuse_missing(gathered.missing, len(hosts))
-        planned = plan(links, hosts, gathered, options, target, asked)
-        if refusing := planned.refusing():
-            tell_findings(planned.findings)
-            tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
-            return ExitStatus.REFUSED
-        if dry_run:
-            return _print(gathered, planned, json)
-        return _launch(links, gathered, planned, required(script), begun_s)
+
+    def launch(again: Again) -> Ended:
+        begun_s = time.time()
+        with Links() as links:
+            gathered = facts_of(links, hosts, asked, options, target)
+            there, left_out = answering(hosts, gathered, fewest(options, len(hosts)))
+            mine = sized_for(options, [host.name for host in there], [host.slots for host in there])
+            planned = plan(links, there, gathered, mine, target, asked, again.number)
+            planned = replace(planned, findings=(*left_out, *planned.findings))
+            if refusing := planned.refusing():
+                tell_findings(planned.findings)
+                tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
+                return Ended(ExitStatus.REFUSED)
+            if dry_run:
+                return Ended(_print(gathered, planned, json))
+            return _launch(links, gathered, planned, required(script), begun_s, again)
+
+    return until_done(launch, None if dry_run else relaunch_policy(options))
 
 
 def _pairs(options: Options) -> tuple[Any, ...]:
@@ -90,12 +99,16 @@ def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
     return ExitStatus.DONE
 
 
-def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float) -> int:
+def _launch(
+    links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float, again: Again
+) -> Ended:
     first = planned.launches[0]
-    first = replace(first, notes=(f"hosts: {', '.join(report.name for report in gathered.reports)}", *first.notes))
+    notes = (f"relaunch {again.number}, because {again.of} failed",) if again.of is not None else ()
+    hosts = f"hosts: {', '.join(report.name for report in gathered.reports)}"
+    first = replace(first, notes=(*notes, hosts, *first.notes))
     base = runs_directory(os.environ, run_dir_of(first.options), Path.cwd())
     directory = record_directory(base, first.run_id)
-    noted = write(first, sys.argv, dict(os.environ), gathered.reports[0].facts, planned.findings, base)
+    noted = write(first, sys.argv, dict(os.environ), gathered.reports[0].facts, planned.findings, base, again.of)
     marker = _mark(directory)
     tell(
         launch_panel(
@@ -113,7 +126,7 @@ def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str
     grace_s = first.options.grace.value if first.options.grace else _GRACE_S
     together = Together(links, gathered.links, console.show, pieces.keep, grace_s)
     orders = [
-        _order(launch, mine, report, script, marker, grace_s)
+        _order(launch, mine, report, script, marker, grace_s, again.of)
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
     ]
     places = [
@@ -125,7 +138,9 @@ def _launch(links: Links, gathered: Gathered, planned: Planned, script: list[str
         pieces.unpack()
         if marker is not None:
             (directory / marker).unlink(missing_ok=True)
-        return _conclude(directory, first.run_id, ends, gathered.reports, together.interrupted, begun_s)
+        ended = _conclude(directory, first.run_id, ends, gathered.reports, together.interrupted, begun_s)
+        lost = any(end.lost is not None for end in ends)  # what runs there ends itself within its grace
+        return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0)
 
 
 def _mark(directory: Path) -> str | None:
@@ -140,7 +155,13 @@ def _mark(directory: Path) -> str | None:
 
 
 def _order(
-    launch: Launch, options: Options, report: HostReport, script: list[str], marker: str | None, grace_s: float
+    launch: Launch,
+    options: Options,
+    report: HostReport,
+    script: list[str],
+    marker: str | None,
+    grace_s: float,
+    relaunch_of: str | None,
 ) -> dict[str, Any]:
     record = runs_directory({}, run_dir_of(options), Path(report.cwd)) / "runs" / launch.run_id
     node = launch.topology.node_rank.value if launch.topology.node_rank else 0
@@ -153,7 +174,12 @@ def _order(
         "record": str(record),
         "marker": marker,
         "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
-        "launch": {"options": options_json(options), "script": script, "argv": hide_secrets(sys.argv)},
+        "launch": {
+            "options": options_json(options),
+            "script": script,
+            "argv": hide_secrets(sys.argv),
+            "relaunch_of": relaunch_of,
+        },
     }
 
 
@@ -164,7 +190,7 @@ def _conclude(
     reports: tuple[HostReport, ...],
     interrupted: int | None,
     begun_s: float,
-) -> int:
+) -> Ended:
     """Find out where it began, write one outcome for all, and say it."""
     outcomes: dict[int, Mapping[str, Any]] = {}
     for end, report in zip(ends, reports, strict=True):
@@ -202,7 +228,7 @@ def _conclude(
             unrecorded=problem or ("; ".join(verdict.notes) or None),
         )
     )
-    return verdict.exit_status
+    return Ended(verdict.exit_status, run_id, evidence_of(directory, verdict, outcomes, interrupted))
 
 
 def _shown(path: Path) -> str:

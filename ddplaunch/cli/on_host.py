@@ -33,9 +33,15 @@ def on_host(order: dict[str, Any]) -> int:
     environment = environment_of(prepared.launch)
     if VARIABLE in environment:  # the launcher has the last word
         environment[VARIABLE] = json.dumps({**json.loads(environment[VARIABLE]), "silent": True})
-    refuse_too_long(prepared.launch.argv, environment)
-    write(prepared.launch, order["argv"], environment, prepared.facts, prepared.findings, prepared.base)
-    execute(prepared.launch, environment)
+    told = environment
+    if options.relaunch is not None:  # the launcher decides, from what this host leaves in the record
+        from ddplaunch.cli.relaunching import with_order
+
+        told = with_order(environment, prepared.launch, None, (), alone=True)
+    refuse_too_long(prepared.launch.argv, told)
+    of = order.get("relaunch_of")
+    write(prepared.launch, order["argv"], environment, prepared.facts, prepared.findings, prepared.base, of)
+    execute(prepared.launch, told)
 
 
 def main(descriptor: int) -> int:

@@ -78,10 +78,11 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
     """
     nodes, low = node_range(options)
     said = options.nnodes is not None or split_nproc(options)[0] is not None
-    if said and (nodes.value != len(names) or low != nodes.value):
+    if said and nodes.value != len(names):
+        hosts = nodes.value if low == nodes.value else f"{low} to {nodes.value}"
         raise usage(
-            f"{nodes.value} nodes, but {len(names)} hosts: {', '.join(names)}",
-            why="each host gets one node rank, and all of them take part from the start",
+            f"{hosts} nodes, but {len(names)} hosts: {', '.join(names)}",
+            why="each host gets one node rank; of `--nnodes MIN:MAX`, MAX is the number of hosts",
             fix=f"`ddplaunch run {len(names)}x{split_nproc(options)[1]} …`, or name {nodes.value} hosts",
             where=str(nodes.source),
             code="hosts-not-nodes",
@@ -93,6 +94,17 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
     _fit(int(text) if text != "auto" else 0, given, options)
     source = options.nproc.source if options.nproc else Source("flag", "--hosts")
     return replace(options, nproc=Resolved(f"{len(names)}x{text}", source), nnodes=None)
+
+
+def fewest(options: Options, hosts: int) -> int:
+    """Return how many of the ``hosts`` that were named are enough: MIN of `--nnodes MIN:MAX`, else all of them."""
+    return hosts if options.nnodes is None else node_range(options)[1]
+
+
+def sized_for(options: Options, names: Sequence[str], slots: Sequence[int | None]) -> Options:
+    """Return what ``sized`` does, for those hosts alone which answered. Raises UsageError."""
+    processes = Resolved(split_nproc(options)[1], options.nproc.source if options.nproc else Source("flag", "--hosts"))
+    return sized(replace(options, nproc=processes, nnodes=None), names, slots)
 
 
 def _common(given: Mapping[str, int], hosts: int) -> str:

@@ -28,7 +28,7 @@ def because(decision: Decision, policy: Policy) -> str:
     """Return the reason of a decision as a clause."""
     evidence = decision.evidence
     if decision.reason == "spent":
-        return f"it was launched {policy.times + 1} times, as often as `--relaunch {policy.times}` allows"
+        return f"`--relaunch {policy.times}` is used up"
     if decision.reason == "advanced":
         return _advanced(evidence.advanced)
     if decision.reason == "lived":

@@ -1,0 +1,205 @@
+"""Hosts that die: torchrun regroups or restarts where it can, and a relaunch goes on from the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.namespaces import Node, nodes
+from tests.ssh.lab import Lab, lab
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+DEADLINE_S = 180
+#: Adds over all ranks with gloo, step by step. Rank 0 saves the step and begins where it was; from step 5 on a file
+#: `finish` of its host is waited for, so that a test can do its harm before. Ranks end without torch's own end.
+TRAIN = """
+import datetime, os, socket, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=30))
+rank, world, attempt = dist.get_rank(), dist.get_world_size(), os.environ["TORCHELASTIC_RESTART_COUNT"]
+saved = Path("out/step.pt")
+state = torch.tensor([int(saved.read_text()) if rank == 0 and saved.exists() else 0, 0])
+dist.broadcast(state, 0)
+with open(f"began-{socket.gethostname()}", "a") as file:
+    file.write(f"{rank} {world} {attempt} {state[0].item()} {os.getpid()}\\n")
+while not state[1]:
+    dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        state[0] += 1
+        saved.parent.mkdir(exist_ok=True)
+        saved.with_suffix(".tmp").write_text(str(state[0].item()))
+        saved.with_suffix(".tmp").rename(saved)
+        state[1] = int(Path("finish").exists())
+    dist.broadcast(state, 0)
+    time.sleep(0.05)
+dist.barrier()
+if rank == 0:
+    print("finished at step", state[0].item(), "of", world, "ranks", flush=True)
+os._exit(0)
+"""
+
+
+#: Kills all processes but the first one of a host, and what that one waits for; pid 0 of `kill -9 -1` takes that too.
+ALL = "for each in /proc/[0-9]*; do case $(cat $each/comm) in cat|sh) ;; *) kill -9 ${each#/proc/} ;; esac; done"
+
+
+def power_off(host: Node) -> None:
+    """End a host with all that it is."""
+    host.run(["sh", "-c", "kill -9 -1"], Path("/"), clean_environment())
+
+
+def kill_all(host: Node) -> None:
+    """End all that runs on a host, its sshd too; it can be brought back."""
+    host.run(["sh", "-c", ALL], Path("/"), clean_environment())
+
+
+def began(folder: Path, host: Node, times: int = 1) -> list[dict[str, int]]:
+    """Wait until ranks of ``host`` have begun ``times`` times to train together; return how each one began."""
+    path = folder / f"began-{host.name}"
+    until = time.monotonic() + DEADLINE_S
+    while not path.exists() or path.read_text().count("\n") < times:
+        assert time.monotonic() < until, f"{host.name} did not begin {times} times"
+        time.sleep(0.1)
+    names = ("rank", "world", "attempt", "step", "pid")
+    return [dict(zip(names, map(int, line.split()), strict=True)) for line in path.read_text().splitlines()]
+
+
+def wait_until_saved(folder: Path) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not (folder / "out" / "step.pt").exists():
+        assert time.monotonic() < until, "nothing was saved"
+        time.sleep(0.05)
+
+
+class Launched:
+    """One launch over the hosts of a lab, with what it says in a file."""
+
+    def __init__(self, made: Lab, run_id: str, *words: str) -> None:
+        self.lab, self.run_id = made, run_id
+        self.err = made.folder / f"{run_id}.err"
+        argv = ddplaunch(
+            "run", "1", "--device", "cpu", "--hosts", made.names, "--run-id", run_id, "--grace", "2", *words
+        )
+        with self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                made.login.command([*argv, "--output", "out", "--", "train.py"], made.work),
+                env=clean_environment(NO_COLOR="1", COLUMNS="200"),
+                stdout=subprocess.PIPE,
+                stderr=err,
+            )
+
+    def said(self, text: str) -> None:
+        """Wait until it has said ``text``."""
+        until = time.monotonic() + DEADLINE_S
+        while text not in self.err.read_text():
+            assert time.monotonic() < until and self.process.poll() is None, self.err.read_text()
+            time.sleep(0.1)
+
+    def ended(self) -> tuple[int, str, str]:
+        """Return exit status, stdout and stderr."""
+        try:
+            out, _ = self.process.communicate(timeout=DEADLINE_S)
+        finally:
+            self.process.kill()
+        return self.process.returncode, out.decode(), self.err.read_text()
+
+    def record(self, run_id: str, name: str) -> dict[str, Any]:
+        value = json.loads((self.lab.work / ".ddplaunch" / "runs" / run_id / name).read_text())
+        assert isinstance(value, dict)
+        return value
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[Lab]:
+    with lab(3, tmp_path) as made:
+        made.write("train.py", TRAIN)
+        yield made
+
+
+def test_relaunch_goes_on_with_the_hosts_that_answer_and_restarts_a_killed_rank(three: Lab) -> None:
+    first, second, third = three.hosts
+    words = ("--nnodes", "2:3", "--relaunch", "1", "--relaunch-wait", "0.2", "--relaunch-after", "1d")
+    run = Launched(three, "fewer", *words, "--max-restarts", "1")
+    for host in three.hosts:
+        assert [each["world"] for each in began(three.own(host), host)] == [3]
+    wait_until_saved(three.own(first))
+    power_off(third)
+    relaunched = began(three.own(second), second, 2)[1]
+    assert (relaunched["world"], relaunched["attempt"]) == (2, 0) and relaunched["step"] > 0
+    second.run(["kill", "-9", str(relaunched["pid"])], Path("/"), clean_environment())
+    restarted = began(three.own(second), second, 3)[2]
+    assert (restarted["world"], restarted["attempt"]) == (2, 1) and restarted["step"] >= relaunched["step"]
+    (three.own(first) / "finish").touch()
+    status, out, said = run.ended()
+    assert status == 0 and re.search(r"finished at step \d+ of 2 ranks\n$", out), said
+    assert "alpha2 was lost" in said
+    assert "ddplaunch: relaunching 1 of 1 in 7.0 s, because `out/step.pt` is newer than at its start\n" in said
+    assert "warning[host-left-out]: alpha2 is left out of 3 hosts: " in said
+    assert [run.record(each, "run.json").get("relaunch_of") for each in ("fewer", "fewer-relaunch-1")] == [
+        None,
+        "fewer",
+    ]
+    assert run.record("fewer-relaunch-1", "outcome.json")["state"] == "succeeded"
+    assert run.record("fewer-relaunch-1", "node-1/run.json")["relaunch_of"] == "fewer"
+    three.nothing_left("fewer", hosts=(first, second))
+
+
+def test_relaunch_waits_for_a_host_without_which_there_are_too_few(three: Lab) -> None:
+    first, _, third = three.hosts
+    run = Launched(three, "all", "--relaunch", "9", "--relaunch-wait", "1", "--relaunch-after", "0")
+    began(three.own(third), third)
+    wait_until_saved(three.own(first))
+    kill_all(third)
+    run.said("nothing was launched")
+    start_sshd(three, third)
+    again = began(three.own(third), third, 2)[1]
+    assert again["world"] == 3 and again["step"] > 0
+    (three.own(first) / "finish").touch()
+    status, out, said = run.ended()
+    assert status == 0 and "of 3 ranks" in out, said
+    assert re.search(r"error\[host-[a-z-]+\]: .*alpha2", said) and "relaunching 2 of 9" in said
+    three.nothing_left("all")
+
+
+def start_sshd(made: Lab, host: Node) -> None:
+    settings = made.folder / f"sshd-{host.name}"
+    done = host.run(["/usr/sbin/sshd", "-f", str(settings / "sshd_config")], Path("/"), clean_environment())
+    assert done.returncode == 0, done.stderr
+
+
+def test_elastic_nodes_by_hand_regroup_without_one_that_died(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    elastic = ("--nnodes", "2:3", "--max-restarts", "2", "--show", "all", "--run-id", "elastic")
+    quick = "--torchrun-arg=--rdzv-conf=last_call_timeout=3,keep_alive_interval=1"
+    with nodes(3, tmp_path) as made:
+        running = []
+        for number, node in enumerate(made):
+            place = ("--node-rank", str(number), "--master-addr", made[0].address, "--run-dir", node.name)
+            argv = ddplaunch("run", "1", "--device", "cpu", "--no-checks", *elastic, *place, quick, "--", "train.py")
+            running.append(node.start(argv, tmp_path, clean_environment()))
+        try:
+            for node in made:
+                began(tmp_path, node)
+            power_off(made[2])
+            for node in made[:2]:
+                assert began(tmp_path, node, 2)[1]["world"] == 2
+            (tmp_path / "finish").touch()
+            said = [each.communicate(timeout=DEADLINE_S)[0] for each in running[:2]]
+        finally:
+            for each in running:
+                each.kill()
+                each.communicate()
+    assert [each.returncode for each in running[:2]] == [0, 0], said
+    assert re.search(r"finished at step \d+ of 2 ranks\n", "".join(said))
+    assert all("done in 2 attempts" in text for text in said)
