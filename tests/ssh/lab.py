@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.launching import clean_environment
-from tests.hosts.namespaces import INTERFACE, Node, nodes
+from tests.hosts.namespaces import INTERFACE, Node, OwnName, nodes
 
 _SSHD = """Port 22
 HostKey {folder}/hostkey
@@ -26,7 +27,7 @@ AuthorizedKeysFile {folder}/authorized_keys
 PidFile {folder}/sshd.pid
 StrictModes no
 UsePAM no
-PasswordAuthentication no
+PasswordAuthentication yes
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 PrintMotd no
@@ -70,6 +71,22 @@ class Lab:
         subprocess.run(
             ["nsenter", "-t", str(host.pid), "-n", "--", "ip", "link", "set", INTERFACE, "down"], check=True, timeout=20
         )
+
+    def power_off(self, host: Node) -> None:
+        """Take the power of ``host`` away: no connection is closed, nobody is told, and all its processes are gone."""
+        self.cut(host)
+        os.kill(host.pid, signal.SIGKILL)  # the first process of the namespace; the kernel kills all others with it
+
+    @contextmanager
+    def configured(self, text: str) -> Iterator[None]:
+        """Put ``text`` in front of what ssh is configured with where launches are typed."""
+        config = self.folder / "ssh_config"
+        before = config.read_text()
+        config.write_text(f"{text}\n{before}")  # in place: it is mounted
+        try:
+            yield
+        finally:
+            config.write_text(before)
 
     def processes(self, host: Node, word: str) -> list[int]:
         """Return the pids, in the namespace of ``host``, of processes with ``word`` in environment or command line."""
@@ -117,13 +134,13 @@ def _program(name: str) -> str | None:
 
 
 @contextmanager
-def lab(count: int, folder: Path) -> Iterator[Lab]:
-    """Bring up ``count`` hosts and take them down again."""
+def lab(count: int, folder: Path, own_name: OwnName = "address") -> Iterator[Lab]:
+    """Bring up ``count`` hosts and take them down again; ``own_name`` as in ``nodes``."""
     require_ssh()
     Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd's own, which its package makes at boot
     work = folder / "work"
     work.mkdir()
-    with nodes(count + 1, folder) as made:
+    with nodes(count + 1, folder, own_name) as made:
         *hosts, login = made
         result = Lab(tuple(hosts), login, work, folder)
         _keys(folder, hosts)
@@ -144,7 +161,9 @@ def _keys(folder: Path, hosts: Sequence[Node]) -> None:
         _generate(home / "hostkey")
         (home / "authorized_keys").write_bytes((folder / "id.pub").read_bytes())
         (home / "sshd_config").write_text(_SSHD.format(folder=home))
-        known.append(f"{host.name},{host.address} {' '.join((home / 'hostkey.pub').read_text().split()[:2])}\n")
+        known.append(
+            f"{host.name},{host.address},{host.address6} {' '.join((home / 'hostkey.pub').read_text().split()[:2])}\n"
+        )
     (folder / "known_hosts").write_text("".join(known))
 
 

@@ -1,0 +1,111 @@
+"""A launch from the last host of a lab over all others, and the programs that it runs; refuses to start a lab."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.ssh.lab import Lab
+
+DEADLINE_S = 120
+
+#: Sums over all ranks with gloo, then writes what this rank got.
+TRAIN = """
+import datetime, json, os, socket, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+total = torch.ones(1) * (dist.get_rank() + 1)
+dist.all_reduce(total)
+names = ("MASTER_ADDR", "GLOO_SOCKET_IFNAME", "WANDB_API_KEY", "MY_TOKEN", "NCCL_NVLS_ENABLE", "HOST_ONLY")
+saw = {name: os.environ.get(name) for name in names}
+saw |= {"argv": sys.argv[1:], "sum": total.item(), "world": dist.get_world_size(), "host": socket.gethostname(),
+        "cwd": os.getcwd()}
+Path(f"saw-{dist.get_rank()}.json").write_text(json.dumps(saw))
+print("rank", dist.get_rank(), "out", flush=True)
+print("rank", dist.get_rank(), "err", file=sys.stderr, flush=True)
+dist.destroy_process_group()
+"""
+#: Waits to be ended; says when it runs. Rank 0 leaves a child behind, which ignores SIGTERM, as DataLoader workers may.
+WAIT = """
+import os, subprocess, sys, time
+from pathlib import Path
+if os.environ["RANK"] == "1":
+    subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"])
+Path(f"ready-{os.environ['RANK']}").write_text(str(os.getpid()))
+print("rank", os.environ["RANK"], "waits", flush=True)
+time.sleep(600)
+"""
+
+
+class Launched:
+    """One launch on the login host, with stdout and stderr in files."""
+
+    def __init__(self, made: Lab, run_id: str, *words: str, script: tuple[str, ...] = ("wait.py",), **env: str) -> None:
+        self.lab, self.run_id = made, run_id
+        self.out, self.err = made.folder / f"{run_id}.out", made.folder / f"{run_id}.err"
+        hosts = () if "--hosts" in words else ("--hosts", made.names)
+        argv = ddplaunch("run", "--device", "cpu", *hosts, "--run-id", run_id, *words, "--", *script)
+        for folder in (made.own(host) for host in made.hosts):
+            for old in folder.glob("ready-*"):
+                old.unlink()
+        with self.out.open("wb") as out, self.err.open("wb") as err:
+            self.process = subprocess.Popen(
+                made.login.command(argv, made.work), env=clean_environment(**env), stdout=out, stderr=err
+            )
+
+    def ready(self, rank: int) -> int:
+        """Wait until ``rank`` runs (one rank on each host); return its pid on its host."""
+        path = self.lab.own(self.lab.hosts[rank]) / f"ready-{rank}"
+        until = time.monotonic() + DEADLINE_S
+        while not (path.exists() and path.read_text()):
+            if self.process.poll() is not None or time.monotonic() > until:
+                pytest.fail(f"rank {rank} never ran: {self.said}")
+            time.sleep(0.05)
+        return int(path.read_text())
+
+    def all_ready(self) -> None:
+        for rank in range(len(self.lab.hosts)):
+            self.ready(rank)
+
+    @property
+    def launcher(self) -> int:
+        """The launcher's pid, seen from here: nsenter's child."""
+        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
+        children = found.stdout.split()
+        return int(children[0]) if children else self.process.pid
+
+    def ended(self, deadline_s: float = DEADLINE_S) -> int:
+        """Wait for the end; return the exit status."""
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            pytest.fail(f"not ended after {deadline_s} s: {self.said}")
+
+    @property
+    def said(self) -> str:
+        return self.err.read_text(errors="backslashreplace")
+
+    @property
+    def flat(self) -> str:
+        """What was said, without the line breaks of the wrapping."""
+        return " ".join(self.said.split())
+
+    @property
+    def record(self) -> Path:
+        return self.lab.work / ".ddplaunch" / "runs" / self.run_id
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        value = json.loads((self.record / "outcome.json").read_text())
+        assert isinstance(value, dict)
+        return value

@@ -1,0 +1,43 @@
+"""Hosts that go without a word, and a launcher that sleeps: the rest of the run ends, and the right one is named."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.ssh.lab import lab
+from tests.ssh.launched import WAIT, Launched
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+def test_what_goes_without_a_word(tmp_path: Path) -> None:
+    """One host loses its cable and one its power at once; then the launcher of another run on what is left sleeps."""
+    with lab(3, tmp_path) as made:
+        made.write("wait.py", WAIT)
+        first, cut_off, dead = made.hosts
+        run = Launched(made, "losses", "3x1", "--grace", "90")
+        run.all_ready()
+        made.power_off(dead)
+        made.cut(cut_off)
+        assert run.ended(60) == 1, run.said
+        diagnosis = run.outcome["diagnosis"]
+        assert diagnosis["code"] == "host-lost" and diagnosis["host"] in (cut_off.name, dead.name)
+        assert f"{diagnosis['host']} was lost: nothing was heard of it for 15 s" in run.flat
+        assert {note.partition(":")[0] for note in run.outcome["notes"]} == {cut_off.name, dead.name}
+        made.nothing_left("losses", 30, (first, cut_off))
+
+        run = Launched(made, "asleep", "1", "--hosts", first.name, "--grace", "90")
+        run.ready(0)
+        launcher = run.launcher
+        os.kill(launcher, signal.SIGSTOP)
+        try:
+            made.nothing_left("asleep", 60, (first,))
+        finally:
+            for pid in (launcher, run.process.pid):  # nsenter stops itself with its child
+                os.kill(pid, signal.SIGCONT)
+        assert run.ended(60) == 1, run.said
+        assert run.outcome["diagnosis"]["code"] == "launcher-stood-still", run.said

@@ -1,0 +1,80 @@
+"""Ways to hosts that are not plain: own names of no use, IPv6 alone, jump hosts, questions that nobody answers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.namespaces import INTERFACE
+from tests.ssh.lab import Lab, lab
+from tests.ssh.launched import TRAIN, Launched
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two hosts whose own names mean 127.0.1.1 to themselves, as Debian's installer writes it."""
+    with lab(2, tmp_path_factory.mktemp("ways"), own_name="loopback") as made:
+        made.write("train.py", TRAIN)
+        yield made
+
+
+def trained(made: Lab, run: Launched) -> list[str]:
+    """Wait for the end; return each rank's master address and interface."""
+    assert run.ended() == 0, run.said
+    saw = [json.loads((made.own(host) / f"saw-{rank}.json").read_text()) for rank, host in enumerate(made.hosts)]
+    assert [each["sum"] for each in saw] == [3.0, 3.0]
+    return [f"{each['MASTER_ADDR']} {each['GLOO_SOCKET_IFNAME']}" for each in saw]
+
+
+def said_of(made: Lab, *words: str, status: int, **env: str) -> str:
+    """Return what a launch that starts nothing says."""
+    argv = ddplaunch("run", "2x1", "--device", "cpu", *words, "--dry-run", "--", "train.py")
+    done = made.login.run(argv, made.work, clean_environment(**env))
+    assert done.returncode == status, done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def test_name_that_means_loopback_to_rank_0(debian: Lab) -> None:
+    run = Launched(debian, "loopback", "2x1", "--master-addr", "alpha0", script=("train.py",))
+    assert trained(debian, run) == [f"{debian.hosts[0].address} {INTERFACE}"] * 2
+
+
+def test_jump_hosts_and_questions(debian: Lab) -> None:
+    first, second = debian.hosts
+    asked = debian.folder / "asked"
+    window = debian.folder / "window"
+    window.write_text(f"#!/bin/sh\ntouch {asked}\nsleep 60\n")
+    window.chmod(0o755)
+    config = (
+        f"Host behind\n  HostName {second.address}\n  ProxyJump alpha0\n"
+        f"Host same\n  HostName {second.address}\n"
+        f"Host locked\n  HostName {second.address}\n  ProxyJump gate\n"
+        "Host gate\n  HostName alpha0\n  PubkeyAuthentication no\n"
+    )
+    env = {"DISPLAY": ":0", "SSH_ASKPASS": str(window)}
+    with debian.configured(config):
+        assert "# on behind, in" in said_of(debian, "--hosts", "alpha0,behind", status=0)
+        said = said_of(debian, "--hosts", "behind,same", status=4)
+        assert "error[same-host-twice]: behind and same are the same machine" in said
+        said = said_of(debian, "--hosts", "alpha0,locked", "--join-timeout", "30", status=4, **env)
+    assert "error[host-login-denied]: locked does not let this user in" in said
+    assert f"root@{first.name}: Permission denied" in said
+    assert not asked.exists()
+
+
+def test_hosts_with_ipv6_alone(debian: Lab) -> None:
+    """The last of this file: their IPv4 addresses are gone after it."""
+    for host in debian.hosts:
+        words = ["nsenter", "-t", str(host.pid), "-n", "--", "ip", "-4", "address", "flush", "dev", INTERFACE]
+        subprocess.run(words, check=True, timeout=20)
+    first, second = (host.address6 for host in debian.hosts)
+    hosts = f"[{first}]:1,root@{second}"
+    run = Launched(debian, "ipv6", "2x1", "--hosts", hosts, "--master-addr", f"[{first}]", script=("train.py",))
+    assert trained(debian, run) == [f"{first} {INTERFACE}"] * 2
+    assert f"rank 0 at [{first}]:" in run.flat
