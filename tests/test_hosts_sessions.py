@@ -23,6 +23,7 @@ from ddplaunch.hosts.ssh import command, failure
 from ddplaunch.launch.hosts_plan import Meeting
 from ddplaunch.probes.facts import ProbeRequest
 from ddplaunch.records.from_hosts import Pieces
+from tests.guarded import runs, until
 
 SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
 
@@ -167,21 +168,14 @@ def test_a_program_that_ignores_sigterm_is_killed_when_asked(links: Links, tmp_p
 def test_the_program_ends_with_its_service(links: Links, tmp_path: Path) -> None:
     link = launched(links, tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
     path = tmp_path / "pid"
-    end = time.monotonic() + 30
-    while not (path.exists() and path.read_text().strip()) and time.monotonic() < end:
+
+    def started() -> bool:
         links.wait(0.1)
-    pid = int(path.read_text())
+        return path.exists() and path.read_text().endswith("\n")
+
+    until(started, "the program runs")
     link.process.kill()
-    while time.monotonic() < end and _lives(pid):
-        time.sleep(0.05)
-    assert not _lives(pid)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
+    until(lambda: not runs(int(path.read_text())), "the program ended")
 
 
 def test_service_ends_when_its_launcher_is_gone() -> None:

@@ -23,6 +23,7 @@ from ddplaunch.probes.run_processes import RunProcesses, runs_in
 from ddplaunch.ui.stop_view import begin_text, stop_findings, stopped_text
 from tests.cli_calls import Call, call, folder
 from tests.fake_runs import StartRun, outcome, processes_json, record, start_run, unique, wait_for
+from tests.guarded import runs
 
 __all__ = ["call", "folder", "start_run"]
 
@@ -33,11 +34,6 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(["sleep", "120"]) as process:
         yield process
         process.kill()
-
-
-def alive(pid: int) -> bool:
-    process = read_process(pid)
-    return process is not None and process.alive
 
 
 def seen(pid: int) -> Process:
@@ -54,7 +50,7 @@ def test_a_recycled_pid_is_not_signalled(start_run: StartRun) -> None:
     assert send(earlier, signal.SIGKILL) == "other" and not is_same(earlier)
     stranger = replace(rank, environment={**rank.environment, "DDPLAUNCH_RUN_ID": "another"})
     assert send(stranger, signal.SIGKILL) == "other"
-    assert alive(rank.pid)
+    assert runs(rank.pid)
     assert send(rank, signal.SIGKILL) == "sent"
     assert wait_gone([rank], 30) == []
     assert wait_for(lambda: send(rank, signal.SIGKILL) in ("gone", "sent"))  # a zombie until its parent looks
@@ -67,7 +63,7 @@ def test_an_old_kernel_has_no_pidfd(start_run: StartRun, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "pidfd_open", missing)
     run = start_run("old", ranks=1)
     rank = seen(run.rank_pids[0])
-    assert send(replace(rank, start_ticks=1), signal.SIGKILL) == "other" and alive(rank.pid)
+    assert send(replace(rank, start_ticks=1), signal.SIGKILL) == "other" and runs(rank.pid)
     assert send(rank, signal.SIGKILL) == "sent" and wait_gone([rank], 30) == []
 
 
@@ -82,7 +78,7 @@ def test_a_record_with_forged_pids_ends_nobody(call: Call, folder: Path, bystand
     said = call("stop", directory.name)
     assert said.status == 0
     assert f"pid {bystander.pid}, pid {bystander.pid} of its record cannot be told to be its own" in said.err
-    assert alive(bystander.pid)
+    assert runs(bystander.pid)
 
 
 def test_a_run_is_stopped_from_another_directory_and_others_go_on(start_run: StartRun, call: Call) -> None:
@@ -92,11 +88,11 @@ def test_a_run_is_stopped_from_another_directory_and_others_go_on(start_run: Sta
     said = call("stop", run.run_id)
     assert said.status == 0 and said.out == ""
     assert f"SIGTERM to torchrun (pid {run.launcher.pid})" in said.err and "rank 1 (pid" in said.err
-    assert not any(alive(pid) for pid in pids)
-    assert all(alive(pid) for pid in [other.launcher.pid, *other.rank_pids])
+    assert not any(runs(pid) for pid in pids)
+    assert all(runs(pid) for pid in [other.launcher.pid, *other.rank_pids])
     part = other.run_id[:-3]
     assert json.loads(call("stop", part, "--json").out)["stopped"] is True
-    assert not any(alive(pid) for pid in [other.launcher.pid, *other.rank_pids])
+    assert not any(runs(pid) for pid in [other.launcher.pid, *other.rank_pids])
 
 
 def test_what_does_not_listen_is_killed_after_the_grace(start_run: StartRun, call: Call) -> None:
@@ -109,7 +105,7 @@ def test_what_does_not_listen_is_killed_after_the_grace(start_run: StartRun, cal
     assert said.status == 0 and data["stopped"] is True and data["remaining"] == []
     assert {each["pid"] for each in data["ended"]} >= set(run.rank_pids)
     assert all(each["by"] == "SIGKILL" for each in data["ended"] if each["pid"] in run.rank_pids)
-    assert not any(alive(pid) for pid in pids)
+    assert not any(runs(pid) for pid in pids)
 
 
 def test_ranks_without_their_launcher_are_asked_themselves(start_run: StartRun, call: Call) -> None:
@@ -117,7 +113,7 @@ def test_ranks_without_their_launcher_are_asked_themselves(start_run: StartRun, 
     run.lose_launcher()
     said = call("stop", run.run_id)
     assert said.status == 0 and "torchrun is gone; SIGTERM to rank 0" in said.err
-    assert not any(alive(pid) for pid in run.rank_pids)
+    assert not any(runs(pid) for pid in run.rank_pids)
 
 
 def test_a_run_that_has_ended_and_one_that_never_was(call: Call, folder: Path) -> None:
@@ -183,7 +179,7 @@ def test_another_users_run_is_not_ended(start_run: StartRun, tmp_path: Path) -> 
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 10) == b"denied"
-    assert alive(rank.pid)
+    assert runs(rank.pid)
 
 
 LOOP = """
@@ -240,5 +236,5 @@ def test_a_real_run_from_ps_to_clean(folder: Path) -> None:
     assert wait_for(lambda: listed(second)["state"] == "orphaned")
     assert f"run {second}: its launcher is gone" in say("clean", second, "--dry-run")
     assert json.loads(say("clean", second, "--yes", "--json"))["done"] is True
-    assert wait_for(lambda: not any(alive(process.pid) for process in run.all))
+    assert wait_for(lambda: not any(runs(process.pid) for process in run.all))
     assert say("clean", second) == f"nothing to clean: no orphans of run {second}\n"

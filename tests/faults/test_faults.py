@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
 import subprocess
@@ -17,11 +16,12 @@ from typing import Any
 import pytest
 
 from tests.faults.catalogue import ALL, ANY, INIT, Fault
+from tests.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
+from tests.plugin_runs import of_folder
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 240
-GONE_S = 60  # 2 s are promised; a busy machine takes longer to look
 
 
 @contextmanager
@@ -32,18 +32,6 @@ def listener(port: int | None) -> Iterator[None]:
         return
     with closing(socket.create_server(("0.0.0.0", port), reuse_port=False)):
         yield
-
-
-def processes_of(folder: Path) -> list[str]:
-    """Return the command lines of all processes whose working directory is ``folder``: ranks and their workers."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and (entry / "cwd").readlink() == folder and int(entry.name) != os.getpid():
-                found.append(f"{entry.name}: " + (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
 
 
 def command(fault: Fault, folder: Path) -> list[str]:
@@ -88,19 +76,12 @@ def outcome(folder: Path) -> dict[str, Any]:
     return value
 
 
-def nothing_is_left(folder: Path) -> None:
-    end = time.monotonic() + GONE_S
-    while (left := processes_of(folder)) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert left == []
-
-
 @pytest.mark.parametrize(
     "fault", [pytest.param(each, id=each.name, marks=[pytest.mark.root] if each.root else []) for each in ALL]
 )
 def test_fault(fault: Fault, tmp_path: Path) -> None:
     status, said = launch(fault, tmp_path)
-    nothing_is_left(tmp_path)
+    until(lambda: not of_folder(tmp_path), "2 s are promised; a busy machine takes longer to look")
     found = outcome(tmp_path)
     diagnosis = found["diagnosis"]
     assert diagnosis["code"] in fault.codes, said
