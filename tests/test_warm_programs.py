@@ -37,11 +37,17 @@ COMMANDS = [
 ]
 
 
-def _run(folder: Path, commands: list[list[str]], *preload: str) -> dict[str, Any]:
+def _run(folder: Path, commands: list[list[str]], *preload: str, **changes: str) -> dict[str, Any]:
     result = subprocess.run(
         [sys.executable, "-u", str(ROOT / "tests/warm/both_ways.py"), str(folder), *preload],
         cwd=PROGRAMS,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAMS}", "PYTHONFAULTHANDLER": "1", "COLUMNS": "80"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{PROGRAMS}",
+            "PYTHONFAULTHANDLER": "1",
+            "COLUMNS": "80",
+            **changes,
+        },
         input=json.dumps(commands),
         capture_output=True,
         text=True,
@@ -82,6 +88,31 @@ def test_same_end(ends_of: dict[str, dict[str, Any]], command: str) -> None:
 def test_programs_ended_in_different_ways(ends_of: dict[str, dict[str, Any]]) -> None:
     codes = {end["cold"]["code"] for end in ends_of.values()}
     assert codes >= {0, 1, 2, 3, 5, 7, -2, -9, -11, -15}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"PYTHONWARNINGS": "error::ResourceWarning,always:x", "PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "7"},
+        {"PYTHONIOENCODING": "latin-1:replace", "PYTHONFAULTHANDLER": "", "PYTHONDONTWRITEBYTECODE": "1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONSAFEPATH": "1"},
+        {"PYTHONDEVMODE": "1", "PYTHONOPTIMIZE": "2", "PYTHONTRACEMALLOC": "2", "TZ": "Asia/Kolkata"},
+        {"PYTHONBREAKPOINT": "pprint.pprint", "PYTHONNOUSERSITE": "1", "PYTHONINTMAXSTRDIGITS": "5000"},
+    ],
+)
+def test_the_world_of_other_settings(tmp_path: Path, changes: dict[str, str]) -> None:
+    answers = _run(tmp_path, [["probe.py", "an argument"]], **changes)
+    assert [each["code"] for each in (*answers["cold"], *answers["warm"])] == [0, 0], answers
+    texts = [(tmp_path / way / "0.json").read_text().replace(str(tmp_path / way), "FOLDER") for way in ("cold", "warm")]
+    cold, warm = map(json.loads, texts)
+    assert (cold["frozen"], warm["frozen"] > 0) == (0, True)
+    for part, values in cold["seen"].items():
+        different = [
+            (name, value, warm["seen"][part][name])
+            for name, value in values.items()
+            if warm["seen"][part][name] != value
+        ]
+        assert different == [], part
 
 
 def test_a_module_is_imported_once(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Runs commands as `python -u …` and forked from a template, from one process, and prints how each ended as JSON.
 
 Started as `python -u both_ways.py FOLDER [PRELOAD…]` in the folder of the programs, with a list of argument
-lists on stdin. No torch is needed for that.
+lists on stdin. $PROBE is a folder of their own for each way. No torch is needed for that.
 """
 
 import json
@@ -25,9 +25,11 @@ def main() -> None:
     result: dict[str, list[Any]] = {"cold": [], "warm": [], "said": said}
     for way in ("cold", "warm"):
         running = []
+        (folder / way).mkdir()
         for number, command in enumerate(commands):
             args = [sys.executable, "-u", *command]
             with (folder / f"{way}-{number}.out").open("w") as out, (folder / f"{way}-{number}.err").open("w") as err:
+                environ["PROBE"] = str(folder / way)
                 environ["UNFLUSHED"] = str(folder / f"{way}-{number}.txt")
                 process: Any = None
                 if way == "warm":

@@ -174,9 +174,10 @@ def _random(seed: int | None) -> None:
 
 
 def _logging() -> None:
-    """Milliseconds in log lines count from the rank's start, not from torchrun's."""
+    """The logger `__main__` is the script's, not torchrun's, and milliseconds count from the rank's start."""
     import time
 
     module: Any = sys.modules.get("logging")
     if module is not None:
+        module.root.manager.loggerDict.pop("__main__", None)
         module._startTime = time.time() if sys.version_info < (3, 13) else time.time_ns()

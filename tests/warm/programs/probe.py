@@ -4,7 +4,10 @@ first_names = sorted(globals())
 
 import atexit  # noqa: E402
 import builtins  # noqa: E402
+import contextvars  # noqa: E402
+import ctypes  # noqa: E402
 import faulthandler  # noqa: E402
+import fcntl  # noqa: E402
 import gc  # noqa: E402
 import inspect  # noqa: E402
 import json  # noqa: E402
@@ -15,10 +18,14 @@ import os  # noqa: E402
 import pickle  # noqa: E402
 import random  # noqa: E402
 import resource  # noqa: E402
+import secrets  # noqa: E402
 import signal  # noqa: E402
 import sys  # noqa: E402
+import tempfile  # noqa: E402
 import threading  # noqa: E402
 import time  # noqa: E402
+import tracemalloc  # noqa: E402
+import uuid  # noqa: E402
 import warnings  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -33,6 +40,30 @@ class Mine:
         return type(other) is Mine
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def getting(option: int) -> list[int]:
+    """What prctl(2) says of a setting: signal at the parent's death, dumpable, capabilities kept, securebits, …"""
+    value = ctypes.c_ulong(0)
+    answer = ctypes.CDLL(None).prctl(option, ctypes.byref(value), 0, 0, 0)
+    return [answer, value.value & 0xFFFFFFFF]
+
+
+def opened(number: int) -> list[Any]:
+    flags = fcntl.fcntl(number, fcntl.F_GETFL), fcntl.fcntl(number, fcntl.F_GETFD)
+    return [oct(os.fstat(number).st_mode), os.isatty(number), *flags]
+
+
+def getenv(name: bytes) -> bytes | None:
+    """As C libraries read it."""
+    find: Any = ctypes.CDLL(None).getenv
+    find.restype = ctypes.c_char_p
+    found: bytes | None = find(name)
+    return found
+
+
+def text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
 
 
 def stream(file: Any) -> list[Any]:
@@ -67,6 +98,10 @@ def interpreter() -> dict[str, Any]:
         "last": [hasattr(sys, name) for name in ("last_type", "last_value", "last_traceback", "last_exc")],
         "exception": str(sys.exc_info()),
         "finders": [str(type(finder)) for finder in sys.meta_path] + [str(type(hook)) for hook in sys.path_hooks],
+        "annotations": str(main.__annotations__),
+        "source": inspect.getsource(Mine),
+        "context": len(contextvars.copy_context()),
+        "collector": [gc.callbacks, gc.get_debug(), tracemalloc.is_tracing()],
         "limits": [sys.getrecursionlimit(), sys.getswitchinterval(), gc.get_threshold(), gc.isenabled()],
         "tracing": [sys.gettrace(), sys.getprofile(), faulthandler.is_enabled()],
         "ours": sorted(name for name in sys.modules if name.startswith("ddplaunch")),
@@ -89,6 +124,12 @@ def process() -> dict[str, Any]:
         "os.environ": list(os.environ.items()),
         "status": [status[name] for name in ("SigBlk", "SigIgn", "SigCgt", "Threads", "NoNewPrivs", "Seccomp")],
         "handlers": [str(signal.getsignal(number)).split(" at ")[0] for number in signal.valid_signals()],
+        "settings": [getting(number) for number in (2, 3, 7, 23, 27, 30, 37, 39)],
+        "files": [opened(number) for number in range(3)],
+        "schedule": [os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)],
+        "kill": [Path(f"/proc/self/{name}").read_text() for name in ("oom_score_adj", "coredump_filter", "cgroup")],
+        "C environment": [text(getenv(name.encode())) for name in ("RANK", "PATH", "LOCAL_WORLD_SIZE", "NOWHERE")],
+        "time zone": [time.tzname, time.timezone],
         "timer": signal.getitimer(signal.ITIMER_REAL),
         "descriptors": descriptors,
         "cwd": str(Path.cwd()),
@@ -121,6 +162,15 @@ def libraries() -> dict[str, Any]:
         "log record": [record.processName, record.threadName, record.process == os.getpid()],
         "warnings": [str(entry) for entry in warnings.filters],
         "once": str(getattr(warnings, "onceregistry", {})),
+        "registry": str(globals().get("__warningregistry__")),
+        "showwarning": [warnings.showwarning.__module__, warnings.formatwarning.__module__],
+        "loggers": [logging.getLogger(name).level for name in ("asyncio", "concurrent.futures", "__main__")],
+        "log classes": [
+            logging.getLoggerClass().__name__,
+            logging.getLogRecordFactory().__name__,
+            str(logging.lastResort),
+        ],
+        "switches": [threading.stack_size(), threading.settrace.__module__, sys.getswitchinterval()],
     }
 
 
@@ -151,12 +201,20 @@ def about_torch() -> dict[str, Any]:
             str(torch.get_default_dtype()),
             torch.is_grad_enabled(),
             torch.are_deterministic_algorithms_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_float32_matmul_precision(),
+            str(torch.get_default_device()),
         ],
         "parallel": torch.__config__.parallel_info(),
         "sharing": sharing.get_sharing_strategy(),
         "method": torch.multiprocessing.get_start_method(),
         "cuda": [cuda.is_initialized(), cuda._is_in_bad_fork(), cuda.is_available()],
         "initialized": [elastic.is_initialized(), elastic.is_torchelastic_launched()],
+        "loggers": {
+            name: [logger.level, str(logger.handlers), logger.propagate, logger.disabled]
+            for name, logger in logging.root.manager.loggerDict.items()
+            if isinstance(logger, logging.Logger)
+        },
         "torch loggers": [str(logging.getLogger("torch").handlers), logging.getLogger("torch").level],
         "handlers at exit": atexit._ncallbacks(),
         "warnings": [str(entry) for entry in warnings.filters],
@@ -168,6 +226,15 @@ if __name__ == "__main__":
     seen = {"interpreter": interpreter(), "process": process(), "libraries": libraries()}
     if sys.argv[1:2] == ["torch"]:
         seen["torch"] = about_torch()
-    chance = {"random": random.random(), "authkey": multiprocessing.current_process().authkey.hex()}
+    chance = {
+        "random": random.random(),
+        "authkey": multiprocessing.current_process().authkey.hex(),
+        "secret": secrets.token_hex(),
+        "uuid4": str(uuid.uuid4()),
+        "uuid1": str(uuid.uuid1()),
+        "file name": tempfile.mktemp(),
+    }
+    if numpy := sys.modules.get("numpy"):
+        chance["numpy"] = numpy.random.rand()
     target = Path(os.environ["PROBE"]) / f"{os.environ.get('RANK', '0')}.json"
     target.write_text(json.dumps({"seen": seen, "chance": chance, "frozen": gc.get_freeze_count()}))
