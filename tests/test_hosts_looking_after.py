@@ -74,6 +74,11 @@ def test_from_ps_to_stop(two: Lab) -> None:
         assert (running["nnodes"], running["nproc_per_node"], running["world_size"]) == (2, 1, 2)
         (pid,) = running["launcher_pids"]
         stacks, top = say(two, "stacks").stderr, say(two, "top", "looked-after").stderr
+        logs = say(two, "logs", "looked-after").stderr
+        assert "runs on alpha0 and alpha1; ask there:" in logs and "-m ddplaunch logs looked-after\n" in logs
+        assert (
+            "rank 1 waits" in two.hosts[1].run(ddplaunch("logs", "looked-after"), Path("/"), clean_environment()).stdout
+        )
         assert "ssh alpha1 " in stacks and "-m ddplaunch stacks looked-after\n" in stacks
         assert "ssh -t alpha0 " in top and "-m ddplaunch top looked-after\n" in top
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ddplaunch.cli.moments import moment_s
+from ddplaunch.cli.of_hosts import logs_elsewhere
 from ddplaunch.cli.say import tell
 from ddplaunch.errors import ExitStatus, UsageError, usage
 from ddplaunch.frozen import dataclass
@@ -58,7 +59,10 @@ def logs(
         pattern=_parse_pattern(grep),
     )
     files = log_files(wanted.directory, wanted.ranks)
-    if not files and not follow:
+    here = {file.node for file in (files if wanted.ranks is None else log_files(wanted.directory))}
+    if (there := logs_elsewhere(wanted.directory, here, bool(follow))) is not None:
+        tell(there)
+    elif not files and not follow:
         raise _nothing_there(wanted)
     show = _shower(wanted, files)
     parts = [part_of(file, wanted.lines) for file in files]

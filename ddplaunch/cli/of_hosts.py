@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
 
+from ddplaunch.probes.proc import boot_id
 from ddplaunch.probes.process_table import process_table
-from ddplaunch.records.residents import residents_in
+from ddplaunch.records.residents import launcher_of, read_launched, residents_in
 from ddplaunch.records.summary import host_name
 from ddplaunch.ui.stop_hosts_view import elsewhere_text
 
@@ -22,3 +26,15 @@ def of_hosts(run: str | None, words: str, terminal: bool = False) -> str | None:
         each for each in found if run and run in each.run_id
     ]
     return elsewhere_text(near[0], words, terminal) if len(near) == 1 else None
+
+
+def logs_elsewhere(directory: Path, here: Collection[int], follow: bool) -> str | None:
+    """Return the ssh commands that show what ranks of a live run print on hosts whose files are not among ``here``.
+
+    ``here`` are the nodes with files in ``directory``. None where all are, or the run is over: then they are brought.
+    """
+    launched = read_launched(directory)
+    if launched is None or launcher_of(launched, process_table(), boot_id(), host_name()) is None:
+        return None
+    away = tuple(place for place in launched.places if place.node not in here)
+    return elsewhere_text(replace(launched, places=away), "logs --follow" if follow else "logs") if away else None
