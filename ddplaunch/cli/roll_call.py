@@ -169,11 +169,12 @@ def hello_of(prepared: Prepared, failed: Evidence | None = None) -> Hello:
     launch = prepared.launch
     topology, target, run_id = launch.topology, launch.target, launch.options.run_id
     assert topology.node_rank
-    restarts = launch.options.max_restarts
+    restarts, policy = launch.options.max_restarts, relaunch_policy(launch.options)
     words = {
         "--nnodes": str(topology.nnodes.value),
         "NPROC": str(topology.nproc_per_node.value),
         "--max-restarts": str(restarts.value if restarts else 0),
+        "--relaunch": str(policy.times if policy else 0),
         "--device": launch.device.value,
         "--run-id": run_id.value if run_id else "",
         "script": _name(target),
