@@ -124,7 +124,7 @@ def test_hosts_whose_launcher_is_gone(two: Lab) -> None:
                 os.kill(pid, signal.SIGCONT)
     assert said["stopped"] is True and said["other_hosts"] == []
     ranks = {(entry["host"], entry["rank"]) for entry in said["ended"] if str(entry["role"]).startswith("rank")}
-    assert ranks == {("alpha0", 0), ("alpha1", 1)}
+    assert ranks and ranks <= {("alpha0", 0), ("alpha1", 1)}  # a torchrun may see the other one go, and end by itself
     two.nothing_left(run_id)
 
 
