@@ -15,6 +15,7 @@ from typing import Any
 from tests.hosts.launching import clean_environment, ddplaunch
 
 DEADLINE_S = 120
+_EXITING = 0x4  # PF_EXITING, among the flags of proc_pid_stat(5)
 
 #: What a rank does is its first argument. It marks that it runs by a file, so that tests need no sleep.
 SCRIPT = r"""
@@ -183,13 +184,16 @@ def children(pid: int) -> list[int]:
 
 
 def of_folder(folder: Path) -> list[str]:
-    """Every process whose working directory is ``folder``: ranks, their workers, torchrun and guard."""
+    """Every process whose working directory is ``folder``: ranks, their workers, torchrun and guard.
+
+    One that is about to end does not count: its pipes may be closed a moment before it is gone.
+    """
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                running = (entry / "stat").read_text().rpartition(")")[2][1] != "Z"
-                if running and (entry / "cwd").readlink() == folder:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] not in "ZX" and not int(fields[6]) & _EXITING and (entry / "cwd").readlink() == folder:
                     found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
             except OSError:
                 continue

@@ -214,11 +214,11 @@ def test_a_real_run_from_ps_to_clean(folder: Path) -> None:
     with launch(first) as launched:
         try:
             assert launched.stdout is not None and launched.stdout.readline() == b"rank 0 begins\n"
-            assert wait_for(lambda: len(listed(first).get("ranks", ())) == 2, 60)  # type: ignore[arg-type]
+            assert wait_for(lambda: len(listed(first).get("ranks", ())) == 2, 120)  # type: ignore[arg-type]
             assert listed(first)["state"] == "running" and listed(first)["launcher_pids"] == [launched.pid]
-            assert wait_for(lambda: "rank 1 begins" in say("logs", first), 60)
+            assert wait_for(lambda: "rank 1 begins" in say("logs", first), 120)
             say("stop", first)
-            assert launched.wait(60) == 128 + signal.SIGTERM
+            assert launched.wait(120) == 128 + signal.SIGTERM
         finally:
             launched.kill()
     assert listed(first)["state"] == "terminated"
@@ -226,13 +226,13 @@ def test_a_real_run_from_ps_to_clean(folder: Path) -> None:
     second = unique("orphans")
     with launch(second, "fork") as launched:
         assert launched.stdout is not None and launched.stdout.readline() == b"rank 0 begins\n"
-        assert wait_for(lambda: len(listed(second).get("ranks", ())) == 2, 60)  # type: ignore[arg-type]
+        assert wait_for(lambda: len(listed(second).get("ranks", ())) == 2, 120)  # type: ignore[arg-type]
         (run,) = [each for each in runs_in(process_table()) if each.run_id == second]
         for process in (*run.guards, *run.launchers):  # as the OOM killer may
             os.kill(process.pid, signal.SIGSTOP)
         for process in (*run.guards, *run.launchers):
             os.kill(process.pid, signal.SIGKILL)
-        launched.wait(60)
+        launched.wait(120)
     assert wait_for(lambda: listed(second)["state"] == "orphaned")
     assert f"run {second}: its launcher is gone" in say("clean", second, "--dry-run")
     assert json.loads(say("clean", second, "--yes", "--json"))["done"] is True
