@@ -11,19 +11,18 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.relaunch import evidence_of, restored
-from ddplaunch.cli.relaunching import or_status_before
-from ddplaunch.cli.roll_call import relaunch_refused
+from ddplaunch.cli.relaunching import or_status_before, relaunch_refused, told
 from ddplaunch.errors import RefusedError, UsageError
 from ddplaunch.finding import error
 from ddplaunch.hosts.roll_call_words import Hello, hello_line, read_hello
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import (
+    NOT_RELAUNCHED,
     RETURN,
     Decision,
     Evidence,
     Policy,
     decide,
-    evidence_json,
     lived_s,
     pause_s,
     relaunch_policy,
@@ -195,15 +194,16 @@ def test_evidence_of_a_node(tmp_path: Path) -> None:
 
 
 def test_nodes_agree_in_the_roll_call() -> None:
-    def told(**failed: Any) -> Hello:
-        found = read_hello(hello_line(hello(len(failed), failed=evidence_json(Evidence(**failed)))).rstrip(b"\n"))
+    def heard(**failed: Any) -> Hello:
+        found = read_hello(hello_line(hello(len(failed), failed=told(Evidence(**failed)))).rstrip(b"\n"))
         assert found is not None
         return found
 
-    short, long, newer = told(lived_s=3.0), told(lived_s=70.0), told(lived_s=3.0, advanced="a.pt")
+    short, long, newer = heard(lived_s=3.0), heard(lived_s=70.0), heard(lived_s=3.0, advanced="/secret/a.pt")
     refused = relaunch_refused({0: short, 1: long}, POLICY)
     assert refused is not None and refused.what.startswith("not relaunched: its ranks ran for 3.0 s, less than 1 min")
     assert relaunch_refused({0: short, 1: newer}, POLICY) is None
+    assert newer.failed is not None and newer.failed["advanced"] == "a.pt"
     assert relaunch_refused({0: long, 1: long}, POLICY) is None
     assert relaunch_refused({0: short, 1: hello(1)}, POLICY) is None  # somebody started node 1 anew
     assert relaunch_refused({0: hello(0), 1: hello(1)}, None) is None
@@ -223,6 +223,12 @@ def test_a_refused_relaunch_keeps_the_status_of_the_run(capsys: pytest.CaptureFi
 
     assert or_status_before(back, refuse) == 137
     assert "error[port-taken]" in capsys.readouterr().err
+
+    def stay() -> int:
+        raise RefusedError(error(NOT_RELAUNCHED, "not relaunched: it failed at once", why="w", fix="f"))
+
+    assert or_status_before(back, stay) == 137
+    assert capsys.readouterr().err == "ddplaunch: not relaunched: it failed at once\n"
     assert or_status_before(back, silent) == or_status_before(back, lambda: 4) == 137
     assert or_status_before(back, lambda: 0) == 0
     with pytest.raises(SystemExit, match="143"):

@@ -11,16 +11,32 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from ddplaunch.cli.say import tell, tell_findings
 from ddplaunch.errors import ExitStatus, RefusedError
+from ddplaunch.finding import Finding, error
+from ddplaunch.hosts.roll_call_words import Hello
 from ddplaunch.launch.capture import EXECUTED, VARIABLE
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
-from ddplaunch.launch.relaunch import NOT_RELAUNCHED, RETURN, Policy, decide, pause_s, relaunch_policy
+from ddplaunch.launch.relaunch import (
+    NOT_GIVEN,
+    NOT_RELAUNCHED,
+    RETURN,
+    Evidence,
+    Policy,
+    decide,
+    evidence_from_json,
+    evidence_json,
+    pause_s,
+    relaunch_policy,
+)
 from ddplaunch.launch.relaunch_order import Order, Return, order_json, read_return
 from ddplaunch.probes.newest import newest_below
-from ddplaunch.ui.relaunch_words import asking_text, relaunching_text
+from ddplaunch.ui.relaunch_words import asking_text, because, line_text, relaunching_text
 from ddplaunch.ui.streams import width
 
 _OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own environment
@@ -51,7 +67,7 @@ def or_status_before(back: Return, launch: Callable[[], int]) -> int:
         status = launch()
     except RefusedError as refused:
         if refused.findings[0].code == NOT_RELAUNCHED:
-            tell(f"ddplaunch: {refused.findings[0].what}\n")
+            tell(line_text(refused.findings[0].what, width(sys.stderr)))
         else:
             tell_findings(refused.findings)
             tell("nothing was launched\n")
@@ -86,6 +102,27 @@ def with_order(
     )
     settings = {**json.loads(environment[VARIABLE]), "relaunch": order_json(order)}
     return {**environment, VARIABLE: json.dumps(settings, separators=(",", ":"))}
+
+
+def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Finding | None:
+    """Return why no node launches again; None if all do, or if some node was not a part of the run that failed."""
+    known = [evidence_from_json(hello.failed) for hello in joined.values() if hello.failed is not None]
+    if policy is None or len(known) < len(joined):
+        return None
+    decision = decide(known, policy, 1)  # how many are left, every node has looked at
+    if decision.again:
+        return None
+    reason = because(decision, policy)
+    return error(
+        NOT_RELAUNCHED, f"not relaunched: {reason}", why="what fails at once fails again", fix="`ddplaunch explain`"
+    )
+
+
+def told(failed: Evidence) -> dict[str, Any]:
+    """Return what this node says of its run to the others."""
+    name = None if failed.advanced is None else Path(failed.advanced).name  # a path may say more than others need
+    unseen = failed.unseen if failed.unseen in (None, NOT_GIVEN) else "did not answer on a node"
+    return evidence_json(replace(failed, advanced=name, unseen=unseen))
 
 
 def this_command() -> tuple[str, ...]:

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.checks.network import port_taken
 from ddplaunch.cli.prepare import Prepared
+from ddplaunch.cli.relaunching import relaunch_refused, told
 from ddplaunch.cli.say import tell_findings
 from ddplaunch.errors import ExitStatus, RefusedError
 from ddplaunch.finding import Finding, error
@@ -29,20 +29,10 @@ from ddplaunch.hosts.roll_call_host import Call, hold
 from ddplaunch.hosts.roll_call_words import Hello, Verdict
 from ddplaunch.launch.durations import duration_s
 from ddplaunch.launch.plan import Launch, Target
-from ddplaunch.launch.relaunch import (
-    NOT_GIVEN,
-    NOT_RELAUNCHED,
-    Evidence,
-    Policy,
-    decide,
-    evidence_from_json,
-    evidence_json,
-    relaunch_policy,
-)
+from ddplaunch.launch.relaunch import Evidence, relaunch_policy
 from ddplaunch.probes import encode
 from ddplaunch.probes.ports import probe_port
 from ddplaunch.script.locate import locate
-from ddplaunch.ui.relaunch_words import because
 from ddplaunch.ui.roll_call_view import Progress
 
 TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
@@ -150,20 +140,6 @@ def _rendezvous_id(launch: Launch) -> str:
     return next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
 
 
-def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Finding | None:
-    """Return why no node launches again; None if all do, or if some node was not a part of the run that failed."""
-    known = [evidence_from_json(hello.failed) for hello in joined.values() if hello.failed is not None]
-    if policy is None or len(known) < len(joined):
-        return None
-    decision = decide(known, policy, 1)  # how many are left, every node has looked at
-    if decision.again:
-        return None
-    reason = because(decision, policy)
-    return error(
-        NOT_RELAUNCHED, f"not relaunched: {reason}", why="what fails at once fails again", fix="`ddplaunch explain`"
-    )
-
-
 def hello_of(prepared: Prepared, failed: Evidence | None = None) -> Hello:
     """Return what this node says of itself."""
     launch = prepared.launch
@@ -192,14 +168,8 @@ def hello_of(prepared: Prepared, failed: Evidence | None = None) -> Hello:
         arguments=_digest("\0".join(target.args if target else ()).encode("utf-8", "surrogateescape")),
         facts=encode.to_json(rules.told(prepared.facts)),
         script=_script(target),
-        failed=None if failed is None else _told(failed),
+        failed=None if failed is None else told(failed),
     )
-
-
-def _told(failed: Evidence) -> dict[str, Any]:
-    name = None if failed.advanced is None else Path(failed.advanced).name  # a path may say more than others need
-    unseen = failed.unseen if failed.unseen in (None, NOT_GIVEN) else "did not answer on a node"
-    return evidence_json(replace(failed, advanced=name, unseen=unseen))
 
 
 def _name(target: Target | None) -> str:

@@ -10,18 +10,18 @@ from ddplaunch.ui.wrapping import wrap
 
 def relaunching_text(decision: Decision, policy: Policy, number: int, width: int, at_least_s: float = 0.0) -> str:
     """Return the line before the pause that a relaunch begins with; the pause takes ``at_least_s`` seconds."""
-    return _line(f"{_begins(policy, number, at_least_s)}, because {because(decision, policy)}", width)
+    return line_text(f"{_begins(policy, number, at_least_s)}, because {because(decision, policy)}", width)
 
 
 def asking_text(evidence: Evidence, policy: Policy, number: int, width: int) -> str:
     """Return the line where the other nodes have a word in it."""
     seen = _advanced(evidence.advanced) if evidence.advanced is not None else _lived(evidence)
-    return _line(f"{_begins(policy, number, 0.0)}, if the nodes agree; here {seen}", width)
+    return line_text(f"{_begins(policy, number, 0.0)}, if the nodes agree; here {seen}", width)
 
 
 def not_relaunched_text(decision: Decision, policy: Policy, width: int) -> str:
     """Return the line for a run that stays as it ended."""
-    return _line(f"not relaunched: {because(decision, policy)}", width)
+    return line_text(f"not relaunched: {because(decision, policy)}", width)
 
 
 def because(decision: Decision, policy: Policy) -> str:
@@ -53,5 +53,6 @@ def _lived(evidence: Evidence) -> str:
     return f"its ranks ran for {duration_text(evidence.lived_s)}"
 
 
-def _line(text: str, width: int) -> str:
+def line_text(text: str, width: int) -> str:
+    """Return one of ddplaunch's own lines."""
     return "\n".join(wrap(visible(text), width, "ddplaunch: ", "  ")) + "\n"
