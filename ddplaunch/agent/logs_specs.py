@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import api
 
+from ddplaunch.agent.detours import Pause, name_methods_quickly
 from ddplaunch.agent.drain import drain
 from ddplaunch.agent.earlier import set_aside
 from ddplaunch.agent.ending import Ending
 from ddplaunch.agent.events import forward_started, notice_start
-from ddplaunch.agent.outlets import path_of, read_console
+from ddplaunch.agent.outlets import alone, path_of, read_console
 from ddplaunch.agent.protocol import SETTINGS, Settings
 from ddplaunch.agent.rank_site import showing_stacks
+from ddplaunch.agent.rank_site.breakpoints import breakpoints
 from ddplaunch.agent.session import Session
 from ddplaunch.agent.signals import Signals
 from ddplaunch.agent.surroundings import OOM_KILLS_BEFORE, oom_kills
@@ -40,6 +42,7 @@ class CapturedLogs(api.LogsSpecs):
         self._session: Session | None = None
         self._signals: Signals | None = None
         self._template: Template | None = None
+        self._pause = Pause()
         self._console = 2
         self._trace = Trace({}, {})
         self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
@@ -117,6 +120,8 @@ class CapturedLogs(api.LogsSpecs):
         ending.finally_ = self._closed
         signals.before_ranks(ending.by_signal)
         ending.install()
+        self._pause.install()
+        name_methods_quickly()
         forward_started(self._started)
         notice_start(self._all_started)
         self._session, self._signals = session, signals
@@ -133,6 +138,8 @@ class CapturedLogs(api.LogsSpecs):
             outs[local_rank] = path_of(descriptors[0])
             errs[local_rank] = path_of(descriptors[-1])
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
+            shown_alone = alone(session.settings.get("show", "0"), rank)
+            envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
             if session.settings.get("stacks"):
                 envs[local_rank].update(showing_stacks(os.environ))
@@ -140,6 +147,7 @@ class CapturedLogs(api.LogsSpecs):
 
     def _all_started(self, pids: dict[int, int]) -> None:
         self._trace.begins("script")
+        self._pause.watch(pids.values())
         for local_rank, pid in pids.items():
             if local_rank in self._ranks:
                 self._started(self._ranks[local_rank], pid)

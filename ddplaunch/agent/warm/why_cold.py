@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ddplaunch.agent.rank_site.breakpoints import VARIABLE
 from ddplaunch.agent.rank_site.sitecustomize import restore
 from ddplaunch.agent.warm.request import Request, is_python_command
 from ddplaunch.frozen import dataclass
 
 #: Read by C libraries when they are loaded: a rank that is forked later has what torchrun's process had.
 _READ_AT_LOAD = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON")
+_READ_LATER = frozenset({VARIABLE})
 #: Ask for something that happens at the start of an interpreter, or at its end, in each rank.
 _STARTUP = {
     "PYTHONINSPECT": "opens a prompt when the script ends",
@@ -79,7 +81,7 @@ def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], ta
 
 def changed_since_load(environ: Mapping[str, str], at_load: Mapping[str, str]) -> list[str]:
     """Return the variables that libraries read when they are loaded, and that a rank would have differently."""
-    names = {name for name in (*environ, *at_load) if name.startswith(_READ_AT_LOAD)}
+    names = {name for name in (*environ, *at_load) if name.startswith(_READ_AT_LOAD)} - _READ_LATER
     return sorted(name for name in names if environ.get(name) != at_load.get(name))
 
 
