@@ -61,6 +61,8 @@ def run(part: Part, say: Say) -> NoReturn:
         _step(part, say, until)
         status = 0
     except Exception as problem:
+        if time.monotonic() > until - _LAST_WORDS_S:  # another rank was a little earlier, and took the store along
+            _late(say)
         say(problem=f"{type(problem).__name__}: {_first_line(str(problem))}", **_resent_so_far())
         status = 1
     os._exit(status)  # torch may abort an interpreter that ends while gloo's threads live
@@ -85,11 +87,14 @@ def _step(part: Part, say: Say, until: float) -> None:
     import torch.distributed as dist
 
     store = _store(part, say, until)
-    left = timedelta(seconds=max(1.0, until - time.monotonic()))
     if part.device == "cuda":
         torch.cuda.set_device(part.local_rank)
     dist.init_process_group(
-        "nccl" if part.device == "cuda" else "gloo", store=store, rank=part.rank, world_size=part.world, timeout=left
+        "nccl" if part.device == "cuda" else "gloo",
+        store=store,
+        rank=part.rank,
+        world_size=part.world,
+        timeout=_patience(until),
     )
     bench = _Bench(part, dist, torch)
     bench.once(bench.ones(4))
@@ -109,12 +114,17 @@ def _step(part: Part, say: Say, until: float) -> None:
     bench.agreed(0.0)  # nobody leaves before the others have measured
 
 
+def _patience(until: float) -> timedelta:
+    """Return torch's own time-out: later than ours, which says more."""
+    return timedelta(seconds=until - time.monotonic() + _LAST_WORDS_S + 60)
+
+
 def _store(part: Part, say: Say, until: float) -> Any:
     """Return the store of this step: rank 0's, at whichever address of its host is reached from here."""
     import torch.distributed
 
     make: Any = torch.distributed.TCPStore  # type: ignore[attr-defined]
-    wait = timedelta(seconds=max(1.0, until - time.monotonic()))
+    wait = _patience(until)
     if part.leader is None:
         store = make(
             "localhost",

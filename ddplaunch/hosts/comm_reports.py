@@ -76,10 +76,10 @@ class Reports:
             return f"{host} was lost: {reason}"
         problems = [str(each["problem"]) for each in said if "problem" in each]
         # a rank that could not connect knows more than those that waited for it
-        problems.sort(key=lambda text: not text.startswith("ConnectionError: no TCP"))
+        unconnected = [text for text in problems if text.startswith("ConnectionError: no TCP")]
+        if unconnected or (problems and not any("late" in each for each in said)):
+            return (unconnected or problems)[0].removeprefix("ConnectionError: ")
         within = f"within {deadline_s:.0f} s"
-        if problems:
-            return problems[0].removeprefix("ConnectionError: ")
         if all("latency_us" in each for each in said):
             median_us = max(float(each["latency_us"][0]) for each in said)
             return f"all-reduces of 4 bytes took {time_text(median_us)}, larger ones did not end {within}"

@@ -13,6 +13,7 @@ from ddplaunch.ui.wrapping import wrap
 
 _SIGNS: dict[Verdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
 _EMPHASIS: dict[Verdict, Emphasis | None] = {"fine": None, "slow": "warning", "lossy": "warning", "failed": "error"}
+_WORDS: dict[Verdict, str] = {"fine": "fine", "slow": "slow", "lossy": "loses packets", "failed": "fails"}
 _GAP = 2
 
 #: What stands at (row, column), with its verdict.
@@ -21,22 +22,34 @@ Cells = Mapping[tuple[int, int], tuple[str, Verdict]]
 
 def comm_text(comm: Comm, width: int, styled: bool) -> list[str]:
     """Return the lines of the picture: all pairs of hosts where there are some, else this host alone."""
-    title = [paint(f"collectives, by {comm.backend}", "bold", styled)]
+    title = paint(f"collectives, by {comm.backend}", "bold", styled)
     if len(comm.hosts) == 1:
-        return [*title, *(line for group in comm.inside for line in wrap(_alone(group), width, "  ", "    ")), ""]
+        told = [_alone(group) for group in comm.inside] or ["one rank alone has nobody to talk to"]
+        return [title, *(line for text in told for line in wrap(text, width, "  ", "    ")), ""]
     found = dict(zip(comm.groups, verdicts(comm), strict=True))
     places = {host: number for number, host in enumerate(comm.hosts)}
     label = len(str(len(comm.hosts))) + 1 + max(cells(visible(host)) for host in comm.hosts)
-    full = _numbers(found, places)
-    column = max((cells(text) for text, _ in full.values()), default=1)
+    numbers = _numbers(found, places)
+    column = max((cells(text) for text, _ in numbers.values()), default=1)
     if 2 + label + (column + _GAP) * len(places) <= width:
-        lines = _matrix(comm.hosts, full, label, column, styled)
+        lines = _matrix(comm.hosts, numbers, label, column, styled, lead=0, gap=_GAP)
         legend = _legend(comm)
-    else:
-        room = (width - 2 - label - _GAP) // len(places)
-        lines = _matrix(comm.hosts, _signs(found, places), label, 1, styled, gap=1 if room > 1 else 0) if room else []
+    elif 2 + label + _GAP + len(places) <= width:
+        gap = 1 if 2 + label + _GAP + 2 * len(places) <= width else 0
+        lines = _matrix(comm.hosts, _signs(found, places), label, 1, styled, lead=_GAP, gap=gap)
         legend = "# fine, s slow, ! loses packets, x fails; blank: not tested together; `--json` has the numbers"
-    return [*title, *lines, *wrap(legend, width, "  ", "  "), ""]
+    else:
+        lines, legend = _worst(found, width), "`--json` has the numbers"
+    return [title, *lines, *wrap(legend, width, "  ", "  "), ""]
+
+
+def _worst(found: Mapping[Group, Verdict], width: int) -> list[str]:
+    """Name what is not fine, where the hosts are too many for a picture."""
+    lines = []
+    for group, verdict in found.items():
+        if verdict != "fine":
+            lines += wrap(f"{visible(' with '.join(group.hosts))}: {_WORDS[verdict]}", width, "  ", "    ")
+    return [*lines, f"  {count(sum(verdict == 'fine' for verdict in found.values()), 'group')} of hosts do well"]
 
 
 def _alone(group: Group) -> str:
@@ -81,13 +94,16 @@ def _short(rate: str) -> str:
     return number + ("" if unit == "bit/s" else unit[0])
 
 
-def _matrix(hosts: Sequence[str], shown: Cells, label: int, column: int, styled: bool, gap: int = _GAP) -> list[str]:
+def _matrix(
+    hosts: Sequence[str], shown: Cells, label: int, column: int, styled: bool, *, lead: int, gap: int
+) -> list[str]:
+    """Return a line for each host. ``lead`` cells stand in front of the first column, ``gap`` in front of each."""
     digits = len(str(len(hosts)))
     heads = [str(number)[-column:].rjust(column + gap) for number in range(1, len(hosts) + 1)]
-    lines = [paint(f"{'':{2 + label}}{'' if gap == _GAP else '  '}{''.join(heads)}".rstrip(), "dim", styled)]
+    lines = [paint(" " * (2 + label + lead) + "".join(heads), "dim", styled)]
     for row, host in enumerate(hosts):
         name = f"{row + 1:>{digits}} {visible(host)}"
-        line = "  " + name + " " * (label - cells(name)) + ("" if gap == _GAP else "  ")
+        line = "  " + name + " " * (label - cells(name) + lead)
         for number in range(len(hosts)):
             text, verdict = shown.get((row, number), ("", "fine"))
             emphasis = _EMPHASIS[verdict]
