@@ -43,6 +43,10 @@ class Console:
         self._parts[node, stream] = rest
         self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
 
+    def say(self, text: str) -> None:
+        """Put a line of the launcher's own."""
+        self._put(2, (text if self._at_line_start else f"\n{text}").encode())
+
     def _named(self, node: int, line: bytes) -> bytes:
         if self._prefixed and _OWN_PREFIX.match(line):
             return line + b"\n"

@@ -124,7 +124,7 @@ def _launch(
     names = tuple(report.name for report in gathered.reports)
     console, pieces = Console(names, first.options.show is not None), Pieces(directory)
     grace_s = first.options.grace.value if first.options.grace else _GRACE_S
-    together = Together(links, gathered.links, console.show, pieces.keep, grace_s)
+    together = Together(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
     orders = [
         _order(launch, mine, report, script, marker, grace_s, again.of)
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)

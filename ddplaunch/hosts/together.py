@@ -20,6 +20,7 @@ _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come 
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
 _RECORD_S = 60.0  # how long the records of all hosts may take
 _TURN_S = 0.2
+_QUIET_S = 2.0  # after Ctrl-C, before it is said what is waited for
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,17 @@ class Together:
         show: Callable[[int, Literal["out", "err"], bytes], None],
         keep: Callable[[int, bytes], None],
         grace_s: float,
+        say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """``show`` gets the output of a node, ``keep`` the pieces of its record."""
-        self._links, self._show, self._keep, self._grace_s = links, show, keep, grace_s
+        """``show`` gets the output of a node, ``keep`` the pieces of its record, ``say`` what this launcher says."""
+        self._links, self._show, self._keep, self._grace_s, self._say = links, show, keep, grace_s, say
         self._places = [Place(node, link) for node, link in enumerate(hosts)]
         self._by_link = {place.link: place for place in self._places}
         self._beat_at = 0.0
         self._end_at: float | None = None  # when the others are told to end, because of one
         self._kill_at: float | None = None
         self._give_up_at: float | None = None
+        self._say_at: float | None = None
         self._record_until: float | None = None
         self._signals: list[int] = []
         self._standstill = Standstill()
@@ -144,10 +147,21 @@ class Together:
         if self._end_at is not None and now >= self._end_at:
             self._end_at = None
             self._tell(signal.SIGTERM)
+        if self._say_at is not None and now >= self._say_at:
+            self._say_at = None
+            self._say_what_is_waited_for()
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             self._kill()
         self._bound_waiting(now)
+
+    def _say_what_is_waited_for(self) -> None:
+        left = [place.link.name for place in self._places if not place.ended]
+        if left and self._kill_at is not None:
+            again = "; Ctrl-C again ends them at once" if self.interrupted == signal.SIGINT else ""
+            more = f" and {len(left) - 4} more" if len(left) > 4 else ""
+            names = ", ".join(left[:4]) + more
+            self._say(f"ddplaunch: the ranks on {names} get {self._grace_s:.0f} s to end{again}\n")
 
     def _bound_waiting(self, now: float) -> None:
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -188,14 +202,19 @@ class Together:
                         place.link.send(Kind.SIZE, size)
             elif self.interrupted is None:
                 self.interrupted = number
+                self._say_at = time.monotonic() + _QUIET_S
                 self._tell(number)
             elif number == signal.SIGINT:
                 self._kill()
 
     @contextlib.contextmanager
     def _handling(self) -> Iterator[None]:
-        """Take the signals that end or resize a launch. Ctrl-Z is ignored: a stopped launcher looks like a dead one."""
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
+        """Take the signals that end or resize a launch, but those that `nohup` or a shell without job control ignores.
+
+        Ctrl-Z is ignored: a stopped launcher looks like a dead one.
+        """
+        wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGWINCH)
+        numbers = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
         before = {number: signal.signal(number, lambda number, _: self._signals.append(number)) for number in numbers}
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
         reading, writing = os.pipe()

@@ -1,0 +1,88 @@
+"""What a launcher over several hosts does with signals, with real services that stand for hosts."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.hosts import place, together
+from ddplaunch.hosts.links import Links
+from ddplaunch.hosts.place import Standstill
+from ddplaunch.hosts.together import HostEnd, Together
+
+SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
+
+
+class Launch:
+    """One host with a shell script as its program; ``at`` maps what it prints to the signal that we then get."""
+
+    def __init__(self, folder: Path, program: str, at: dict[bytes, signal.Signals]) -> None:
+        self._at = at
+        self.said = ""
+        self._python = folder / "python"
+        self._python.write_text(f"#!/bin/sh\n{program}\n")
+        self._python.chmod(0o755)
+
+    def run(self) -> tuple[HostEnd, int | None]:
+        order = {"python": str(self._python), "run_id": "none-such", "grace_s": 60.0, "launch": {}, "record": None}
+        with Links() as links:
+            made = Together(links, [links.open("host", SERVICE)], self._show, lambda *_: None, 60.0, self._say)
+            (end,) = made.run([{**order, "marker": None}])
+        return end, made.interrupted
+
+    def _show(self, node: int, stream: str, data: bytes) -> None:
+        for word in [word for word in self._at if word in data]:
+            os.kill(os.getpid(), self._at.pop(word))
+
+    def _say(self, text: str) -> None:
+        self.said += text
+        if (number := self._at.pop(b"told", None)) is not None:
+            os.kill(os.getpid(), number)
+
+
+@pytest.fixture
+def nohup() -> Iterator[None]:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_ends_the_hosts(tmp_path: Path) -> None:
+    """The program does not inherit that the service ignores the signal."""
+    end, interrupted = Launch(tmp_path, "echo up; exec sleep 60", {b"up": signal.SIGHUP}).run()
+    assert (end.status, interrupted) == (128 + signal.SIGHUP, signal.SIGHUP)
+
+
+@pytest.mark.usefixtures("nohup")
+def test_under_nohup_it_does_not(tmp_path: Path) -> None:
+    end, interrupted = Launch(tmp_path, "echo up; sleep 0.5", {b"up": signal.SIGHUP}).run()
+    assert (end.status, interrupted) == (0, None)
+
+
+def test_what_is_waited_for_is_said_and_a_second_ctrl_c_ends_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(together, "_QUIET_S", 0.1)
+    stubborn = "trap '' INT; echo up; while :; do sleep 0.1; done"
+    launch = Launch(tmp_path, stubborn, {b"up": signal.SIGINT, b"told": signal.SIGINT})
+    end, interrupted = launch.run()
+    assert launch.said == "ddplaunch: the ranks on host get 60 s to end; Ctrl-C again ends them at once\n"
+    assert (end.status, interrupted) == (128 + signal.SIGKILL, signal.SIGINT)
+
+
+def test_standstill_is_noticed_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    now: dict[str, Any] = {"s": 100.0}
+    monkeypatch.setattr(place, "_awake_s", lambda: now["s"])
+    standstill = Standstill()
+    for moment_s, recent_s in ((100.2, 0.0), (105.0, 0.0), (180.0, 75.0), (200.0, 20.0), (200.2, 20.0), (300.0, 99.8)):
+        now["s"] = moment_s
+        standstill.look()
+        assert standstill.recent_s() == pytest.approx(recent_s)
+    now["s"] += 60.1
+    assert standstill.recent_s() == 0.0
