@@ -11,7 +11,7 @@ from typing import Any
 from ddplaunch.cli.explain_sources import Subject, of_files, of_run, shown
 from ddplaunch.cli.say import answer, answer_json
 from ddplaunch.errors import ExitStatus, UsageError, usage
-from ddplaunch.explain.diagnosis import Explanation
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, run_directories
 from ddplaunch.ui.streams import styled, unicode_ok, width
@@ -36,6 +36,8 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
     running = subject.record is not None and _running(subject.record)
     if running and (explanation.diagnosis is None or explanation.diagnosis.code == "unknown"):
         explanation = Explanation(None)  # what is still going on has no end that could be unknown
+    elif explanation.diagnosis is None or explanation.diagnosis.code in _VAGUE:
+        explanation = _asked_of_slurm(explanation, subject)
     if json:
         answer_json(_json(explanation, subject))
     else:
@@ -46,6 +48,17 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         names = f"{subject.names} so far: it is still running" if running else subject.names
         answer(explanation_text(explanation, names, width(out), styled(out), unicode_ok(out), record))
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+
+
+def _asked_of_slurm(explanation: Explanation, subject: Subject) -> Explanation:
+    """Let Slurm say why its job ended, where the logs do not and the run did not end by itself."""
+    record = subject.record
+    name = record.run_id if record is not None else subject.names
+    if "slurm-" not in name or (record is not None and record.outcomes and explanation.diagnosis is None):
+        return explanation
+    from ddplaunch.cli.explain_job import with_slurms_word  # programs to ask, for Slurm's users
+
+    return with_slurms_word(explanation, name, record)
 
 
 def _running(record: RunRecord) -> bool:
@@ -70,7 +83,13 @@ def _explained(subject: Subject) -> Explanation:
         return found
     nodes = [_stored(outcome) for outcome in record.outcomes.values()]
     named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in _VAGUE]
-    return named[0] if named else found  # a node may have known more than its logs say: its kernel, its cgroup
+    outside = [each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, found.diagnosis)]
+    return next(iter((*named, *outside)), found)  # a node may have known more than its logs say: its kernel, its cgroup
+
+
+def _from_outside(known: Diagnosis, found: Diagnosis) -> bool:
+    """Return whether a node asked somebody, its scheduler, about what the logs show in part."""
+    return known.code == found.code and any(not evidence.line for evidence in known.evidence)
 
 
 def _stored(outcome: Any) -> Explanation | None:
@@ -103,8 +122,17 @@ def _subject(targets: list[str], base: Path) -> Subject:
         if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
             return of_run(path)
         if not path.exists():
-            return of_run(_run(targets[0], base))
+            found = _job(targets[0], base) or _run(targets[0], base)
+            return of_run(found) if found.is_dir() else of_files([str(found)])
     return of_files(targets)
+
+
+def _job(word: str, base: Path) -> Path | None:
+    if not word.removeprefix("slurm-")[:1].isdigit():
+        return None
+    from ddplaunch.cli.explain_job import of_job
+
+    return of_job(word, base)
 
 
 def _run(word: str, base: Path) -> Path:

@@ -91,7 +91,7 @@ def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
         answer(f"{job}\n")
         return ExitStatus.DONE
     try:
-        ended = follow(job, Path(log), environ, _show, lambda state: tell(f"job {job}: {state_text(state)}\n"))
+        ended = follow(job, Path(log), environ, _show, lambda state: tell(f"job {job}: {state_text(state)}\n"), state)
     except KeyboardInterrupt:
         tell(f"\njob {job} goes on; `scancel {job}` ends it\n")
         raise

@@ -58,13 +58,16 @@ def follow(
     environ: Mapping[str, str],
     show: Callable[[bytes], None],
     changed: Callable[[JobState], None],
+    known: JobState | None = None,
 ) -> JobState:
     """Return the last state of the job; ``show`` gets what its log grows by, ``changed`` every wait and run.
+
+    ``known`` is the state that was told already.
 
     Raises RefusedError where the job can never start, or Slurm does not answer for five minutes.
     """
     position, poll_s = 0, _FIRST_POLL_S
-    last, heard = JobState("UNKNOWN"), time.monotonic()
+    last, heard = known or JobState("UNKNOWN"), time.monotonic()
     while True:
         state = job_state(job, environ)
         if state is not None:
