@@ -34,6 +34,17 @@ def test_lines_that_name_their_rank_are_not_named_again(capfdbinary: pytest.Capt
     assert capfdbinary.readouterr() == (b"[b:2] one\n", b"[b:2] two\n[b] three\n")
 
 
+def test_what_the_launcher_says_is_wrapped(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    console = Console(("a",), prefixed=False)
+    console.say("")
+    console.say("the ranks on gpu-a, gpu-b, gpu-c get 30 s to end; Ctrl-C again ends them at once")
+    console.close()
+    assert capfdbinary.readouterr() == (
+        b"",
+        b"ddplaunch: the ranks on gpu-a, gpu-b, gpu-c get 30 s to end; Ctrl-C again ends\n  them at once\n",
+    )
+
+
 def test_a_console_that_stands_still_holds_nobody_up() -> None:
     reading, writing = os.pipe()
     before = os.dup(1)

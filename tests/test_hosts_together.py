@@ -42,7 +42,7 @@ class Launch:
 
     def _say(self, text: str) -> None:
         self.said += text
-        if (number := self._at.pop(b"told", None)) is not None:
+        if text and (number := self._at.pop(b"told", None)) is not None:
             os.kill(os.getpid(), number)
 
 
@@ -72,7 +72,7 @@ def test_what_is_waited_for_is_said_and_a_second_ctrl_c_ends_it(
     stubborn = "trap '' INT; echo up; while :; do sleep 0.1; done"
     launch = Launch(tmp_path, stubborn, {b"up": signal.SIGINT, b"told": signal.SIGINT})
     end, interrupted = launch.run()
-    assert launch.said == "ddplaunch: the ranks on host get 60 s to end; Ctrl-C again ends them at once\n"
+    assert launch.said == "the ranks on host get 60 s to end; Ctrl-C again ends them at once"
     assert (end.status, interrupted) == (128 + signal.SIGKILL, signal.SIGINT)
 
 

@@ -8,8 +8,13 @@ from __future__ import annotations
 import os
 import queue
 import re
+import sys
 import threading
 from typing import Literal
+
+from ddplaunch.ui.streams import width
+from ddplaunch.ui.style import visible
+from ddplaunch.ui.wrapping import wrap
 
 _WAITING = 64 << 20  # bytes; all of it is in the record anyway
 _LINE = 1 << 16
@@ -44,8 +49,12 @@ class Console:
         self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
 
     def say(self, text: str) -> None:
-        """Put a line of the launcher's own."""
-        self._put(2, (text if self._at_line_start else f"\n{text}").encode())
+        """Put what the launcher itself says in lines of its own; without text, begin a new line on a terminal."""
+        if not text:
+            self._put(2, b"\n" if os.isatty(2) else b"")
+            return
+        lines = wrap(visible(text), width(sys.stderr), "ddplaunch: ", "  ")
+        self._put(2, ("" if self._at_line_start else "\n").encode() + "".join(f"{line}\n" for line in lines).encode())
 
     def _named(self, node: int, line: bytes) -> bytes:
         if self._prefixed and _OWN_PREFIX.match(line):

@@ -161,7 +161,7 @@ class Together:
             again = "; Ctrl-C again ends them at once" if self.interrupted == signal.SIGINT else ""
             more = f" and {len(left) - 4} more" if len(left) > 4 else ""
             names = ", ".join(left[:4]) + more
-            self._say(f"ddplaunch: the ranks on {names} get {self._grace_s:.0f} s to end{again}\n")
+            self._say(f"the ranks on {names} get {self._grace_s:.0f} s to end{again}")
 
     def _bound_waiting(self, now: float) -> None:
         if self._give_up_at is not None and now >= self._give_up_at:
@@ -201,6 +201,7 @@ class Together:
                     if size is not None:
                         place.link.send(Kind.SIZE, size)
             elif self.interrupted is None:
+                self._say("")  # a terminal shows ^C where the cursor was
                 self.interrupted = number
                 self._say_at = time.monotonic() + _QUIET_S
                 self._tell(number)
