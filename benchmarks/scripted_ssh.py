@@ -17,7 +17,7 @@ from typing import Any
 from ddplaunch.cli.main import main
 from ddplaunch.hosts import links
 
-_WAIT = "read status <&{}; exit $status"
+_WAIT = "read status </dev/fd/{}; exit $status"  # dash takes no number above 9 after `<&`
 
 
 def client(control: socket.socket) -> type[subprocess.Popen[bytes]]:

@@ -25,7 +25,7 @@ TRIES = 8
 _PATIENCE_S = 0.5  # what a shell still wants to say after ssh's connection ended
 _SHRINK_EVERY_S = 0.5  # the drops of one burst say the same
 _FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 2.0
-_WINDOW_LEAST, _WINDOW_PER_CPU = 32, 16
+_WINDOW_LEAST, _WINDOW_PER_CPU = 64, 32
 _SLOT_S = 2.0  # a host that has not said a word by then may be dead, and holds up the others no longer
 
 
@@ -223,7 +223,7 @@ def _no_more(started: int, problem: OSError) -> Finding:
     return error(
         "hosts-too-many",
         f"after {started} sessions this machine starts no more: {problem.strerror}",
-        why="each host takes an ssh client and three open files of this machine for as long as it runs",
+        why="each host takes an ssh client and four open files of this machine for as long as it runs",
         fix="`ulimit -u` and `ulimit -n` show the limits; raise them, or launch from inside a Slurm allocation, "
         "where one `srun` reaches all hosts",
     )

@@ -21,7 +21,7 @@ from ddplaunch.hosts.ssh import environment
 _READ = 1 << 18
 _SAID = 1 << 16
 _CLOSING_S = 0.5  # for all together; a host that is gone is not waited for
-_DESCRIPTORS = 3  # for each host: stdin, stdout, stderr
+_DESCRIPTORS = 4  # for each host: stdin, stdout, stderr, and its record as it arrives
 _OWN_DESCRIPTORS = 128  # this interpreter's, and those of sessions while they are being made
 
 
@@ -215,7 +215,7 @@ def _too_many(hosts: int, wanted: int, hard: int) -> Finding:
     return error(
         "hosts-too-many",
         f"{hosts} hosts need {wanted} open files here, and {hard} are allowed",
-        why="each host takes three for its ssh session",
+        why="each host takes three for its ssh session, and one for its record",
         fix=f"as root `prlimit --pid $$ --nofile={wanted}` in this shell, or a `nofile` line in "
         "`/etc/security/limits.conf` and a new login",
     )
