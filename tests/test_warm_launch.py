@@ -53,8 +53,7 @@ def test_a_script_sees_the_same_world(plugged: Path, tmp_path: Path, target: str
     seen = _both(plugged, tmp_path, *target.split(), "torch", "--flag")
     for rank in range(2):
         cold, warm = seen[False][rank], seen[True][rank]
-        assert warm["frozen"] > 0, "the rank was not forked from the template"
-        assert cold["frozen"] == 0
+        assert cold["frozen"] < 1000 < warm["frozen"], "the rank was not forked from the template"
         module = target.startswith("-m")
         expected, found = (_comparable(one["seen"], module=module) for one in (cold, warm))
         for part, values in expected.items():

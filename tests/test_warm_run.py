@@ -25,7 +25,7 @@ LOOK = r"""
 import gc, json, os, sys
 
 main = sys.modules["__main__"]
-print("forked" if gc.get_freeze_count() else "cold", flush=True)
+print("forked" if gc.get_freeze_count() > 1000 else "cold", flush=True)
 print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "file": __file__, "name": __name__,
     "spec": __spec__ and __spec__.name, "main": main.__dict__ is globals(), "flags": list(sys.flags),

@@ -5,4 +5,4 @@ import os
 import sys
 
 # in one piece: two ranks write into one pipe, and `-u` holds nothing back
-sys.stdout.write(f"{int(gc.get_freeze_count() > 0)} {os.environ['RANK']}\n")
+sys.stdout.write(f"{int(gc.get_freeze_count() > 1000)} {os.environ['RANK']}\n")
