@@ -22,7 +22,7 @@ _CLASS = {TORCHRUN: "torchrun", ACCELERATE: "accelerate", DEEPSPEED: "deepspeed"
 #: Colours that tell each other apart for the colour-blind too, on white and on near-black.
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f } .title { font-weight: 600; font-size: 13px }
-.axis { stroke: #8c959f } .value { font-size: 10px }
+.axis { stroke: #8c959f } .value { font-size: 9px }
 .torchrun { fill: #6e7781 } .accelerate { fill: #c9a227 } .deepspeed { fill: #8250df }
 .cold { fill: #54aeff } .warm { fill: #0969da }
 @media (prefers-color-scheme: dark) {
@@ -43,8 +43,8 @@ def draw(results: dict[str, Any]) -> str:
         'aria-label="seconds until all ranks are ready, and memory, by launcher and number of ranks">',
         f"<style>{_STYLE}</style>",
         *_legend(names),
-        *_panel(0, "until every rank has torch and its first all-reduce, in seconds", launches, names, "ready", 1),
-        *_panel(_PANEL + _GAP, "memory of all processes then (PSS), in MiB", launches, names, "pss_mib", 0),
+        *_panel(0, "seconds until the first all-reduce of all ranks", launches, names, "ready", 1),
+        *_panel(_PANEL + _GAP, "MiB that all processes hold then (PSS)", launches, names, "pss_mib", 0),
         f'<text class="value" x="0" y="{_TOP + _HEIGHT + 52}">{escape(about)}; medians</text>',
         "</svg>",
     ]
@@ -99,8 +99,10 @@ def _panel(
 
 
 def _short(value: float, digits: int) -> str:
-    """A bar is 18 pixels wide: four figures of 10 pixels do not fit, so thousands are written as 1.3k."""
-    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.{digits}f}"
+    """Three figures at most, because a bar is 15 pixels wide: thousands are written as 1.3k."""
+    if value >= 1000:
+        return f"{value / 1000:.1f}k"
+    return f"{value:.{digits if value < 10 else 0}f}"
 
 
 def main() -> None:

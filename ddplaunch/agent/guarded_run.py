@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.agent.capture import Capture
 from ddplaunch.agent.console import Console
 from ddplaunch.agent.files import replace_json
-from ddplaunch.agent.handover import speak_of_attempt
+from ddplaunch.agent.handover import get_ready, speak_of_attempt
 from ddplaunch.agent.launcher import Launcher
 from ddplaunch.agent.listen import listen
 from ddplaunch.agent.loop import Loop
@@ -53,7 +53,7 @@ class GuardedRun:
         self.launcher_died = False
         self.signal: int | None = None
         self.interrupts = self.interrupts_told = 0
-        self.killed = False
+        self.killed = self.prepared = False
         self.speaking = 0
         self.recorder: Recorder | None = None
         self.stopped: Diagnosis | None = None  # why the guard ended the run itself
@@ -152,6 +152,9 @@ class GuardedRun:
     def _rank_ended(self, attempt: Attempt, handle: int) -> None:
         self.loop.forget(handle)
         attempt.has_ended(handle)
+        if not self.prepared:
+            self.prepared = True
+            _thread.start_new_thread(get_ready, ())
 
     def _woken(self) -> None:
         os.eventfd_read(self.wake)

@@ -1,16 +1,24 @@
 """From the guard to the explanation of a run's end; refuses to let a failing explanation change how a run ends.
 
-What explains is imported here, and only when there is something to say: it would treble the guard's memory.
+What explains is imported here, and only when ranks end: it would treble the guard's memory while they run.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.protocol import Settings
 
 if TYPE_CHECKING:
     from ddplaunch.agent.ended import EndedAttempt, EndedRun, Speaker
+
+
+def get_ready() -> None:
+    """Import what will be needed while torchrun still notices that its ranks have ended. Never raises."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("ddplaunch.agent.aftermath")
 
 
 def speak_of_attempt(settings: Settings, attempt: EndedAttempt, speaker: Speaker) -> None:
