@@ -122,7 +122,6 @@ def _report(name: str, question: Question, answer: Mapping[str, Any], clock: tup
         machine=str(extra["machine"]),
         clock_ahead_s=clock[0],
         clock_unsure_s=clock[1],
-        login_node=bool(extra.get("login_node")),
     )
 
 

@@ -83,7 +83,6 @@ def facts(order: dict[str, Any]) -> dict[str, Any]:
             "script_sha256": None if problem else _fingerprint(order.get("script")),
             "machine": _machine(),
             "time_s": time.time(),
-            "slurm": bool(os.environ.get("SLURM_JOB_ID")),
         },
     }
 

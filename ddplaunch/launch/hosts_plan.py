@@ -41,7 +41,6 @@ class HostReport:
     machine: str = ""
     clock_ahead_s: float = 0.0
     clock_unsure_s: float = 0.0
-    login_node: bool = False
 
 
 @dataclass(frozen=True)
