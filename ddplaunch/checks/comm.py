@@ -68,7 +68,7 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
     Remedy: let TCP through between the hosts, on all ports: ranks connect to ports that the kernel chooses.
     """
     gone = {host for host, _ in comm.untested}
-    found = blame((group for group in comm.between if not gone & {*group.hosts}), dead)
+    found = blame(comm, (group for group in comm.between if not gone & {*group.hosts}), dead)
     for host in found.hosts:
         groups = [group for group in comm.between if host in group.hosts]
         yield error(
@@ -96,7 +96,7 @@ def comm_packet_loss(comm: Comm) -> Iterator[Finding]:
     Remedy: errors and drops in `ip -s link` and `ethtool -S`; cable, transceiver, switch port, MTU.
     """
     tried = [group for group in comm.between if not dead(group)]
-    found = blame(tried, lossy)
+    found = blame(comm, tried, lossy)
     why = "TCP waits 200 ms or more for each lost segment, and all ranks wait with it"
     fix = "drops and errors in `ip -s link` and `ethtool -S INTERFACE`; then cable, switch port and MTU"
     for host in found.hosts:
@@ -130,7 +130,7 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
     normal = bandwidth_of_most(groups)
     if normal is None:
         return
-    found = blame(groups, lambda group: slow(group, normal))
+    found = blame(comm, groups, lambda group: slow(group, normal))
     why = "every all-reduce of a job is as slow as its slowest link"
     fix = "`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface"
     for host in found.hosts:
@@ -169,7 +169,9 @@ def comm_late_host(comm: Comm) -> Iterator[Finding]:
     if normal is None:
         return
     most = max(_LATE_FACTOR * normal, normal + _LATE_US)
-    for host in blame(groups, lambda group: group.measured is not None and group.measured.latency_us > most).hosts:
+    for host in blame(
+        comm, groups, lambda group: group.measured is not None and group.measured.latency_us > most
+    ).hosts:
         best = min(group.measured.latency_us for group in groups if host in group.hosts and group.measured)
         yield warning(
             "comm-late-host",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -86,19 +87,20 @@ class Blame:
     pairs: tuple[Group, ...]
 
 
-def blame(groups: Iterable[Group], bad: Callable[[Group], bool]) -> Blame:
-    """Return who explains the bad ones among ``groups``.
+def blame(comm: Comm, groups: Iterable[Group], bad: Callable[[Group], bool]) -> Blame:
+    """Return who explains the bad ones among ``groups``, which are those of ``comm`` that count here.
 
-    A host that is in a good group is innocent. A host that is in bad groups only is the cause if one of its partners
-    is innocent: that one's wrong with nobody else. Two of which neither was ever in a good group cannot be told apart.
+    A host that is in a good group is innocent. One that is in bad groups only, and had two partners, is the cause if
+    one of them is innocent. Two of which neither was ever in a good group cannot be told apart.
     """
     groups = tuple(groups)
+    partners = Counter(host for group in comm.between for host in group.hosts)
     good = {host for group in groups if not bad(group) for host in group.hosts}
     wrong = [group for group in groups if bad(group)]
     guilty: dict[str, None] = {}
     for group in wrong:
         suspects = [host for host in group.hosts if host not in good]
-        if len(suspects) == 1:
+        if len(suspects) == 1 and partners[suspects[0]] > 1:
             guilty[suspects[0]] = None
     pairs = tuple(group for group in wrong if not any(host in guilty for host in group.hosts))
     return Blame(tuple(guilty), pairs)

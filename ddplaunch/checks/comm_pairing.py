@@ -1,7 +1,7 @@
 """Which hosts are tested together in the next round, from what became of the last; refuses to run it.
 
 Two rounds with changed partners tell which of a bad pair is bad. The second one gives the members of bad pairs partners
-that were fine. A third is for hosts that had one partner so far (an odd number of hosts), or only bad ones, and for
+that were fine. Two more are for hosts that had one partner so far (an odd number of hosts), or only bad ones, and for
 those that were slow twice, which may have been something else that ran on them.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Collection, Sequence
 
 from ddplaunch.checks.comm_groups import Group, failed, lossy
 
-ROUNDS = 3
+ROUNDS = 4
+_FOR_ALL = 2
 _SLOW = 0.5  # of the round's quickest: only decides who is paired with whom
 
 Pair = tuple[str, str]
@@ -29,14 +30,16 @@ def next_round(hosts: Sequence[str], groups: Sequence[Group]) -> tuple[Pair, ...
         return ()
     bad = _bad(between)
     suspects = _never_good(hosts, between, bad)
-    if done < ROUNDS - 1:
+    if done < _FOR_ALL:
         wanting: Sequence[str] = hosts
     else:
         wanting = [
             host
             for host in hosts
-            if (host not in suspects and _measured(host, between) < 2)
-            or (host in suspects and (_only_slow(host, between) or _among(host, between, suspects)))
+            if _partners(host, between) < 2
+            or (host not in suspects and _measured(host, between) < 2)
+            or (host in suspects and _among(host, between, suspects))
+            or (host in suspects and _only_slow(host, between) and done == _FOR_ALL)
         ]
     order = sorted(wanting, key=lambda host: (host not in suspects, _partners(host, between), hosts.index(host)))
     return _match(order, hosts, tried, suspects)
@@ -85,7 +88,7 @@ def _match(
         if host in taken:
             continue
         free = [each for each in _after(host, hosts) if each not in taken and frozenset((host, each)) not in tried]
-        free.sort(key=lambda each: (each not in order, host in suspects and each in suspects))
+        free.sort(key=lambda each: (host in suspects and each in suspects, each not in order))
         if free:
             pairs.append((host, free[0]))
             taken |= {host, free[0]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -85,17 +86,17 @@ def test_the_one_bad_host_is_named_wherever_it_stands(hosts: int, what: Measured
         assert named(outcome_of(hosts, one_bad(bad, what))) == {(code, (bad,))}
 
 
-def test_three_faults_at_once_are_told_apart() -> None:
-    def became(hosts: set[str]) -> Measured | None:
-        if len(hosts) == 1:
-            return FINE
-        return None if "b" in hosts else LOSSY if "c" in hosts else SLOW if "e" in hosts else FINE
+@pytest.mark.parametrize("hosts", [6, 8])
+def test_three_faults_are_told_apart_wherever_they_stand(hosts: int) -> None:
+    for dead, lossy, slow in permutations(NAMES[:hosts], 3):
 
-    assert named(outcome_of(6, became)) == {
-        ("comm-cut-off", ("b",)),
-        ("comm-packet-loss", ("c",)),
-        ("comm-slow-host", ("e",)),
-    }
+        def became(group: set[str], dead: str = dead, lossy: str = lossy, slow: str = slow) -> Measured | None:
+            if len(group) == 1:
+                return FINE
+            return None if dead in group else LOSSY if lossy in group else SLOW if slow in group else FINE
+
+        found = named(outcome_of(hosts, became))
+        assert found == {("comm-cut-off", (dead,)), ("comm-packet-loss", (lossy,)), ("comm-slow-host", (slow,))}
 
 
 def test_two_hosts_cannot_be_told_apart() -> None:
