@@ -43,13 +43,16 @@ SchedulerType=sched/backfill
 SchedulerParameters=bf_interval=1,sched_interval=1,batch_sched_delay=0,sched_min_interval=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
-KillWait=3
+KillWait=10
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 MinJobAge=300
 ReturnToService=2
 SlurmdParameters=config_overrides
 GresTypes=gpu
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE DefaultTime=10 State=UP
 PartitionName=short Nodes=ALL MaxTime=1 State=UP
+PartitionName=first Nodes=ALL PriorityTier=10 DefaultTime=10 State=UP
 """
 
 
@@ -121,7 +124,14 @@ class Cluster:
         while True:
             shown = self.run(["scontrol", "show", "job", "-o", job], self.folder).stdout
             fields = dict(word.partition("=")[::2] for word in shown.split() if "=" in word)
-            if fields.get("JobState", "PENDING") in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"):
+            if fields.get("JobState", "PENDING") in (
+                "COMPLETED",
+                "FAILED",
+                "CANCELLED",
+                "TIMEOUT",
+                "NODE_FAIL",
+                "PREEMPTED",
+            ):
                 return fields
             assert time.monotonic() < deadline, f"job {job} did not end: {shown}"
             time.sleep(0.3)

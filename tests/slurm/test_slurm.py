@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.records.first_failure import FirstFailure, first_failure, newest_run
-from tests.slurm.cluster import Cluster, missing
+from tests.slurm.cluster import GPUS, Cluster, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.xdist_group("slurm")]
 
@@ -101,35 +102,20 @@ def test_a_job_from_a_hostile_directory_is_followed_to_its_end(cluster: Cluster,
 
 
 def test_a_task_for_each_gpu_is_one_rank_with_that_gpu(cluster: Cluster, place: Path) -> None:
-    words = (
-        "ddplaunch",
-        "run",
-        "--show",
-        "all",
-        "--ignore",
-        "host-name-loopback",
-        "--ignore",
-        "host-name-unresolvable",
-    )
-    done = cluster.run(
-        [
-            "srun",
-            "-N1",
-            "--ntasks-per-node=2",
-            "--gpus-per-node=2",
-            sys.executable,
-            "-m",
-            *words,
-            "--",
-            "train.py",
-            "end",
-        ],
-        place,
-        timeout_s=200,
-    )
+    def step(*words: str) -> subprocess.CompletedProcess[str]:
+        launch = (sys.executable, "-m", "ddplaunch", "run", "--show", "all", *HERE)
+        return cluster.run(
+            ("srun", "-N1", "--ntasks-per-node=2", *words[:1], *launch, *words[1:]), place, timeout_s=200
+        )
+
+    done = step("--gpus-per-task=1", "--", "train.py", "end")
     assert done.returncode == 0, done.stdout + done.stderr
     said = [line.split()[1:7] for line in ranks(done.stdout)]
     assert [words[:1] + words[4:] for words in said] == [[f"{rank}/2", "0", str(rank)] for rank in range(2)]
+    assert "node-rank-0-not-master" not in done.stderr
+    seen_by_all = step("--gpus-per-node=2", "--dry-run", "--", "train.py", "end")
+    assert seen_by_all.returncode == 0, seen_by_all.stderr
+    assert sorted(re.findall("CUDA_VISIBLE_DEVICES=(.)", seen_by_all.stdout)) == ["0", "1"]
 
 
 def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluster: Cluster, place: Path) -> None:
@@ -149,24 +135,8 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
 
 
 def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Cluster, place: Path) -> None:
-    submitted = cluster.ddplaunch(
-        *(
-            "submit",
-            "2x1",
-            "--gpus-per-node",
-            "1",
-            "--time",
-            "5",
-            "--grace",
-            "30",
-            "--requeue",
-            *HERE,
-            "--",
-            "train.py",
-            "wait",
-        ),
-        cwd=place,
-    )
+    size = ("2x1", "--gpus-per-node", "1", "--time", "2", "--grace", "30", "--requeue")
+    submitted = cluster.ddplaunch("submit", *size, *HERE, "--", "train.py", "wait", cwd=place)
     job = submitted.stdout.strip()
     assert job.isdigit(), submitted.stderr
     _until(lambda: (place / "ready-0").exists() and (place / "ready-1").exists(), place)
@@ -174,6 +144,21 @@ def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Clu
     ended = cluster.finished(job)
     assert (place / "saved-0").exists(), (place / f"slurm-{job}.out").read_text()
     assert ended["JobState"] == "FAILED" and ended["ExitCode"].startswith("143:"), ended
+    assert not _left(place)
+    explained = cluster.ddplaunch("explain", job, cwd=place).stdout
+    assert "error[time-limit]: Slurm's signal" in explained and f"limit of job {job}" in " ".join(explained.split())
+
+
+def test_a_job_that_is_preempted_says_so_in_its_record(cluster: Cluster, place: Path) -> None:
+    size = ("1x1", "--gpus-per-node", str(GPUS), "--time", "5")
+    job = cluster.ddplaunch("submit", *size, *HERE, "--", "train.py", "wait", cwd=place).stdout.strip()
+    _until(lambda: (place / "ready-0").exists(), place)
+    first = ("srun", "--partition=first", "--nodes=2", f"--gpus-per-node={GPUS}", "true")
+    assert cluster.run(first, place).returncode == 0
+    ended = cluster.finished(job)
+    assert ended["JobState"] == "PREEMPTED" and (place / "saved-0").exists(), ended
+    outcome = json.loads((place / f".ddplaunch/runs/slurm-{job}.0/outcome.json").read_text())
+    assert outcome["state"] == "terminated" and outcome["diagnosis"]["what"] == f"job {job} was preempted"
     assert not _left(place)
 
 

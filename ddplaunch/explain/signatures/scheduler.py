@@ -143,9 +143,27 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="terminated",
         role="root",
-        literals=("DUE TO PREEMPTION", "DUE TO JOB REQUEUE", "User defined signal", "TERM_"),
+        literals=("DUE TO PREEMPTION", "DUE TO JOB REQUEUE"),
+        patterns=(r"(?P<line>(?:(?:JOB|STEP) \S+ ON \S+ )?CANCELLED AT \S+ DUE TO (?:PREEMPTION|JOB REQUEUE))",),
+        what="Slurm took the job back: {line}",
+        why="a job of higher priority took its nodes, or `scontrol requeue` asked for it; the program is not to blame",
+        fixes=(
+            "submit with `--requeue` (`ddplaunch submit --requeue --grace 120`): Slurm starts it again by itself",
+            "save a checkpoint on SIGTERM and resume from it",
+        ),
+        examples=(
+            "slurmstepd: error: *** JOB 17 ON node1 CANCELLED AT 2026-11-21T10:16:04 DUE TO JOB REQUEUE ***",
+            "slurmstepd: error: *** STEP 17.0 ON node1 CANCELLED AT 2026-11-21T10:16:04 DUE TO PREEMPTION ***",
+        ),
+        near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
+        priority=68,
+        source="https://slurm.schedmd.com/preempt.html",
+    ),
+    Signature(
+        code="terminated",
+        role="root",
+        literals=("User defined signal", "TERM_"),
         patterns=(
-            r"(?P<line>CANCELLED AT \S+ DUE TO (?:PREEMPTION|JOB REQUEUE))",
             r"(?P<line>(?<!\")User defined signal [12])",
             r"(?P<line>TERM_(?:PREEMPT|OWNER|ADMIN|BUCKET_KILL)\w*)",
         ),
@@ -153,8 +171,6 @@ SIGNATURES: tuple[Signature, ...] = (
         why=_CANCELLED_WHY,
         fixes=_CANCELLED_FIXES,
         examples=(
-            "slurmstepd: error: *** JOB 17 ON node1 CANCELLED AT 2026-11-21T10:16:04 DUE TO JOB REQUEUE ***",
-            "slurmstepd: error: *** STEP 17.0 ON node1 CANCELLED AT 2026-11-21T10:16:04 DUE TO PREEMPTION ***",
             "srun: error: node2: task 1: User defined signal 1",
             "TERM_OWNER: job killed by owner.",
         ),
