@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.relaunch import evidence_of, restored
-from ddplaunch.cli.relaunching import or_status_before, relaunch_refused, told
+from ddplaunch.cli.relaunching import claimed, or_status_before, relaunch_refused, told
 from ddplaunch.errors import RefusedError, UsageError
 from ddplaunch.finding import error
 from ddplaunch.hosts.roll_call_words import Hello, hello_line, read_hello
@@ -135,7 +135,16 @@ def test_a_launch_inside_of_a_rank_takes_no_other_s_place() -> None:
 
 def test_environment_is_that_of_the_first_launch() -> None:
     now = {"OMP_NUM_THREADS": "8", "PATH": "/changed", "DDPLAUNCH_AGENT": "{}", "KEPT": "1"}
-    assert restored(now, order(), "back") == {"PATH": "/mine", "KEPT": "1", RETURN: "back"}
+    assert restored(now, order()) == {"PATH": "/mine", "KEPT": "1"}
+
+
+def test_what_was_left_for_this_process_is_taken_once() -> None:
+    back = Return(2, "r", 137, Evidence(61.5))
+    shown = {"DDPLAUNCH_RUN_ID": "r", "DDPLAUNCH_AGENT": "{}"}
+    environ = {RETURN: return_text(back, os.getpid()), **shown, "PATH": "/"}
+    assert claimed(environ) == back and environ == {"PATH": "/"}
+    environ = {RETURN: return_text(back, os.getppid()), **shown}
+    assert claimed(environ) is None and environ == shown  # this process is a rank's, and that one its launcher
 
 
 def test_newest_checkpoint(tmp_path: Path) -> None:

@@ -55,6 +55,12 @@ def record(folder: Path, run_id: str, name: str) -> dict[str, Any]:
     return value
 
 
+def listed(folder: Path) -> list[dict[str, Any]]:
+    """What `ps` knows of the runs that were launched in ``folder``."""
+    done = subprocess.run(ddplaunch("ps", "--json"), cwd=folder, capture_output=True, check=True)
+    return [each for each in json.loads(done.stdout)["runs"] if str(each["directory"]).startswith(f"{folder}/")]
+
+
 def test_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
     words = ("--relaunch", "2", "--relaunch-wait", "0.1", "--output", "out", "--env", "MINE=given")
     process = launch(tmp_path, *words, script=SAVES)
@@ -74,6 +80,9 @@ def test_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
     runs = [record(tmp_path, each, "run.json") for each in ids]
     assert [each.get("relaunch_of") for each in runs] == [None, "r", "r-relaunch-1"]
     assert [record(tmp_path, each, "outcome.json")["exit_status"] for each in ids] == [9, 9, 0]
+    assert {each["run_id"]: each["relaunch_of"] for each in listed(tmp_path)} == dict(
+        zip(ids, (None, *ids), strict=False)
+    )
     assert record(tmp_path, "r", "node-0/relaunch.json")["advanced"] == "out/step.pt"
     for each in runs:  # what was given back to this process is nobody's environment
         assert "DDPLAUNCH_RELAUNCHED" not in each["environment"] and "MINE=mine" not in json.dumps(each)
@@ -102,6 +111,8 @@ def test_interrupt_in_the_pause(tmp_path: Path) -> None:
     with (tmp_path / "err").open("wb") as err:
         process = launch(tmp_path, *words, script=FAILS, stderr=err, start_new_session=True)
     within(lambda: b"relaunching 1 of 1 in 10 min" in (tmp_path / "err").read_bytes())
+    (run,) = listed(tmp_path)
+    assert (run["state"], run["launcher_pids"], run["relaunch_of"]) == ("running", [process.pid], None)
     process.send_signal(signal.SIGINT)
     assert ended(process)[0] == 130
     assert "Traceback" not in (tmp_path / "err").read_text()

@@ -44,7 +44,11 @@ def relaunch(settings: Settings, status: int, signals: Signals, give_stderr_back
         speak(not_relaunched_text(decision, order.policy, width(sys.stderr)))
         return
     back = Return(number, order.run_id, status, evidence)
-    environment = restored(os.environ, order, return_text(back, os.getpid()))
+    environment = restored(os.environ, order) | {
+        RETURN: return_text(back, os.getpid()),
+        "DDPLAUNCH_RUN_ID": order.run_id,  # by these two `ps` and `stop` find what waits to launch again
+        SETTINGS: json.dumps({"directory": settings.get("directory")}),
+    }
     signals.give_back()
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what torch's C++ opened is inherited else, and so are locks of GPUs
     os.execve(order.command[0], list(order.command), environment)
@@ -70,14 +74,14 @@ def evidence_of(order: Order, outcome: Mapping[str, Any]) -> Evidence:
     return Evidence(lived_s(outcome), found, unseen)
 
 
-def restored(environ: Mapping[str, str], order: Order, back: str) -> dict[str, str]:
-    """Return the environment that ddplaunch was started in, with what it is to find there now."""
+def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
+    """Return the environment that ddplaunch was started in."""
     environment = {name: value for name, value in environ.items() if name != SETTINGS}
     for name, value in order.restore.items():
         environment.pop(name, None)
         if value is not None:
             environment[name] = value
-    return {**environment, RETURN: back}
+    return environment
 
 
 def _outcome(settings: Settings) -> dict[str, Any]:

@@ -44,7 +44,10 @@ _OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own env
 
 def claimed(environ: MutableMapping[str, str]) -> Return | None:
     """Return what the plug-in left for this process if it is a relaunch, and take it away; None if it is none."""
-    return read_return(environ.pop(RETURN, None), os.getpid())
+    back = read_return(environ.pop(RETURN, None), os.getpid())
+    for name in ("DDPLAUNCH_RUN_ID", VARIABLE) if back is not None else ():
+        environ.pop(name, None)  # they say whose relaunch this process is, and stay in /proc
+    return back
 
 
 def pause(back: Return, options: Options) -> None:

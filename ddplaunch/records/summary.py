@@ -32,6 +32,7 @@ class RunSummary:
     """One run in a line. Times are in seconds since the epoch; None and empty mean "not known".
 
     ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
+    ``relaunch_of`` is the run that failed before it, and that it was launched for.
     """
 
     run_id: str
@@ -53,6 +54,7 @@ class RunSummary:
     launcher_pids: tuple[int, ...] = ()
     ranks: tuple[RankProcess, ...] = ()
     problem: str | None = None
+    relaunch_of: str | None = None
 
 
 def summaries(base: Path, table: Table, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
@@ -140,6 +142,7 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
         "device": _text(record.value("plan", "device", "value")),
         "gpus": tuple(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None,
         "user": _text(record.value("host", "host", "user")),
+        "relaunch_of": _text(record.value("relaunch_of")),
     }
 
 
