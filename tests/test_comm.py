@@ -26,9 +26,10 @@ from ddplaunch.launch.options import Options
 from ddplaunch.probes.facts import TorchImport
 from ddplaunch.probes.process_table import process_table
 from ddplaunch.ui.comm_view import comm_json, comm_text
+from ddplaunch.ui.speech import findings_text
 from ddplaunch.values import Resolved, Source
 from tests.checks.healthy import healthy_facts
-from tests.checks.test_comm import FINE, LOSSY, NAMES, SLOW, outcome_of
+from tests.checks.test_comm import FINE, LOSSY, NAMES, SLOW, findings, outcome_of
 from tests.conftest import Golden
 from tests.hosts.launching import clean_environment, ddplaunch
 
@@ -55,6 +56,14 @@ def test_picture(golden: Golden, hosts: int, width: int) -> None:
     lines = comm_text(mixed(hosts), width, False)
     assert max(map(len, lines)) <= width
     golden(f"comm-{hosts}-{width}", "\n".join(lines) + "\n")
+
+
+def test_findings(golden: Golden) -> None:
+    comm = mixed(6)
+    lost = replace(comm, untested=(("gpu-f", "nothing was heard of it for 15 s"),))
+    two = outcome_of(2, lambda group: None)
+    found = [*findings(comm), *findings(lost)[:1], *findings(two)]
+    golden("comm-findings-80", findings_text(found, 80, False))
 
 
 def test_picture_of_many_hosts_stays_within_the_line() -> None:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from ddplaunch.checks.comm_groups import Comm
+from ddplaunch.cli.configuration import variables
 from ddplaunch.cli.say import tell
 from ddplaunch.errors import usage
 from ddplaunch.hosts.comm import DEADLINE_S, CommTest, Member
@@ -43,7 +44,7 @@ def between(
     device = device_of(options, facts)
     members = [Member(link, python, *counts(options, device, each)) for link, each in zip(opened, facts, strict=True)]
     tell(f"testing collectives on {len(members)} hosts, each step for {deadline_s:.0f} s at most\n")
-    return CommTest(links, members, device, _run_id(), deadline_s).run()
+    return CommTest(links, members, device, _run_id(), deadline_s, _environment(options)).run()
 
 
 def here(facts: Facts, options: Options, deadline_s: float) -> Comm:
@@ -51,13 +52,20 @@ def here(facts: Facts, options: Options, deadline_s: float) -> Comm:
     device = device_of(options, [facts])
     with Links() as links:
         link = links.open(socket.gethostname(), [sys.executable, "-m", "ddplaunch.hosts.remote"])
-        return CommTest(
-            links, [Member(link, sys.executable, *counts(options, device, facts))], device, _run_id(), deadline_s
-        ).run()
+        member = Member(link, sys.executable, *counts(options, device, facts))
+        return CommTest(links, [member], device, _run_id(), deadline_s, _environment(options)).run()
 
 
 def _run_id() -> str:
     return f"comm-{new_run_id()}"
+
+
+def _environment(options: Options) -> dict[str, str]:
+    """Return what `--env`, `--env-file` and `--socket-ifname` say, which a launch would hand its ranks too."""
+    given = {name: value for name, value, _ in variables(options)}
+    if options.socket_ifname is not None:
+        given["GLOO_SOCKET_IFNAME"] = given["NCCL_SOCKET_IFNAME"] = options.socket_ifname.value
+    return given
 
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:

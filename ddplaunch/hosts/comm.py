@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.checks.comm_groups import Comm, Group
@@ -66,11 +66,19 @@ class CommTest:
     """One test over all members."""
 
     def __init__(
-        self, links: Links, members: Sequence[Member], device: str, run_id: str, deadline_s: float = DEADLINE_S
+        self,
+        links: Links,
+        members: Sequence[Member],
+        device: str,
+        run_id: str,
+        deadline_s: float = DEADLINE_S,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """``device`` is cuda (NCCL) or cpu (gloo); ``deadline_s`` bounds each step."""
+        """``device`` is cuda (NCCL) or cpu (gloo); ``deadline_s`` bounds each step. The ranks get ``environment``."""
         self._links, self._device, self._run_id, self._deadline_s = links, device, run_id, deadline_s
         self._hosts = {member.link: _Host(member) for member in members}
+        own = {"DDPLAUNCH_RUN_ID": run_id, "PYTHONSAFEPATH": "1"}
+        self._environment = {"OMP_NUM_THREADS": "1", **(environment or {}), **own}
         self._beat_at = 0.0
         self._step = 0
         self._running: dict[str, Reports] = {}  # by host
@@ -103,7 +111,7 @@ class CommTest:
             order = {
                 "module": MODULE,
                 "python": host.member.python,
-                "environment": {"DDPLAUNCH_RUN_ID": self._run_id, "PYTHONSAFEPATH": "1", "OMP_NUM_THREADS": "1"},
+                "environment": self._environment,
                 "run_id": self._run_id,
                 "grace_s": 0.0,
                 "launch": {},

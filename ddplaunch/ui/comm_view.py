@@ -63,7 +63,7 @@ def _legend(comm: Comm) -> str:
     parts = ["above the diagonal: bit/s between two hosts", "below: time of an all-reduce of 4 bytes"]
     ranks = sorted({group.ranks for group in comm.inside})
     if ranks:
-        parts.append(f"on it: bit/s among the {' or '.join(map(str, ranks))} ranks of {count(1, 'host')}")
+        parts.append(f"on it: bit/s among the {' or '.join(map(str, ranks))} ranks of each host")
     return f"{'; '.join(parts)}; blank: not tested together"
 
 

@@ -26,7 +26,7 @@ NAMES = "abcdefghijklmnopqrstuvwxyz0123456789"
 def outcome_of(hosts: int, became: Callable[[set[str]], Measured | None], backend: str = "gloo") -> Comm:
     """Return what comes of a test in which ``became`` says what a pair of hosts measures, None: nothing."""
     names = tuple(NAMES[:hosts])
-    groups = [Group((name,), 0, 8, became({name})) for name in names]
+    groups = [Group((name,), 0, 8, became({name}), problem="the ranks did not form a group") for name in names]
     while pairs := next_round(names, groups):
         number = groups[-1].round + 1
         groups += [Group(pair, number, 2, became(set(pair)), problem="no TCP connection") for pair in pairs]
