@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -10,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.protocol import Settings
+from ddplaunch.agent.rank_marks import file_of, read_marks, with_parts
+from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.trace import Trace, as_svg, phases_of, process_start_s
 from ddplaunch.launch.capture import EXECUTED
 
@@ -54,3 +59,52 @@ def test_nothing_is_written_where_nothing_can_be(settings: Settings) -> None:
     trace = Trace(settings, {})
     trace.begins("rendezvous")
     trace.write()
+
+
+def test_the_last_rank_divides_the_phase_of_its_script() -> None:
+    phases = [("start the ranks", 1.0, 2.0), ("script", 2.0, 9.0), ("script", 11.0, 12.0), ("end", 12.0, 13.0)]
+    cold = [{"python_s": 2.5, "torch_s": 4.0, "collective_s": 5.0}, {"python_s": 2.25, "torch_s": 4.5}]
+    forked = [{"python_s": 10.0, "torch_s": 10.0, "collective_s": 11.5}]
+    assert with_parts(phases, [cold, forked]) == [
+        phases[0],
+        ("Python in the ranks", 2.0, 2.5),
+        ("import torch in the ranks", 2.5, 4.5),  # one rank has not noted a collective
+        ("script", 4.5, 9.0),
+        ("until the first collective", 11.0, 11.5),
+        ("script", 11.5, 12.0),
+        phases[3],
+    ]
+    assert with_parts(phases, []) == with_parts(phases, [[], []]) == phases
+
+
+def test_a_rank_notes_when_it_had_python_torch_and_a_collective(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("from torch import _C")
+    (tmp_path / "torch" / "_C.py").write_text(
+        "import json, sys, time, types\nc10d = types.ModuleType('torch._C._distributed_c10d')\n"
+        "entries = [{'record_id': 0, 'time_created_ns': time.time_ns()}]\n"
+        "c10d._dump_fr_trace_json = lambda **_: json.dumps({'entries': entries})\n"
+        "sys.modules[c10d.__name__] = c10d\n"
+    )
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nassert not {'DDPLAUNCH_MARKS', 'ddplaunch_marks'} & {*os.environ, *sys.modules}\n"
+        "assert os.environ['PYTHONPATH'] == os.path.dirname(os.path.abspath(__file__))\n"
+        "if sys.argv[1:]: import torch"
+    )
+    began = time.time()
+    for rank, words in enumerate(([], ["torch"])):
+        given = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        env = {**given, **showing_stacks(given, str(file_of(tmp_path, rank)))}
+        command = [sys.executable, "train.py", *words]
+        subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=60)
+    without, full = read_marks(tmp_path)
+    assert set(without) == {"python_s"} and set(full) == {"python_s", "torch_s", "collective_s"}
+    assert began <= full["python_s"] <= full["collective_s"] <= full["torch_s"] <= time.time()
+
+
+def test_notes_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
+    file_of(tmp_path, 0).write_text("{")
+    file_of(tmp_path, 1).write_text("[]")
+    file_of(tmp_path, 2).write_text('{"python_s": 1.5, "torch_s": null}')
+    assert read_marks(tmp_path) == [{"python_s": 1.5}]
+    assert read_marks(tmp_path / "absent") == []

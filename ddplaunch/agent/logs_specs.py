@@ -22,6 +22,7 @@ from ddplaunch.agent.ending import Ending
 from ddplaunch.agent.events import forward_started, notice_start
 from ddplaunch.agent.outlets import alone, path_of, read_console
 from ddplaunch.agent.protocol import SETTINGS, Settings
+from ddplaunch.agent.rank_marks import file_of
 from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.rank_site.breakpoints import breakpoints
 from ddplaunch.agent.session import Session
@@ -141,8 +142,9 @@ class CapturedLogs(api.LogsSpecs):
             shown_alone = alone(session.settings.get("show", "0"), rank)
             envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
-            if session.settings.get("stacks"):
-                envs[local_rank].update(showing_stacks(os.environ))
+            marks = str(file_of(directory, rank)) if directory and session.settings.get("trace") else None
+            if session.settings.get("stacks") or marks:
+                envs[local_rank].update(showing_stacks(os.environ, marks))
         return _destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:

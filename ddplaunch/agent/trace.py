@@ -1,4 +1,4 @@
-"""When each phase of one launch began, as seen from torchrun's process; refuses to look into ranks."""
+"""When each phase of one launch began, as seen from torchrun's process and noted by ranks; refuses to watch ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.agent.protocol import Settings
+from ddplaunch.agent.rank_marks import SCRIPT, Marks, Phase, read_marks, with_parts
 from ddplaunch.launch.capture import EXECUTED
 
 _WIDTH, _LABEL, _ROW = 900, 190, 26  # pixels
@@ -44,7 +45,7 @@ class Trace:
         path = Path(self._path)
         if node:
             path = path.with_name(f"{path.stem}.node-{node}{path.suffix}")
-        phases = phases_of(self._marks, time.time())
+        phases = with_parts(phases_of(self._marks, time.time()), self._attempts())
         about = {
             "run_id": self._settings.get("run_id", ""),
             "start": self._settings.get("start", "cold"),
@@ -54,8 +55,13 @@ class Trace:
         with contextlib.suppress(OSError):
             path.write_text(text, encoding="utf-8", errors="replace")
 
-
-Phase = tuple[str, float, float]  # name, seconds since 1970 at its begin and at its end
+    def _attempts(self) -> list[list[Marks]]:
+        directory = self._settings.get("directory")
+        if not directory:
+            return []
+        node = Path(directory) / f"node-{self._settings.get('node', 0)}"
+        started = [name for name, _ in self._marks].count(SCRIPT)
+        return [read_marks(node / f"attempt-{number}") for number in range(started)]
 
 
 def phases_of(marks: list[tuple[str, float]], end_s: float) -> list[Phase]:

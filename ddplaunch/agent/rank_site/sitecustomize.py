@@ -6,6 +6,7 @@ stacks were asked for, the plug-in puts this folder in front of the rank's PYTHO
 
 - takes itself out again: PYTHONPATH and sys.path are as they were, so are those of whatever the rank starts,
 - lets ``faulthandler`` answer a real-time signal that nobody uses, without a thread and without Python code running,
+- notes for `--trace` when the rank had Python, torch, and its first collective, if that was asked for,
 - imports the sitecustomize that it stands in front of, if there is one.
 
 It is run by whatever Python a rank is, so it imports nothing of ddplaunch.
@@ -64,6 +65,12 @@ def register() -> None:
 
 
 def _take_part() -> None:
+    marks = os.environ.pop("DDPLAUNCH_MARKS", None)
+    if marks is not None:
+        import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
+
+        del sys.modules["ddplaunch_marks"]
+        ddplaunch_marks.begin(marks)
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]  # noqa: PTH100
     asked = restore(os.environ)

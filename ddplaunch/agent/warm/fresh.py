@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.agent.rank_site.ddplaunch_marks import PATH, begin
 from ddplaunch.agent.rank_site.sitecustomize import register, restore
 from ddplaunch.agent.warm import execute
 from ddplaunch.agent.warm.request import Request
@@ -45,7 +46,7 @@ def become(request: Request, origin: Origin) -> execute.Program:
     """
     os.environ.clear()
     os.environ.update(request.environ)
-    shows_stacks = restore(os.environ)
+    shows_stacks, marks = restore(os.environ), os.environ.pop(PATH, None)
     sys.orig_argv = list(request.args)
     sys.argv = request.argv
     _main_module()
@@ -58,6 +59,8 @@ def become(request: Request, origin: Origin) -> execute.Program:
     _faulthandler()
     if shows_stacks:
         register()
+    if marks is not None:
+        begin(marks)
     _threads()
     _processes()
     _random(origin.seed)
