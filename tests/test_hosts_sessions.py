@@ -69,6 +69,7 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
         (255, "ssh: connect to host gpu-x port 22: Connection timed out", "host-unreachable"),
         (255, "ssh: connect to host gpu-x port 22: No route to host", "host-unreachable"),
         (None, "", "host-unreachable"),
+        (255, "", "host-unreachable"),
         (127, "env: '/opt/python': No such file or directory", "host-without-python"),
         (126, "env: '/opt/python': Permission denied", "host-without-python"),
         (1, "/opt/python: Error while finding module specification for 'ddplaunch.hosts.remote' "

@@ -154,6 +154,14 @@ def _connection(host: str, login: str, status: int | None, said: str) -> Finding
             fix=f"`{login} true` has to be quick and silent",
             where=host,
         )
+    if status == 255 and not said.strip():  # ssh's own status; it is quiet when its server stops answering
+        return error(
+            "host-unreachable",
+            f"the connection to {host} broke off",
+            why="ssh gave no reason, as when the host or the network goes away in the middle",
+            fix=f"`{login} true` has to work first",
+            where=host,
+        )
     return error(
         "host-session-failed",
         f"the session on {host} ended with status {status}" + (f": {last}" if last else ""),
