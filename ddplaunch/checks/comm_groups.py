@@ -81,10 +81,14 @@ class Comm:
 
 @dataclass(frozen=True)
 class Blame:
-    """``hosts`` are those in which every bad group has its cause; ``pairs`` what no single host explains."""
+    """``hosts`` are those in which a bad group has its cause; ``pairs`` what no single host explains.
+
+    ``innocent`` are those that were in a good group.
+    """
 
     hosts: tuple[str, ...]
     pairs: tuple[Group, ...]
+    innocent: frozenset[str]
 
 
 def blame(comm: Comm, groups: Iterable[Group], bad: Callable[[Group], bool]) -> Blame:
@@ -103,7 +107,7 @@ def blame(comm: Comm, groups: Iterable[Group], bad: Callable[[Group], bool]) -> 
         if len(suspects) == 1 and partners[suspects[0]] > 1:
             guilty[suspects[0]] = None
     pairs = tuple(group for group in wrong if not any(host in guilty for host in group.hosts))
-    return Blame(tuple(guilty), pairs)
+    return Blame(tuple(guilty), pairs, frozenset(good))
 
 
 def failed(group: Group) -> bool:

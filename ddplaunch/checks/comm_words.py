@@ -53,7 +53,7 @@ def partners(host: str, groups: Iterable[Group]) -> list[str]:
 
 def because_of_partners(host: str, found: Blame, groups: Iterable[Group]) -> str:
     """Say which partners of a host that is to blame show that it is not them."""
-    others = [other for other in partners(host, groups) if other not in found.hosts]
+    others = [other for other in partners(host, groups) if other in found.innocent]
     return f"{listed(others)} {'does' if len(others) == 1 else 'do'} well with another host"
 
 

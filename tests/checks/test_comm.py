@@ -112,6 +112,14 @@ def test_a_link_between_two_hosts_that_are_fine_with_others_is_the_pairs() -> No
     assert finding.where == ("a", "b") and "between these two" in finding.why
 
 
+def test_only_partners_that_did_well_are_called_as_witnesses() -> None:
+    def became(hosts: set[str]) -> Measured | None:
+        return FINE if len(hosts) == 1 else None if "b" in hosts else SLOW if "a" in hosts else FINE
+
+    slow = next(each for each in findings(outcome_of(4, became)) if each.code == "comm-slow-host")
+    assert slow.where == ("a",) and "c and d do well with another host" in slow.why
+
+
 def test_a_pair_that_only_lost_packets_is_not_cut_off() -> None:
     comm = outcome_of(4, one_bad("d", None))
     groups = tuple(replace(group, segments=2000, resent=400) if group.problem else group for group in comm.groups)
