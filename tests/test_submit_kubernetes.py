@@ -22,6 +22,7 @@ WORDS = (
     *("--mem", "200G", "--cpus-per-task", "32", "--shm-size", "64G", "--grace", "120", "--env", "NOTE=a b"),
     *("--secret", "HF_TOKEN=hugging-face/token", "--batch-size", "8", "--dry-run"),
 )
+SMALL = ("submit", "2", "--to", "kubernetes", "--image", "a", "--dry-run")
 SCRIPT = ("--", "train.py", "--epochs", "20", "it's", "$(HOME) $$", "a\nb", "yes", "1e3", "é")
 
 
@@ -73,7 +74,27 @@ def test_the_pods_of_a_pytorch_job_are_pods_and_its_replicas_are_the_nodes(call:
     for replica in replicas.values():
         same(models.IoK8sApiCoreV1PodSpec, replica["template"]["spec"])
         assert replica["template"]["spec"]["containers"][0]["name"] == "pytorch"
+    known = {"nprocPerNode", "runPolicy", "pytorchReplicaSpecs", "elasticPolicy"}
+    assert set(job["spec"]) <= known and job["spec"]["runPolicy"]["cleanPodPolicy"] in ("All", "Running", "None")
+    assert all(set(each) == {"replicas", "restartPolicy", "template"} for each in replicas.values())
     assert job["spec"]["nprocPerNode"] == "4" and job["spec"]["runPolicy"]["activeDeadlineSeconds"] == 86400
+
+
+@pytest.mark.parametrize(
+    ("words", "size"),
+    [((), "16Gi"), (("--mem", "200G"), "16Gi"), (("--mem", "8G"), "4096Mi"), (("--shm-size", "2G"), "2Gi")],
+)
+def test_shared_memory_leaves_room_for_the_rest_of_the_pod(call: Call, words: tuple[str, ...], size: str) -> None:
+    job = manifest(call, *SMALL, "--kind", "pytorchjob", *words, "--", "train.py")
+    (volume,) = job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]["volumes"]
+    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": size}
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("jobset", 3), ("pytorchjob", "OnFailure")])
+def test_a_job_that_may_start_again(call: Call, kind: str, expected: object) -> None:
+    spec = manifest(call, *SMALL, "--kind", kind, "--requeue", "--", "train.py")["spec"]
+    master = spec.get("pytorchReplicaSpecs", {}).get("Master", {}).get("restartPolicy")
+    assert expected == (master or spec["failurePolicy"]["maxRestarts"])
 
 
 def test_the_schemas_do_refuse(call: Call) -> None:
@@ -110,13 +131,26 @@ def test_the_script_may_exist_in_the_image_alone(call: Call) -> None:
         (("--image", "a b"), "`--image a b`"),
         (("--image", "a", "--kind", "pod"), "`--kind pod`"),
         (("--image", "a", "--secret", "HF_TOKEN"), "VARIABLE=SECRET/KEY"),
+        (("--image", "a", "--secret", "A=My_Secret/key"), "lower-case letters"),
         (("--image", "a", "--shm-size", "big"), "`--shm-size big`"),
+        (("--image", "a", "--shm-size", "64"), "`--shm-size 64Gi`"),
+        (("--image", "a", "--shm-size", "64G", "--mem", "64G"), "`--shm-size 32768Mi`"),
+        (("--image", "a", "--requeue"), "`--kind jobset`"),
         (("--image", "a", "--partition", "gpu"), "no option for kubernetes"),
     ],
 )
 def test_what_the_cluster_would_refuse_is_refused_here(call: Call, words: tuple[str, ...], said: str) -> None:
     answer = call("submit", "2", "--to", "kubernetes", "--dry-run", *words, "--", "train.py")
     assert answer.status == 2 and said in " ".join(answer.err.split())
+
+
+def test_a_pod_without_gpus_is_refused_unless_the_cpu_is_meant(call: Call) -> None:
+    words = ("submit", "--to", "kubernetes", "--image", "a", "--kind", "jobset", "--dry-run")
+    said = call(*words, "--", "train.py")
+    assert said.status == 2 and "`--gpus-per-node 4`" in said.err
+    job = manifest(call, *words, "2", "--device", "cpu", "--", "train.py")
+    (container,) = job["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
+    assert container["resources"] == {} and "cpu" in container["command"]
 
 
 def test_bytes_that_are_no_text_are_refused(call: Call) -> None:

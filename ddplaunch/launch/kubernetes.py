@@ -17,6 +17,7 @@ _PORT = 29500
 _QUANTITY = re.compile(r"[1-9][0-9]{0,9}([KMGT]i?)?\Z", re.IGNORECASE)
 _SECRET = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)/([A-Za-z0-9._-]+)\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*\Z")
+_OF_SECRETS = "it is VARIABLE=SECRET/KEY; a Secret is named by lower-case letters, digits, `-` and `.`"
 _DEFAULT_SHM = "16Gi"
 _PATCH_OWNER = "ddplaunch.dev/submit"  # the Trainer wants to know whose patch it is
 
@@ -39,7 +40,50 @@ def decide_manifest(submission: Submission, asked: Mapping[str, Any], command: S
     container: dict[str, Any] = {"image": image, "command": words, "resources": _resources(submission)}
     if secrets := [_secret(text) for text in asked.get("secret") or ()]:
         container["env"] = secrets
-    return kinds[kind](submission, container, _quantity("shm_size", asked.get("shm_size") or _DEFAULT_SHM))
+    _refuse_what_the_kind_cannot(kind, submission)
+    return kinds[kind](submission, container, _shm(submission, asked.get("shm_size")))
+
+
+def _refuse_what_the_kind_cannot(kind: str, submission: Submission) -> None:
+    if kind == "trainjob" and submission.requeue:
+        raise usage(
+            "`--requeue` cannot be said in a TrainJob",
+            why="how often it starts again stands in its runtime, as `failurePolicy`",
+            fix="`--kind jobset` or `--kind pytorchjob`, or leave `--requeue` out",
+            where="flag: --requeue",
+        )
+    if kind != "trainjob" and submission.gpus_per_node is None and submission.processes is None:
+        raise usage(
+            "no GPUs are asked for",
+            why="a pod sees the GPUs that its resources name, and no other",
+            fix="`--gpus-per-node 4`, or `ddplaunch submit 4 --device cpu …` for four ranks on the CPU",
+            where="flag: --gpus-per-node",
+        )
+
+
+def _shm(submission: Submission, asked: str | None) -> str:
+    """Return the size of /dev/shm, which counts as memory of the pod: by default 16 GiB, or half of little memory."""
+    if asked is not None and asked.isdecimal():
+        raise _wrong("shm_size", asked, "without a unit it would be so many bytes", f"{asked}Gi")
+    memory = None if submission.memory is None else _bytes(_quantity("mem", submission.memory))
+    if asked is None:
+        small = memory is not None and memory < 2 * _bytes(_DEFAULT_SHM)
+        return f"{max(1, (memory or 0) >> 21)}Mi" if small else _DEFAULT_SHM
+    size = _quantity("shm_size", asked)
+    if memory is not None and _bytes(size) >= memory:
+        raise usage(
+            f"`--shm-size {asked}` leaves nothing of `--mem {submission.memory}`",
+            why="what lies in /dev/shm counts as memory of the pod, which is killed when that is full",
+            fix=f"`--mem` for more than both, or `--shm-size {max(1, memory >> 21)}Mi`",
+            where="flag: --shm-size",
+        )
+    return size
+
+
+def _bytes(quantity: str) -> int:
+    """Return what a quantity with a binary unit, or none, is in bytes."""
+    number = quantity.rstrip("KMGTi")
+    return int(number) << 10 * " KMGT".index(quantity[len(number) : len(number) + 1] or " ")
 
 
 def _train_job(submission: Submission, container: dict[str, Any], shm: str) -> dict[str, Any]:
@@ -168,9 +212,7 @@ def _literal(words: Sequence[str]) -> list[str]:
 def _secret(text: str) -> dict[str, Any]:
     match = _SECRET.match(text)
     if match is None:
-        raise _wrong(
-            "secret", text.partition("=")[0], "it is VARIABLE=SECRET/KEY, a Secret of the cluster", "HF_TOKEN=hf/token"
-        )
+        raise _wrong("secret", text.partition("=")[0], _OF_SECRETS, "HF_TOKEN=hf/token")
     return {"name": match[1], "valueFrom": {"secretKeyRef": {"name": match[2], "key": match[3]}}}
 
 

@@ -56,6 +56,8 @@ def _escaped(char: str) -> str:
     """Double quotes know these escapes: https://yaml.org/spec/1.2.2/#57-escaped-characters"""
     if char in '"\\':
         return f"\\{char}"
+    if char in "\n\t":
+        return "\\n" if char == "\n" else "\\t"
     code = ord(char)
     if char.isprintable() and code < 0x10000 and code != 0xFEFF:
         return char
