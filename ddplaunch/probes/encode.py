@@ -64,16 +64,18 @@ def _plain(value: Any) -> Any:
 
 def _build(data: Any, wanted: Any, place: str) -> Any:
     """Return ``data`` as the annotated type ``wanted``."""
-    origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
+    origin, inner, fields_inside = _shape(wanted)
     if origin in (types.UnionType, typing.Union):
         return _union(data, inner, place)
-    if is_dataclass(wanted):
+    if fields_inside:
         return _dataclass(data, cast(type, wanted), place)
     if origin is tuple:
         return _tuple(data, inner, place)
     if origin is frozenset:
         return frozenset(_build(item, inner[0], place) for item in _checked(data, list, place))
     if origin is dict:
+        if inner[1] is str and all(type(item) is str for item in _checked(data, dict, place).values()):
+            return data
         return {key: _build(item, inner[1], f"{place}.{key}") for key, item in _checked(data, dict, place).items()}
     if wanted is float and type(data) is int:
         return float(data)
@@ -124,6 +126,12 @@ def _dataclass(data: Any, wanted: type, place: str) -> Any:
 def _hints(wanted: type) -> dict[str, Any]:
     """Evaluating them takes longer than everything else, and a launch on many hosts does it for each."""
     return typing.get_type_hints(wanted)
+
+
+@functools.cache
+def _shape(wanted: Any) -> tuple[Any, tuple[Any, ...], bool]:
+    """Return what a type is made of, what is inside of it, and whether it is a dataclass."""
+    return typing.get_origin(wanted), typing.get_args(wanted), is_dataclass(wanted)
 
 
 def _required(each: Field[Any]) -> bool:
