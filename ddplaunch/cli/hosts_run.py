@@ -125,8 +125,9 @@ def _launch(
     console, pieces = Console(names, first.options.show is not None), Pieces(directory)
     grace_s = first.options.grace.value if first.options.grace else _GRACE_S
     together = Together(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
+    typed = {"script": script, "argv": hide_secrets(sys.argv), "relaunch_of": again.of}
     orders = [
-        _order(launch, mine, report, script, marker, grace_s, again.of)
+        _order(launch, mine, report, typed, marker, grace_s)
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
     ]
     places = [
@@ -158,10 +159,9 @@ def _order(
     launch: Launch,
     options: Options,
     report: HostReport,
-    script: list[str],
+    typed: dict[str, Any],
     marker: str | None,
     grace_s: float,
-    relaunch_of: str | None,
 ) -> dict[str, Any]:
     record = runs_directory({}, run_dir_of(options), Path(report.cwd)) / "runs" / launch.run_id
     node = launch.topology.node_rank.value if launch.topology.node_rank else 0
@@ -174,12 +174,7 @@ def _order(
         "record": str(record),
         "marker": marker,
         "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
-        "launch": {
-            "options": options_json(options),
-            "script": script,
-            "argv": hide_secrets(sys.argv),
-            "relaunch_of": relaunch_of,
-        },
+        "launch": {"options": options_json(options), **typed},
     }
 
 
