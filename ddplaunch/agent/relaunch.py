@@ -50,8 +50,16 @@ def relaunch(settings: Settings, status: int, signals: Signals, give_stderr_back
         SETTINGS: json.dumps({"directory": settings.get("directory")}),
     }
     signals.give_back()
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))  # what torch's C++ opened is inherited else, and so are locks of GPUs
+    _let_go()
     os.execve(order.command[0], list(order.command), environment)
+
+
+def _let_go() -> None:
+    """Let the new program inherit stdin, stdout and stderr alone: not what torch's C++ opened, nor locks of GPUs."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if int(name) > 2:
+                os.set_inheritable(int(name), False)
 
 
 def _stopped(settings: Settings, status: int, outcome: Mapping[str, Any], signals: Signals) -> bool:
