@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
-from ddplaunch.launch.hosts_plan import forwarded, options_from_json, options_json, sized
+from ddplaunch.launch.hosts_plan import forwarded, named, options_from_json, options_json, sized
 from ddplaunch.launch.options import Options
 from ddplaunch.values import Resolved, Source
 
@@ -159,3 +159,8 @@ def test_options_cross_as_they_are() -> None:
         nproc=Resolved("2x4", FLAG), env=(Resolved("A=b\nc", FLAG), Resolved("D=$e", FLAG)), lr=Resolved(0.1, FLAG)
     )
     assert options_from_json(options_json(options)) == options
+
+
+def test_many_names_are_cut_short() -> None:
+    assert named(["a", "b"]) == "a, b"
+    assert named([f"h{number}" for number in range(1000)]) == "h0, h1, h2, h3, h4, h5, h6, h7 … h999 (1000 hosts)"

@@ -27,7 +27,7 @@ from ddplaunch.errors import ExitStatus
 from ddplaunch.hosts.gather import Gathered
 from ddplaunch.hosts.links import Links, allow_many
 from ddplaunch.hosts.together import HostEnd, Together, terminal_size
-from ddplaunch.launch.hosts_plan import HostReport, fewest, options_json, sized, sized_for
+from ddplaunch.launch.hosts_plan import HostReport, fewest, named, options_json, sized, sized_for
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.plan import Launch
 from ddplaunch.launch.relaunch import relaunch_policy
@@ -104,7 +104,7 @@ def _launch(
 ) -> Ended:
     first = planned.launches[0]
     notes = (f"relaunch {again.number}, because {again.of} failed",) if again.of is not None else ()
-    hosts = f"hosts: {', '.join(report.name for report in gathered.reports)}"
+    hosts = f"hosts: {named([report.name for report in gathered.reports])}"
     first = replace(first, notes=(*notes, hosts, *first.notes))
     base = runs_directory(os.environ, run_dir_of(first.options), Path.cwd())
     directory = record_directory(base, first.run_id)

@@ -14,7 +14,7 @@ from ddplaunch.hosts.fan_out import FanOut, Reached, body_of
 from ddplaunch.hosts.frames import Kind, unpack
 from ddplaunch.hosts.links import Link, Links
 from ddplaunch.hosts.ssh import failure
-from ddplaunch.launch.hosts_plan import HostReport, Meeting
+from ddplaunch.launch.hosts_plan import HostReport, Meeting, named
 from ddplaunch.probes import encode
 from ddplaunch.probes.facts import ProbeRequest
 
@@ -178,7 +178,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     return (
         error(
             "hosts-not-connected",
-            f"{', '.join(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} port {found}",
+            f"{named(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} port {found}",
             why="all ranks meet at rank 0's host; a firewall, a missing route or another network stands between",
             fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "
             "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",

@@ -21,6 +21,7 @@ _PREFIXES = (
     *("WANDB_", "MLFLOW_", "COMET_", "TRITON_", "XLA_", "HYDRA_", "LC_"),
 )
 _NAMES = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "LD_LIBRARY_PATH", "LANG", "TERM", "TZ"})
+_NAMED = 16
 _STAY = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_WORKER_IDENTITY"})
 
 
@@ -61,6 +62,13 @@ class Meeting:
         return Route(self.address, name, own, node == 0)
 
 
+def named(names: Sequence[str]) -> str:
+    """Return names in a row; of very many the first ones and the last."""
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _NAMED // 2])} … {names[-1]} ({len(names)} hosts)"
+
+
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of this shell that every host gets."""
     return {
@@ -80,7 +88,7 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
     if said and nodes.value != len(names):
         hosts = nodes.value if low == nodes.value else f"{low} to {nodes.value}"
         raise usage(
-            f"{hosts} nodes, but {len(names)} hosts: {', '.join(names)}",
+            f"{hosts} nodes, but {len(names)} hosts: {named(names)}",
             why="each host gets one node rank; of `--nnodes MIN:MAX`, MAX is the number of hosts",
             fix=f"`ddplaunch run {len(names)}x{split_nproc(options)[1]} …`, or name {nodes.value} hosts",
             where=str(nodes.source),
