@@ -7,6 +7,7 @@ launch is read; the seconds that this takes are left out of ``wall``.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -27,6 +28,7 @@ RANK = str(Path(__file__).with_name("launch_rank.py"))
 DEADLINE_S = 180
 FIGURES = ("first line", "torch", "ready", "wall", "end", "cpu", "pss_mib")
 Figures = dict[str, float]
+_OURS_END = "start the ranks"  # the phase in which torchrun's process hands over to its ranks
 _TRIES = 3  # torch aborts now and then when an interpreter ends (status 134); what then was measured means nothing
 
 
@@ -172,10 +174,12 @@ def phases(launcher: Launcher, ranks: int, environ: Mapping[str, str], times: in
             offset, began = time.time() - time.monotonic(), time.monotonic()
             figures = measure(launcher, ranks, environ, ("--trace", str(path)))
             trace: dict[str, Any] = json.loads(path.read_text())
-        taken = {each["phase"]: each["ended_s"] - each["began_s"] for each in trace["phases"]}
-        script = next(each["began_s"] for each in trace["phases"] if each["phase"] == "script") - offset - began
-        taken["the script's first line, in all ranks"] = figures["first line"] - script
+        ranks_s = next(each["began_s"] for each in trace["phases"] if each["phase"] == _OURS_END) - offset - began
+        taken = {}
+        for each in itertools.takewhile(lambda each: each["phase"] != _OURS_END, trace["phases"]):
+            taken[each["phase"]] = each["ended_s"] - each["began_s"]
+        taken["start the ranks, until the first line of all"] = figures["first line"] - ranks_s
         taken["import torch, in the ranks"] = figures["torch"] - figures["first line"]
         taken["process group and all-reduce"] = figures["ready"] - figures["torch"]
-        seen.append({name: seconds for name, seconds in taken.items() if name not in ("script", "end")})
+        seen.append(taken)
     return {name: statistics.median(each[name] for each in seen) for name in seen[0]}
