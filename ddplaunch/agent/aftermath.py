@@ -87,9 +87,15 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         stopped=ended.stopped is not None,
         unrecorded=ended.unrecorded or problem,
     )
-    if not settings.get("silent"):
+    if not settings.get("silent") and not _node_0_says_it(settings, outcome):
         console.say(straggler_words(settings) + text)
     return status
+
+
+def _node_0_says_it(settings: Settings, outcome: Outcome) -> bool:
+    """Whether this node ended like all others of a Slurm step, whose words srun puts on one console."""
+    alike = outcome.state in ("succeeded", "terminated")
+    return alike and bool(settings.get("node", 0)) and "SLURM_STEP_ID" in os.environ
 
 
 def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:

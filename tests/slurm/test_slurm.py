@@ -97,6 +97,7 @@ def test_a_job_from_a_hostile_directory_is_followed_to_its_end(cluster: Cluster,
     assert "submitted job 1: train.py on 2 nodes with 1 GPU each" in done.stderr
     shown = cluster.run(["scontrol", "show", "job", "1"], place).stdout
     assert 'Comment=it"s 5% \\ #1' in shown
+    assert done.stdout.count("ddplaunch: done after") == 1, "one node speaks for all"
     record = place / ".ddplaunch/runs/slurm-1.0"
     assert (record / "run.json").exists() and (record / "node-1/run.json").exists()
 
