@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import IO, Any
 
 from ddplaunch.agent.ended import EndedRun
-from ddplaunch.agent.protocol import SETTINGS, receive, send
+from ddplaunch.agent.protocol import SETTINGS, Failure, receive, send
 
 ROOT = Path(__file__).parents[1]
 CODE = (
@@ -89,6 +89,7 @@ class Guarded:
         terminal: bool = False,
         one: bool = False,
         announce: bool = True,
+        failures_before: Sequence[Failure] = (),
     ) -> None:
         """Start one rank for each Python program; rank 0 on a ``terminal``, or all with ``one`` pipe for both."""
         ranks, given, taken = [], [], []
@@ -101,7 +102,8 @@ class Guarded:
             ranks.append({"rank": rank, "local_rank": rank, "streams": streams})
             given += [reading for reading, _ in ends]
             taken.append([writing for _, writing in ends])
-        send(self.channel, {"op": "attempt", "attempt": number, "ranks": ranks}, given)
+        message = {"op": "attempt", "attempt": number, "ranks": ranks, "failures_before": failures_before}
+        send(self.channel, message, given)
         for rank, (program, ends_of_rank) in enumerate(zip(programs, taken, strict=True)):
             self.ranks[rank] = subprocess.Popen(
                 [sys.executable, "-u", "-c", program],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent.protocol import Failure
 from tests.guarded import PATIENCE_S, ROOT, Guarded, at_rest, runs, until, waits_for
 
 # A rank with one child of each kind that multiprocessing makes, and one that ignores SIGTERM.
@@ -32,6 +33,10 @@ WAIT = "time.sleep(300)"
 
 def children(record: bytes) -> list[int]:
     return [int(line.split()[1]) for line in record.splitlines() if line.startswith(b"child")]
+
+
+def failure(rank: int, pid: int, code: int) -> Failure:
+    return Failure(rank=rank, local_rank=rank, pid=pid, exit_code=code, message="x", timestamp_s=1)
 
 
 @pytest.mark.slow
@@ -146,17 +151,7 @@ def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
             guarded.ranks[rank].terminate()
         guarded.wait()
         codes = {0: -15, 1: -9}  # what torchrun saw, for a guard that looks too late
-        failures = [
-            {
-                "rank": rank,
-                "local_rank": rank,
-                "pid": guarded.ranks[rank].pid,
-                "exit_code": code,
-                "message": "x",
-                "timestamp_s": 1,
-            }
-            for rank, code in codes.items()
-        ]
+        failures = [failure(rank, guarded.ranks[rank].pid, code) for rank, code in codes.items()]
         status, ended = guarded.end("failed", failures=failures)
     (attempt,) = ended.attempts
     assert status == 137 and attempt.first == 1 and attempt.failed
@@ -166,19 +161,24 @@ def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
     assert all(rank.started_s and rank.ended_s and rank.started_s <= rank.ended_s + 1 for rank in attempt.ranks)
 
 
-def test_a_guard_that_hears_of_a_restart_late_spares_its_ranks(tmp_path: Path) -> None:
+def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_ranks(tmp_path: Path) -> None:
     with Guarded(tmp_path, 2, 2) as guarded:
-        guarded.attempt(["pass", "pass"])
-        guarded.wait()
         guarded.guard.send_signal(signal.SIGSTOP)
+        guarded.attempt(["import os; os.kill(os.getpid(), 15)", "import sys; sys.exit(3)"])
+        guarded.wait()
         lives = "import time; time.sleep(1.5); print('lived')"
-        guarded.attempt([lives, lives], number=1)  # both messages wait for the guard, and the ranks run already
+        failures = [failure(rank, guarded.ranks[rank].pid, code) for rank, code in ((0, -15), (1, 3))]
+        guarded.attempt([lives, lives], number=1, failures_before=failures)  # and these ranks run already
         guarded.guard.send_signal(signal.SIGCONT)
         guarded.wait()
         status, ended = guarded.end()
         assert [guarded.file(f"attempt-1/rank-{rank}.out") for rank in (0, 1)] == [b"lived\n"] * 2
     first, second = ended.attempts
     assert status == 0 and not ended.left_over
+    assert first.first == 1 and [(each.exit_code, each.signal, each.ended_by) for each in first.ranks] == [
+        (None, signal.SIGTERM, "launcher"),
+        (3, None, "itself"),
+    ]
     assert not {rank.pid for rank in first.ranks} & {rank.pid for rank in second.ranks}
 
 

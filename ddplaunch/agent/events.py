@@ -1,4 +1,4 @@
-"""Tells when a rank's process runs, from torchrun's own events or, in a torch without them, from its start method.
+"""Tells when ranks run, by torchrun's own events or its start method, and which have failed when it has looked.
 
 It refuses to change what becomes of either. The agent records an event for each worker right after it has started all
 of them, with the pid as ``worker_id``: ``SimpleElasticAgent._initialize_workers`` in
@@ -39,6 +39,19 @@ def notice_start(tell: Callable[[dict[int, int]], None]) -> None:
             tell(dict(pids()))
 
     api.PContext.start = start  # type: ignore[method-assign,assignment]
+
+
+def notice_failures(tell: Callable[[dict[int, Any]], None]) -> None:
+    """Call ``tell({local rank: ProcessFailure})`` for ranks that torchrun has seen fail, in every attempt."""
+    theirs = api.PContext.wait
+
+    def wait(context: Any, *args: Any, **more: Any) -> Any:
+        result = theirs(context, *args, **more)
+        if failures := getattr(result, "failures", None):
+            tell(dict(failures))
+        return result
+
+    api.PContext.wait = wait  # type: ignore[method-assign,assignment]
 
 
 class _Started(logging.Handler):

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.capture import Capture
@@ -18,7 +18,7 @@ from ddplaunch.agent.launcher import Launcher
 from ddplaunch.agent.listen import listen
 from ddplaunch.agent.loop import Loop
 from ddplaunch.agent.processes import Process, own_processes, process, send_signal
-from ddplaunch.agent.protocol import Settings, receive, send
+from ddplaunch.agent.protocol import Failure, Settings, receive, send
 from ddplaunch.agent.sweep import Owner, Sweeps, left_by, unannounced
 from ddplaunch.agent.watch import Attempt, process_table
 
@@ -102,7 +102,7 @@ class GuardedRun:
 
     def _told_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if self.attempts:
-            self._attempt_over(self.attempts[-1])
+            self._attempt_over(self.attempts[-1], message.get("failures_before", ()))
         attempt = Attempt(message["attempt"], message["ranks"])
         self.attempts.append(attempt)
         show = self.settings.get("show") or "0"
@@ -229,13 +229,13 @@ class GuardedRun:
 
         return find
 
-    def _attempt_over(self, attempt: Attempt) -> None:
+    def _attempt_over(self, attempt: Attempt, failures: Sequence[Failure]) -> None:
         self.loop.forget(self.channel.fileno())  # what comes next is about the attempt that has not begun here yet
         self.loop.once(0)  # ends that nobody has looked at yet
         if not self.end:
             self.loop.watch(self.channel.fileno(), self._told)
         attempt.ended_s = time.time()
-        attempt.complete((), succeeded=False)
+        attempt.complete(failures, succeeded=False)
         self.capture.end_attempt()
         self.sweeps.begin(self._find(attempt))
         self.speaking += 1

@@ -18,8 +18,8 @@ from torch.distributed.elastic.multiprocessing import api
 from ddplaunch.agent.detours import Pause, name_methods_quickly
 from ddplaunch.agent.drain import drain
 from ddplaunch.agent.earlier import set_aside
-from ddplaunch.agent.ending import Ending
-from ddplaunch.agent.events import forward_started, notice_start
+from ddplaunch.agent.ending import Ending, failures_of
+from ddplaunch.agent.events import forward_started, notice_failures, notice_start
 from ddplaunch.agent.outlets import alone, path_of, read_console
 from ddplaunch.agent.protocol import SETTINGS, Settings
 from ddplaunch.agent.rank_marks import file_of
@@ -125,6 +125,7 @@ class CapturedLogs(api.LogsSpecs):
         name_methods_quickly()
         forward_started(self._started)
         notice_start(self._all_started)
+        notice_failures(self._have_failed)
         self._session, self._signals = session, signals
         self._trace.begins("rendezvous")
 
@@ -159,6 +160,12 @@ class CapturedLogs(api.LogsSpecs):
         if self._session is not None and self._signals is not None:
             self._session.started(rank, pid)
             self._signals.ranks_run(api._terminate_process_handler)
+
+    def _have_failed(self, failures: dict[int, Any]) -> None:
+        """Keep torchrun's own word of this attempt for the guard, which may have been too late to see the ends."""
+        if self._session is not None:
+            with contextlib.suppress(Exception):
+                self._session.failures = failures_of({self._ranks[each]: failures[each] for each in failures})
 
     def _do_without(self, exception: Exception) -> None:
         self._session = None

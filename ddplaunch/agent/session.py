@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from ddplaunch.agent.outlets import Console, Outlet, alone, close, kinds, open_outlets, open_pipe, pipe_bytes
-from ddplaunch.agent.protocol import Rank, Settings, receive, send
+from ddplaunch.agent.protocol import Failure, Rank, Settings, receive, send
 from ddplaunch.agent.spawn import Guard, start_guard
 
 _NEW_GUARDS = 3  # over a run: one that dies at once again and again is of no help
@@ -36,6 +36,7 @@ class Session:
         self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
         self._outlets: list[Outlet] = []
         self._pids: dict[int, int] = {}
+        self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
         self._stderr = os.dup(2)
         os.set_inheritable(self._stderr, False)
         self._guard: Guard | None = start_guard(self._environ, self._stderr)
@@ -95,7 +96,8 @@ class Session:
             Rank(rank=rank, local_rank=local_rank, streams=["out", "err"][: len(each)])
             for (rank, local_rank), each in zip(ranks, wanted, strict=True)
         ]
-        self._say({"op": "attempt", "attempt": self.attempt, "ranks": told}, self.readers)
+        over, self.failures = self.failures, []
+        self._say({"op": "attempt", "attempt": self.attempt, "ranks": told, "failures_before": over}, self.readers)
         close(before)  # only now: until the guard knows of the new attempt it may still read the old one
         return [[outlet.write for outlet in outlets] for outlets in opened]
 

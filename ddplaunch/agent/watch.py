@@ -79,6 +79,7 @@ class Attempt:
     def started(self, pids: dict[str, int], launcher: Process | None) -> list[int]:
         """Note the pids of what ``launcher`` started; return a pidfd for each rank that can still be watched."""
         self.announced = True
+        now_s = time.time()
         handles = []
         for name, pid in pids.items():
             watched = self.ranks.get(int(name))
@@ -88,7 +89,7 @@ class Attempt:
             seen = process(pid)
             self.owners[pid] = Owner(pid, seen, launcher.start if launcher else 0)
             if seen is None:  # ended, and torchrun has its status already
-                watched.started_s = watched.ended_s = time.time()
+                watched.started_s = watched.ended_s = now_s
                 self.order.append(watched)
                 continue
             watched.start_time, watched.started_s = seen.start, seen.started_s
@@ -140,10 +141,14 @@ class Attempt:
         self.first = self._first_to_fail()
 
     def _first_to_fail(self) -> int | None:
-        """Return the rank that failed first: one whose end nobody saw, if the next was ended for it."""
+        """Return the rank that failed first: one whose end nobody saw, if the next was ended for it.
+
+        Of ranks that were gone when they were looked at first, those with SIGTERM come last: torchrun sends it.
+        """
         unseen = None
         others = [one for one in self.ranks.values() if one not in self.order]
-        for one in [*self.order, *sorted(others, key=lambda each: (each.ended_s or math.inf, each.rank))]:
+        order = [*self.order, *sorted(others, key=lambda each: (each.ended_s or math.inf, each.rank))]
+        for one in sorted(order, key=lambda each: each.start_time is None and each.signal() == signal.SIGTERM):
             if one.told_to_end and one.obeyed():
                 continue
             if one.status is None and one.ended_s is not None:
