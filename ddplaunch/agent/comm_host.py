@@ -22,7 +22,7 @@ from ddplaunch.hosts.host_answers import listen
 
 _PR_SET_PDEATHSIG = 1
 _TICK_S = 0.05
-_LINE = 4000  # a pipe takes so much at once, whoever else writes: pipe(7), PIPE_BUF
+_LONGEST = 500  # characters of an error; what ranks say has to fit PIPE_BUF, or lines would mix: pipe(7)
 
 
 class CommHost:
@@ -62,7 +62,7 @@ class CommHost:
         return int(self._store.getsockname()[1])
 
     def _say(self, **values: Any) -> None:
-        os.write(self._outgoing, json.dumps(values).encode()[:_LINE] + b"\n")
+        os.write(self._outgoing, json.dumps(values).encode() + b"\n")
 
     def _hear(self) -> bool:
         """Act on what arrived; return whether there can be more."""
@@ -143,7 +143,7 @@ def main(descriptor: int) -> int:
 
         host = CommHost(incoming, outgoing)
     except Exception as problem:
-        os.write(outgoing, json.dumps({"problem": f"{type(problem).__name__}: {problem}"}).encode()[:_LINE] + b"\n")
+        os.write(outgoing, json.dumps({"problem": f"{type(problem).__name__}: {problem}"[:_LONGEST]}).encode() + b"\n")
         return 1
     return host.serve()
 

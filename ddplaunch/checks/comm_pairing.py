@@ -84,24 +84,26 @@ def _match(
     """Give each of ``order`` a partner that it has not had; a suspect gets one that is none, where one is left."""
     pairs: list[Pair] = []
     taken: set[str] = set()
+    wanting = set(order)
+    places = {host: place for place, host in enumerate(hosts)}
+
+    def less_wanted(each: str) -> tuple[bool, bool]:
+        return host in suspects and each in suspects, each not in wanting
+
     for host in order:
         if host in taken:
             continue
-        free = [each for each in _after(host, hosts) if each not in taken and frozenset((host, each)) not in tried]
-        free.sort(key=lambda each: (host in suspects and each in suspects, each not in order))
-        if free:
-            pairs.append((host, free[0]))
-            taken |= {host, free[0]}
+        # those behind it come first: without suspects the second round is shifted by one
+        after = (*hosts[places[host] + 1 :], *hosts[: places[host]])
+        free = (each for each in after if each not in taken and frozenset((host, each)) not in tried)
+        partner = min(free, key=less_wanted, default=None)
+        if partner is not None:
+            pairs.append((host, partner))
+            taken |= {host, partner}
     left = [host for host in order if host not in taken]
     while len(left) >= 2 and _rearranged(pairs, left[0], left[1], tried):
         del left[:2]
     return tuple(pairs)
-
-
-def _after(host: str, hosts: Sequence[str]) -> list[str]:
-    """Return the other hosts, those behind ``host`` first: without suspects the second round is shifted by one."""
-    at = list(hosts).index(host)
-    return [*hosts[at + 1 :], *hosts[:at]]
 
 
 def _rearranged(pairs: list[Pair], one: str, two: str, tried: Collection[frozenset[str]]) -> bool:
