@@ -7,8 +7,6 @@ line takes from ``print`` to the console. Prints a table and writes benchmarks/r
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -19,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.publishing import parser, publish
 from benchmarks.timing import TIMEOUT_S, busy, machine
 
-RESULTS = Path(__file__).with_name("results")
 BIN = Path(sys.executable).parent
 LINES, TIMED_LINES = 200_000, 200
 LATENCY_MAX_MS = 20.0
@@ -181,15 +179,13 @@ def report(results: Sequence[Result], rounds: int, others: float) -> str:
 
 def main() -> int:
     """Measure, print, write; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="repetitions of each way")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
-    parser.add_argument("--busy-ok", action="store_true", help="measure although other programs are running")
-    parser.add_argument("--no-write", action="store_true", help="print only")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=7, help="repetitions of each way")
+    options.add_argument("--busy-ok", action="store_true", help="measure although other programs are running")
+    arguments = options.parse_args()
     others = busy()
     if others > BUSY_MAX and not arguments.busy_ok:
-        parser.error(f"other programs use {others:.0%} of the CPUs; wait for them, or add --busy-ok")
+        options.error(f"other programs use {others:.0%} of the CPUs; wait for them, or add --busy-ok")
     environment = {name: text for name, text in os.environ.items() if not name.startswith(("PET_", "DDPLAUNCH_"))}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -197,12 +193,8 @@ def main() -> int:
         (folder / "timed.py").write_text(TIMED)
         results = measure(arguments.rounds, folder, environment)
     text = report(results, arguments.rounds, others)
-    print(text)
-    if not arguments.no_write:
-        RESULTS.mkdir(exist_ok=True)
-        value = {"machine": machine(), "rounds": arguments.rounds, "results": [asdict(each) for each in results]}
-        (RESULTS / "capture.json").write_text(json.dumps(value, indent=2) + "\n")
-        (RESULTS / "capture.md").write_text(text)
+    value = {"machine": machine(), "rounds": arguments.rounds, "results": [asdict(each) for each in results]}
+    publish("capture", text, value, write=not arguments.no_write)
     return 1 if arguments.check and missed(results) else 0
 
 

@@ -7,7 +7,6 @@ wrong in the half that rules may be tuned on, and never in the other.
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import sys
@@ -19,11 +18,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.publishing import parser, publish
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.explain.facts import LogSource
 from ddplaunch.explain.run import explain_texts
 
-RESULTS = Path(__file__).with_name("results")
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "cases.jsonl"
 RIGHT_LEAST, WRONG_MOST = 0.95, 0.03
 RANKS, ALL_BYTES, SECONDS_MOST, MEMORY_MOST_MB = 64, 10**9, 5.0, 300.0
@@ -64,28 +63,21 @@ class Speed:
 
 def main() -> int:
     """Measure, print, write; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--corpus", type=Path, default=CORPUS, help="cases.jsonl with id, log, codes and rank")
-    parser.add_argument(
+    options = parser(__doc__)
+    options.add_argument("--corpus", type=Path, default=CORPUS, help="cases.jsonl with id, log, codes and rank")
+    options.add_argument(
         "--failures", action="store_true", help="list what is wrong in the half that rules are tuned on"
     )
-    parser.add_argument("--no-speed", action="store_true", help="leave the gigabyte out")
-    parser.add_argument("--no-write", action="store_true", help="print only")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed in the half that counts")
-    arguments = parser.parse_args()
+    options.add_argument("--no-speed", action="store_true", help="leave the gigabyte out")
+    arguments = options.parse_args()
     cases = [json.loads(line) for line in arguments.corpus.read_text().splitlines()]
     halves = {"tune": [case for case in cases if tuned(case)], "report": [case for case in cases if not tuned(case)]}
     scores = {name: score(half) for name, half in halves.items()}
     speed = None if arguments.no_speed else gigabyte()
-    text = report(scores, speed)
-    sys.stdout.write(text)
+    values = {"scores": {name: asdict(each) for name, each in scores.items()}, "speed": speed and asdict(speed)}
+    publish("explain", report(scores, speed), values, write=not arguments.no_write)
     if arguments.failures:
         sys.stdout.write("".join(failures(halves["tune"])))
-    if not arguments.no_write:
-        RESULTS.mkdir(exist_ok=True)
-        values = {"scores": {name: asdict(each) for name, each in scores.items()}, "speed": speed and asdict(speed)}
-        (RESULTS / "explain.json").write_text(json.dumps(values, indent=1) + "\n")
-        (RESULTS / "explain.md").write_text(text)
     return int(arguments.check and not (scores["report"].kept and _fast(speed)))
 
 

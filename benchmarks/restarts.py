@@ -8,7 +8,6 @@ Two nodes are network namespaces with a network between them (root only). Result
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -17,10 +16,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.publishing import publish
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import Node, nodes
 
-RESULTS = Path(__file__).parent / "results"
 DEADLINE_S = 120
 
 #: Rank 1 kills itself once, after a collective; then all train to the end, and rank 0 writes that they did.
@@ -145,10 +144,7 @@ def main() -> int:
     results = measure(arguments.jobs, arguments.peers)
     lines = ["# Jobs that train on after one rank was killed", "", "| launch | came back |", "|---|---|"]
     lines += [f"| {kind} | {sum(each)} of {len(each)} |" for kind, each in results.items()]
-    RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "restarts.md").write_text("\n".join([*lines, ""]))
-    (RESULTS / "restarts.json").write_text(json.dumps(results, indent=1) + "\n")
-    print("\n".join(lines))
+    publish("restarts", "\n".join([*lines, ""]), results)
     return int(not all(all(each) for kind, each in results.items() if "ddplaunch" in kind))
 
 

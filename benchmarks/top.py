@@ -8,7 +8,6 @@ processes; then the CPU time of `top` on a terminal of 120 by 40, of `top --json
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import json
 import os
@@ -25,10 +24,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.publishing import parser, publish
 from benchmarks.timing import busy, machine
 from ddplaunch.probes.process_table import process_table
 
-RESULTS = Path(__file__).with_name("results")
 PROGRAM = str(Path(sys.executable).parent / "ddplaunch")
 RANKS, IDLE, TARGET_PERCENT, START_S = 8, 300, 2.0, 4.0
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -183,21 +182,15 @@ def report(results: list[Result], span_s: float, others: float) -> str:
 
 def main() -> int:
     """Measure, print, write; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30, help="how long to measure")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
-    parser.add_argument("--no-write", action="store_true", help="print only")
-    arguments = parser.parse_args()
+    options = parser(__doc__)
+    options.add_argument("--seconds", type=float, default=30, help="how long to measure")
+    arguments = options.parse_args()
     others = busy()
     with tempfile.TemporaryDirectory() as name:
         results = measure(arguments.seconds, Path(name))
     text = report(results, arguments.seconds, others)
-    print(text)
-    if not arguments.no_write:
-        RESULTS.mkdir(exist_ok=True)
-        value = {"machine": machine(), "seconds": arguments.seconds, "results": [asdict(each) for each in results]}
-        (RESULTS / "top.json").write_text(json.dumps(value, indent=2) + "\n")
-        (RESULTS / "top.md").write_text(text)
+    value = {"machine": machine(), "seconds": arguments.seconds, "results": [asdict(each) for each in results]}
+    publish("top", text, value, write=not arguments.no_write)
     return 1 if arguments.check and any(each.cpu_percent > TARGET_PERCENT for each in results) else 0
 
 

@@ -1,0 +1,27 @@
+"""What every benchmark does with its arguments and its findings; refuses to measure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).with_name("results")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser that knows ``--check`` (exit with 1 if a target is missed) and ``--no-write``."""
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    made.add_argument("--no-write", action="store_true", help="print only")
+    return made
+
+
+def publish(name: str, text: str, value: Any, *, write: bool = True) -> None:
+    """Print ``text``; with ``write`` keep it as ``results/NAME.md``, and ``value`` beside it as JSON."""
+    print(text)
+    if write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / f"{name}.json").write_text(json.dumps(value, indent=1) + "\n")
+        (RESULTS / f"{name}.md").write_text(text)
