@@ -66,7 +66,11 @@ def main(folder: str) -> None:
     model = torch.nn.Linear(4, 2)
     torch.nn.init.ones_(model.weight)
     torch.nn.init.zeros_(model.bias)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend="eager" if rank else "aot_eager")
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)  # the fork has no OpenMP threads of its parent's
+    answers["product"] = [before, torch.get_num_threads(), (torch.ones(300, 300) @ torch.ones(300, 300)).sum().item()]
+    torch.set_num_threads(before)
     replica = torch.nn.parallel.DistributedDataParallel(model)
     replica(torch.ones(3, 4)).sum().backward()
     assert model.weight.grad is not None
