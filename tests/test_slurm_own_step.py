@@ -68,9 +68,21 @@ def test_the_shell_of_salloc_on_a_login_node_needs_a_step_for_one_node_too(
     assert said.out.startswith("# Slurm job 12: ") and "srun --kill-on-bad-exit=1" in said.out
 
 
+def test_a_job_submitted_from_a_step_of_another_one_gets_its_own(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = run_in(BATCH | {"DDPLAUNCH_STEP": "11"}, call, monkeypatch, "--dry-run")
+    assert isinstance(said, Said) and "srun --kill-on-bad-exit=1" in said.out
+
+
 @pytest.mark.parametrize(
     ("environ", "words"),
-    [(STEP, ()), (BATCH | ONE_NODE, ()), (BATCH, ("1x1",)), (BATCH, ("--nnodes", "1")), ({}, ())],
+    [
+        (STEP, ()),
+        (BATCH | {"DDPLAUNCH_STEP": "12"}, ("--nnodes", "1")),
+        (BATCH | ONE_NODE, ()),
+        (BATCH, ("1x1",)),
+        (BATCH, ("--nnodes", "1")),
+        ({}, ()),
+    ],
 )
 def test_no_step_is_started_where_this_process_is_in_the_right_place(
     call: Call, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], words: tuple[str, ...]

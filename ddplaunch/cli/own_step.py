@@ -21,7 +21,9 @@ from ddplaunch.ui.streams import width
 from ddplaunch.ui.wrapping import wrap
 
 _WIDTH = 100
-_DEPTH = "DDPLAUNCH_STEP"  # set for the step, so that a Slurm that hides its variables there starts no further one
+_DEPTH = (
+    "DDPLAUNCH_STEP"  # the job, set for its step, so that a Slurm that hides its variables there starts no further one
+)
 
 
 def start_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> int | None:
@@ -31,7 +33,7 @@ def start_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> i
     would train there alone. Raises RefusedError where there is no srun, UsageError for a malformed ``--nnodes``.
     """
     slurm = read_slurm(environ)
-    if slurm is None or _DEPTH in environ:
+    if slurm is None or environ.get(_DEPTH) == slurm.job:
         return None
     if slurm.step is None and not _one_node(options):
         _refuse_components(slurm, environ)
