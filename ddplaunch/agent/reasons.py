@@ -59,7 +59,7 @@ def facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | No
     directory = Path(settings["directory"]) if settings.get("directory") else None
     record = run_record(directory, settings.get("node", 0))
     host = ended.host if ended is not None else os.uname().nodename
-    shm, disk = space("/dev/shm"), space(str(directory or "."))
+    shm = space("/dev/shm")
     now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")
     argv = record.get("argv")
     return RunFacts(
@@ -75,7 +75,6 @@ def facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | No
         dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
         shm_free_bytes=shm[0] if shm else None,
         shm_size_bytes=shm[1] if shm else None,
-        disk_free_bytes=disk[0] if disk else None,
     )
 
 

@@ -49,4 +49,3 @@ class RunFacts:
     dmesg: tuple[str, ...] = ()
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
-    disk_free_bytes: int | None = None
