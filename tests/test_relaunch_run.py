@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import DEADLINE_S, of_folder, within
+from tests.plugin_runs import of_folder, within
 
 pytestmark = pytest.mark.slow
+
+DEADLINE_S = 180  # three launches, on a machine that does something else, too
 
 #: Rank 0 counts steps in a checkpoint, two in each launch, and fails until there are six; rank 1 waits for them.
 SAVES = """
@@ -110,7 +112,7 @@ def test_interrupt_in_the_pause(tmp_path: Path) -> None:
     words = ("--relaunch", "1", "--relaunch-after", "0", "--relaunch-wait", "10m")
     with (tmp_path / "err").open("wb") as err:
         process = launch(tmp_path, *words, script=FAILS, stderr=err, start_new_session=True)
-    within(lambda: b"relaunching 1 of 1 in 10 min" in (tmp_path / "err").read_bytes())
+    within(lambda: b"relaunching 1 of 1 in 10 min" in (tmp_path / "err").read_bytes(), deadline_s=DEADLINE_S)
     (run,) = listed(tmp_path)
     assert (run["state"], run["launcher_pids"], run["relaunch_of"]) == ("running", [process.pid], None)
     process.send_signal(signal.SIGINT)
@@ -123,10 +125,30 @@ def test_what_a_user_ends_is_not_launched_again(tmp_path: Path) -> None:
     words = ("--relaunch", "1", "--relaunch-after", "0", "--relaunch-wait", "0")
     script = "import os, time\nopen('running-' + os.environ['RANK'], 'w')\ntime.sleep(600)\n"
     process = launch(tmp_path, *words, script=script)
-    within(lambda: all((tmp_path / f"running-{rank}").exists() for rank in range(2)))
+    within(lambda: all((tmp_path / f"running-{rank}").exists() for rank in range(2)), deadline_s=DEADLINE_S)
     within((tmp_path / ".ddplaunch" / "runs" / "r" / "node-0" / "processes.json").exists)
     process.send_signal(signal.SIGTERM)
     status, err = ended(process)
     assert status == 143 and "relaunch" not in err
     status, err = ended(launch(tmp_path, *words, "--run-id", "limited", "--timeout", "2", script=script))
     assert status == 124 and "relaunch" not in err
+
+
+def test_a_hang_that_was_ended_is_a_failure(tmp_path: Path) -> None:
+    words = (
+        "--relaunch",
+        "1",
+        "--relaunch-after",
+        "1",
+        "--relaunch-wait",
+        "0",
+        "--hang-timeout",
+        "3",
+        "--on-hang",
+        "stop",
+    )
+    script = "import os, time\nif 'relaunch' not in os.environ['DDPLAUNCH_RUN_ID']: time.sleep(600)\n"
+    status, err = ended(launch(tmp_path, *words, script=script))
+    assert status == 0, err
+    assert "relaunching 1 of 1 in 0.0 s, because its ranks ran for " in err
+    assert record(tmp_path, "r", "outcome.json")["exit_status"] == 124

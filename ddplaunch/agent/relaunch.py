@@ -64,10 +64,11 @@ def _let_go() -> None:
 
 def _stopped(settings: Settings, status: int, outcome: Mapping[str, Any], signals: Signals) -> bool:
     """Whether a signal or `--timeout` ended the run. A hang that `--on-hang stop` ended is a failure like another."""
-    if signals.first is not None or signals.late is not None:
-        return True
     state = outcome.get("state")
-    return state == "terminated" or (state is None and "timeout_s" in settings and status == ExitStatus.TIMED_OUT)
+    timed_out = status == ExitStatus.TIMED_OUT and "timeout_s" in settings and state is None
+    hung = status == ExitStatus.TIMED_OUT and settings.get("on_hang") == "stop" and state == "failed"
+    told = signals.first is not None and not hung  # the guard tells torchrun to end a hang by the same signal
+    return told or timed_out or signals.late is not None or state == "terminated"
 
 
 def evidence_of(order: Order, outcome: Mapping[str, Any]) -> Evidence:
