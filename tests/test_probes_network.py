@@ -51,11 +51,22 @@ def test_infiniband(tmp_path: Path) -> None:
 
 def test_route_to_this_host() -> None:
     interfaces = probe_interfaces()
-    route = probe_route("node-1", ("127.0.1.1",), interfaces)
-    assert isinstance(route, Route) and route.is_local and route.interface == "lo"
+    for name in ("127.0.1.1", "localhost"):
+        route = probe_route(name, ("127.0.1.1",), interfaces)
+        assert isinstance(route, Route) and route.is_local and route.interface == "lo"
     for name, address in ipv4_addresses():
         route = probe_route("me", (address,), interfaces)
         assert isinstance(route, Route) and route.is_local, name
+
+
+def test_own_name_that_means_loopback() -> None:
+    """It stands for the only network of the host; where there are two, nobody knows."""
+    lo, docker = Interface("lo", True, True, ("127.0.0.1",)), Interface("docker0", True, False, ("172.17.0.1",))
+    down, one = Interface("eth1", False, False, ("10.9.0.1",)), Interface("eth0", True, False, ("10.0.0.5", "fd00::5"))
+    alone = probe_route("node-1", ("127.0.1.1",), (lo, docker, down, one))
+    assert alone == Route("node-1", "eth0", "10.0.0.5", True)
+    both = probe_route("node-1", ("127.0.1.1",), (lo, one, Interface("ib0", True, False, ("10.1.0.5",))))
+    assert both == Route("node-1", "lo", "127.0.0.1", True)
 
 
 def test_route_elsewhere() -> None:

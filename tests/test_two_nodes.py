@@ -155,10 +155,10 @@ def test_two_nodes_over_ipv6(pair: Pair, tmp_path: Path) -> None:
     assert [each["host"] for each in ranks] == ["alpha0", "alpha0", "alpha1", "alpha1"]
 
 
-@pytest.mark.parametrize("own_name", ["loopback", "missing"])
-def test_own_name_of_no_use_to_others(own_name: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("own_name", "by_name"), [("loopback", True), ("missing", False)])
+def test_own_name_of_no_use_to_others(own_name: Any, by_name: bool, tmp_path: Path) -> None:
     with nodes(2, tmp_path, own_name) as pair:
-        trained_together(train(pair, tmp_path, pair[0].address))
+        trained_together(train(pair, tmp_path, pair[0].name if by_name else pair[0].address))
 
 
 @pytest.mark.parametrize("own_name", ["address", "loopback", "missing"])

@@ -15,6 +15,8 @@ from ddplaunch.values import Unavailable
 
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40  # linux/if.h
+#: Of containers and virtual machines; no other host is behind them.
+_BRIDGES = ("docker", "br-", "virbr", "cni", "flannel", "cali", "veth", "podman", "lxc", "lxd")
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
 
 
@@ -102,7 +104,8 @@ def probe_route(
 ) -> Route | Unavailable:
     """Return how the kernel would reach the first reachable of ``addresses``, which ``destination`` resolves to.
 
-    Connecting a UDP socket only looks up the route; nothing is sent (connect(2)).
+    Connecting a UDP socket only looks up the route; nothing is sent (connect(2)). A name that means 127.0.1.1 to this
+    host means its network to others: where there is only one, it is taken.
     """
     if isinstance(addresses, Unavailable):
         return addresses
@@ -113,12 +116,31 @@ def probe_route(
         except OSError as error:
             reason = error.strerror or str(error)
             continue
+        if local.startswith("127.") and not _means_loopback(destination) and (alone := _only_network(interfaces)):
+            return Route(destination, *alone, True)
         own = {known for interface in interfaces for known in interface.addresses}
         bare = address.partition("%")[0]
         holder = next((each.name for each in interfaces if local in each.addresses), None)
         is_local = bare in own or bare == "::1" or bare.startswith("127.")
         return Route(destination, holder or _loopback(local, interfaces), local, is_local)
     return Unavailable(f"this host has no route to `{destination}`: {reason}")
+
+
+def _means_loopback(destination: str) -> bool:
+    """Whether somebody wrote loopback, and did not name a host that means it to itself alone, as Debian has it."""
+    return destination.startswith(("127.", "localhost", "ip6-l")) or ":" in destination
+
+
+def _only_network(interfaces: tuple[Interface, ...]) -> tuple[str, str] | None:
+    """Return interface and address of the one network by which others can reach this host; None unless it is one."""
+    found = [
+        (each.name, address)
+        for each in interfaces
+        if each.up and not each.loopback and not each.name.startswith(_BRIDGES)
+        for address in each.addresses[:1]
+        if not address.startswith("fe80:")
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _local_address(address: str) -> str:
