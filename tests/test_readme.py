@@ -196,6 +196,8 @@ def test_links_and_files_exist() -> None:
             r"`((?:scripts|tests)/[\w./]+)`", document
         ):
             assert (ROOT / target).exists() or ((ROOT / name).parent / target).exists(), f"{name}: {target}"
+        for module in re.findall(r"python -m (benchmarks\.\w+)", document):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{name}: {module}"
 
 
 def test_import_order_is_the_contract() -> None:
