@@ -1,0 +1,123 @@
+"""The launcher's part over ssh: which launches follow which, with which hosts, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.cli.hosts_prepare import HostsMissingError, answering
+from ddplaunch.cli.hosts_relaunch import Again, Ended, evidence_of, until_done
+from ddplaunch.errors import RefusedError
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation
+from ddplaunch.finding import Severity, error
+from ddplaunch.hosts.gather import Gathered
+from ddplaunch.hosts.hostlist import Host
+from ddplaunch.launch.hosts_plan import HostReport, fewest, sized_for
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.relaunch import Evidence, Policy
+from ddplaunch.records.from_hosts import Verdict
+from ddplaunch.values import DEFAULT, Resolved
+from tests.checks.healthy import healthy_facts
+
+LIVED, SHORT = (Evidence(90.0),), (Evidence(3.0),)
+POLICY = Policy(3, wait_s=0.0)
+MISSING = error("host-unreachable", "gpu-b does not answer", why="w", fix="f", where="gpu-b")
+HOSTS = (Host("gpu-a"), Host("gpu-b"), Host("gpu-c"))
+
+
+class Launches:
+    """Ends as it is told, launch by launch; what is an exception is raised."""
+
+    def __init__(self, *ends: Ended | Exception) -> None:
+        self._ends = list(ends)
+        self.asked: list[tuple[int, str | None]] = []
+
+    def __call__(self, again: Again) -> Ended:
+        self.asked.append((again.number, again.of))
+        end = self._ends.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+
+def test_until_it_has_done(capsys: pytest.CaptureFixture[str]) -> None:
+    launches = Launches(Ended(137, "a", LIVED), Ended(1, "b", LIVED), Ended(0, "c"))
+    assert until_done(launches, POLICY) == 0
+    assert launches.asked == [(0, None), (1, "a"), (2, "b")]
+    assert capsys.readouterr().err.count("because its ranks ran for 1 min 30 s") == 2
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "launched", "said"),
+    [
+        ([Ended(7, "a", SHORT)], 7, 1, "not relaunched: its ranks ran for 3.0 s"),
+        ([Ended(130, "a")], 130, 1, ""),  # interrupted, or a time limit
+        ([Ended(4)], 4, 1, ""),
+        ([Ended(number, str(number), LIVED) for number in range(5, 9)], 8, 4, "`--relaunch 3` is used up"),
+        ([Ended(7, "a", LIVED), Ended(4)], 7, 2, ""),  # a check objects now
+        ([Ended(7, "a", LIVED), RefusedError(MISSING)], 7, 2, "nothing was launched"),
+        ([Ended(7, "a", LIVED), *[HostsMissingError(MISSING)] * 3], 7, 4, "gpu-b does not answer"),
+        ([Ended(7, "a", LIVED), HostsMissingError(MISSING), Ended(0, "b")], 0, 3, "relaunching 2 of 3"),
+    ],
+)
+def test_ends(
+    ends: Sequence[Ended | Exception], status: int, launched: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launches = Launches(*ends)
+    assert until_done(launches, POLICY) == status
+    assert len(launches.asked) == launched and said in capsys.readouterr().err
+    assert launches.asked[-1][1] in (None, "a", "0", "7")  # the last run that there was
+
+
+def test_without_relaunches_there_is_one_launch() -> None:
+    assert until_done(Launches(Ended(7, "a", LIVED)), None) == 7
+    with pytest.raises(HostsMissingError):
+        until_done(Launches(HostsMissingError(MISSING)), POLICY)
+
+
+def verdict(state: Any, code: str = "host-lost") -> Verdict:
+    return Verdict(state, 1, Explanation(Diagnosis(code, "observed", "what", "why", ("fix",))))
+
+
+def test_evidence_of_all_hosts(tmp_path: Path) -> None:
+    (tmp_path / "node-2").mkdir()
+    (tmp_path / "node-2" / "relaunch.json").write_text(json.dumps({"schema": 1, "advanced": "out/a.pt"}))
+    attempt = {"started_s": 1.0, "ended_s": 61.0, "ranks": []}
+    outcomes = {0: {"attempts": [attempt]}, 2: {"attempts": [{**attempt, "ended_s": 62.0}]}}
+    expected = (Evidence(60.0), Evidence(61.0, "out/a.pt"))
+    assert evidence_of(tmp_path, verdict("failed"), outcomes, None) == expected
+    assert evidence_of(tmp_path, verdict("killed"), {}, None) == ()
+    assert evidence_of(tmp_path, verdict("failed"), outcomes, 2) is None
+    assert evidence_of(tmp_path, verdict("failed", "time-limit"), outcomes, None) is None
+    assert evidence_of(tmp_path, verdict("terminated"), outcomes, None) is None
+    assert evidence_of(tmp_path, verdict("succeeded"), outcomes, None) is None
+
+
+def test_hosts_that_answer_are_enough_or_not() -> None:
+    reports = tuple(HostReport(name, healthy_facts(), "0.1") for name in ("gpu-a", "gpu-c"))
+    some = Gathered(reports, (), (MISSING,))
+    there, left_out = answering(HOSTS, some, 2)
+    assert [host.name for host in there] == ["gpu-a", "gpu-c"]
+    (warning,) = left_out
+    assert (warning.code, warning.severity) == ("host-left-out", Severity.WARNING)
+    assert warning.what == "gpu-b is left out of 3 hosts: gpu-b does not answer"
+    with pytest.raises(HostsMissingError, match="gpu-b does not answer"):
+        answering(HOSTS, some, 3)
+    assert answering(HOSTS[::2], Gathered(reports, (), ()), 2) == (HOSTS[::2], ())
+
+
+def test_sizes_are_those_of_the_hosts_that_answered() -> None:
+    def said(**values: str) -> Options:
+        options: dict[str, Any] = {name: Resolved(value, DEFAULT) for name, value in values.items()}
+        return Options(**options)
+
+    assert fewest(said(nnodes="2:3"), 3) == 2 and fewest(said(nnodes="3"), 3) == 3 and fewest(said(nproc="3x4"), 3) == 3
+    for options in (said(nproc="4", nnodes="2:3"), said(nproc="3x4", nnodes="2:3"), said(nproc="3x4")):
+        found = sized_for(options, ("gpu-a", "gpu-c"), (None, None))
+        assert found.nnodes is None and found.nproc is not None and found.nproc.value == "2x4"
+    found = sized_for(said(nnodes="2:3"), ("gpu-a", "gpu-c"), (8, 8))
+    assert found.nproc is not None and found.nproc.value == "2x8"
