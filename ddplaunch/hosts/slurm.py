@@ -28,6 +28,7 @@ _FIX = (
     ("account", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--account NAME`"),
     ("qos", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--qos NAME`"),
     ("node configuration", "ask for what a node has: `sinfo -o '%P %D %c %m %G'` shows nodes, CPUs, MB and GPUs"),
+    ("node name", "`sinfo -N` lists the nodes"),
     ("feature", "`sinfo -o '%N %f'` lists the features of the nodes: `--constraint NAME`"),
     ("time limit", "`sinfo -o '%P %l'` shows the limit of each partition: `--time 04:00:00`"),
     ("unable to contact", "`scontrol ping` says whether the controller answers; try again once it does"),
@@ -192,7 +193,8 @@ def _text(said: bytes) -> str:
 
 def _failed(lines: Sequence[str]) -> Finding:
     """The last line is the verdict (``Batch job submission failed: …``), the one before often the detail."""
-    spoken = [re.sub(r"^sbatch: (error|fatal): ", "", line).strip() for line in lines] or ["it said nothing"]
+    said = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line).strip() for line in lines]
+    spoken = [line for line in said if not line.startswith('Try "sbatch')] or ["it said nothing"]
     verdict = spoken[-1].removeprefix("Batch job submission failed: ")
     everything = " ".join(spoken).lower()
     fix = next((fix for word, fix in _FIX if word in everything), "`--dry-run` prints the batch script to try by hand")

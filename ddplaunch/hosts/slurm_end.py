@@ -77,6 +77,9 @@ ENDS: Mapping[str, End] = {
 }
 
 
+_REASONS = {"TimeLimit": "TIMEOUT", "NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY"}  # known before the state
+
+
 def why_ended(environ: Mapping[str, str], grace_s: float, now_s: float) -> Diagnosis | None:
     """Return why Slurm ends the job that this process is in; None outside of one, or where Slurm does not say.
 
@@ -110,8 +113,8 @@ def diagnosis(
 
 
 def _kind(state: JobState, restarts: int) -> str:
-    if state.reason == "TimeLimit":
-        return "TIMEOUT"
+    if state.reason in _REASONS:
+        return _REASONS[state.reason]
     if state.preempted and state.state != "FAILED":
         return "PREEMPTED"
     if state.restarts > restarts:

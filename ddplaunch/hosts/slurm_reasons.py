@@ -32,6 +32,7 @@ _THINGS = {
 _WAITS: tuple[tuple[str, str], ...] = (
     (r"Resources|Nodes?NotAvail", "waits until enough is free"),
     (r"Priority", "other jobs come first"),
+    (r"PartitionConfig", "no node of the partition has what it asks for, unless Slurm has not looked yet"),
     (r"Dependency", "waits for another job"),
     (r"BeginTime", "may not start yet; a job that was requeued waits two minutes"),
     (r"JobHeldUser", "held; `scontrol release JOB` lets it go"),

@@ -45,6 +45,10 @@ def decide(options: Options, asked: Mapping[str, Any], script: str) -> Submissio
     Raises UsageError for what contradicts itself, what no cluster gives, and what would be the same on all nodes.
     """
     _refuse_what_the_cluster_decides(options)
+    for flag in ("nodes", "gpus_per_node", "cpus_per_task"):
+        value = asked.get(flag)
+        if value is not None and value < 1:
+            raise _wrong(flag, value, "it counts from 1", {"nodes": "2", "gpus_per_node": "4"}.get(flag, "8"))
     nodes = _nodes(options, asked.get("nodes"))
     _, text = split_nproc(options)
     processes = None if text == "auto" else text
@@ -52,10 +56,6 @@ def decide(options: Options, asked: Mapping[str, Any], script: str) -> Submissio
     cpu = options.device is not None and options.device.value == "cpu"
     if gpus is None and processes is not None and not cpu:
         gpus = int(processes)
-    for flag in ("nodes", "gpus_per_node", "cpus_per_task"):
-        value = asked.get(flag)
-        if value is not None and value < 1:
-            raise _wrong(flag, value, "it counts from 1", {"nodes": "2", "gpus_per_node": "4"}.get(flag, "8"))
     if processes is not None and gpus is not None and int(processes) > gpus:
         raise usage(
             f"{processes} processes per node, but `--gpus-per-node {gpus}`",
@@ -139,7 +139,7 @@ def _nodes(options: Options, asked: int | None) -> int:
         )
     if asked is not None and said and asked != high.value:
         raise usage(
-            f"`--nodes {asked}` contradicts {high.value} nodes from {high.source}",
+            f"`--nodes {asked}` contradicts {high.value} {'node' if high.value == 1 else 'nodes'} from {high.source}",
             why="both set the number of nodes",
             fix=f"`--nodes {asked}` alone",
         )
