@@ -155,11 +155,11 @@ def _described(word: str, json: bool) -> bool:
     """Describe a code; a check's own words come first where it shares its name with a diagnosis."""
     if Path(word).exists():
         return False
-    from ddplaunch.checks import stragglers
+    from ddplaunch.checks import refusals, stragglers
     from ddplaunch.checks.all_checks import by_code
 
     out = sys.stdout
-    check = by_code(word) or stragglers.by_code(word)
+    check = by_code(word) or stragglers.by_code(word) or refusals.by_code(word)
     if check is not None:
         from ddplaunch.ui.doctor_view import explain_text
 
@@ -177,9 +177,10 @@ def _described(word: str, json: bool) -> bool:
 
 
 def _codes() -> list[str]:
-    from ddplaunch.checks import stragglers
-    from ddplaunch.checks.all_checks import ALL
+    from ddplaunch.checks import refusals, stragglers
+    from ddplaunch.checks.all_checks import ALL, across, measured
     from ddplaunch.explain.signatures import all_signatures
 
-    codes = [*(each.code for each in (*ALL, *stragglers.CHECKS)), *(each.code for each in all_signatures())]
+    checks = (*ALL, *across(), *measured(), *stragglers.CHECKS, *refusals.REFUSALS)
+    codes = [*(each.code for each in checks), *(each.code for each in all_signatures())]
     return list(dict.fromkeys(codes))

@@ -161,7 +161,6 @@ def explain_text(check: Check, width: int, styled: bool) -> str:
     for paragraph in check.explanation.split("\n\n") if check.explanation else ():
         lines += ["", *wrap(" ".join(paragraph.split("\n")), width, "  ", "  ")]
     used = [("needs", check.needs), ("wants", check.wants)]
-    lines += [""] + [
-        line for word, names in used if names for line in wrap(", ".join(names), width, f"  {word}: ", "    ")
-    ]
+    said = [line for word, names in used if names for line in wrap(", ".join(names), width, f"  {word}: ", "    ")]
+    lines += ["", *said] if said else []
     return "\n".join(lines) + "\n"

@@ -1,0 +1,70 @@
+"""Every code in the source has words for `explain CODE`, and no words are left for what nothing says."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from ddplaunch.checks import refusals, stragglers
+from ddplaunch.checks.all_checks import ALL, across, measured
+from ddplaunch.checks.check import Check
+from ddplaunch.cli.main import main
+from ddplaunch.explain.signatures import all_signatures
+
+SOURCE = Path(ddplaunch.__file__).parent
+_CODE = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
+_CALLS = ("error", "warning", "Finding", "Diagnosis")
+
+
+def said(path: Path) -> Iterator[str]:
+    """Yield the codes that a file gives to findings and diagnoses, those in tables of tuples too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        places: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            places = [*(node.args[:1] if name in _CALLS else ()), *(k.value for k in node.keywords if k.arg == "code")]
+        elif isinstance(node, ast.Tuple) and path.name == "ssh.py":
+            places = node.elts[1:2]
+        for place in places:
+            for inner in ast.walk(place):
+                if isinstance(inner, ast.Constant) and isinstance(inner.value, str) and _CODE.fullmatch(inner.value):
+                    yield inner.value
+
+
+CODES = {code: path for path in sorted(SOURCE.rglob("*.py")) for code in said(path)}
+KNOWN = {each.code for each in (*ALL, *across(), *measured(), *stragglers.CHECKS, *refusals.REFUSALS)}
+DIAGNOSES = {each.code for each in all_signatures()}
+
+
+def test_every_code_in_the_source_has_words() -> None:
+    assert {"host-unreachable", "host-key-changed", "nodes-missing", "host-lost"} <= CODES.keys()  # they are found
+    missing = {code: str(path.relative_to(SOURCE)) for code, path in CODES.items() if code not in KNOWN | DIAGNOSES}
+    assert missing == {}
+
+
+def test_no_words_are_left_over() -> None:
+    text = "".join(path.read_text() for path in SOURCE.rglob("*.py") if not path.name.startswith("refusals"))
+    assert [each.code for each in refusals.REFUSALS if f'"{each.code}"' not in text] == []
+    checks = {each.code for each in (*ALL, *across(), *measured(), *stragglers.CHECKS)}
+    assert [each.code for each in refusals.REFUSALS if each.code in checks] == []
+    codes = [each.code for each in refusals.REFUSALS]
+    assert sorted(codes) == sorted(set(codes))
+
+
+@pytest.mark.parametrize("each", refusals.REFUSALS, ids=lambda each: str(each.code))
+def test_words_are_whole(each: Check) -> None:
+    assert each.title and not each.title.endswith(".")
+    assert each.explanation.endswith(".") and "  " not in each.explanation
+
+
+def test_a_refusal_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "host-connections-dropped"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert out.startswith("host-connections-dropped (hosts)\n") and "MaxStartups" in out and not out.endswith("\n\n")
