@@ -15,6 +15,7 @@ from ddplaunch.probes.facts import InfinibandPort, Interface, Route
 from ddplaunch.probes.network import ipv4_addresses, probe_infiniband, probe_interfaces, probe_route
 from ddplaunch.probes.ports import probe_port
 from ddplaunch.values import Unavailable
+from tests.ports import free_port
 
 
 def write(path: Path, text: str) -> None:
@@ -138,8 +139,8 @@ def test_a_taken_port_names_its_holder(address: str) -> None:
 
 
 def test_a_port_is_free_before_and_after() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         assert not probe_port(port).free
     assert probe_port(port).free
     assert probe_port(port).free

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +37,6 @@ def start(folder: Path, number: int, port: int, *words: str) -> subprocess.Popen
     return subprocess.Popen(
         argv, cwd=home, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def test_nodes_agree(tmp_path: Path) -> None:

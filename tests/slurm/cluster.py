@@ -16,6 +16,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.ports import free_ports
+
 GPUS = 4
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "unshare")
 _UP_S = 60.0
@@ -144,7 +146,7 @@ class Cluster:
         key.chmod(0o400)
         for gpu in range(GPUS):
             os.mknod(self.folder / f"dev/nvidia{gpu}", 0o20666, os.makedev(1, 3))
-        ports = _free_ports(self.nodes + 1)
+        ports = free_ports(self.nodes + 1)
         host = socket.gethostname()
         lines = [
             f"NodeName=vn{node} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[node]} CPUs=16 Sockets=1 "
@@ -197,12 +199,3 @@ class Cluster:
             late = time.monotonic() > deadline
             assert not ended and not late, f"{what}: {ended}\n{(self.folder / 'daemons.log').read_text()[-4000:]}"
             time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports that are free now; the sockets are held until all are chosen."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
