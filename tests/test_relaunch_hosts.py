@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,11 @@ from ddplaunch.hosts.hostlist import Host
 from ddplaunch.launch.hosts_plan import HostReport, fewest, sized_for
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import Evidence, Policy
+from ddplaunch.probes.proc import boot_id
+from ddplaunch.probes.process_table import process_table
 from ddplaunch.records.from_hosts import Verdict
+from ddplaunch.records.residents import Place, holding, launcher_of, read_launched
+from ddplaunch.records.summary import host_name
 from ddplaunch.values import DEFAULT, Resolved
 from tests.checks.healthy import healthy_facts
 
@@ -121,3 +127,19 @@ def test_sizes_are_those_of_the_hosts_that_answered() -> None:
         assert found.nnodes is None and found.nproc is not None and found.nproc.value == "2x4"
     found = sized_for(said(nnodes="2:3"), ("gpu-a", "gpu-c"), (8, 8))
     assert found.nproc is not None and found.nproc.value == "2x8"
+
+
+def test_a_pause_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> int | None:
+        launched = read_launched(tmp_path)
+        assert launched is not None
+        launcher = launcher_of(launched, process_table(), boot_id(), host_name())
+        return None if launcher is None else launcher.pid
+
+    seen: list[tuple[int | None, float]] = []
+    monkeypatch.setattr(time, "sleep", lambda seconds: seen.append((found(), seconds)))
+    with holding(tmp_path, "a", (Place(0, "gpu-a", "python"),), 30.0):
+        pass
+    ended = Ended(1, "a", LIVED, pause_s=35.0, directory=tmp_path)
+    assert until_done(Launches(ended, Ended(0, "b")), POLICY) == 0
+    assert seen == [(os.getpid(), 35.0)] and found() is None

@@ -56,10 +56,10 @@ def relaunch(settings: Settings, status: int, signals: Signals, give_stderr_back
 
 def _let_go() -> None:
     """Let the new program inherit stdin, stdout and stderr alone: not what torch's C++ opened, nor locks of GPUs."""
-    for name in os.listdir("/proc/self/fd"):
+    for path in list(Path("/proc/self/fd").iterdir()):
         with contextlib.suppress(OSError):
-            if int(name) > 2:
-                os.set_inheritable(int(name), False)
+            if int(path.name) > 2:
+                os.set_inheritable(int(path.name), False)
 
 
 def _stopped(settings: Settings, status: int, outcome: Mapping[str, Any], signals: Signals) -> bool:

@@ -18,6 +18,7 @@ from ddplaunch.frozen import dataclass
 from ddplaunch.launch.relaunch import Evidence, Policy, decide, evidence_from_json, lived_s, pause_s
 from ddplaunch.records.find import read_object
 from ddplaunch.records.from_hosts import Verdict
+from ddplaunch.records.residents import still_holding
 from ddplaunch.ui.relaunch_words import not_relaunched_text, relaunching_text
 from ddplaunch.ui.streams import width
 
@@ -36,13 +37,14 @@ class Again:
 class Ended:
     """How a launch ended. ``evidence`` is what its nodes know where it failed, None where no other is to follow.
 
-    ``pause_s`` is how long hosts that were lost may need to end what runs there.
+    ``pause_s`` is how long hosts that were lost may need to end what runs there, ``directory`` the run's record.
     """
 
     status: int
     run_id: str | None = None
     evidence: tuple[Evidence, ...] | None = None
     pause_s: float = 0.0
+    directory: Path | None = None
 
 
 def until_done(launch: Callable[[Again], Ended], policy: Policy | None) -> int:
@@ -60,7 +62,8 @@ def until_done(launch: Callable[[Again], Ended], policy: Policy | None) -> int:
             tell(not_relaunched_text(decision, policy, width(sys.stderr)))
             break
         tell(relaunching_text(decision, policy, number, width(sys.stderr), ended.pause_s))
-        time.sleep(max(pause_s(policy, number), ended.pause_s))
+        with still_holding(ended.directory):
+            time.sleep(max(pause_s(policy, number), ended.pause_s))
         try:
             following = launch(Again(number, ended.run_id))
         except RefusedError as refused:

@@ -141,7 +141,7 @@ def _launch(
             (directory / marker).unlink(missing_ok=True)
         ended = _conclude(directory, first.run_id, ends, gathered.reports, together.interrupted, begun_s)
         lost = any(end.lost is not None for end in ends)  # what runs there ends itself within its grace
-        return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0)
+        return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0, directory=directory)
 
 
 def _mark(directory: Path) -> str | None:

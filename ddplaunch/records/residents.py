@@ -63,6 +63,19 @@ def holding(directory: Path, run_id: str, places: Sequence[Place], grace_s: floa
             os.close(descriptor)
 
 
+@contextmanager
+def still_holding(directory: Path | None) -> Iterator[None]:
+    """Hold the note of a run open that has ended on its hosts: `ps` and `stop` find who is about to launch it again."""
+    descriptor = None
+    with suppress(OSError):
+        descriptor = None if directory is None else os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
 def _write(directory: Path, run_id: str, places: Sequence[Place], grace_s: float) -> int:
     """Return a descriptor of the file in its place; children do not inherit it."""
     me = read_process(os.getpid())
