@@ -20,6 +20,7 @@ from ddplaunch.probes.facts import ProbeRequest
 
 _MEET_S = 10.0
 _SAMPLES = 3  # of the clock; the one that took the least time counts
+_UNKNOWN_CLOCK = (0.0, 1e6)  # a host that echoed nothing in time is not to be blamed for its clock
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
         finding = _problem(question, each)
         if finding is None and each.answer is not None:
             try:
-                reports.append(_report(each.name, question, each.answer, clocks.get(each.name, (0.0, 0.0))))
+                reports.append(_report(each.name, question, each.answer, clocks.get(each.name, _UNKNOWN_CLOCK)))
                 answered.append(each.link)
                 continue
             except (ValueError, KeyError, TypeError) as problem:
@@ -126,7 +127,10 @@ def _report(name: str, question: Question, answer: Mapping[str, Any], clock: tup
 
 
 def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float]]:
-    """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three."""
+    """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three.
+
+    A host that does not echo is waited for once.
+    """
     best: dict[str, tuple[float, float]] = {}
     for _ in range(_SAMPLES):
         waiting = {link.name for link in asked if not link.closed}
@@ -142,6 +146,7 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
                     waiting.discard(event.link.name)
                 elif event.kind is None:
                     waiting.discard(event.link.name)
+        asked = [link for link in asked if link.name not in waiting]
     return best
 
 

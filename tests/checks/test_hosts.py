@@ -88,6 +88,8 @@ def test_hosts_without_gpus_are_alike() -> None:
 
 def test_a_clock_that_could_not_be_measured_well_is_not_blamed() -> None:
     assert findings(GOOD[0], host("gpu-b", clock_ahead_s=6.0, clock_unsure_s=2.0)) == []
+    ahead, unknown = host("gpu-b", clock_ahead_s=60.0), host("gpu-c", clock_unsure_s=1e6)
+    assert findings(ahead, unknown) == []
 
 
 def packages(name: str, **versions: str) -> HostReport:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.errors import RefusedError
+from ddplaunch.hosts import gather
 from ddplaunch.hosts.fan_out import TRIES, FanOut, Window, delay_s
 from ddplaunch.hosts.frames import GREETING, Kind, pack
 from ddplaunch.hosts.gather import Question, ask_all
@@ -157,3 +158,15 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
     assert refused.value.findings[0].what == (
         "after 2 sessions this machine starts no more: Resource temporarily unavailable"
     )
+
+
+def test_a_host_without_an_echo_is_waited_for_once(links: Links, tmp_path: Path) -> None:
+    link = links.open("gpu-x", answering(tmp_path, 0)("gpu-x"))  # it answers what it is asked, and echoes no beat
+    sent: list[Kind] = []
+
+    def send(kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
+        sent.append(kind)
+
+    link.send = send  # type: ignore[method-assign]
+    assert gather._clocks(links, [link]) == {}
+    assert sent == [Kind.BEAT]
