@@ -276,4 +276,4 @@ def test_doctor_tests_the_ranks_of_this_machine() -> None:
     assert re.search(
         r"\ncollectives, by gloo\n  3 ranks: \S+ [GM]bit/s, an all-reduce of 4 bytes takes", done.stdout
     ), done.stdout + done.stderr
-    assert re.search(r"\n  comm +7 passed\n", done.stdout)
+    assert re.search(r"\n  comm +8 passed\n", done.stdout)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ddplaunch.checks.check import declare
 from ddplaunch.checks.comm_groups import Comm, bandwidth_of_most, blame, dead, failed, lossy, slow, usual
 from ddplaunch.checks.comm_words import (
+    TWO,
     because_of_partners,
     between,
     listed,
@@ -19,6 +20,8 @@ from ddplaunch.finding import Finding, error, warning
 
 _SLOW_PAIR = 0.2  # of what most hosts reach, where no second round confirms it
 _SLOW_INSIDE = 0.3  # ranks of a host share its processors with whatever else runs there
+_FAST_ETHERNET = 12.5e6  # bytes per second
+_GRADIENT_BYTES = 400e6  # 100 million of float32
 _LATE_FACTOR = 10.0
 _LATE_US = 2000.0
 
@@ -158,6 +161,26 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
         )
 
 
+def comm_slow_network(comm: Comm) -> Iterator[Finding]:
+    """No two hosts exchange as much as 100 Mbit/s.
+
+    That is what Fast Ethernet carries. It is judged without a host to compare with: all of them use a slow network, or
+    there are only two.
+    Remedy: another interface by `--socket-ifname`, the negotiated speed in `ethtool INTERFACE`.
+    """
+    rates = [group.measured.bandwidth for group in comm.between if group.measured is not None and not lossy(group)]
+    if not rates or max(rates) >= _FAST_ETHERNET:
+        return
+    cause = f"; {TWO}" if len(comm.hosts) == 2 else ""
+    yield warning(
+        "comm-slow-network",
+        f"no two hosts exchange more than {rate_text(max(rates))}",
+        why=f"the gradients of 100 million parameters take {_GRADIENT_BYTES / max(rates):.0f} s for each step{cause}",
+        fix="`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface",
+        where=comm.hosts,
+    )
+
+
 def comm_late_host(comm: Comm) -> Iterator[Finding]:
     """All-reduces of a single number take ten times as long with one host as with most, and 2 ms more.
 
@@ -213,6 +236,7 @@ CHECKS = tuple(
         comm_cut_off,
         comm_packet_loss,
         comm_slow_host,
+        comm_slow_network,
         comm_late_host,
         comm_slow_inside,
     )

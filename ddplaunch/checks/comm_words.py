@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from ddplaunch.checks.comm_groups import Blame, Comm, Group, failed, lossy
 
+TWO = "with two hosts nothing tells which of them it is, or what lies between them"
 _NAMED = 3
 _PREFIXES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
@@ -60,7 +61,7 @@ def because_of_partners(host: str, found: Blame, groups: Iterable[Group]) -> str
 def between(group: Group, comm: Comm) -> str:
     """Say why neither of two hosts can be blamed alone."""
     if len(comm.hosts) == 2:
-        return "with two hosts nothing tells which of them it is, or what lies between them"
+        return TWO
     good = {host for each in comm.between if not (failed(each) or lossy(each)) for host in each.hosts}
     if all(host in good for host in group.hosts):
         return "each of them works with another host: it is what lies between these two"

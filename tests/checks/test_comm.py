@@ -104,7 +104,14 @@ def test_two_hosts_cannot_be_told_apart() -> None:
     assert finding.where == ("a", "b") and "two hosts" in finding.why
     (finding,) = findings(outcome_of(2, lambda hosts: LOSSY if len(hosts) == 2 else FINE))
     assert (finding.code, finding.where) == ("comm-packet-loss", ("a", "b"))
-    assert findings(outcome_of(2, lambda hosts: SLOW if len(hosts) == 2 else FINE)) == []  # slow, compared with what?
+    (finding,) = findings(outcome_of(2, lambda hosts: SLOW if len(hosts) == 2 else FINE))
+    assert (finding.code, finding.where) == ("comm-slow-network", ("a", "b")) and "two hosts" in finding.why
+
+
+def test_a_network_that_is_slow_everywhere_is_said_once() -> None:
+    (finding,) = findings(outcome_of(5, lambda hosts: SLOW if len(hosts) == 2 else FINE))
+    assert (finding.code, finding.what) == ("comm-slow-network", "no two hosts exchange more than 9.6 Mbit/s")
+    assert "333 s" in finding.why and "two hosts" not in finding.why
 
 
 def test_a_link_between_two_hosts_that_are_fine_with_others_is_the_pairs() -> None:
