@@ -20,6 +20,7 @@ from ddplaunch.probes.facts import ProbeRequest
 
 _MEET_S = 10.0
 _SAMPLES = 3  # of the clock; the one that took the least time counts
+_ECHO_S = 2.0  # for the echoes of all hosts
 _UNKNOWN_CLOCK = (0.0, 1e6)  # a host that echoed nothing in time is not to be blamed for its clock
 
 
@@ -136,7 +137,7 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
         waiting = {link.name for link in asked if not link.closed}
         for link in asked:
             link.send(Kind.BEAT, {"sent": time.time()})
-        until = time.monotonic() + 2.0
+        until = time.monotonic() + _ECHO_S
         while waiting and (left := until - time.monotonic()) > 0:
             for event in links.wait(left):
                 if event.kind is Kind.BEAT:

@@ -160,7 +160,10 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
     )
 
 
-def test_a_host_without_an_echo_is_waited_for_once(links: Links, tmp_path: Path) -> None:
+def test_a_host_without_an_echo_is_waited_for_once(
+    links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.gather._ECHO_S", 0.1)
     link = links.open("gpu-x", answering(tmp_path, 0)("gpu-x"))  # it answers what it is asked, and echoes no beat
     sent: list[Kind] = []
 
