@@ -22,8 +22,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ddplaunch.hosts.ending import send, wait_gone
+from ddplaunch.hosts.stuck_torchrun import StuckTorchrun
 from ddplaunch.probes.process_table import Process, process_table
-from ddplaunch.probes.run_processes import runs_in
+from ddplaunch.probes.run_processes import RunProcesses, runs_in
 
 _PR_SET_PDEATHSIG = 1
 _GUARD_S = 3.0  # how long the guard may need to end the ranks of a torchrun that died
@@ -43,6 +44,7 @@ class HostJob:
         self.run_id = str(order["run_id"])
         self._grace_s = float(order["grace_s"])
         self._kill_at: float | None = None
+        self._stuck = StuckTorchrun(order, self._ranks)
         self.streams: dict[int, str] = {}
         todo = os.memfd_create("ddplaunch")
         os.write(todo, json.dumps(order["launch"]).encode())
@@ -102,12 +104,15 @@ class HostJob:
             self._kill_at = now
         elif self.process.returncode is None:
             self.process.send_signal(number)
+            self._stuck.signalled(number)
             self._kill_at = min(self._kill_at or now + 1e9, now + self._grace_s + _AFTER_GRACE_S)
         self.insist()
 
     def insist(self) -> None:
-        """Kill it if its time is over. The guard then ends the ranks."""
-        if self._kill_at is not None and time.monotonic() >= self._kill_at and self.process.returncode is None:
+        """Kill it if its time is over, or it is stuck without ranks. The guard then ends what is left."""
+        if self._kill_at is None or self.process.returncode is not None:
+            return
+        if time.monotonic() >= self._kill_at or self._stuck.over():
             self.process.kill()
 
     def sweep(self, pause: Callable[[float], None]) -> list[int]:
@@ -124,9 +129,14 @@ class HostJob:
         return [process.pid for process in left]
 
     def _left(self) -> list[Process]:
+        return [each for run in self._runs() for each in run.all if each.pid != os.getpid()]
+
+    def _ranks(self) -> list[Process]:
+        return [each for run in self._runs() for each in run.ranks]
+
+    def _runs(self) -> list[RunProcesses]:
         uid = os.geteuid()
-        runs = [run for run in runs_in(process_table()) if run.run_id == self.run_id and run.uid == uid]
-        return [each for run in runs for each in run.all if each.pid != os.getpid()]
+        return [run for run in runs_in(process_table()) if run.run_id == self.run_id and run.uid == uid]
 
 
 def _die_with_parent() -> Callable[[], None]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.namespaces import Node
 from tests.ssh.lab import Lab
 
 DEADLINE_S = 120
@@ -61,9 +62,9 @@ class Launched:
                 made.login.command(argv, made.work), env=clean_environment(**env), stdout=out, stderr=err
             )
 
-    def ready(self, rank: int) -> int:
-        """Wait until ``rank`` runs (one rank on each host); return its pid on its host."""
-        path = self.lab.own(self.lab.hosts[rank]) / f"ready-{rank}"
+    def ready(self, rank: int, host: Node | None = None) -> int:
+        """Wait until ``rank`` runs (one rank on each host, unless it is said where); return its pid on its host."""
+        path = self.lab.own(host or self.lab.hosts[rank]) / f"ready-{rank}"
         until = time.monotonic() + DEADLINE_S
         while not (path.exists() and path.read_text()):
             if self.process.poll() is not None or time.monotonic() > until:

@@ -15,11 +15,14 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
 def test_what_goes_without_a_word(tmp_path: Path) -> None:
-    """One host loses its cable and one its power at once; then the launcher of another run on what is left sleeps."""
+    """The first host loses its power, another its cable at once; then the launcher of a run on what is left sleeps.
+
+    With restarts, the torchruns of the others wait for the store of the first host, deaf to signals.
+    """
     with lab(3, tmp_path) as made:
         made.write("wait.py", WAIT)
-        first, cut_off, dead = made.hosts
-        run = Launched(made, "losses", "3x1", "--grace", "90")
+        dead, cut_off, left = made.hosts
+        run = Launched(made, "losses", "3x1", "--max-restarts", "1", "--grace", "90")
         run.all_ready()
         made.power_off(dead)
         made.cut(cut_off)
@@ -28,14 +31,14 @@ def test_what_goes_without_a_word(tmp_path: Path) -> None:
         assert diagnosis["code"] == "host-lost" and diagnosis["host"] in (cut_off.name, dead.name)
         assert f"{diagnosis['host']} was lost: nothing was heard of it for 15 s" in run.flat
         assert {note.partition(":")[0] for note in run.outcome["notes"]} == {cut_off.name, dead.name}
-        made.nothing_left("losses", 30, (first, cut_off))
+        made.nothing_left("losses", 30, (left, cut_off))
 
-        run = Launched(made, "asleep", "1", "--hosts", first.name, "--grace", "90")
-        run.ready(0)
+        run = Launched(made, "asleep", "1", "--hosts", left.name, "--grace", "90")
+        run.ready(0, left)
         launcher = run.launcher
         os.kill(launcher, signal.SIGSTOP)
         try:
-            made.nothing_left("asleep", 60, (first,))
+            made.nothing_left("asleep", 60, (left,))
         finally:
             for pid in (launcher, run.process.pid):  # nsenter stops itself with its child
                 os.kill(pid, signal.SIGCONT)
