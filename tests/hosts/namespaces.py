@@ -56,9 +56,9 @@ class Node:
         )
 
     def run(self, argv: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-        """Run ``argv`` on this node to its end, stdout and stderr apart; a minute at most."""
+        """Run ``argv`` on this node to its end, stdout and stderr apart; two minutes at most."""
         return subprocess.run(
-            self.command(argv, cwd), env=dict(environment), capture_output=True, text=True, timeout=60, check=False
+            self.command(argv, cwd), env=dict(environment), capture_output=True, text=True, timeout=120, check=False
         )
 
 

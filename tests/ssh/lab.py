@@ -104,7 +104,7 @@ class Lab:
         done = host.run([*words, "-c", script, word], Path("/"), {"PATH": "/usr/bin:/bin"})
         return [int(line) for line in done.stdout.split()]
 
-    def nothing_left(self, run_id: str, deadline_s: float = 20.0, hosts: Sequence[Node] | None = None) -> None:
+    def nothing_left(self, run_id: str, deadline_s: float = 60.0, hosts: Sequence[Node] | None = None) -> None:
         """Fail unless within the deadline no process of the run is left on any host, nor what serves its launcher."""
         until = time.monotonic() + deadline_s
         left: dict[str, list[int]] = {}
@@ -178,7 +178,7 @@ def _start(made: Lab, host: Node) -> None:
     settings = made.folder / f"sshd-{host.name}"
     argv = [_program("sshd") or "sshd", "-f", str(settings / "sshd_config"), "-E", str(settings / "log")]
     _checked(host, argv)  # it goes to the background, and ends with the host
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not (settings / "sshd.pid").exists():
         if time.monotonic() > until:
             pytest.fail(f"sshd of {host.name} did not start: {(settings / 'log').read_text()}")
