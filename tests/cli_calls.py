@@ -93,6 +93,6 @@ def spawn(
         env={**clean, "PYTHONPATH": package, **(environment or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )

@@ -32,7 +32,7 @@ REDIRECTION = {
     "table": "2>/dev/null",
     "doctor": "2>/dev/null",
 }
-DEADLINE_S = 120
+DEADLINE_S = 200
 HOME = "/home/ada"
 #: Prints a prompt without losing the status of the command before it, so that `echo $?` can be shown.
 SHOW = 'show() { local status=$?; printf "%s\\n" "$1"; return $status; }'

@@ -82,7 +82,7 @@ def torchless(tmp_path: Path) -> dict[str, str]:
 def test_torch_is_missing(folder: Path, torchless: dict[str, str], words: list[str], status: int) -> None:
     command = [sys.executable, "-S", "-m", "ddplaunch", *words, "--", "train.py"]
     environment = {**os.environ, **torchless}
-    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=120, check=False)
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240, check=False)
     assert result.returncode == status, result.stderr
     assert b"torch-missing" in result.stderr + result.stdout
     assert f"{sys.executable} -m pip install torch".encode() in b" ".join((result.stderr + result.stdout).split())
@@ -105,7 +105,7 @@ def test_a_read_only_working_directory(folder: Path) -> None:
     command += f"{sys.executable} -m ddplaunch run 2 -- train.py"
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
     result = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", command], env=environment, capture_output=True, timeout=120, check=False
+        ["unshare", "--mount", "sh", "-c", command], env=environment, capture_output=True, timeout=240, check=False
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(b"rank ") == 1 and b"Read-only file system" in result.stderr

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.slow
 SHOW = """
 import os, pathlib, time
 pathlib.Path(os.environ["RANK"] + "-" + os.environ["DDPLAUNCH_RUN_ID"]).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
-end = time.time() + 150
+end = time.time() + 270
 while not pathlib.Path("go").exists() and time.time() < end:
     time.sleep(0.1)
 """
-DEADLINE_S = 120
+DEADLINE_S = 240
 
 
 def launch(tmp_path: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:

@@ -12,7 +12,7 @@ import pytest
 from ddplaunch.errors import ExitStatus
 from tests.hosts.launching import clean_environment, ddplaunch, write_script
 
-TIMEOUT_S = 120
+TIMEOUT_S = 240
 
 #: Everything that a shell, Typer, argparse or a placeholder might touch. Options that torchrun has too come first.
 ARGUMENTS: tuple[bytes, ...] = (
