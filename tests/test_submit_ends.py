@@ -10,10 +10,12 @@ import pytest
 from ddplaunch.explain.as_json import diagnosis_json
 from ddplaunch.hosts import slurm_follow
 from ddplaunch.hosts.slurm import JobState, parse_job, parse_sacct
-from ddplaunch.hosts.slurm_end import diagnosis
+from ddplaunch.hosts.slurm_end import ENDS, diagnosis
 from ddplaunch.hosts.slurm_reasons import never, waits_for
-from ddplaunch.ui.submitted import ended_finding, exit_status_of, state_text
+from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.submitted import changed_text, ended_finding, exit_status_of, state_text
 from tests.cli_calls import Call, call, folder
+from tests.conftest import Golden
 from tests.test_submit import SCONTROL, programs
 
 __all__ = ["call", "folder"]  # fixtures
@@ -120,3 +122,12 @@ def test_what_no_waiting_cures(reason: str, why: str) -> None:
 )
 def test_what_a_job_waits_for(reason: str, why: str) -> None:
     assert why in waits_for(reason) and never(reason) is None
+
+
+def test_every_end_and_every_wait_reads_well(golden: Golden) -> None:
+    job = ("12", "vn[1-2]")
+    findings = [ended_finding(job[0], JobState(state, nodes=job[1])) for state in (*ENDS, "FAILED")]
+    waits = ("Resources", "Priority", "Dependency", "BeginTime", "JobHeldUser", "AssocGrpGRES", "PartitionConfig")
+    shown = [finding_text(finding, 80, False, True) for finding in findings if finding is not None]
+    shown += ["".join(changed_text(job[0], JobState("PENDING", reason), 80) for reason in waits)]
+    golden("slurm-ends", "\n".join(shown))

@@ -24,8 +24,8 @@ from ddplaunch.launch.submission import Submission, decide, refuse_secrets
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.first_failure import ended_from_outside, first_failure, newest_run
 from ddplaunch.ui.batch_script import sbatch_text
-from ddplaunch.ui.streams import styled
-from ddplaunch.ui.submitted import ended_finding, exit_status_of, state_text, submitted_text
+from ddplaunch.ui.streams import styled, width
+from ddplaunch.ui.submitted import changed_text, ended_finding, exit_status_of, submitted_text
 
 _FOR_KUBERNETES = ("kind", "image", "shm_size", "secret")
 _FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup", "wait")
@@ -86,12 +86,13 @@ def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
     state = first_state(job, environ)
     log = None if state is None or batch.array or special is not None else state.log
     log = log or _log(special[1] if special is not None else str(cwd / batch.log), job)
-    tell(submitted_text(job, batch, log, state, styled(sys.stderr)))
+    columns = width(sys.stderr)
+    tell(submitted_text(job, batch, log, state, columns, styled(sys.stderr)))
     if not wait:
         answer(f"{job}\n")
         return ExitStatus.DONE
     try:
-        ended = follow(job, Path(log), environ, _show, lambda state: tell(f"job {job}: {state_text(state)}\n"), state)
+        ended = follow(job, Path(log), environ, _show, lambda state: tell(changed_text(job, state, columns)), state)
     except KeyboardInterrupt:
         tell(f"\njob {job} goes on; `scancel {job}` ends it\n")
         raise

@@ -11,16 +11,25 @@ from ddplaunch.launch.sbatch import Batch
 from ddplaunch.records.first_failure import FirstFailure
 from ddplaunch.ui.shell import quote
 from ddplaunch.ui.style import paint, visible
+from ddplaunch.ui.wrapping import wrap
+
+_LABEL = 10  # cells before what stands beside a label
 
 
-def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, styled: bool) -> str:
+def changed_text(job: str, state: JobState, width: int) -> str:
+    """Return the line for a job that waits or runs now."""
+    return "\n".join(wrap(visible(state_text(state)), width, f"job {job}: ", "  ")) + "\n"
+
+
+def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, width: int, styled: bool) -> str:
     """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
-    rows = [] if state is None else [("now", state_text(state))]
+    now = [] if state is None else wrap(visible(state_text(state)), width - _LABEL)
+    rows = [("now" if i == 0 else "", line) for i, line in enumerate(now)]
     rows += [("log", visible(log)), ("follow", f"tail -F {quote(log)}"), ("state", f"squeue -j {job}")]
     rows.append(("cancel", f"scancel {job}"))
     kind = "array " if batch.array else ""
     head = paint("ddplaunch", "bold", styled) + f" submitted {kind}job {job}: {visible(batch.about)}\n"
-    return head + "".join(f"  {paint(f'{label:<8}', 'dim', styled)}{text}\n" for label, text in rows)
+    return head + "".join(f"  {paint(f'{label:<{_LABEL - 2}}', 'dim', styled)}{text}\n" for label, text in rows)
 
 
 def state_text(state: JobState) -> str:
