@@ -90,6 +90,7 @@ def test_programs_ended_in_different_ways(ends_of: dict[str, dict[str, Any]]) ->
     assert codes >= {0, 1, 2, 3, 5, 7, -2, -9, -11, -15}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -128,7 +129,7 @@ def test_a_module_is_imported_once(tmp_path: Path) -> None:
     [("package.starts_thread", "2 threads run after"), ("package.ends_process", "killed the process that imported it")],
 )
 def test_what_spoils_the_template_is_not_preloaded(tmp_path: Path, module: str, why: str) -> None:
-    answers = _run(tmp_path, [["imports.py"]], "package.heavy", module)
+    answers = _run(tmp_path, [["imports.py"]], "package.heavy", module, PYTHONWARNINGS="error")
     assert [end["out"] for end in answers["warm"]] == ["False True\n"]
     (note,) = answers["said"]
     assert note.startswith("nothing was preloaded: ")
@@ -136,6 +137,7 @@ def test_what_spoils_the_template_is_not_preloaded(tmp_path: Path, module: str, 
     assert f"`--preload package.heavy,{module}`" in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["first", "between", "again"])
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize("lost", ["template", "midwife"])

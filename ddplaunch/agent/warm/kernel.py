@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -116,6 +117,13 @@ def _open_devices() -> list[str]:
         if target.startswith("/dev/nvidia"):
             found.append(target)
     return found
+
+
+def fork_on_trial() -> int:
+    """Fork, and leave it to the caller to count threads afterwards: Python 3.12 warns of them before he can."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def native_threads() -> int:

@@ -53,7 +53,7 @@ def unfit() -> str | None:
     is taken after a fork.
     """
     if kernel.native_threads() > 1:
-        child = os.fork()
+        child = kernel.fork_on_trial()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)

@@ -102,7 +102,7 @@ class Template:
         sys.stdout.flush()
         sys.stderr.flush()
         kernel.flush_c_streams()
-        pid = os.fork()
+        pid = kernel.fork_on_trial()
         if pid == 0:
             try:
                 os.setsid()  # Ctrl-C and hang-up are torchrun's business
