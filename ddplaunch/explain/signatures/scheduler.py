@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures.scheduler_states import STATES
 
 _LIMIT_WHY = (
     "The scheduler ends a job when its wall-clock limit is over; what the program was doing then is not the cause."
@@ -192,4 +193,5 @@ SIGNATURES: tuple[Signature, ...] = (
         priority=42,
         source="https://slurm.schedmd.com/scancel.html",
     ),
+    *STATES,
 )
