@@ -79,6 +79,14 @@ def test_ends(
     assert launches.asked[-1][1] in (None, "a", "0", "7")  # the last run that there was
 
 
+def test_hosts_that_were_lost_get_time_to_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    monkeypatch.setattr(time, "sleep", paused.append)
+    launches = Launches(Ended(1, "a", LIVED, pause_s=35.0), HostsMissingError(MISSING), Ended(0, "b"))
+    assert until_done(launches, Policy(3)) == 0
+    assert paused == [35.0, 20.0]
+
+
 def test_without_relaunches_there_is_one_launch() -> None:
     assert until_done(Launches(Ended(7, "a", LIVED)), None) == 7
     with pytest.raises(HostsMissingError):

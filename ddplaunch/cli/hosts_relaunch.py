@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def until_done(launch: Callable[[Again], Ended], policy: Policy | None) -> int:
             tell_findings(refused.findings)
             tell("nothing was launched\n")
             if isinstance(refused, HostsMissingError):
+                ended = replace(ended, pause_s=0.0)
                 continue
             break
         if following.run_id is None and following.status == ExitStatus.REFUSED:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -120,21 +121,26 @@ class Launched:
         return value
 
 
-@pytest.fixture
-def three(tmp_path: Path) -> Iterator[Lab]:
-    with lab(3, tmp_path) as made:
+@contextmanager
+def training(count: int, folder: Path) -> Iterator[Lab]:
+    with lab(count, folder) as made:
         made.write("train.py", TRAIN)
         yield made
 
 
-def test_relaunch_goes_on_with_the_hosts_that_answer_and_restarts_a_killed_rank(three: Lab) -> None:
+def test_relaunch_goes_on_with_the_hosts_that_answer_and_restarts_a_killed_rank(tmp_path: Path) -> None:
+    with training(3, tmp_path) as three:
+        goes_on(three)
+
+
+def goes_on(three: Lab) -> None:
     first, second, third = three.hosts
     words = ("--nnodes", "2:3", "--relaunch", "1", "--relaunch-wait", "0.2", "--relaunch-after", "1d")
     run = Launched(three, "fewer", *words, "--max-restarts", "1")
     for host in three.hosts:
         assert [each["world"] for each in began(three.own(host), host)] == [3]
     wait_until_saved(three.own(first))
-    power_off(third)
+    kill_all(third)
     relaunched = began(three.own(second), second, 2)[1]
     assert (relaunched["world"], relaunched["attempt"]) == (2, 0) and relaunched["step"] > 0
     second.run(["kill", "-9", str(relaunched["pid"])], Path("/"), clean_environment())
@@ -152,24 +158,29 @@ def test_relaunch_goes_on_with_the_hosts_that_answer_and_restarts_a_killed_rank(
     ]
     assert run.record("fewer-relaunch-1", "outcome.json")["state"] == "succeeded"
     assert run.record("fewer-relaunch-1", "node-1/run.json")["relaunch_of"] == "fewer"
-    three.nothing_left("fewer", hosts=(first, second))
+    three.nothing_left("fewer")
 
 
-def test_relaunch_waits_for_a_host_without_which_there_are_too_few(three: Lab) -> None:
-    first, _, third = three.hosts
-    run = Launched(three, "all", "--relaunch", "9", "--relaunch-wait", "1", "--relaunch-after", "0")
-    began(three.own(third), third)
-    wait_until_saved(three.own(first))
-    kill_all(third)
+def test_relaunch_waits_for_a_host_without_which_there_are_too_few(tmp_path: Path) -> None:
+    with training(2, tmp_path) as two:
+        waits(two)
+
+
+def waits(two: Lab) -> None:
+    first, second = two.hosts
+    run = Launched(two, "all", "--relaunch", "9", "--relaunch-wait", "1", "--relaunch-after", "0")
+    began(two.own(second), second)
+    wait_until_saved(two.own(first))
+    kill_all(second)
     run.said("nothing was launched")
-    start_sshd(three, third)
-    again = began(three.own(third), third, 2)[1]
-    assert again["world"] == 3 and again["step"] > 0
-    (three.own(first) / "finish").touch()
+    start_sshd(two, second)
+    again = began(two.own(second), second, 2)[1]
+    assert again["world"] == 2 and again["step"] > 0
+    (two.own(first) / "finish").touch()
     status, out, said = run.ended()
-    assert status == 0 and "of 3 ranks" in out, said
-    assert re.search(r"error\[host-[a-z-]+\]: .*alpha2", said) and "relaunching 2 of 9" in said
-    three.nothing_left("all")
+    assert status == 0 and "of 2 ranks" in out, said
+    assert re.search(r"error\[host-[a-z-]+\]: .*alpha1", said) and "relaunching 2 of 9" in said
+    two.nothing_left("all")
 
 
 def start_sshd(made: Lab, host: Node) -> None:
