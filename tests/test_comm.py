@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.agent.comm_tcp import resent
 from ddplaunch.checks.comm_groups import Comm, Group, Measured
-from ddplaunch.cli.comm import counts, deadline_of, device_of
+from ddplaunch.cli.comm import Asked, asked_for, counts, device_of
 from ddplaunch.errors import UsageError
 from ddplaunch.hosts.comm import MODULE, CommTest, Member
 from ddplaunch.hosts.comm_reports import Reports
@@ -161,10 +161,12 @@ def test_which_ranks_take_part() -> None:
 
 
 def test_deadline() -> None:
-    assert (deadline_of(False, None), deadline_of(True, None), deadline_of(True, "1m")) == (None, 20.0, 60.0)
+    asked = asked_for(True, None)
+    assert asked is not None and (asked.within("cpu"), asked.within("cuda")) == (20.0, 60.0)
+    assert asked_for(False, None) is None and asked_for(True, "1m") == Asked(60.0)
     for comm, text in ((False, "30"), (True, "1"), (True, "soon")):
         with pytest.raises(UsageError):
-            deadline_of(comm, text)
+            asked_for(comm, text)
 
 
 def test_segments_are_counted_of_sockets_only() -> None:

@@ -10,6 +10,7 @@ from ddplaunch.checks.comm_groups import Comm
 from ddplaunch.cli.configuration import variables
 from ddplaunch.cli.say import tell
 from ddplaunch.errors import usage
+from ddplaunch.frozen import dataclass
 from ddplaunch.hosts.comm import DEADLINE_S, CommTest, Member
 from ddplaunch.hosts.links import Link, Links
 from ddplaunch.launch.durations import duration_s
@@ -17,43 +18,56 @@ from ddplaunch.launch.options import Options
 from ddplaunch.launch.topology import split_nproc
 from ddplaunch.probes.facts import Facts, TorchImport
 from ddplaunch.records.run_id import new_run_id
+from ddplaunch.ui.speech import count
 
 _ON_CPU = 2  # ranks of a host alone, where neither NPROC nor GPUs say how many
 _LEAST_S = 2.0
 
 
-def deadline_of(comm: bool, text: str | None) -> float | None:
-    """Return the seconds for each step, None without `--comm`. Raises UsageError for a time that is too short."""
-    if text is None:
-        return DEADLINE_S if comm else None
-    deadline_s = duration_s("--comm-timeout", text)
+@dataclass(frozen=True)
+class Asked:
+    """That `--comm` was given; ``deadline_s`` is None where the backend decides it."""
+
+    deadline_s: float | None = None
+
+    def within(self, device: str) -> float:
+        """Return the seconds for each step."""
+        return self.deadline_s or DEADLINE_S[device]
+
+
+def asked_for(comm: bool, timeout: str | None) -> Asked | None:
+    """Return what `--comm` and `--comm-timeout` say. Raises UsageError for a time that is too short, or alone."""
+    if timeout is None:
+        return Asked() if comm else None
+    deadline_s = duration_s("--comm-timeout", timeout)
     if comm and deadline_s >= _LEAST_S:
-        return deadline_s
+        return Asked(deadline_s)
     raise usage(
-        f"`--comm-timeout {text}` is too short" if comm else "`--comm-timeout` without `--comm`",
+        f"`--comm-timeout {timeout}` is too short" if comm else "`--comm-timeout` without `--comm`",
         why="it is the time in which ranks connect and measure; what takes longer counts as broken",
-        fix=f"`--comm --comm-timeout {DEADLINE_S:.0f}`, or more for a slow network",
+        fix=f"`--comm --comm-timeout {DEADLINE_S['cpu']:.0f}`, or more for a slow network",
         where="flag: --comm-timeout",
     )
 
 
 def between(
-    links: Links, opened: Sequence[Link], facts: Sequence[Facts], options: Options, python: str, deadline_s: float
+    links: Links, opened: Sequence[Link], facts: Sequence[Facts], options: Options, python: str, asked: Asked
 ) -> Comm:
     """Test all hosts alone and in pairs. ``opened`` are their sessions, ``facts`` theirs, in the same order."""
     device = device_of(options, facts)
     members = [Member(link, python, *counts(options, device, each)) for link, each in zip(opened, facts, strict=True)]
-    tell(f"testing collectives on {len(members)} hosts, each step for {deadline_s:.0f} s at most\n")
+    deadline_s = asked.within(device)
+    tell(f"testing collectives on {count(len(members), 'host')}, each step for {deadline_s:.0f} s at most\n")
     return CommTest(links, members, device, _run_id(), deadline_s, _environment(options)).run()
 
 
-def here(facts: Facts, options: Options, deadline_s: float) -> Comm:
+def here(facts: Facts, options: Options, asked: Asked) -> Comm:
     """Test the ranks of this machine among themselves."""
     device = device_of(options, [facts])
     with Links() as links:
         link = links.open(socket.gethostname(), [sys.executable, "-m", "ddplaunch.hosts.remote"])
         member = Member(link, sys.executable, *counts(options, device, facts))
-        return CommTest(links, [member], device, _run_id(), deadline_s, _environment(options)).run()
+        return CommTest(links, [member], device, _run_id(), asked.within(device), _environment(options)).run()
 
 
 def _run_id() -> str:

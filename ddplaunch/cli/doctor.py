@@ -11,7 +11,7 @@ from typing import Any
 
 from ddplaunch.checks.all_checks import ALL, across, measured, run_measured
 from ddplaunch.checks.check import Outcome
-from ddplaunch.cli.comm import deadline_of, here
+from ddplaunch.cli.comm import asked_for, here
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import check, prepare, probe_request
 from ddplaunch.cli.say import answer, answer_json, tell
@@ -45,16 +45,14 @@ def doctor(
         every = (*ALL, *across(), *measured())
         answer_json(list_json(every)) if json else answer(list_text(every, width(sys.stdout), styled(sys.stdout)))
         return ExitStatus.DONE
-    step_deadline_s = deadline_of(bool(comm), comm_timeout)
+    asked = asked_for(bool(comm), comm_timeout)
     if any(value not in (None, []) for value in hosts.values()):
         from ddplaunch.cli import hosts_doctor, hosts_flags
 
-        return hosts_doctor.doctor_hosts(
-            options, hosts_flags.asked_for(hosts), script, profile, bool(json), step_deadline_s
-        )
+        return hosts_doctor.doctor_hosts(options, hosts_flags.asked_for(hosts), script, profile, bool(json), asked)
     options = with_configuration(options, profile, working_directory())
     facts, outcomes = examine(options, script)
-    found = None if step_deadline_s is None else here(facts, options, step_deadline_s)
+    found = None if asked is None else here(facts, options, asked)
     if found is not None and (found.groups or found.untested):
         outcomes += run_measured(found, {item.value for item in options.ignore})
     if report is not None:

@@ -135,7 +135,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", _OUTPUT, "Outcomes and facts as JSON."),
         Flag("report", "text", _OUTPUT, "Write a text for a bug report, without secrets (- is stdout).", "FILE"),
         Flag("comm", "switch", _CHECKING, "Test collectives: the ranks of each host, then hosts in pairs (seconds)."),
-        Flag("comm_timeout", "text", _CHECKING, "With --comm: time for each step [20].", "TIME"),
+        Flag("comm_timeout", "text", _CHECKING, "With --comm: time for each step [20; with GPUs 60].", "TIME"),
         *HOSTS,
     ),
     "submit": (

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ddplaunch.checks.all_checks import measured, run_across, run_measured
 from ddplaunch.checks.check import Outcome
+from ddplaunch.cli.comm import Asked as CommAsked
 from ddplaunch.cli.comm import between
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.hosts_flags import Asked, hosts_of
@@ -36,11 +37,11 @@ def doctor_hosts(
     script: list[str] | None,
     profile: str | None,
     json: bool,
-    step_deadline_s: float | None,
+    collectives: CommAsked | None,
 ) -> int:
     """Check all hosts and show them side by side; findings are said once for all the hosts that they are about.
 
-    With ``step_deadline_s`` their collectives are tested too, each step for so many seconds at most.
+    ``collectives`` is what `--comm` asked for, None where it was not given.
     """
     options = with_configuration(options, profile, working_directory())
     target = parse_target(script) if script is not None else None
@@ -63,9 +64,9 @@ def doctor_hosts(
             meeting = meet(links, gathered.links, port, options.master_addr.value if options.master_addr else None)
             found += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
         comm = None
-        if step_deadline_s is not None and reports:
+        if collectives is not None and reports:
             facts = [report.facts for report in reports]
-            comm = between(links, gathered.links, facts, options, asked.python or sys.executable, step_deadline_s)
+            comm = between(links, gathered.links, facts, options, asked.python or sys.executable, collectives)
             across += run_measured(comm, ignored)
             found += [(None, finding) for outcome in across[-len(measured()) :] for finding in outcome.findings]
     said = once(found, len(hosts))

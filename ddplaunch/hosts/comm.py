@@ -20,7 +20,7 @@ from ddplaunch.hosts.links import Event, Link, Links
 from ddplaunch.hosts.remote import SILENCE_S
 
 MODULE = "ddplaunch.agent.comm_host"
-DEADLINE_S = 20.0
+DEADLINE_S = {"cpu": 20.0, "cuda": 60.0}  # for each step; CUDA and NCCL take seconds to start
 _START_S = 90.0  # to import torch, from a file system that everybody reads at once
 _MARGIN_S = 10.0  # until a host has said that its deadline ended a step
 _MEASURE_S = 0.1  # of the deadline, for the sizes of the bandwidth
@@ -71,7 +71,7 @@ class CommTest:
         members: Sequence[Member],
         device: str,
         run_id: str,
-        deadline_s: float = DEADLINE_S,
+        deadline_s: float,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         """``device`` is cuda (NCCL) or cpu (gloo); ``deadline_s`` bounds each step. The ranks get ``environment``."""

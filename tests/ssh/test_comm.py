@@ -70,7 +70,7 @@ def by_code(data: dict[str, Any]) -> dict[str, list[list[str]]]:
 
 
 def test_the_cut_off_the_lossy_and_the_slow_host_are_each_named(six: Lab) -> None:
-    cut_off, lossy, slow = six.hosts[1], six.hosts[2], six.hosts[4]
+    cut_off, lossy, slow = six.hosts[2:5]
     unroute(six, cut_off)
     lose(six, lossy, 0.2)
     limit(slow, "10mbit")
@@ -87,16 +87,14 @@ def test_the_cut_off_the_lossy_and_the_slow_host_are_each_named(six: Lab) -> Non
 
 
 def test_nothing_is_left_when_the_launcher_is_killed_or_a_cable_is_pulled(six: Lab) -> None:
-    pair = (six.hosts[0], six.hosts[3])
-    killed = Doctor(six, pair)
+    abandoned, parted = six.hosts[:2], six.hosts[4:]
+    killed, doctor = Doctor(six, abandoned), Doctor(six, parted)
     killed.testing()
-    killed.kill()
-    six.nothing_left(RUN, hosts=pair)
-
-    doctor = Doctor(six, pair)
     doctor.testing()
-    six.cut(pair[1])
+    killed.kill()
+    six.cut(parted[1])
+    six.nothing_left(RUN, hosts=abandoned)
     found = by_code(doctor.answer())
-    assert found["comm-untested"] == [[pair[1].name]]
+    assert found["comm-untested"] == [[parted[1].name]]
     assert "comm-cut-off" not in found
-    six.nothing_left(RUN, hosts=pair, deadline_s=60)
+    six.nothing_left(RUN, hosts=parted, deadline_s=60)
