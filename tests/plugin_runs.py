@@ -70,6 +70,7 @@ def workers():
 
 def second():
     say(f"rank {rank}, attempt {attempt}")
+    Path(f"began-{rank}-{attempt}").touch()
     if attempt == 0 and rank == 0:
         wait()
     while attempt == 0 and not Path("running-0-0").exists():

@@ -113,6 +113,21 @@ def test_restart_trains_on_and_says_so_in_a_line(tmp_path: Path) -> None:
     assert first["failed"] and first["diagnosis"]["rank"] == 1 and not second["failed"]
 
 
+def test_a_guard_that_comes_too_late_for_an_attempt_takes_torchruns_word(tmp_path: Path) -> None:
+    run = Run(tmp_path, "second", "--max-restarts", "1")
+    within(lambda: run.guard() is not None, run)
+    guard = run.guard()
+    assert guard is not None
+    os.kill(guard, signal.SIGSTOP)
+    run.wait_for("began-0-1")
+    os.kill(guard, signal.SIGCONT)
+    assert run.end() == 0
+    assert "attempt 1 of 2 failed: error[script-exception]" in run.err and "only once" in run.err
+    waiting, failed = run.outcome["attempts"][0]["ranks"]
+    assert (failed["exit_code"], failed["ended_by"]) == (1, "itself")
+    assert (waiting["signal"], waiting["ended_by"]) == ("SIGTERM", "launcher")
+
+
 def test_all_attempts_fail_alike(tmp_path: Path) -> None:
     run = Run(tmp_path, "always", "--max-restarts", "1")
     assert run.end() == 1
