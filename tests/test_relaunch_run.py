@@ -100,9 +100,10 @@ def test_what_fails_at_once_stays_as_it_ended(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / ".ddplaunch" / "runs").iterdir()] == ["r"]
 
 
-def test_relaunches_are_counted_and_the_last_status_stays(tmp_path: Path) -> None:
-    words = ("--relaunch", "1", "--relaunch-after", "0", "--relaunch-wait", "0")
-    status, err = ended(launch(tmp_path, *words, script=FAILS))
+def test_relaunches_are_counted_and_need_no_record(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    words = ("--relaunch", "1", "--relaunch-after", "0.3", "--relaunch-wait", "0", "--run-dir", "file/runs")
+    status, err = ended(launch(tmp_path, *words, script="import time\ntime.sleep(0.5)\n" + FAILS))
     assert status == 5
     assert "relaunching 1 of 1 in 0.0 s, because its ranks ran for " in err
     assert err.splitlines()[-1] == "ddplaunch: not relaunched: `--relaunch 1` is used up"

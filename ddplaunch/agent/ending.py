@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -80,6 +81,7 @@ class Ending:
         _flush()
         with contextlib.suppress(Exception):
             self._first()
+        lived_s = time.monotonic() - (self._session.began_s or time.monotonic())
         answered = self._session.end(message)
         guarded = answered is not None
         if answered is None:
@@ -89,15 +91,15 @@ class Ending:
         with contextlib.suppress(Exception):
             self.finally_()
         if guarded and "relaunch" in self._session.settings and message["state"] != "succeeded":
-            self._relaunch(answered)
+            self._relaunch(answered, lived_s)
         os._exit(answered)
 
-    def _relaunch(self, status: int) -> None:
+    def _relaunch(self, status: int, lived_s: float) -> None:
         """Launch all of it again where that was asked for and is of use; it returns where it is not."""
         try:
             from ddplaunch.agent.relaunch import relaunch  # for the few launches that ask for it
 
-            relaunch(self._session.settings, status, self._signals, self._session.give_stderr_back)
+            relaunch(self._session.settings, status, lived_s, self._signals, self._session.give_stderr_back)
         except Exception as exception:
             self._session.give_stderr_back()
             with contextlib.suppress(OSError):

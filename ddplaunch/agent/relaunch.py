@@ -25,15 +25,18 @@ from ddplaunch.ui.relaunch_words import not_relaunched_text
 from ddplaunch.ui.streams import speak, width
 
 
-def relaunch(settings: Settings, status: int, signals: Signals, give_stderr_back: Callable[[], None]) -> None:
+def relaunch(
+    settings: Settings, status: int, about_s: float, signals: Signals, give_stderr_back: Callable[[], None]
+) -> None:
     """Become ddplaunch again where that is to be; return where this process ends as it would have.
 
-    ``status`` is the exit status of the run, which did not succeed. Raises OSError where ddplaunch cannot be executed,
+    ``status`` is the exit status of the run, which did not succeed; ``about_s`` is how long it took, which counts where
+    there is no record that knows better. Raises OSError where ddplaunch cannot be executed,
     KeyError or TypeError for an order that is none.
     """
     order = order_from_json(settings["relaunch"])
     outcome = _outcome(settings)
-    evidence = evidence_of(order, outcome)
+    evidence = evidence_of(order, outcome or {"attempts": [{"started_s": 0.0, "ended_s": about_s}]})
     _note(settings, evidence)
     if not order.command or _stopped(settings, status, outcome, signals):
         return
@@ -95,13 +98,13 @@ def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
 
 def _outcome(settings: Settings) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(outcome_path(Path(settings["directory"]), settings.get("node", 0)).read_bytes())
+        found = json.loads(outcome_path(Path(settings.get("directory") or ""), settings.get("node", 0)).read_bytes())
         return found if isinstance(found, dict) else {}
     return {}
 
 
 def _note(settings: Settings, evidence: Evidence) -> None:
     """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
-    path = Path(settings["directory"]) / f"node-{settings.get('node', 0)}" / "relaunch.json"
+    path = Path(settings.get("directory") or "") / f"node-{settings.get('node', 0)}" / "relaunch.json"
     with contextlib.suppress(OSError):
         path.write_text(json.dumps({"schema": 1, **evidence_json(evidence)}) + "\n")

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -29,6 +30,7 @@ class Session:
     def __init__(self, settings: Settings, environ: Mapping[str, str], console: Console) -> None:
         self.settings = settings
         self.attempt = -1
+        self.began_s: float | None = None  # the latest attempt, by the monotonic clock
         self.lost: Callable[[], None] = lambda: None
         self._console = console
         self._environ = dict(environ)
@@ -90,6 +92,7 @@ class Session:
             raise
         before, self._outlets = self._outlets, [outlet for outlets in opened for outlet in outlets]
         self.attempt += 1
+        self.began_s = time.monotonic()
         self._pids = {}
         self._said.pop("started", None)
         told = [
