@@ -19,7 +19,8 @@ from ddplaunch.probes import encode
 from ddplaunch.probes.facts import ProbeRequest
 
 _MEET_S = 10.0
-_SAMPLES = 3  # of the clock; the one that took the least time counts
+_SAMPLES = 3  # of the clock at most; the one that took the least time counts
+_SURE_S = 0.02
 _ECHO_S = 2.0  # for the echoes of all hosts
 _UNKNOWN_CLOCK = (0.0, 1e6)  # a host that echoed nothing in time is not to be blamed for its clock
 
@@ -130,7 +131,7 @@ def _report(name: str, question: Question, answer: Mapping[str, Any], clock: tup
 def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float]]:
     """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three.
 
-    A host that does not echo is waited for once.
+    One sample that came back at once is enough. A host that does not echo is waited for once.
     """
     best: dict[str, tuple[float, float]] = {}
     for _ in range(_SAMPLES):
@@ -141,13 +142,14 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
         while waiting and (left := until - time.monotonic()) > 0:
             for event in links.wait(left):
                 if event.kind is Kind.BEAT:
-                    ahead, unsure = clock_of(unpack(event.body), time.time())
-                    if event.link.name not in best or unsure < best[event.link.name][1]:
-                        best[event.link.name] = (ahead, unsure)
+                    clock = clock_of(unpack(event.body), time.time())
+                    if event.link.name not in best or clock[1] < best[event.link.name][1]:
+                        best[event.link.name] = clock
                     waiting.discard(event.link.name)
                 elif event.kind is None:
                     waiting.discard(event.link.name)
-        asked = [link for link in asked if link.name not in waiting]
+        unsure = {name for name, (_, by_s) in best.items() if by_s > _SURE_S}
+        asked = [link for link in asked if link.name in unsure - waiting]
     return best
 
 

@@ -19,6 +19,7 @@ from ddplaunch.hosts.frames import GREETING, Frames, Kind, pack, unpack
 SILENCE_S = 15.0
 _UNUSED_S = 300.0  # before anything was started; the launcher may be waiting for other hosts
 _TICK_S = 0.1
+_IDLE_TICK_S = 1.0  # nothing runs that could end
 _READ = 1 << 16
 _QUEUE = 4 << 20  # output that the launcher has not taken yet; beyond it the ranks' guard has to wait
 
@@ -46,7 +47,7 @@ class Service:
     def serve(self) -> int:
         """Return when the launcher has left, or is gone and everything of its run has ended."""
         while not self._leaving or self._queue:
-            self._turn(_TICK_S)
+            self._turn(_IDLE_TICK_S if self._job is None else _TICK_S)
             if self._job is not None and not self._ended:
                 self._job.insist()
                 if self._job.process.poll() is not None:
