@@ -7,6 +7,7 @@ carries in each direction.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import statistics
@@ -111,7 +112,8 @@ def _step(part: Part, say: Say, until: float) -> None:
     factor = 2 * (part.world - 1) / part.world
     for size, seconds in bench.sizes():  # what was measured counts even if the next one does not end
         say(bandwidth=round(factor * size / seconds), size=size)
-    bench.agreed(0.0)  # nobody leaves before the others have measured
+    with contextlib.suppress(Exception):  # nobody leaves before the others have measured; then all is said
+        bench.agreed(0.0)
 
 
 def _patience(until: float) -> timedelta:
