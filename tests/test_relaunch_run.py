@@ -6,13 +6,17 @@ import json
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.plugin_runs import of_folder, within
 
+if TYPE_CHECKING:
+    from tests.fake_nvml import FakeNvml
+
+pytest_plugins = ("tests.fake_nvml",)
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 180  # three launches, on a machine that does something else, too
@@ -42,7 +46,7 @@ FAILS = "import sys; sys.exit(5)\n"
 def launch(folder: Path, *words: str, script: str, **changes: Any) -> subprocess.Popen[bytes]:
     (folder / "train.py").write_text(script)
     argv = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", "r", *words, "--", "train.py")
-    environment = clean_environment(NO_COLOR="1", COLUMNS="200", MINE="mine")
+    environment = {**clean_environment(NO_COLOR="1", COLUMNS="200", MINE="mine"), **changes.pop("env", {})}
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return subprocess.Popen(argv, cwd=folder, env=environment, **{**streams, **changes})
 
@@ -89,6 +93,20 @@ def test_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
     for each in runs:  # what was given back to this process is nobody's environment
         assert "DDPLAUNCH_RELAUNCHED" not in each["environment"] and "MINE=mine" not in json.dumps(each)
     assert of_folder(tmp_path) == []
+
+
+def test_gpus_are_let_go_and_picked_again(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    script = (
+        "import os, sys\n"
+        "open('saw', 'a').write(os.environ['CUDA_VISIBLE_DEVICES'] + '\\n')\n"
+        "sys.exit('relaunch' not in os.environ['DDPLAUNCH_RUN_ID'])\n"
+    )
+    environment = {**fake_nvml.environment(2), "DDPLAUNCH_LOCK_DIR": str(tmp_path / "locks")}
+    words = ("--device", "cuda", "--gpus", "free:2", "--relaunch", "1", "--relaunch-after", "0", "--relaunch-wait", "0")
+    status, err = ended(launch(tmp_path, *words, script=script, env=environment))
+    assert status == 0, err
+    saw = (tmp_path / "saw").read_text().split()
+    assert len(saw) >= 3 and len(set(saw)) == 1  # one that failed may have ended the other before it wrote
 
 
 def test_what_fails_at_once_stays_as_it_ended(tmp_path: Path) -> None:
