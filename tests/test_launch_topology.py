@@ -133,6 +133,7 @@ def test_every_node_derives_the_same_rendezvous_id_and_another_command_another_o
     [
         (said(nnodes="2", node_rank=0), "master-addr-missing"),
         (said(nnodes="2", master_addr="a"), "node-rank-missing"),
+        (said(nnodes="2", node_rank=0, master_addr="fe80::1%eth0"), "master-addr-link-local"),
         (said(nnodes="2", node_rank=2, master_addr="a"), "usage"),
         (said(node_rank=1), "usage"),
         (said(master_port=70000), "usage"),

@@ -124,6 +124,14 @@ def _require_several_node_options(
             fix="add `--master-addr ADDRESS` (of the node with `--node-rank 0`) on every node",
             code="master-addr-missing",
         )
+    if "%" in addr.value:
+        raise usage(
+            f"master address `{addr.value}` means something on one link only",
+            why="torchrun takes no address with an interface behind `%`",
+            fix="name node 0 by another address, which `ip -brief address` shows there",
+            where=str(addr.source),
+            code="master-addr-link-local",
+        )
     if node_rank is None:
         raise usage(
             f"{nnodes.value} nodes, but this one has no rank",
