@@ -51,6 +51,7 @@ def asked(**said: Any) -> Policy | None:
 
 def test_what_was_asked_for() -> None:
     assert asked() is None and asked(relaunch=0) is None
+    assert asked(relaunch=0, relaunch_after="5m") is None  # the profile's, and a flag that turns it off
     assert asked(relaunch=2) == Policy(2, 60.0, 10.0)
     assert asked(relaunch=2, relaunch_after="5m", relaunch_wait="1") == Policy(2, 300.0, 1.0)
     for name in ("relaunch_after", "relaunch_wait"):

@@ -22,6 +22,7 @@ _EXAMPLE = {
     "master_port": "29500",
     "max_restarts": "3",
     "node_rank": "0",
+    "relaunch": "3",
     "workers": "4",
 }
 

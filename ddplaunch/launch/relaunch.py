@@ -65,7 +65,7 @@ def relaunch_policy(options: Options) -> Policy | None:
     """Return what `--relaunch` asks for, None without it. Raises UsageError."""
     times = options.relaunch.value if options.relaunch else 0
     for flag, said in (("--relaunch-after", options.relaunch_after), ("--relaunch-wait", options.relaunch_wait)):
-        if said is not None and not times:
+        if said is not None and options.relaunch is None:
             raise usage(
                 f"`{flag}` without `--relaunch`",
                 why="it says when a failed run is launched again, and that was not asked for",
