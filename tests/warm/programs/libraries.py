@@ -45,6 +45,8 @@ def load(method: str) -> list[Any]:
 
 
 def main(folder: str) -> None:
+    torch.set_num_interop_threads(3)  # refused once any have been started
+    answers["interop threads"] = torch.get_num_interop_threads()
     distributed.init_process_group("gloo")
     rank = distributed.get_rank()
     tensor = torch.ones(4) * rank
