@@ -59,8 +59,8 @@ def start_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> i
 
 
 def _became(slurm: Slurm, step: tuple[str, ...]) -> list[str]:
-    tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that the job asked for"
-    said = wrap(f"{describe(slurm)}; {tasks} by", width(sys.stderr), "ddplaunch: ", "  ")
+    tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
+    said = wrap(f"{describe(slurm)}; {tasks}, by", width(sys.stderr), "ddplaunch: ", "  ")
     return [*said, *(f"  {line}" for line in command_lines(step, width(sys.stderr) - 4))]
 
 

@@ -131,7 +131,7 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
     record = newest_run(place / ".ddplaunch", f"slurm-{job}.")
     first = None if record is None else first_failure(record)
     assert first is not None and replace(first, reason="") == FirstFailure(f"slurm-{job}.0", 1, 42, 1)
-    assert "one task on each node by srun \\ --kill-on-bad-exit=1 --wait=60" in " ".join(log.split())
+    assert "one task on each node, by srun \\ --kill-on-bad-exit=1 --wait=60" in " ".join(log.split())
     assert not _left(place), "no rank outlives the job"
 
 
