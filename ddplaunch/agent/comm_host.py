@@ -41,7 +41,8 @@ class CommHost:
         self._selector.register(self._door, selectors.EVENT_READ)
         self._store = free_socket()
         self._where = {"addresses": answer["addresses"], "door": answer["port"], "nonce": nonce}
-        self._ranks: dict[int, int | None] = {}  # pid to status
+        self._ranks: set[int] = set()  # pids of those that run
+        self._busy = False
         self._step: dict[str, Any] = {}
         self._kill_at = 0.0
 
@@ -49,12 +50,12 @@ class CommHost:
         """Work until stdin ends."""
         self._say(hello=self._where, store=self._port)
         while True:
-            for key, _ in self._selector.select(_TICK_S if self._ranks else None):
+            for key, _ in self._selector.select(_TICK_S if self._busy else None):
                 if key.fd != self._incoming:
                     self._door.greet()  # type: ignore[union-attr]
                 elif not self._hear():
                     return 0
-            if self._ranks:
+            if self._busy:
                 self._look_after()
 
     @property
@@ -78,13 +79,13 @@ class CommHost:
 
     def _begin(self, order: dict[str, Any]) -> None:
         self._kill()
-        self._step = order
+        self._step, self._busy = order, True
         self._kill_at = time.monotonic() + float(order["deadline_s"])
         for local_rank in range(int(order["local"])):
             pid = os.fork()
             if pid == 0:
                 self._become(local_rank)
-            self._ranks[pid] = None
+            self._ranks.add(pid)
 
     def _become(self, local_rank: int) -> None:
         """Be a rank from here on; does not return."""
@@ -113,21 +114,18 @@ class CommHost:
         """Note ranks that ended, kill them all at the deadline, and say when the last one is gone."""
         if time.monotonic() >= self._kill_at:
             self._kill()
-        for pid, status in self._ranks.items():
-            if status is None and os.waitpid(pid, os.WNOHANG)[0]:
-                self._ranks[pid] = 0
-        if None not in self._ranks.values():
-            self._ranks = {}
+        self._ranks -= {pid for pid in self._ranks if os.waitpid(pid, os.WNOHANG)[0]}
+        if not self._ranks:
+            self._busy = False
             self._store.close()  # the next step gets a port of its own: nothing of this one can come in late
             self._store = free_socket()
             self._say(step=self._step["step"], ended=True, store=self._port)
 
     def _kill(self) -> None:
-        for pid, status in self._ranks.items():
-            if status is None:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                self._ranks[pid] = 0
+        for pid in self._ranks:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._ranks.clear()
 
 
 def main(descriptor: int) -> int:
