@@ -8,7 +8,7 @@ import time
 from ddplaunch.hosts.links import Link
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
-_STILL_S = 7.5  # a launcher that is awake looks around several times a second
+_STILL_S = 12.0  # hosts end what they run after 15 s without a beat, of which there is one in 2 s
 _RECENT_S = 60.0
 
 
