@@ -127,15 +127,16 @@ def test_relaunches_are_counted_and_need_no_record(tmp_path: Path) -> None:
     assert err.splitlines()[-1] == "ddplaunch: not relaunched: `--relaunch 1` is used up"
 
 
-def test_interrupt_in_the_pause(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_in_the_pause(number: signal.Signals, status: int, tmp_path: Path) -> None:
     words = ("--relaunch", "1", "--relaunch-after", "0", "--relaunch-wait", "10m")
     with (tmp_path / "err").open("wb") as err:
         process = launch(tmp_path, *words, script=FAILS, stderr=err, start_new_session=True)
     within(lambda: b"relaunching 1 of 1 in 10 min" in (tmp_path / "err").read_bytes(), deadline_s=DEADLINE_S)
     (run,) = listed(tmp_path)
     assert (run["state"], run["launcher_pids"], run["relaunch_of"]) == ("running", [process.pid], None)
-    process.send_signal(signal.SIGINT)
-    assert ended(process)[0] == 130
+    process.send_signal(number)
+    assert ended(process)[0] == status  # by itself, as the first process of a container has to
     assert "Traceback" not in (tmp_path / "err").read_text()
     assert of_folder(tmp_path) == []
 

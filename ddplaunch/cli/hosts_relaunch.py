@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.cli.ending_by_signals import ending_by_signals
 from ddplaunch.cli.hosts_prepare import HostsMissingError
 from ddplaunch.cli.say import tell, tell_findings
 from ddplaunch.errors import ExitStatus, RefusedError
@@ -63,7 +64,7 @@ def until_done(launch: Callable[[Again], Ended], policy: Policy | None) -> int:
             tell(not_relaunched_text(decision, policy, width(sys.stderr)))
             break
         tell(relaunching_text(decision, policy, number, width(sys.stderr), ended.pause_s))
-        with still_holding(ended.directory):
+        with still_holding(ended.directory), ending_by_signals():
             time.sleep(max(pause_s(policy, number), ended.pause_s))
         try:
             following = launch(Again(number, ended.run_id))

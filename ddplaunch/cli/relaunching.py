@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.cli.ending_by_signals import ending_by_signals
 from ddplaunch.cli.say import tell, tell_findings
 from ddplaunch.errors import ExitStatus, RefusedError
 from ddplaunch.finding import Finding, error
@@ -58,7 +59,8 @@ def pause(back: Return, options: Options) -> None:
         tell(relaunching_text(decision, policy, back.number, width(sys.stderr)))
     else:
         tell(asking_text(back.evidence, policy, back.number, width(sys.stderr)))
-    time.sleep(pause_s(policy, back.number))
+    with ending_by_signals():
+        time.sleep(pause_s(policy, back.number))
     with contextlib.suppress(ChildProcessError):  # the guard of the run before, which became a child of this program
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch import __version__
 from ddplaunch.checks.network import port_taken
+from ddplaunch.cli.ending_by_signals import ending_by_signals
 from ddplaunch.cli.prepare import Prepared
 from ddplaunch.cli.relaunching import relaunch_refused, told
 from ddplaunch.cli.say import tell_findings
@@ -78,7 +77,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: Eviden
     hello = hello_of(prepared, failed)
     progress = Progress(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
     show = (lambda status: None) if silent else progress.show
-    with _ending_by_signals():
+    with ending_by_signals():
         try:
             if topology.node_rank.value == 0:
                 verdict = _hold(call, hello, prepared, show)
@@ -212,19 +211,3 @@ def _slurm_hosts(environ: Mapping[str, str], nodes: int) -> Mapping[int, str]:
 
     hosts: Collection[str] = expand_hosts(environ.get("SLURM_STEP_NODELIST", "")) or ()
     return dict(enumerate(hosts)) if len(hosts) == nodes else {}
-
-
-@contextmanager
-def _ending_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind, so that node 0 can tell the others: 128 + signal is the exit status."""
-
-    def end(number: int, _: object) -> None:
-        sys.exit(128 + number)
-
-    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
-    before = {number: signal.signal(number, end) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
