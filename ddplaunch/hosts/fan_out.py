@@ -103,7 +103,7 @@ class FanOut:
     ) -> None:
         """``start`` opens a session; ``most`` at once, by default what suits this machine."""
         self._links, self._start, self._order, self._deadline_s = links, start, order, deadline_s
-        self._window = Window(most or window_of(os.cpu_count() or 1))
+        self._window = Window(most or window_of(len(os.sched_getaffinity(0))))
         self._connecting: set[_Place] = set()
         self._by_link: dict[Link, _Place] = {}
         self._again: list[tuple[float, _Place]] = []  # when it is due
