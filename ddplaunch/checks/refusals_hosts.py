@@ -167,6 +167,12 @@ HOSTS: tuple[tuple[str, str, str], ...] = (
         "Remedy: `--master-addr` with the address of node 0.",
     ),
     (
+        "master-addr-link-local",
+        "The address where the nodes meet means something on one link only",
+        "An IPv6 address with `%` and an interface behind it is true on that interface of one machine, and torchrun "
+        "takes none. Remedy: another address of node 0, which `ip -brief address` shows there.",
+    ),
+    (
         "launches-differ",
         "Nodes were started with different commands",
         "Sizes, script or numbers differ, so the ranks would disagree. Remedy: the same command on every node, but "
