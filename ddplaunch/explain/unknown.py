@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 
+from ddplaunch.explain.candidates import NOISE
 from ddplaunch.explain.decide import Decision
 from ddplaunch.explain.endings import signal_number, status_text
 from ddplaunch.explain.facts import RunFacts
+from ddplaunch.explain.matching import Hit
 from ddplaunch.frozen import dataclass
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
@@ -80,11 +82,26 @@ def ended_words(decision: Decision, facts: RunFacts | None) -> Words:
             "the launcher did not send it: a person, a scheduler or a supervisor asked this process to end",
             (_ASKED,),
         )
+    told = own_echo(decision)
+    if told is not None:
+        return Words(
+            f"{who} ended with {how} because it lost another rank, and that one says nothing here",
+            "the line is printed by survivors; the cause is in the log of the rank or host that they lost",
+            ("`ddplaunch explain` on each of the other nodes, or with the logs of all nodes here", _DMESG),
+        )
     return Words(
         f"{who} ended with {how}, and no line says why",
         "its output may have gone elsewhere, or the script left by `sys.exit()` or `os._exit()`",
         (_RECORD, _TEE),
     )
+
+
+def own_echo(decision: Decision) -> Hit | None:
+    """Return what a rank whose end nothing else explains said of another one that it lost."""
+    if decision.code != "unknown" or decision.ended is None or decision.rank is None:
+        return None
+    own = (hit for hit in decision.echoes if hit.line.speaker.rank == decision.rank)
+    return next((hit for hit in own if hit.signature.code not in NOISE), None)
 
 
 def beside_words(decision: Decision, fixes: tuple[str, ...]) -> Words:

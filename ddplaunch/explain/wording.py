@@ -14,7 +14,15 @@ from ddplaunch.explain.scan import Scanned
 from ddplaunch.explain.signature import Signature
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.stuck_words import stuck_words
-from ddplaunch.explain.unknown import Words, beside_words, ended_words, exception_words, outside_words, unknown_words
+from ddplaunch.explain.unknown import (
+    Words,
+    beside_words,
+    ended_words,
+    exception_words,
+    outside_words,
+    own_echo,
+    unknown_words,
+)
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")
@@ -95,6 +103,9 @@ def _evidence(decision: Decision) -> tuple[Evidence, ...]:
     lines: list[Line] = []
     if decision.candidate is not None:
         lines.append(decision.candidate.line)
+    told = own_echo(decision)
+    if told is not None:
+        lines.append(told.line)
     if decision.ended is not None:
         lines.append(decision.ended.exit.line)
     if decision.beside is not None:

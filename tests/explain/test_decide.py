@@ -41,6 +41,15 @@ def test_only_survivors_is_unknown_with_the_next_measurement() -> None:
     assert any("explain" in fix for fix in found.fixes)
 
 
+def test_the_only_rank_here_that_lost_another_is_not_said_to_be_silent() -> None:
+    found = diagnosed(lost(0) + failed(1, 0, 10))
+    assert found.code == "unknown"
+    assert found.what == "rank 0 ended with exit code 1 because it lost another rank, and that one says nothing here"
+    assert "Connection closed by peer" in found.evidence[0].text
+    assert "on each of the other nodes" in found.fixes[0]
+    assert diagnosed(lost(2) + failed(1, 0, 10)).what == "rank 0 ended with exit code 1, and no line says why"
+
+
 @pytest.mark.parametrize(
     ("code", "expected"), [(-9, "killed"), (-11, "segmentation-fault"), (-6, "aborted"), (3, "unknown")]
 )
