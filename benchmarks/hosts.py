@@ -153,13 +153,13 @@ def settled(made: Lab) -> float:
 
 def cpu_of_hosts(made: Lab) -> float:
     """Return the CPU seconds of all sshds and of every process that they waited for: proc_pid_stat(5), 14 to 17."""
-    folder = str(made.folder)
+    folder = os.fsencode(made.folder)
     total = 0
     for process in Path("/proc").iterdir():
         if not process.name.isdigit():
             continue
         try:
-            if folder in (words := (process / "cmdline").read_text()) and "sshd_config" in words:
+            if folder in (words := (process / "cmdline").read_bytes()) and b"sshd_config" in words:
                 total += sum(map(int, (process / "stat").read_text().rpartition(")")[2].split()[11:15]))
         except OSError:
             continue
