@@ -38,6 +38,8 @@ def draw(results: dict[str, Any]) -> str:
     names = [name for name in _ORDER if any(name in by_name for by_name in launches.values())]
     machine = results["machine"]
     about = f"{machine['processor']}; torch {machine['torch']}, Python {machine['Python']}"
+    others = results.get("others", 0.0)
+    conditions = "medians" if others < 0.1 else f"medians; other programs used {others:.0%} of the CPUs"
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_TOP + _HEIGHT + 62}" role="img" '
         'aria-label="seconds until all ranks are ready, and memory, by launcher and number of ranks">',
@@ -45,7 +47,7 @@ def draw(results: dict[str, Any]) -> str:
         *_legend(names),
         *_panel(0, "seconds until the first all-reduce of all ranks", launches, names, "ready", 1),
         *_panel(_PANEL + _GAP, "MiB that all processes hold then (PSS)", launches, names, "pss_mib", 0),
-        f'<text class="value" x="0" y="{_TOP + _HEIGHT + 52}">{escape(about)}; medians</text>',
+        f'<text class="value" x="0" y="{_TOP + _HEIGHT + 52}">{escape(about)}; {conditions}</text>',
         "</svg>",
     ]
     return "\n".join([*lines, ""])

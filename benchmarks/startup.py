@@ -191,6 +191,7 @@ def write(measured: Measured, text: str) -> None:
     launches = measured.launches
     value = {
         "machine": machine(),
+        "others": round(measured.others, 3),
         "seconds": {name: _rounded(taken.seconds) for name, taken in measured.times.items()},
         "launches": {
             ranks: {
