@@ -219,4 +219,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    sys.stderr.flush()
+    os._exit(ended)  # to free everything first takes an eighth of the CPU time of a host that only tells its facts
