@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def install_peers(folder: Path) -> Path:
         Path(site, "torch_beside.pth").write_text(sysconfig.get_path("purelib") + "\n")
         pip = [python, "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, "accelerate", "ninja", "py-cpuinfo", "setuptools", "wheel"], check=True)
-        subprocess.run([*pip, "--no-build-isolation", "deepspeed"], check=True, env={"DS_BUILD_OPS": "0"})
+        subprocess.run([*pip, "--no-build-isolation", "deepspeed"], check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
     return programs
 
 
