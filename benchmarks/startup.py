@@ -1,7 +1,7 @@
 """How long people wait for ddplaunch, beside torchrun, accelerate and DeepSpeed: ``python -m benchmarks.startup``.
 
 Prints tables, writes benchmarks/results/startup.json and startup.md, and draws docs/startup.svg, on an idle machine
-within a quarter of an hour. With ``--check`` a missed target is exit status 1. ``--quick`` does a fifth of it and writes
+within a quarter of an hour. With ``--check`` a missed target is exit status 1. ``--quick`` does a fifth and writes
 nothing. The numbers of two runs are not comparable, the ratios in one are.
 """
 
