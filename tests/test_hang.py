@@ -110,13 +110,18 @@ PRINTS = "import time\nfor each in range(600):\n    print(each, flush=True)\n   
 
 
 @contextmanager
-def guarded(folder: Path, programs: Sequence[str], **settings: Any) -> Iterator[tuple[Guarded, Path]]:
+def guarded(
+    folder: Path, programs: Sequence[str], *, hang_timeout_s: float = 1.0, **settings: Any
+) -> Iterator[tuple[Guarded, Path]]:
     """A guard that watches, and its console's stderr."""
     library = folder / "site-packages" / "torch" / "distributed"
     library.mkdir(parents=True)
     (library / "distributed_c10d.py").write_text("import threading\ndef all_reduce():\n    threading.Event().wait()\n")
     said = folder / "said"
-    with said.open("wb") as err, Guarded(folder, subprocess.DEVNULL, err, hang_timeout_s=1.0, **settings) as one:
+    with (
+        said.open("wb") as err,
+        Guarded(folder, subprocess.DEVNULL, err, hang_timeout_s=hang_timeout_s, **settings) as one,
+    ):
         one.environment.update(showing_stacks({"PYTHONPATH": str(library)}))
         one.attempt(programs)
         yield one, said
@@ -127,9 +132,10 @@ def guarded(folder: Path, programs: Sequence[str], **settings: Any) -> Iterator[
     ("suspect", "words"), [(SLEEPS, "rank 1 sleeps"), (OPENS, "waits for input"), (WORKS, "without coming to an end")]
 )
 def test_the_rank_that_does_not_come_is_named_once(tmp_path: Path, suspect: str, words: str) -> None:
-    with guarded(tmp_path, [WAITS, suspect, WAITS]) as (one, said):
+    arrived = f"print('here', flush=True)\n{suspect}"  # a busy machine takes seconds to start it
+    with guarded(tmp_path, [WAITS, arrived, WAITS], hang_timeout_s=2.0) as (one, said):
         until(lambda: "  fix: " in said.read_text(), "the hang is reported")
-        time.sleep(2)  # two more time-outs
+        time.sleep(4)  # two more time-outs
         text = " ".join(said.read_text().split())
         assert text.count("warning[collective-timeout]: rank 1 is at <string>:") == 1, text
         assert "ranks 0, 2 wait in all_reduce at <string>:3" in text and words in text

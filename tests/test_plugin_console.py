@@ -79,11 +79,12 @@ def test_shown_ranks_have_a_prefix(tmp_path: Path) -> None:
 def test_ranks_outlive_guards(tmp_path: Path) -> None:
     run = Run(tmp_path, "released", "--show", "1", stdout=subprocess.DEVNULL)
     run.wait_for("running-0-0", "running-1-0")
+    killed: list[int | None] = [None]
     for _ in range(2):
-        guard = run.guard()
-        assert guard is not None
-        os.kill(guard, signal.SIGKILL)
-        within(lambda before=guard: run.guard() not in (None, before), run)  # type: ignore[misc]
+        within(lambda: run.guard() not in killed, run)
+        killed.append(run.guard())
+        os.kill(killed[-1] or -1, signal.SIGKILL)
+    within(lambda: run.guard() not in killed, run)
     (tmp_path / "go").touch()
     assert run.end() == 0
     assert run.file("rank-0.out").endswith(b"after\n") and run.outcome["state"] == "succeeded"
