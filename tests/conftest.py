@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -32,3 +33,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if os.environ.get("DDPLAUNCH_REQUIRE_ALL") == "1":
         pytest.fail(f"{reason}; DDPLAUNCH_REQUIRE_ALL=1 lets nothing be skipped", pytrace=False)
     pytest.skip(reason)
+
+
+def pytest_runtest_teardown() -> None:
+    runs = sys.modules.get("tests.plugin_runs")  # imported by the tests that launch by it
+    if runs is not None:
+        runs.end_what_runs()
