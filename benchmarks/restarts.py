@@ -14,7 +14,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from benchmarks.publishing import publish
 from tests.hosts.launching import clean_environment, ddplaunch
@@ -88,12 +91,21 @@ def came_back(start: Start) -> bool:
             statuses = [1]
         finally:
             for process in running:
-                process.kill()
-                process.wait()
+                _end(process)
         back = (folder / "killed").exists() and (folder / "done").exists() and not any(statuses)
         if not back:
             print((folder / "said").read_text(errors="backslashreplace"))
         return back
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it with all that it has started: a torchrun that is left would hold the port of the next job."""
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+    process.wait()
 
 
 def measure(jobs: int, peers: int) -> dict[str, list[bool]]:
