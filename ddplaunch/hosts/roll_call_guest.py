@@ -27,6 +27,7 @@ from ddplaunch.probes import deadline
 _CONNECT_S = 3.0
 _GREETING_S = 5.0
 _LOOK_UP_S = 5.0
+_LEAST_S = 1.0  # an attempt that the end of the whole time cuts shorter tells less than the one before it
 _PAUSES_S = (0.05, 0.1, 0.2, 0.3)
 _TICK_S = 1.0
 Show = Callable[[Status], None]
@@ -47,7 +48,8 @@ def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
         try:
             return _attempt(call, hello, show, started, left)
         except _NotThere as problem:
-            reason = str(problem)
+            if not attempts or left >= _LEAST_S:
+                reason = str(problem)
         pause = _PAUSES_S[min(attempts, len(_PAUSES_S) - 1)]
         attempts += 1
         waited = time.monotonic() - started
