@@ -7,7 +7,6 @@ ranks with it: prctl(2), PR_SET_PDEATHSIG.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import secrets
@@ -18,9 +17,9 @@ import time
 from typing import Any
 
 from ddplaunch.agent.comm_rank import Part, free_socket, run
+from ddplaunch.agent.warm.kernel import die_with_parent
 from ddplaunch.hosts.host_answers import listen
 
-_PR_SET_PDEATHSIG = 1
 _TICK_S = 0.05
 _LONGEST = 500  # characters of an error; what ranks say has to fit PIPE_BUF, or lines would mix: pipe(7)
 
@@ -89,9 +88,7 @@ class CommHost:
 
     def _become(self, local_rank: int) -> None:
         """Be a rank from here on; does not return."""
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._pid:
-            os._exit(1)
+        die_with_parent(self._pid)
         os.close(self._incoming)
         order, rank = self._step, int(self._step["first"]) + local_rank
         mine = {"step": order["step"], "rank": rank}

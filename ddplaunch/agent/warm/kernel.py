@@ -1,4 +1,4 @@
-"""What only the C library can ask of the kernel for a warm rank; refuses to know why it is asked."""
+"""What only the C library can ask of the kernel for a forked rank; refuses to know why it is asked."""
 
 from __future__ import annotations
 
