@@ -51,7 +51,6 @@ class Seen:
     first_session_s: float = 0.0
     answered: list[float] = field(default_factory=list)
     launched: list[float] = field(default_factory=list)
-    beats: int = 0
     failed_s: float = 0.0
     told: list[float] = field(default_factory=list)
     ended: list[float] = field(default_factory=list)
@@ -101,7 +100,6 @@ class Host:
         if kind is Kind.ASK:
             self.answer(order)
         elif kind is Kind.BEAT:
-            play.seen.beats += 1
             play.after(script.round_trip_s, lambda: self.say(Kind.BEAT, {**order, "wall": time.time()}))
         elif kind is Kind.LAUNCH:
             play.seen.launched.append(time.monotonic())
