@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import time
@@ -174,6 +176,35 @@ class Run:
         guard = self.guard()
         assert guard is not None
         return guard
+
+
+def on_terminal(
+    words: Sequence[str], folder: Path, react: Callable[[bytes, int], None] = lambda shown, terminal: None
+) -> tuple[int, bytes]:
+    """Run ``words`` in ``folder`` on a terminal of its own; return the exit status and all that it showed.
+
+    ``react`` is told several times a second what was shown so far, and may write to the descriptor.
+    """
+    master, slave = pty.openpty()
+    ends = {"stdin": slave, "stdout": slave, "stderr": slave}
+    env = clean_environment(NO_COLOR="1")
+    launch = subprocess.Popen(words, cwd=folder, env=env, start_new_session=True, **ends)  # type: ignore[call-overload]
+    os.close(slave)
+    shown = b""
+    until = time.monotonic() + DEADLINE_S
+    try:
+        while time.monotonic() < until:
+            if select.select([master], [], [], 0.1)[0]:
+                try:
+                    shown += os.read(master, 1 << 16)
+                except OSError:
+                    break
+            react(shown, master)
+        return launch.wait(DEADLINE_S), shown
+    finally:
+        launch.kill()
+        launch.wait()
+        os.close(master)
 
 
 def within(true: Callable[[], bool], run: Run | None = None, deadline_s: float = DEADLINE_S) -> None:

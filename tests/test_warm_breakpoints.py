@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.agent.rank_site.breakpoints import breakpoints
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import DEADLINE_S
+from tests.plugin_runs import DEADLINE_S, on_terminal
 
 SCRIPT = """\
 import os
@@ -85,29 +82,17 @@ def test_a_rank_without_the_terminal_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["cold", "warm"])
 def test_the_shown_rank_asks_on_the_terminal(way: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    master, slave = pty.openpty()
     words = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--start", way, "--run-id", "r", "--", "train.py")
-    ends = {"stdin": slave, "stdout": slave, "stderr": slave}
-    env = clean_environment(NO_COLOR="1")
-    launch = subprocess.Popen(words, cwd=tmp_path, env=env, start_new_session=True, **ends)  # type: ignore[call-overload]
-    os.close(slave)
-    shown, asked = b"", 0
-    until = time.monotonic() + DEADLINE_S
-    try:
-        while time.monotonic() < until:
-            if select.select([master], [], [], 0.1)[0]:
-                try:
-                    shown += os.read(master, 1 << 16)
-                except OSError:
-                    break
-            if shown.count(b"(Pdb)") > asked:
-                asked += 1
-                os.write(master, b"c\n")
-        assert launch.wait(DEADLINE_S) == 0
-    finally:
-        launch.kill()
-        launch.wait()
-        os.close(master)
+    asked = 0
+
+    def go_on(shown: bytes, terminal: int) -> None:
+        nonlocal asked
+        if shown.count(b"(Pdb)") > asked:
+            asked += 1
+            os.write(terminal, b"c\n")
+
+    status, shown = on_terminal(words, tmp_path, go_on)
+    assert status == 0
     assert asked == 2 and b"x is 42 on rank 0" in shown, shown
     attempt = tmp_path / ".ddplaunch/runs/r/node-0/attempt-0"
     assert (attempt / "rank-1.out").read_text() == "x is 42 on rank 1\n"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pty
-import select
 import signal
 import subprocess
 import time
@@ -16,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import DEADLINE_S, Run, children, of_folder, within
+from tests.plugin_runs import DEADLINE_S, Run, children, of_folder, on_terminal, within
 
 pytestmark = pytest.mark.slow
 
@@ -90,22 +88,9 @@ def test_the_pasted_dry_run_is_warm_and_a_cold_start_says_why(tmp_path: Path) ->
 
 def test_a_terminal_stays_one(tmp_path: Path) -> None:
     (tmp_path / "look.py").write_text(LOOK)
-    master, slave = pty.openpty()
     words = ddplaunch("run", "2", "--device", "cpu", *WARM, "--run-id", "r", "--", "look.py")
-    env = clean_environment(NO_COLOR="1")
-    ends = {"stdin": slave, "stdout": slave, "stderr": slave}
-    launch = subprocess.Popen(words, cwd=tmp_path, env=env, start_new_session=True, **ends)  # type: ignore[call-overload]
-    os.close(slave)
-    shown = b""
-    until = time.monotonic() + DEADLINE_S
-    while time.monotonic() < until:
-        if select.select([master], [], [], 0.1)[0]:
-            try:
-                shown += os.read(master, 1 << 16)
-            except OSError:
-                break
-    os.close(master)
-    assert launch.wait(DEADLINE_S) == 0
+    status, shown = on_terminal(words, tmp_path)
+    assert status == 0
     assert b"forked\r\n" in shown and b'"tty": true' in shown and b"no end of linerank 0 of 2\r\n" in shown, shown
 
 

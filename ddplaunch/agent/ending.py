@@ -20,18 +20,15 @@ _MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has
 _ERROR_CHARS = 4_000
 
 
-def _nothing() -> None:
-    return
-
-
 class Ending:
     """Watches for the end of this process by ``sys.excepthook`` and ``atexit``."""
 
-    def __init__(self, session: Session, signals: Signals, first: Callable[[], None] = _nothing) -> None:
-        """``first`` is called before the last word, ``finally_`` after the answer to it."""
+    def __init__(
+        self, session: Session, signals: Signals, before: Callable[[], None], after: Callable[[], None]
+    ) -> None:
+        """``before`` is called before the last word, ``after`` when it was answered."""
         self._session = session
-        self._first = first
-        self.finally_: Callable[[], None] = _nothing
+        self._before, self._after = before, after
         self._signals = signals
         self._leaving: int | None = None  # the thread that says the end
         self._owner = os.getpid()
@@ -80,7 +77,7 @@ class Ending:
         self._signals.ending()
         _flush()
         with contextlib.suppress(Exception):
-            self._first()
+            self._before()
         lived_s = time.monotonic() - (self._session.began_s or time.monotonic())
         answered = self._session.end(message)
         guarded = answered is not None
@@ -89,7 +86,7 @@ class Ending:
             answered = fallback_status(message, status)
         _flush()
         with contextlib.suppress(Exception):
-            self.finally_()
+            self._after()
         if guarded and "relaunch" in self._session.settings and message["state"] != "succeeded":
             self._relaunch(answered, lived_s)
         os._exit(answered)

@@ -117,8 +117,7 @@ class CapturedLogs(api.LogsSpecs):
         session.lost = lambda: _lost(session)
         session.watch()
         signals = Signals(session.signalled)
-        ending = Ending(session, signals, self._close)
-        ending.finally_ = self._closed
+        ending = Ending(session, signals, self._close, self._closed)
         signals.before_ranks(ending.by_signal)
         ending.install()
         self._pause.install()
