@@ -17,6 +17,8 @@ from typing import Any
 from tests.hosts.launching import clean_environment, ddplaunch
 
 DEADLINE_S = 120
+#: Launches of other tests, which run at the same time in other processes, are not to be taken for this one.
+RUN_ID = f"r{os.getpid()}"
 _EXITING = 0x4  # PF_EXITING, among the flags of proc_pid_stat(5)
 
 #: What a rank does is its first argument. It marks that it runs by a file, so that tests need no sleep.
@@ -134,11 +136,11 @@ class Run:
     def __init__(self, folder: Path, mode: str, *options: str, **changes: Any) -> None:
         self.folder = folder
         (folder / "train.py").write_text(SCRIPT)
-        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", "r", *options, "--", "train.py", mode)
+        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, *options, "--", "train.py", mode)
         environment = clean_environment(**{**{"NO_COLOR": "1", "COLUMNS": "200"}, **changes.pop("env", {})})
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         self.process = subprocess.Popen(words, cwd=folder, env=environment, **{**streams, **changes})
-        self.record = folder / ".ddplaunch" / "runs" / "r"
+        self.record = folder / ".ddplaunch" / "runs" / RUN_ID
         self.out = self.err = ""
         _begun.append(self)
 

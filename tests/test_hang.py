@@ -27,7 +27,7 @@ from ddplaunch.values import Resolved, Source
 from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 from tests.guarded import Guarded, until
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import of_folder
+from tests.plugin_runs import RUN_ID, of_folder
 
 __all__ = ["fake_nvml", "fake_nvml_library"]
 
@@ -225,13 +225,15 @@ class Ended:
 
     def __init__(self, folder: Path, mode: str, processes: int, *options: str) -> None:
         (folder / "train.py").write_text(SCRIPT)
-        words = ddplaunch("run", str(processes), "--device", "cpu", "--run-id", "r", *options, "--", "train.py", mode)
+        words = ddplaunch(
+            "run", str(processes), "--device", "cpu", "--run-id", RUN_ID, *options, "--", "train.py", mode
+        )
         environment = clean_environment(NO_COLOR="1", COLUMNS="300", TERM="dumb")
         done = subprocess.run(
             words, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
         self.status, self.said = done.returncode, done.stderr
-        self.record = folder / ".ddplaunch" / "runs" / "r"
+        self.record = folder / ".ddplaunch" / "runs" / RUN_ID
         self.outcome: dict[str, Any] = json.loads((self.record / "outcome.json").read_text())
         self.diagnosis: dict[str, Any] = self.outcome["diagnosis"] or {}
 
@@ -281,13 +283,13 @@ def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
 def test_a_run_ends_when_its_time_is_up_also_by_a_signal_that_prints_stacks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
     words = ddplaunch(
-        "run", "2", "--device", "cpu", "--run-id", "r", "--timeout", "25s", "--no-stacks", "--", "train.py"
+        "run", "2", "--device", "cpu", "--run-id", RUN_ID, "--timeout", "25s", "--no-stacks", "--", "train.py"
     )
     environment = clean_environment(NO_COLOR="1", COLUMNS="300", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
     done = subprocess.run(
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
     )
-    outcome = json.loads((tmp_path / ".ddplaunch/runs/r/outcome.json").read_text())
+    outcome = json.loads((tmp_path / f".ddplaunch/runs/{RUN_ID}/outcome.json").read_text())
     assert (done.returncode, outcome["exit_status"]) == (124, 124), done.stderr
     assert outcome["diagnosis"]["code"] in ("hang", "time-limit")
     assert "train.py:3 in rest" in json.dumps(outcome["diagnosis"])

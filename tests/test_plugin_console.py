@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.launching import clean_environment
-from tests.plugin_runs import DEADLINE_S, SCRIPT, Run, of_folder, within
+from tests.plugin_runs import DEADLINE_S, RUN_ID, SCRIPT, Run, of_folder, within
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def test_stdout_byte_for_byte_in_a_pipe(tmp_path: Path) -> None:
     assert out == expected == run.file("rank-0.out") == run.file("rank-1.out")
     assert b"rank 0\xfe\n" in err and b"rank 1\xfe" not in err and run.file("rank-1.err") == b"rank 1\xfe\n"
     last = err.rstrip().rpartition(b"\n")[2]
-    assert last.startswith(b"ddplaunch: done after ") and last.endswith(b"record in .ddplaunch/runs/r")
+    assert last.startswith(b"ddplaunch: done after ") and last.endswith(f"record in .ddplaunch/runs/{RUN_ID}".encode())
     assert run.outcome["state"] == "succeeded" and run.outcome["diagnosis"] is None
 
 

@@ -92,8 +92,7 @@ def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
 def test_nothing_survives_the_death_of_torchrun(fails: str, tmp_path: Path) -> None:
     run = Run(tmp_path, "workers", "--max-restarts", "2", env={"FAILS": fails})
     run.wait_for(f"running-0-{fails}", f"running-1-{fails}")
-    guard = run.guard()
-    assert guard is not None
+    run.announced()
     within(lambda: len(of_folder(tmp_path)) == 8, run)  # torchrun, guard, two ranks with two workers each
     run.process.kill()
     assert run.process.wait() == -signal.SIGKILL

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import of_folder, within
+from tests.plugin_runs import RUN_ID, of_folder, within
 
 if TYPE_CHECKING:
     from tests.fake_nvml import FakeNvml
@@ -45,7 +45,7 @@ FAILS = "import sys; sys.exit(5)\n"
 
 def launch(folder: Path, *words: str, script: str, **changes: Any) -> subprocess.Popen[bytes]:
     (folder / "train.py").write_text(script)
-    argv = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", "r", *words, "--", "train.py")
+    argv = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", RUN_ID, *words, "--", "train.py")
     environment = {**clean_environment(NO_COLOR="1", COLUMNS="200", MINE="mine"), **changes.pop("env", {})}
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return subprocess.Popen(argv, cwd=folder, env=environment, **{**streams, **changes})
@@ -76,7 +76,7 @@ def test_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
     lines = err.splitlines()
     assert "ddplaunch: relaunching 1 of 2 in 0.1 s, because `out/step.pt` is newer than at its start" in lines
     assert "ddplaunch: relaunching 2 of 2 in 0.2 s, because `out/step.pt` is newer than at its start" in lines
-    ids = ("r", "r-relaunch-1", "r-relaunch-2")
+    ids = (RUN_ID, f"{RUN_ID}-relaunch-1", f"{RUN_ID}-relaunch-2")
     saw = [json.loads((tmp_path / f"saw-{step}.json").read_text()) for step in (0, 2, 4)]
     assert [each["DDPLAUNCH_RUN_ID"] for each in saw] == list(ids)
     assert {(each["torchrun"], each["MINE"], each["DDPLAUNCH_RELAUNCHED"]) for each in saw} == {
@@ -84,12 +84,12 @@ def test_comes_back_from_its_checkpoint(tmp_path: Path) -> None:
     }
     assert len({each["OMP_NUM_THREADS"] for each in saw}) == 1
     runs = [record(tmp_path, each, "run.json") for each in ids]
-    assert [each.get("relaunch_of") for each in runs] == [None, "r", "r-relaunch-1"]
+    assert [each.get("relaunch_of") for each in runs] == [None, RUN_ID, f"{RUN_ID}-relaunch-1"]
     assert [record(tmp_path, each, "outcome.json")["exit_status"] for each in ids] == [9, 9, 0]
     assert {each["run_id"]: each["relaunch_of"] for each in listed(tmp_path)} == dict(
         zip(ids, (None, *ids), strict=False)
     )
-    assert record(tmp_path, "r", "node-0/relaunch.json")["advanced"] == "out/step.pt"
+    assert record(tmp_path, RUN_ID, "node-0/relaunch.json")["advanced"] == "out/step.pt"
     for each in runs:  # what was given back to this process is nobody's environment
         assert "DDPLAUNCH_RELAUNCHED" not in each["environment"] and "MINE=mine" not in json.dumps(each)
     assert of_folder(tmp_path) == []
@@ -115,7 +115,7 @@ def test_what_fails_at_once_stays_as_it_ended(tmp_path: Path) -> None:
     said = err.splitlines()[-1]
     assert said.startswith("ddplaunch: not relaunched: its ranks ran for ")
     assert said.endswith(" s, less than 1 min (`--relaunch-after`), and `--output` was not given")
-    assert [path.name for path in (tmp_path / ".ddplaunch" / "runs").iterdir()] == ["r"]
+    assert [path.name for path in (tmp_path / ".ddplaunch" / "runs").iterdir()] == [RUN_ID]
 
 
 def test_relaunches_are_counted_and_need_no_record(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_what_a_user_ends_is_not_launched_again(tmp_path: Path) -> None:
     script = "import os, time\nopen('running-' + os.environ['RANK'], 'w')\ntime.sleep(600)\n"
     process = launch(tmp_path, *words, script=script)
     within(lambda: all((tmp_path / f"running-{rank}").exists() for rank in range(2)), deadline_s=DEADLINE_S)
-    within((tmp_path / ".ddplaunch" / "runs" / "r" / "node-0" / "processes.json").exists)
+    within((tmp_path / ".ddplaunch" / "runs" / RUN_ID / "node-0" / "processes.json").exists)
     process.send_signal(signal.SIGTERM)
     status, err = ended(process)
     assert status == 143 and "relaunch" not in err
@@ -171,4 +171,4 @@ def test_a_hang_that_was_ended_is_a_failure(tmp_path: Path) -> None:
     status, err = ended(launch(tmp_path, *words, script=script))
     assert status == 0, err
     assert "relaunching 1 of 1 in 0.0 s, because its ranks ran for " in err
-    assert record(tmp_path, "r", "outcome.json")["exit_status"] == 124
+    assert record(tmp_path, RUN_ID, "outcome.json")["exit_status"] == 124

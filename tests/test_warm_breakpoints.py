@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.agent.rank_site.breakpoints import breakpoints
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import DEADLINE_S, on_terminal
+from tests.plugin_runs import DEADLINE_S, RUN_ID, on_terminal
 
 SCRIPT = """\
 import os
@@ -82,7 +82,9 @@ def test_a_rank_without_the_terminal_goes_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", ["cold", "warm"])
 def test_the_shown_rank_asks_on_the_terminal(way: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    words = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--start", way, "--run-id", "r", "--", "train.py")
+    words = ddplaunch(
+        "run", "2", "--device", "cpu", "--no-checks", "--start", way, "--run-id", RUN_ID, "--", "train.py"
+    )
     asked = 0
 
     def go_on(shown: bytes, terminal: int) -> None:
@@ -94,6 +96,6 @@ def test_the_shown_rank_asks_on_the_terminal(way: str, tmp_path: Path) -> None:
     status, shown = on_terminal(words, tmp_path, go_on)
     assert status == 0
     assert asked == 2 and b"x is 42 on rank 0" in shown, shown
-    attempt = tmp_path / ".ddplaunch/runs/r/node-0/attempt-0"
+    attempt = tmp_path / f".ddplaunch/runs/{RUN_ID}/node-0/attempt-0"
     assert (attempt / "rank-1.out").read_text() == "x is 42 on rank 1\n"
     assert "rank 1 goes on past breakpoint() at train.py:4" in (attempt / "rank-1.err").read_text()

@@ -18,7 +18,7 @@ from ddplaunch.probes.run_processes import RunProcesses, runs_in
 from tests import test_two_nodes
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import nodes
-from tests.plugin_runs import DEADLINE_S, Run, children, of_folder, within
+from tests.plugin_runs import DEADLINE_S, RUN_ID, Run, children, of_folder, within
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ dist.destroy_process_group()
 
 def train(folder: Path, *options: str, **changes: str) -> subprocess.CompletedProcess[str]:
     (folder / "train.py").write_text(TRAIN)
-    words = ddplaunch("run", "2", "--device", "cpu", "--run-id", "r", *WARM, *options, "--", "train.py")
+    words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, *WARM, *options, "--", "train.py")
     env = clean_environment(NO_COLOR="1", COLUMNS="300", CUDA_VISIBLE_DEVICES="3,1", **changes)
     return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=2 * DEADLINE_S)
 
@@ -47,7 +47,7 @@ def train(folder: Path, *options: str, **changes: str) -> subprocess.CompletedPr
 def test_a_hang_is_named_and_ended_by_the_stacks_of_forked_ranks(tmp_path: Path) -> None:
     done = train(tmp_path, "--hang-timeout", "3s", "--on-hang", "stop", "--grace", "2", "--show", "all", HANG="1")
     assert done.returncode == 124, done.stderr
-    outcome = json.loads((tmp_path / ".ddplaunch/runs/r/outcome.json").read_text())
+    outcome = json.loads((tmp_path / f".ddplaunch/runs/{RUN_ID}/outcome.json").read_text())
     assert (outcome["diagnosis"]["code"], outcome["diagnosis"]["rank"]) == ("collective-timeout", 1)
     assert "rank 1 is at train.py:8" in outcome["diagnosis"]["what"], outcome
     lines = sorted(line.partition(":")[2] for line in done.stdout.splitlines())

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import DEADLINE_S, Run, children, of_folder, on_terminal, within
+from tests.plugin_runs import DEADLINE_S, RUN_ID, Run, children, of_folder, on_terminal, within
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ if "child" in sys.argv and os.fork() == 0:
 
 def look(folder: Path, *words: str, **changes: Any) -> subprocess.CompletedProcess[str]:
     (folder / "look.py").write_text(LOOK)
-    command = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", "r", *words)
+    command = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", RUN_ID, *words)
     env = clean_environment(NO_COLOR="1", COLUMNS="200", **changes)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
 
@@ -56,7 +56,7 @@ def test_ranks_see_what_cold_ones_see(tmp_path: Path) -> None:
         first, world, rest = done.stdout.splitlines()
         assert (first, rest) == ({"cold": "cold", "warm": "forked"}[way], "no end of line")
         told[way] = json.loads(world)
-        record = tmp_path / ".ddplaunch" / "runs" / "r"
+        record = tmp_path / ".ddplaunch" / "runs" / RUN_ID
         attempt = record / "node-0" / "attempt-0"
         assert (attempt / "rank-0.out").read_text() == done.stdout == (attempt / "rank-1.out").read_text()
         assert (attempt / "rank-1.err").read_text() == "rank 1 of 2\n"
@@ -88,7 +88,7 @@ def test_the_pasted_dry_run_is_warm_and_a_cold_start_says_why(tmp_path: Path) ->
 
 def test_a_terminal_stays_one(tmp_path: Path) -> None:
     (tmp_path / "look.py").write_text(LOOK)
-    words = ddplaunch("run", "2", "--device", "cpu", *WARM, "--run-id", "r", "--", "look.py")
+    words = ddplaunch("run", "2", "--device", "cpu", *WARM, "--run-id", RUN_ID, "--", "look.py")
     status, shown = on_terminal(words, tmp_path)
     assert status == 0
     assert b"forked\r\n" in shown and b'"tty": true' in shown and b"no end of linerank 0 of 2\r\n" in shown, shown
@@ -180,7 +180,7 @@ def test_nothing_survives(dies: str, start: Callable[..., Run], tmp_path: Path) 
 def test_a_long_import_can_be_broken_off(number: str, status: int, start: Callable[..., Run], tmp_path: Path) -> None:
     (tmp_path / "never_ready.py").write_text(f"import time; open('importing', 'w'); time.sleep({2 * DEADLINE_S})")
     run = start("workers", "--preload", "never_ready")
-    run.wait_for("importing", ".ddplaunch/runs/r/node-0/attempt-0")
+    run.wait_for("importing", f".ddplaunch/runs/{RUN_ID}/node-0/attempt-0")
     time.sleep(0.2)  # torchrun waits for the template now, or will in a moment: both have to end
     run.process.send_signal(signal.Signals[number])
     assert run.end() == status
