@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.publishing import parser, publish
-from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.explain.facts import LogSource
-from ddplaunch.explain.run import explain_texts
+from ddplaunch.explain.diagnosis import Diagnosis, LogSource
+from ddplaunch.explain.explain_logs import explain_texts
 
 CORPUS = Path(__file__).parents[2] / "shared" / "corpus" / "cases.jsonl"
 RIGHT_LEAST, WRONG_MOST = 0.95, 0.03

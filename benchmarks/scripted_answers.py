@@ -9,8 +9,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.probes import encode
-from ddplaunch.probes.facts import HostFacts, Interface, PackageFacts
+from ddplaunch.machine.facts import HostFacts, Interface, PackageFacts
+from ddplaunch.values import codec
 from tests.checks.healthy import healthy_facts, healthy_network
 
 LINE = b"step 100 | loss 2.3456 | lr 3.0e-04 | 12345 tokens/s | 00:01:23 elapsed\n"
@@ -28,7 +28,7 @@ def facts_of(index: int) -> dict[str, Any]:
     host = HostFacts(f"h{index}", (address_of(index),), "6.8.0-45-generic", None, "ada")
     facts = replace(healthy_facts(), host=host, network=network, packages=PackageFacts(_PACKAGES), data_paths=())
     return {
-        "facts": encode.to_json(replace(facts, output_paths=())),
+        "facts": codec.to_json(replace(facts, output_paths=())),
         "extra": {
             "ddplaunch": "0.1.0",
             "plugin": "/opt/env/entry_points.txt",

@@ -1,7 +1,7 @@
 """Scripted hosts for ``benchmarks.fan_out``: one process that plays all of them; knows nothing of the launcher's code.
 
 For each host that the launcher starts ssh for, it gets the other ends of that session's pipes, speaks the protocol of
-``ddplaunch.hosts.frames`` as a host would, and takes its time as hosts do. It notes when what arrived.
+``ddplaunch.hosts.session.frames`` as a host would, and takes its time as hosts do. It notes when what arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.scripted_answers import LINE, address_of, facts_of, record_of
-from ddplaunch.hosts.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
 
 DROPPED = b"kex_exchange_identification: Connection closed by remote host\n"
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ddplaunch.cli.main import main
-from ddplaunch.hosts import links
+from ddplaunch.hosts.session import links
 
 _WAIT = "read status </dev/fd/{}; exit $status"  # dash takes no number above 9 after `<&`
 

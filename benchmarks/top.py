@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks.publishing import parser, publish
 from benchmarks.timing import busy, machine
-from ddplaunch.probes.process_table import process_table
+from ddplaunch.machine.processes.process_table import process_table
 
 PROGRAM = str(Path(sys.executable).parent / "ddplaunch")
 RANKS, IDLE, TARGET_PERCENT, START_S = 8, 300, 2.0, 4.0
@@ -148,7 +148,7 @@ def _recorder(launcher: int) -> int:
         for process in table.values():
             parent = table.get(process.parent)
             ours = parent is not None and parent.parent == launcher
-            if ours and any("ddplaunch.agent.metrics" in word for word in process.command):
+            if ours and any("ddplaunch.watch.recording" in word for word in process.command):
                 return process.pid
         time.sleep(0.2)
     raise RuntimeError("the launch did not come up")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddplaunch.current import Current, current
+    from ddplaunch.launch.current import Current, current
 
 __version__ = "0.1.0"
 __all__ = ["Current", "__version__", "current"]
@@ -16,5 +16,5 @@ def __getattr__(name: str) -> object:
     if name in ("Current", "current"):
         from importlib import import_module
 
-        return getattr(import_module("ddplaunch.current"), name)
+        return getattr(import_module("ddplaunch.launch.current"), name)
     raise AttributeError(f"module 'ddplaunch' has no attribute {name!r}")

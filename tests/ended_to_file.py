@@ -1,15 +1,15 @@
-"""Stands in for ``ddplaunch.agent.aftermath`` in tests of the guard: writes down what the guard saw."""
+"""Stands in for ``ddplaunch.agent.end.conclude`` in tests of the guard: writes down what the guard saw."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.handover import plain_status
+from ddplaunch.agent.end.handover import plain_status
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.ended import EndedAttempt, EndedRun, Speaker
-    from ddplaunch.agent.protocol import Settings
+    from ddplaunch.agent.end.ended import EndedAttempt, EndedRun, Speaker
+    from ddplaunch.launch.settings import Settings
 
 
 def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:

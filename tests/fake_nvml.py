@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.probes.facts import NvmlFacts
-from ddplaunch.values import Unavailable
+from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.values.resolved import Unavailable
 
 SOURCE = Path(__file__).with_name("fakenvml") / "fakenvml.c"
 
 PROBE = """
 import base64, pickle, sys
-from ddplaunch.probes.nvml import probe_nvml
+from ddplaunch.machine.nvml import probe_nvml
 print(base64.b64encode(pickle.dumps(probe_nvml(details=sys.argv[1] == "all"))).decode())
 """
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.probes.process_table import read_process
-from ddplaunch.records.record import write
-from ddplaunch.records.summary import host_name
+from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.records.run_states import host_name
+from ddplaunch.records.write import write
 from tests.sample_launch import facts, launch
 
 DEADLINE_S = 60.0

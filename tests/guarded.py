@@ -18,14 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-from ddplaunch.agent.ended import EndedRun
-from ddplaunch.agent.protocol import SETTINGS, Failure, receive, send
+from ddplaunch.agent.end.ended import EndedRun
+from ddplaunch.agent.protocol import Failure, receive, send
+from ddplaunch.launch.settings import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 CODE = (
     "import sys; sys.path.insert(0, sys.argv[2]); import tests.ended_to_file as instead; "
-    "sys.modules['ddplaunch.agent.aftermath'] = instead; "
-    "from ddplaunch.agent.guard import main; main(int(sys.argv[1]))"
+    "sys.modules['ddplaunch.agent.end.conclude'] = instead; "
+    "from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
 )
 PATIENCE_S = 60.0
 

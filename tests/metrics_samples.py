@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.probes.samples import GpuSample, HostSample, RankSample, Sample
+from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
 
 GIB = 1 << 30
 BEGAN_S = 1_795_000_000.0

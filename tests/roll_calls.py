@@ -9,16 +9,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.finding import Finding
-from ddplaunch.hosts.roll_call_guest import answer
-from ddplaunch.hosts.roll_call_host import Call, hold
-from ddplaunch.hosts.roll_call_rules import all_together, told
-from ddplaunch.hosts.roll_call_words import Hello, Status, Verdict
-from ddplaunch.probes import encode
+from ddplaunch.hosts.roll_call.call import Call, answer, hold
+from ddplaunch.hosts.roll_call.messages import Hello, Status, Verdict
+from ddplaunch.hosts.roll_call.rules import all_together, told
+from ddplaunch.values import codec
+from ddplaunch.values.finding import Finding
 from tests.checks.healthy import healthy_facts
 
 WORDS = {"--nnodes": "3", "NPROC": "4", "--max-restarts": "0", "--run-id": "", "script": "train.py"}
-FACTS = encode.to_json(told(healthy_facts()))
+FACTS = codec.to_json(told(healthy_facts()))
 
 
 def hello(rank: int, **changes: Any) -> Hello:

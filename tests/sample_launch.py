@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from ddplaunch.checks.check import Outcome, declare
-from ddplaunch.finding import Finding, error, warning
+from ddplaunch.launch.launch import Launch, Passed, Target, Topology, Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch, Passed, Target, Topology, Variable
-from ddplaunch.probes.facts import (
-    CpuFacts,
-    Facts,
-    Gpu,
-    HostFacts,
-    NvmlFacts,
-    PythonFacts,
-    TorchFacts,
-)
+from ddplaunch.machine.facts import CpuFacts, Facts, Gpu, HostFacts, NvmlFacts, PythonFacts, TorchFacts
 from ddplaunch.scaling.numbers import Assumption, Numbers
 from ddplaunch.script.report import DeclaredAt
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 
 FLAG = Source("flag", "NPROC")
 NOT_HERE = Unavailable("no such thing in this test")

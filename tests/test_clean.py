@@ -16,15 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.orphans import Cleaned, Leftovers
-from ddplaunch.probes.orphans import Orphans
-from ddplaunch.probes.proc import boot_id
-from ddplaunch.probes.process_table import Process, process_table, read_process
-from ddplaunch.probes.shared_segments import Segment, held_segments
+from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
+from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.processes.orphans import Orphans, Segment, held_segments
+from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.records.old_records import old_records, remove_record
-from ddplaunch.records.summary import host_name
+from ddplaunch.records.run_states import host_name
 from ddplaunch.ui.clean_view import Work, clean_findings, clean_json, done_text, question_text, work_text
-from ddplaunch.values import Unavailable
+from ddplaunch.values.resolved import Unavailable
 from tests.cli_calls import Call, call, folder, spawn
 from tests.conftest import Golden
 from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ddplaunch.cli.flags import HELP, flags_of
 from ddplaunch.cli.quick import parse
 from ddplaunch.cli.typer_app import parse as parse_with_typer
-from ddplaunch.errors import UsageError
+from ddplaunch.values.finding import UsageError
 
 VALUES = st.sampled_from(["4", "auto", "2x4", "-1", "1e-4", "a b", "", "=", "x=y", "--", "-", "é", "\udcff", "{lr}"])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.errors import ExitStatus
+from ddplaunch.values.finding import ExitStatus
 from tests.cli_calls import Call, Said, call, folder
 
 __all__ = ["call", "folder"]

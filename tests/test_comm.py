@@ -15,19 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.comm_tcp import resent
-from ddplaunch.checks.comm_groups import Comm, Group, Measured
-from ddplaunch.cli.comm import Asked, asked_for, counts, device_of
-from ddplaunch.errors import UsageError
-from ddplaunch.hosts.comm import MODULE, CommTest, Member
-from ddplaunch.hosts.comm_reports import Reports
-from ddplaunch.hosts.links import Links
+from ddplaunch.cli.commands.doctor import CommAsked, asked_for, counts, device_of
+from ddplaunch.comm.drive import MODULE, CommTest, Member, Reports
+from ddplaunch.comm.groups import Comm, Group, Measured
+from ddplaunch.comm.rank import resent
+from ddplaunch.comm.view import comm_json, comm_text
+from ddplaunch.hosts.session.links import Links
 from ddplaunch.launch.options import Options
-from ddplaunch.probes.facts import TorchImport
-from ddplaunch.probes.process_table import process_table
-from ddplaunch.ui.comm_view import comm_json, comm_text
+from ddplaunch.machine.facts import TorchImport
+from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.values import Resolved, Source
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts
 from tests.checks.test_comm import FINE, LOSSY, NAMES, SLOW, findings, outcome_of
 from tests.conftest import Golden
@@ -163,7 +162,7 @@ def test_which_ranks_take_part() -> None:
 def test_deadline() -> None:
     asked = asked_for(True, None)
     assert asked is not None and (asked.within("cpu"), asked.within("cuda")) == (20.0, 60.0)
-    assert asked_for(False, None) is None and asked_for(True, "1m") == Asked(60.0)
+    assert asked_for(False, None) is None and asked_for(True, "1m") == CommAsked(60.0)
     for comm, text in ((False, "30"), (True, "1"), (True, "soon")):
         with pytest.raises(UsageError):
             asked_for(comm, text)

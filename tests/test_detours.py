@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.detours import Pause, method_name
+from ddplaunch.agent.torch_patches import Pause, method_name
 from tests.hosts.launching import clean_environment
 
 LONG_S = 300.0  # no test waits for it

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.frozen import dataclass
+from ddplaunch.values.frozen import dataclass
 
 
 @dataclass(frozen=True)

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.errors import RefusedError
 from ddplaunch.launch.gpus import GIB
-from ddplaunch.probes.facts import Gpu, NvmlFacts
+from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.records.gpu_lock import DEFAULT_DIRECTORY, GpuLocks, lock_directory, pick_free
+from ddplaunch.values.finding import RefusedError
 
 SHARED = """
 import os, sys, time
 from pathlib import Path
-from ddplaunch.errors import RefusedError
+from ddplaunch.values.finding import RefusedError
 from ddplaunch.launch.gpus import GIB
-from ddplaunch.probes.facts import Gpu, NvmlFacts
+from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.records.gpu_lock import GpuLocks, pick_free
 """
 RACE = (

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.errors import ExitStatus, RefusedError, UsageError
-from ddplaunch.launch.gpus import GIB, busy_reason, select
-from ddplaunch.launch.visible_gpus import VisibleGpu, visible
-from ddplaunch.probes.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
-from ddplaunch.values import Unavailable
+from ddplaunch.launch.gpus import GIB, VisibleGpu, busy_reason, select, visible
+from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
+from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
+from ddplaunch.values.resolved import Unavailable
 
 IDLE = Gpu(
     index=0,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent.channels import pipe_size, shown_ranks
-from ddplaunch.agent.prefixed import LONGEST_LINE_BYTES, Prefixed, finally_shown
+from ddplaunch.agent.guard.capture import LONGEST_LINE_BYTES, Prefixed, finally_shown, pipe_size, shown_ranks
 
 
 def shown(*pieces: bytes) -> bytes:

@@ -11,16 +11,22 @@ import time
 
 import pytest
 
-from ddplaunch.agent.processes import Process, own_processes, process, send_signal, status_of_reaped
-from ddplaunch.agent.sweep import Owner, Sweeps, of_ranks, unannounced
-from ddplaunch.agent.watch import Attempt
+from ddplaunch.agent.guard.attempt import Attempt
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, of_ranks, unannounced
+from ddplaunch.machine.processes.stop_processes import (
+    PinnedProcess,
+    own_processes,
+    process,
+    send_signal,
+    status_of_reaped,
+)
 from tests.guarded import until
 
 STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
 
 
-def row(pid: int, parent: int, session: int, start: int, state: bytes = b"S", name: bytes = b"python") -> Process:
-    return Process(pid, STAT % (pid, name, state, parent, pid, session, start, 0))
+def row(pid: int, parent: int, session: int, start: int, state: bytes = b"S", name: bytes = b"python") -> PinnedProcess:
+    return PinnedProcess(pid, STAT % (pid, name, state, parent, pid, session, start, 0))
 
 
 def owner(pid: int, start: int, own_session: bool = True) -> Owner:

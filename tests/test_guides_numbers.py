@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.scaling.arithmetic import compute
-from ddplaunch.scaling.compare import compare
+from ddplaunch.scaling.compute import compare, compute
 from tests.test_scaling import ask, value
 
 

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.ended import EndedRun
-from ddplaunch.agent.movement import Movement, Usage, idle
+from ddplaunch.agent.end.ended import EndedRun
+from ddplaunch.agent.end.verdict import exit_status, state_of
+from ddplaunch.agent.guard.hang_watch import Movement, Usage, idle
 from ddplaunch.agent.rank_site import showing_stacks
-from ddplaunch.agent.verdict import exit_status, state_of
-from ddplaunch.errors import ExitStatus, UsageError
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.hosts.gpu_work import working_gpus
+from ddplaunch.hosts.local.rank_stacks import working_gpus
+from ddplaunch.launch.capture import time_limits
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.time_limits import time_limits
-from ddplaunch.values import Resolved, Source
+from ddplaunch.values.finding import ExitStatus, UsageError
+from ddplaunch.values.resolved import Resolved, Source
 from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 from tests.guarded import Guarded, until
 from tests.hosts.launching import clean_environment, ddplaunch

@@ -7,11 +7,9 @@ import threading
 
 import pytest
 
-from ddplaunch.cli.hosts_console import Console
-from ddplaunch.cli.hosts_flags import Asked, asked_for
-from ddplaunch.cli.hosts_prepare import by_host, once
-from ddplaunch.errors import UsageError
-from ddplaunch.finding import Finding, error
+from ddplaunch.cli.hosts.plan_hosts import Asked, asked_for, by_host, once
+from ddplaunch.cli.hosts.run_on_hosts import Console
+from ddplaunch.values.finding import Finding, UsageError, error
 
 
 def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.errors import UsageError
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.launch.hosts_plan import forwarded, named, options_from_json, options_json, sized
 from ddplaunch.launch.options import Options
-from ddplaunch.values import Resolved, Source
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
 
 FLAG = Source("flag", "--x")
 DEEPSPEED = """# two racks

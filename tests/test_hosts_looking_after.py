@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.stop_elsewhere import ask_hosts
+from ddplaunch.hosts.local.stop_run import ask_hosts
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.ssh.lab import Lab, lab
 

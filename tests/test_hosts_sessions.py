@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts.frames import GREETING, Frames, Kind, pack, unpack
-from ddplaunch.hosts.gather import Question, ask_all, clock_of, meet
-from ddplaunch.hosts.host_record import pieces
-from ddplaunch.hosts.links import Link, Links
+from ddplaunch.hosts.remote import pieces
+from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
+from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command, failure
 from ddplaunch.launch.hosts_plan import Meeting
-from ddplaunch.probes.facts import ProbeRequest
-from ddplaunch.records.from_hosts import Pieces
+from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.records.outcome import Pieces
 from tests.guarded import runs, until
 
 SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]

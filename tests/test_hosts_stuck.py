@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.hosts import stuck_torchrun
-from ddplaunch.hosts.stuck_torchrun import StuckTorchrun, is_silent, store_of
-from ddplaunch.probes.process_table import Process, read_process
+from ddplaunch.hosts.session import job
+from ddplaunch.hosts.session.job import StuckTorchrun, is_silent, store_of
+from ddplaunch.machine.processes.process_table import Process, read_process
 
 
 @pytest.fixture
@@ -37,8 +37,8 @@ def over(stuck: StuckTorchrun, within_s: float) -> bool:
 
 
 def stuck_one(rank: subprocess.Popen[bytes], port: int, monkeypatch: pytest.MonkeyPatch) -> StuckTorchrun:
-    monkeypatch.setattr(stuck_torchrun, "_PATIENCE_S", 0.1)
-    monkeypatch.setattr(stuck_torchrun, "_LOOK_S", 0.05)
+    monkeypatch.setattr(job, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(job, "_LOOK_S", 0.05)
 
     def ranks() -> list[Process]:
         process = read_process(rank.pid)
@@ -49,7 +49,7 @@ def stuck_one(rank: subprocess.Popen[bytes], port: int, monkeypatch: pytest.Monk
 
 def test_silent_store(rank: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     """A full backlog answers to nobody, as a host without power."""
-    monkeypatch.setattr(stuck_torchrun, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(job, "_CONNECT_S", 0.2)
     with socket.socket() as full, socket.socket() as first, socket.socket() as second:
         full.bind(("127.0.0.1", 0))
         full.listen(0)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hosts import place, together
-from ddplaunch.hosts.links import Links
-from ddplaunch.hosts.place import Standstill
-from ddplaunch.hosts.together import HostEnd, Together
+from ddplaunch.hosts.session import start_hosts
+from ddplaunch.hosts.session import start_hosts as place
+from ddplaunch.hosts.session.links import Links
+from ddplaunch.hosts.session.start_hosts import HostEnd, Standstill, Together
 
 SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
 
@@ -68,7 +68,7 @@ def test_under_nohup_it_does_not(tmp_path: Path) -> None:
 def test_what_is_waited_for_is_said_and_a_second_ctrl_c_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(together, "_QUIET_S", 0.1)
+    monkeypatch.setattr(start_hosts, "_QUIET_S", 0.1)
     stubborn = "trap '' INT; echo up; while :; do sleep 0.1; done"
     launch = Launch(tmp_path, stubborn, {b"up": signal.SIGINT, b"told": signal.SIGINT})
     end, interrupted = launch.run()

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.hosts_verdict import decide
-from ddplaunch.hosts.together import HostEnd
-from ddplaunch.records.from_hosts import Verdict, merged, outcome_of_node, without_skew, write_merged
+from ddplaunch.cli.hosts.hosts_verdict import decide
+from ddplaunch.hosts.session.start_hosts import HostEnd
+from ddplaunch.records.outcome import Verdict, merged, outcome_of_node, without_skew, write_merged
 
 T = 1_700_000_000.0
 

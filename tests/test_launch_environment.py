@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.launch.environment import Surroundings, decide_environment
+from ddplaunch.launch.launch import Topology, Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Topology, Variable
-from ddplaunch.probes.facts import CpuFacts, InfinibandPort, Route
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.machine.facts import CpuFacts, InfinibandPort, Route
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.healthy import healthy_facts, healthy_network
 
 FLAG = Source("flag")

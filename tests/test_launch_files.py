@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.errors import UsageError
-from ddplaunch.launch.envfile import parse_assignment, parse_file
-from ddplaunch.launch.options import Options
-from ddplaunch.launch.profile import merge, options_from_table, select_profile
-from ddplaunch.values import Resolved, Source
+from ddplaunch.launch.options import Options, merge, options_from_table, parse_assignment, parse_file, select_profile
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
 
 FLAG = Source("flag")
 

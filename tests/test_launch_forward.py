@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.errors import UsageError
-from ddplaunch.launch.forward import NAMES, forward, texts
-from ddplaunch.launch.from_script import complete_from_script
+from ddplaunch.launch.launch import Passed, Target
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Passed, Target
+from ddplaunch.launch.script_arguments import NAMES, complete_from_script, forward, texts
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, Meaning, ScriptReport
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 
 FLAG = Source("flag")
 AT = DeclaredAt("train.py", 31)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.current import Current, current
-from ddplaunch.errors import UsageError
+from ddplaunch.launch.current import Current, current
+from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch, Target
 from ddplaunch.launch.resolve import Situation, resolve
-from ddplaunch.probes.facts import Facts
+from ddplaunch.machine.facts import Facts
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.healthy import healthy_facts, healthy_torch
 from tests.test_launch_topology import said
 

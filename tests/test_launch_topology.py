@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.errors import UsageError
+from ddplaunch.launch.launch import Target, Topology
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Target, Topology
 from ddplaunch.launch.topology import bare, endpoint, node_range, resolve_topology, split_nproc
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
-from ddplaunch.values import Resolved, Source
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
 
 FLAG = Source("flag")
 SCRIPT = Target("script", "train.py", ("--r=16", "--", "--help"))

@@ -15,15 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.logs import is_over, parse_ranks
-from ddplaunch.cli.moments import moment_s
-from ddplaunch.errors import UsageError
-from ddplaunch.launch.durations import duration_s
-from ddplaunch.records.follow import follow
-from ddplaunch.records.log_files import LogFile, log_files
-from ddplaunch.records.merge import blocks, part_of
-from ddplaunch.records.stamps import stamp_s
-from ddplaunch.ui.logs_view import Lines, prefix_of
+from ddplaunch.cli.commands.logs import is_over, parse_ranks
+from ddplaunch.cli.option_values import moment_s
+from ddplaunch.records.log_files import LogFile, blocks, follow, log_files, part_of, stamp_s
+from ddplaunch.ui.runs_view import Lines, prefix_of
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.words import duration_s
 from tests.cli_calls import Call, call, folder, spawn
 from tests.fake_runs import DEADLINE_S, StartRun, outcome, processes_json, record, start_run, wait_for
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplaunch.probes.facts import NOT_ASKED, Gpu, NvmlFacts
-from ddplaunch.values import Unavailable
+from ddplaunch.machine.facts import NOT_ASKED, Gpu, NvmlFacts
+from ddplaunch.values.resolved import Unavailable
 
 if TYPE_CHECKING:
     from tests.fake_nvml import FakeNvml
@@ -161,7 +161,7 @@ def test_a_library_that_is_no_library_is_told_from_none(fake_nvml: FakeNvml, tmp
 def test_without_the_library_pynvml_is_not_imported() -> None:
     program = (
         "import ctypes, sys\n"
-        "from ddplaunch.probes import nvml\n"
+        "from ddplaunch.machine import nvml\n"
         "nvml.LIBRARY = 'libnvidia-ml-nowhere.so.1'\n"
         "print(nvml.probe_nvml())\n"
         "assert 'pynvml' not in sys.modules\n"

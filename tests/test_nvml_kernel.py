@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.probes.gpu_processes import COMMAND_LENGTH, gpu_process
-from ddplaunch.probes.nvidia import probe_nvidia
+from ddplaunch.machine.nvml import COMMAND_LENGTH, gpu_process, probe_nvidia
 
 
 def pci(root: Path, slot: str, vendor: str, device_class: str) -> None:

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.aftermath import attempt_ended, conclude
-from ddplaunch.agent.closers import attributed, closed_by_torchrun
-from ddplaunch.agent.ended import EndedAttempt, EndedRank, EndedRun
-from ddplaunch.agent.last_words import last_exception, last_lines
-from ddplaunch.agent.protocol import Failure, Settings
-from ddplaunch.agent.verdict import exit_status, first_failed, state_of
+from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_exception, last_lines
+from ddplaunch.agent.end.ended import EndedAttempt, EndedRank, EndedRun
+from ddplaunch.agent.end.verdict import attributed, closed_by_torchrun, exit_status, first_failed, state_of
+from ddplaunch.agent.protocol import Failure
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Raised
+from ddplaunch.launch.settings import Settings
 from ddplaunch.records.outcome import AttemptOutcome, Outcome, write_outcome
-from ddplaunch.ui.ages import duration_text
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
+from ddplaunch.values.words import duration_text
 from tests.conftest import Golden
 
 TRACEBACK = """\

@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.errors import UsageError
-from ddplaunch.launch.capture import VARIABLE, shown_ranks
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.plugin import probe_plugin
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.launch.capture import shown_ranks
+from ddplaunch.launch.launch import Launch
+from ddplaunch.launch.settings import SETTINGS
+from ddplaunch.machine.software import probe_plugin
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.healthy import healthy_facts, healthy_torch
 from tests.test_launch_resolve import decide
 from tests.test_launch_topology import said
@@ -33,7 +34,7 @@ def captured(torchrun: str = "", **options: object) -> Launch:
 
 
 def settings(launch: Launch) -> dict[str, object]:
-    (text,) = [each.value for each in launch.environment if each.name == VARIABLE and each.value]
+    (text,) = [each.value for each in launch.environment if each.name == SETTINGS and each.value]
     value: dict[str, object] = json.loads(text)
     return value
 
@@ -76,7 +77,7 @@ def test_grace_is_torchruns_own_option_where_it_has_one() -> None:
 def test_user_who_decides_where_output_goes_is_left_alone(words: str) -> None:
     launch = captured(torchrun=words)
     assert "--logs-specs=ddplaunch" not in launch.argv
-    assert VARIABLE not in {each.name for each in launch.environment}
+    assert SETTINGS not in {each.name for each in launch.environment}
     assert launch.notes and launch.notes[0].startswith("no capture: `--")
 
 
@@ -91,8 +92,8 @@ def test_reasons_against_the_plugin() -> None:
 
 
 def test_settings_of_an_outer_launch_do_not_stay() -> None:
-    launch = decide(said(capture=False), healthy_facts(torch=TORCH), plugin=FOUND, environ={VARIABLE: "{}"})
-    assert [each.value for each in launch.environment if each.name == VARIABLE] == [None]
+    launch = decide(said(capture=False), healthy_facts(torch=TORCH), plugin=FOUND, environ={SETTINGS: "{}"})
+    assert [each.value for each in launch.environment if each.name == SETTINGS] == [None]
 
 
 def test_rank_to_show_that_never_exists() -> None:

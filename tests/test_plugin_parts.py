@@ -13,12 +13,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.drain import drain
-from ddplaunch.agent.earlier import set_aside
-from ddplaunch.agent.ending import error_text, failures_of, fallback_status
-from ddplaunch.agent.outlets import Console, alone, close, kinds, open_outlets, path_of, pipe_bytes, read_console
-from ddplaunch.agent.spawn import guard_argv
-from ddplaunch.agent.surroundings import kernel_lines, oom_kills, run_record, space
+from ddplaunch.agent.end.reasons import kernel_lines, oom_kills, run_record, space
+from ddplaunch.agent.logs_specs import drain, set_aside
+from ddplaunch.agent.plugin.outlets import (
+    Console,
+    alone,
+    close,
+    kinds,
+    open_outlets,
+    path_of,
+    pipe_bytes,
+    read_console,
+)
+from ddplaunch.agent.plugin.session import guard_argv
+from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
 
 PIPES = Console(False, False, False)
 

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.probes import cgroup, deadline
-from ddplaunch.probes.cpu import probe_cpu
-from ddplaunch.probes.facts import MemoryFacts, ShmFacts
-from ddplaunch.probes.limits import probe_limits
-from ddplaunch.probes.memory import probe_memory, probe_shm
-from ddplaunch.values import Unavailable
+from ddplaunch.machine import deadline, hardware
+from ddplaunch.machine.facts import MemoryFacts, ShmFacts
+from ddplaunch.machine.hardware import probe_cpu, probe_limits, probe_memory, probe_shm
+from ddplaunch.values.resolved import Unavailable
 
 GIB = 1024**3
 MEMINFO = "MemTotal:       16777216 kB\nMemFree:         1048576 kB\nMemAvailable:    8388608 kB\nCached: 5 kB\n"
@@ -74,7 +72,7 @@ def test_v1_mount_that_shows_only_the_containers_part(tmp_path: Path) -> None:
 
 def test_membership_outside_of_the_namespace_uses_the_mounts_top(tmp_path: Path) -> None:
     root = v2(tmp_path, {"cpu.max": "100000 100000\n"}, membership="0::/../../other\n")
-    assert cgroup.levels("cpu", root).folders == (f"{root}/sys/fs/cgroup",)
+    assert hardware.levels("cpu", root).folders == (f"{root}/sys/fs/cgroup",)
     assert probe_cpu(root).quota_cpus == 1.0
 
 
@@ -129,7 +127,7 @@ def test_missing_shm_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.root
 def test_a_real_cgroup_with_a_quota() -> None:
-    base = cgroup.levels("cpu")
+    base = hardware.levels("cpu")
     folder = Path(base.folders[0]) / "ddplaunch-test" if base.folders else None
     if folder is None or os.geteuid() != 0:
         pytest.skip("needs root and a mounted cgroup hierarchy")

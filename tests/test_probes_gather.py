@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.probes import encode, gather, host
-from ddplaunch.probes.environment import is_secret, probe_environment, redact
-from ddplaunch.probes.facts import Facts, Gpu, HostFacts, NvmlFacts, PathFact, PortFact, ProbeRequest, Route
-from ddplaunch.values import Unavailable
+from ddplaunch.machine import gather, software
+from ddplaunch.machine.environ import is_secret, probe_environment, redact
+from ddplaunch.machine.facts import Facts, Gpu, HostFacts, NvmlFacts, PathFact, PortFact, ProbeRequest, Route
+from ddplaunch.values import codec
+from ddplaunch.values.resolved import Unavailable
 
 BANNED = ["torch", "psutil", "subprocess", "asyncio", "logging", "tempfile", "importlib.metadata"]
 
@@ -51,13 +52,13 @@ def test_a_probe_that_breaks_becomes_unavailable(monkeypatch: pytest.MonkeyPatch
         raise ZeroDivisionError("oops")
 
     for module in (
-        "cpu.probe_cpu",
+        "hardware.probe_cpu",
         "network.probe_interfaces",
         "paths.Looks",
-        "names.start",
-        "environment.probe_environment",
+        "network.start",
+        "environ.probe_environment",
     ):
-        monkeypatch.setattr(f"ddplaunch.probes.{module}", broken)
+        monkeypatch.setattr(f"ddplaunch.machine.{module}", broken)
     found = gather.gather(ProbeRequest(data_paths=("/x",), master_addr="h", master_port=1, gpu_details=False))
     reason = "probe failed: ZeroDivisionError: oops"
     assert found.cpu == found.network == Unavailable(reason)
@@ -68,7 +69,7 @@ def test_a_probe_that_breaks_becomes_unavailable(monkeypatch: pytest.MonkeyPatch
 
 def test_nothing_slow_is_imported() -> None:
     code = (
-        "import sys; from ddplaunch.probes.gather import gather; from ddplaunch.probes.facts import ProbeRequest\n"
+        "import sys; from ddplaunch.machine.gather import gather; from ddplaunch.machine.facts import ProbeRequest\n"
         f"gather(ProbeRequest(gpu_details=False)); print([m for m in {BANNED!r} if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -126,17 +127,17 @@ def test_environment_keeps_what_matters_to_a_launch() -> None:
 def test_containers(tmp_path: Path, environ: dict[str, str], file: str, text: str, kind: str | None) -> None:
     (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / file).write_text(text)
-    assert host.container(environ, tmp_path) == kind
+    assert software.container(environ, tmp_path) == kind
 
 
 def test_real_facts_survive_json(facts: Facts) -> None:
-    assert encode.from_json(encode.to_json(facts)) == facts
+    assert codec.from_json(codec.to_json(facts), Facts) == facts
 
 
 def test_text_that_is_no_utf8_survives_json(facts: Facts) -> None:
     odd = replace(facts, data_paths=(PathFact("/\udcff\udcfe", "missing"),), environment={"PATH": "/\udc80"})
-    text = encode.to_json(odd)
-    assert text.isascii() and encode.from_json(text) == odd
+    text = codec.to_json(odd)
+    assert text.isascii() and codec.from_json(text, Facts) == odd
 
 
 gpus = st.builds(Gpu, index=st.integers(0, 64), uuid=st.text(), name=st.text())
@@ -160,20 +161,20 @@ def test_any_facts_survive_json(cards: list[Gpu], looked: list[PathFact], who: H
     given_facts = Facts(
         who, none, none, none, none, nvml, none, none, none, none, none, data_paths=tuple(looked), environment=env
     )
-    assert encode.from_json(encode.to_json(given_facts)) == given_facts
+    assert codec.from_json(codec.to_json(given_facts), Facts) == given_facts
 
 
 @settings(max_examples=60, deadline=None)
 @given(requests)
 def test_any_request_survives_json(request_: ProbeRequest) -> None:
-    assert encode.request_from_json(encode.request_to_json(request_)) == request_
+    assert codec.from_json(codec.to_json(request_), ProbeRequest) == request_
 
 
 def test_newer_and_older_hosts(facts: Facts) -> None:
-    data = json.loads(encode.to_json(facts))
+    data = json.loads(codec.to_json(facts))
     data["schema"], data["future"], data["cpu"]["future"] = 2, [1], {}
     del data["nvidia"]
-    found = encode.from_json(json.dumps(data))
+    found = codec.from_json(json.dumps(data), Facts)
     assert found.cpu == facts.cpu
     assert found.nvidia == Unavailable("this host's ddplaunch does not report it")
 
@@ -187,27 +188,27 @@ def test_newer_and_older_hosts(facts: Facts) -> None:
     ],
 )
 def test_values_that_do_not_fit(facts: Facts, path: tuple[str, str], value: object, message: str) -> None:
-    data = json.loads(encode.to_json(facts))
+    data = json.loads(codec.to_json(facts))
     data[path[0]][path[1]] = value
     with pytest.raises(ValueError, match=message):
-        encode.from_json(json.dumps(data))
+        codec.from_json(json.dumps(data), Facts)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "login banner", ""])
 def test_text_that_is_no_facts(text: str) -> None:
     with pytest.raises(ValueError):
-        encode.from_json(text)
+        codec.from_json(text, Facts)
 
 
 def module(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ddplaunch.probes", *arguments]
+    command = [sys.executable, "-m", "ddplaunch.machine", *arguments]
     return subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
 
 
 def test_the_module_prints_facts(tmp_path: Path) -> None:
-    request = encode.request_to_json(ProbeRequest(data_paths=(str(tmp_path),), gpu_details=False))
-    assert encode.from_json(module(text=request).stdout).data_paths == ()  # stdin is not read unless told to
-    assert encode.from_json(module("--request", "-", text=request).stdout).data_paths[0].kind == "directory"
+    request = codec.to_json(ProbeRequest(data_paths=(str(tmp_path),), gpu_details=False))
+    assert codec.from_json(module(text=request).stdout, Facts).data_paths == ()  # stdin is not read unless told to
+    assert codec.from_json(module("--request", "-", text=request).stdout, Facts).data_paths[0].kind == "directory"
 
 
 def test_the_module_refuses_what_it_cannot_read() -> None:

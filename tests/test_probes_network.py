@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.probes import names
-from ddplaunch.probes.facts import InfinibandPort, Interface, Route
-from ddplaunch.probes.network import ipv4_addresses, probe_infiniband, probe_interfaces, probe_route
-from ddplaunch.probes.ports import probe_port
-from ddplaunch.values import Unavailable
+from ddplaunch.machine import network
+from ddplaunch.machine.facts import InfinibandPort, Interface, Route
+from ddplaunch.machine.network import ipv4_addresses, probe_infiniband, probe_interfaces, probe_port, probe_route
+from ddplaunch.values.resolved import Unavailable
 from tests.ports import free_port
 
 
@@ -86,19 +85,19 @@ def test_route_to_nowhere() -> None:
 
 def test_hosts_file_answers_without_a_resolver(tmp_path: Path) -> None:
     write(tmp_path / "etc/hosts", "127.0.1.1 node-1.example Node-1 # node-2\n10.0.0.1\tnode-1\n")
-    lookup = names.start("node-1", tmp_path)
-    assert lookup.child is None and names.finish(lookup, 0) == ("127.0.1.1", "10.0.0.1")
-    assert names.in_hosts_file("127.0.1.1 node-1 # node-2\n", "node-2") == ()
+    lookup = network.start("node-1", tmp_path)
+    assert lookup.child is None and network.finish(lookup, 0) == ("127.0.1.1", "10.0.0.1")
+    assert network.in_hosts_file("127.0.1.1 node-1 # node-2\n", "node-2") == ()
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1%eth0", "::1"])
 def test_addresses_need_no_resolver(address: str) -> None:
-    assert names.finish(names.start(address), 0) == (address,)
+    assert network.finish(network.start(address), 0) == (address,)
 
 
 def test_resolver_in_a_child(tmp_path: Path) -> None:
-    assert "127.0.0.1" in str(names.finish(names.start("localhost", tmp_path), 20))
-    unknown = names.finish(names.start("a..b", tmp_path), 20)
+    assert "127.0.0.1" in str(network.finish(network.start("localhost", tmp_path), 20))
+    unknown = network.finish(network.start("a..b", tmp_path), 20)
     assert isinstance(unknown, Unavailable) and "`a..b` does not resolve" in unknown.reason
 
 
@@ -108,8 +107,8 @@ def test_a_silent_name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
         time.sleep(600)
 
-    monkeypatch.setattr(names, "_ask", silence)
-    late = names.finish(names.start("node-9", tmp_path), 0.1)
+    monkeypatch.setattr(network, "_ask", silence)
+    late = network.finish(network.start("node-9", tmp_path), 0.1)
     assert late == Unavailable("`node-9` did not resolve within 0.1 s (the name server is silent)")
 
 
@@ -156,8 +155,8 @@ def test_a_privileged_port_is_explained() -> None:
     if os.geteuid() != 0:
         fact = probe_port(1)
     else:
-        code = "import os; os.setgid(65534); os.setuid(65534)\nfrom ddplaunch.probes.ports import probe_port as p"
-        run = [sys.executable, "-c", f"from ddplaunch.probes import ports\n{code}\nprint(p(1).error)"]
+        code = "import os; os.setgid(65534); os.setuid(65534)\nfrom ddplaunch.machine.network import probe_port as p"
+        run = [sys.executable, "-c", f"from ddplaunch.machine import network\n{code}\nprint(p(1).error)"]
         text = subprocess.run(run, capture_output=True, text=True, timeout=60, check=True).stdout
         if "None" in text:
             pytest.skip("unprivileged ports start below 1 here")

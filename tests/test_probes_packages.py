@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.probes import encode, gather
-from ddplaunch.probes.facts import NOT_ASKED, PackageFacts, ProbeRequest
-from ddplaunch.probes.packages import normalised, probe_packages
+from ddplaunch.machine import gather
+from ddplaunch.machine.facts import NOT_ASKED, Facts, PackageFacts, ProbeRequest
+from ddplaunch.machine.software import normalised, probe_packages
+from ddplaunch.values import codec
 
 
 def test_folders_name_what_is_installed(tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_packages_are_looked_at_only_where_they_are_asked_for() -> None:
     assert gather.gather(ProbeRequest(gpu_details=False)).packages == NOT_ASKED
     facts = gather.gather(ProbeRequest(gpu_details=False, packages=True))
     assert isinstance(facts.packages, PackageFacts)
-    assert encode.from_json(encode.to_json(facts)).packages == facts.packages
+    assert codec.from_json(codec.to_json(facts), Facts).packages == facts.packages
 
 
 @pytest.mark.parametrize(("drivers", "imports"), [((), False), (("/dev/null",), True)])
@@ -57,9 +58,9 @@ def test_torch_is_imported_for_its_gpus(
     drivers: tuple[str, ...], imports: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = []
-    monkeypatch.setattr("ddplaunch.probes.gather._DRIVERS", drivers)
-    monkeypatch.setattr("ddplaunch.probes.torch_child.start", lambda: started.append(1))
-    monkeypatch.setattr("ddplaunch.probes.torch_child.finish", lambda _: NOT_ASKED)
+    monkeypatch.setattr("ddplaunch.machine.gather._DRIVERS", drivers)
+    monkeypatch.setattr("ddplaunch.machine.torch_child.start", lambda: started.append(1))
+    monkeypatch.setattr("ddplaunch.machine.torch_child.finish", lambda _: NOT_ASKED)
     gather.gather(ProbeRequest(import_torch=True, torch_needs_gpu=True, gpu_details=False))
     assert bool(started) is imports
     gather.gather(ProbeRequest(import_torch=True, gpu_details=False))

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.probes import deadline, storage
-from ddplaunch.probes.facts import PathFact
-from ddplaunch.probes.paths import Looks, Role, describe
+from ddplaunch.machine import deadline, paths
+from ddplaunch.machine.facts import PathFact
+from ddplaunch.machine.paths import Looks, Role, describe
 
 
 def children() -> set[int]:
@@ -140,9 +140,9 @@ def test_file_system_by_the_longest_prefix(tmp_path: Path) -> None:
     mounts = "/dev/sda1 / ext4 rw 0 0\nsrv:/a /data nfs4 rw 0 0\n"
     mounts += "/dev/b /my\\040data xfs rw 0 0\nsrv:/b /data lustre rw 0 0\n"
     (tmp_path / "proc/mounts").write_text(mounts)
-    assert storage.filesystem("/datasets/x", tmp_path) == ("ext4", "/dev/sda1")
-    assert storage.filesystem("/data/x", tmp_path) == ("lustre", "srv:/b")
-    assert storage.filesystem("/my data", tmp_path) == ("xfs", "/dev/b")
+    assert paths.filesystem("/datasets/x", tmp_path) == ("ext4", "/dev/sda1")
+    assert paths.filesystem("/data/x", tmp_path) == ("lustre", "srv:/b")
+    assert paths.filesystem("/my data", tmp_path) == ("xfs", "/dev/b")
 
 
 def test_rotational_of_disk_and_partition(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_rotational_of_disk_and_partition(tmp_path: Path) -> None:
     links.mkdir(parents=True)
     for number, target in (("8:0", disk), ("8:1", disk / "sda1"), ("253:0", virtual)):
         (links / number).symlink_to(target)
-    assert storage.rotational(os.makedev(8, 0), root=tmp_path) is True
-    assert storage.rotational(os.makedev(8, 1), root=tmp_path) is True
-    assert storage.rotational(os.makedev(253, 0), root=tmp_path) is None
-    assert storage.rotational(os.makedev(0, 40), root=tmp_path) is None
+    assert paths.rotational(os.makedev(8, 0), root=tmp_path) is True
+    assert paths.rotational(os.makedev(8, 1), root=tmp_path) is True
+    assert paths.rotational(os.makedev(253, 0), root=tmp_path) is None
+    assert paths.rotational(os.makedev(0, 40), root=tmp_path) is None

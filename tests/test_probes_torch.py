@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.probes import torch_child
-from ddplaunch.probes.facts import TorchFacts, TorchImport
-from ddplaunch.probes.python_env import probe_python
-from ddplaunch.probes.torch_files import probe_torch, torchrun_flags
-from ddplaunch.values import Unavailable
+from ddplaunch.machine import torch_child
+from ddplaunch.machine.facts import TorchFacts, TorchImport
+from ddplaunch.machine.software import probe_python, probe_torch, torchrun_flags
+from ddplaunch.values.resolved import Unavailable
 from tests.guarded import runs, until
 
 VERSION = "from typing import Optional\n__version__ = '2.7.1+cu126'\ndebug = False\ncuda: Optional[str] = '12.6'\n"

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.probes.process_table import Process
-from ddplaunch.probes.run_processes import RunProcesses
+from ddplaunch.machine.processes.process_table import Process
+from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import find_run, read_record
-from ddplaunch.records.processes import NodeProcesses
-from ddplaunch.records.state import state_of
-from ddplaunch.records.summary import RunSummary, host_name
-from ddplaunch.ui.ages import age_text, size_text
-from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
+from ddplaunch.records.live_processes import NodeProcesses
+from ddplaunch.records.run_states import RunSummary, host_name, state_of
+from ddplaunch.ui.runs_view import gpus_text, ps_json, ps_text
+from ddplaunch.values.words import age_text, size_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.fake_runs import StartRun, outcome, record, start_run

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.probes.orphans import adopts_orphans, orphans_in
-from ddplaunch.probes.proc import boot_id
-from ddplaunch.probes.process_table import Process, process_table, read_process, start_s
-from ddplaunch.probes.run_processes import RunProcesses, is_launcher, runs_in
-from ddplaunch.records.processes import read_processes, still_running
+from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.processes.orphans import adopts_orphans, orphans_in
+from ddplaunch.machine.processes.process_table import Process, process_table, read_process, start_s
+from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in
+from ddplaunch.records.live_processes import read_processes, still_running
 from tests.fake_runs import StartRun, processes_json, record, start_run, unique
 
 __all__ = ["start_run"]
@@ -39,7 +39,9 @@ def table(*processes: Process) -> dict[int, Process]:
 RANK = process(20, parent=10, environment={**OURS, **ELASTIC})
 LOADER = process(21, parent=20, session=20, environment={**OURS, **ELASTIC})
 LAUNCHER = process(10, command=TORCHRUN, environment=OURS)
-GUARD = process(11, parent=10, session=10, command=("python", "-c", "from ddplaunch.agent.guard …"), environment=OURS)
+GUARD = process(
+    11, parent=10, session=10, command=("python", "-c", "from ddplaunch.agent.guard.guard …"), environment=OURS
+)
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ import pytest
 from ddplaunch.checks.all_checks import by_code, families
 from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.flags import OWN, flags_of
-from ddplaunch.current import Current
-from ddplaunch.errors import ExitStatus
+from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.launch.forward import NAMES
+from ddplaunch.launch.current import Current
+from ddplaunch.launch.script_arguments import NAMES
+from ddplaunch.values.finding import ExitStatus
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 from tests.explain.signature_rules import caught, idle, missed, unfilled
 from tests.readme_blocks import BLOCK, HOME, Block, blocks, comparable, run, samples, sessions, shown
@@ -165,7 +166,7 @@ def test_of_a_table_words_ranks_and_lines_of_code_count() -> None:
 def test_codes_in_the_documents_exist() -> None:
     for name, document in DOCUMENTS.items():
         for code in re.findall(r"\bcheck `([a-z0-9-]+)`", document):
-            assert by_code(code), f"{name}: {code}"
+            assert by_code(code, MEASURED), f"{name}: {code}"
 
 
 def test_the_table_of_diagnoses_is_complete() -> None:

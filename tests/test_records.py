@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launch.plan import Launch, Target
-from ddplaunch.records.commit import git_commit
-from ddplaunch.records.directory import run_directory, runs_directory
-from ddplaunch.records.record import hide_secrets, write
-from ddplaunch.records.run_id import new_run_id
+from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
+from ddplaunch.records.write import git_commit, hide_secrets, write
 from tests.sample_launch import SHM, facts, launch, two_nodes
 
 TYPED = ("ddplaunch", "run", "4", "--env", "WANDB_API_KEY=hunter2hunter2", "--", "train.py", "--hf-token", "hunter2")

@@ -10,35 +10,32 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.relaunch import evidence_of, restored
+from ddplaunch.agent.plugin.torchrun_end import evidence_of, restored
 from ddplaunch.cli.relaunching import claimed, or_status_before, relaunch_refused, told
-from ddplaunch.errors import RefusedError, UsageError
-from ddplaunch.finding import error
-from ddplaunch.hosts.roll_call_words import Hello, hello_line, read_hello
+from ddplaunch.hosts.roll_call.messages import Hello, hello_line, read_hello
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import (
     NOT_RELAUNCHED,
     RETURN,
     Decision,
     Evidence,
+    Order,
     Policy,
+    Return,
     decide,
     lived_s,
-    pause_s,
-    relaunch_policy,
-    relaunched_id,
-)
-from ddplaunch.launch.relaunch_order import (
-    Order,
-    Return,
     order_from_json,
     order_json,
+    pause_s,
     read_return,
+    relaunch_policy,
+    relaunched_id,
     return_text,
 )
-from ddplaunch.probes.newest import Newest, advanced, is_checkpoint, newest_below
-from ddplaunch.ui.relaunch_words import asking_text, not_relaunched_text, relaunching_text
-from ddplaunch.values import DEFAULT, Resolved
+from ddplaunch.machine.paths import Newest, advanced, is_checkpoint, newest_below
+from ddplaunch.ui.outcome_view import asking_text, not_relaunched_text, relaunching_text
+from ddplaunch.values.finding import RefusedError, UsageError, error
+from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.roll_calls import hello
 
 POLICY = Policy(3)
@@ -171,16 +168,16 @@ def test_newest_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_output_that_does_not_answer_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.probes.newest.look", lambda path: time.sleep(60))
+    monkeypatch.setattr("ddplaunch.machine.paths.look", lambda path: time.sleep(60))
     (late,) = newest_below([str(tmp_path)], 0.05)
     assert late.problem == "did not answer within 0.05 s"
     assert not advanced(Newest(), late) and not advanced(late, Newest("a.pt", 1, 1))
-    monkeypatch.setattr("ddplaunch.probes.newest.look", lambda path: 1 / 0)
+    monkeypatch.setattr("ddplaunch.machine.paths.look", lambda path: 1 / 0)
     assert "ZeroDivisionError" in (newest_below([str(tmp_path)])[0].problem or "")
 
 
 def test_too_many_files_are_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.probes.newest._MOST", 2)
+    monkeypatch.setattr("ddplaunch.machine.paths._MOST", 2)
     for number in range(3):
         (tmp_path / f"{number}.pt").touch()
     assert newest_below([str(tmp_path)])[0].problem == "holds more than 2 files"

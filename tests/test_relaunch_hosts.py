@@ -11,22 +11,21 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.hosts_prepare import HostsMissingError, answering
-from ddplaunch.cli.hosts_relaunch import Again, Ended, evidence_of, until_done
-from ddplaunch.errors import RefusedError
+from ddplaunch.cli.hosts.plan_hosts import HostsMissingError, answering
+from ddplaunch.cli.hosts.relaunch_hosts import Again, Ended, evidence_of, until_done
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
-from ddplaunch.finding import Severity, error
-from ddplaunch.hosts.gather import Gathered
 from ddplaunch.hosts.hostlist import Host
+from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.launch.hosts_plan import HostReport, fewest, sized_for
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import Evidence, Policy
-from ddplaunch.probes.proc import boot_id
-from ddplaunch.probes.process_table import process_table
-from ddplaunch.records.from_hosts import Verdict
-from ddplaunch.records.residents import Place, holding, launcher_of, read_launched
-from ddplaunch.records.summary import host_name
-from ddplaunch.values import DEFAULT, Resolved
+from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
+from ddplaunch.records.outcome import Verdict
+from ddplaunch.records.run_states import host_name
+from ddplaunch.values.finding import RefusedError, Severity, error
+from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.checks.healthy import healthy_facts
 
 LIVED, SHORT = (Evidence(90.0),), (Evidence(3.0),)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.roll_call_door import Door
-from ddplaunch.hosts.roll_call_words import greeting, hello_line, read_verdict
+from ddplaunch.hosts.roll_call.door import Door
+from ddplaunch.hosts.roll_call.messages import greeting, hello_line, read_verdict
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.ports import free_port
 from tests.roll_calls import WORDS, Gathering, hello

@@ -9,18 +9,17 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.cli.roll_call import TIMEOUT_S, wanted, with_rendezvous_id
-from ddplaunch.errors import UsageError
-from ddplaunch.finding import Finding, error
-from ddplaunch.hosts import roll_call_words as words
-from ddplaunch.hosts.roll_call_rules import all_together, at_the_door, nodes_missing, told
-from ddplaunch.hosts.roll_call_words import Hello, Status, Verdict
+from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, wanted, with_rendezvous_id
+from ddplaunch.hosts.roll_call import messages as words
+from ddplaunch.hosts.roll_call.messages import Hello, Status, Verdict
+from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, nodes_missing, told
+from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes import encode
-from ddplaunch.probes.facts import TorchFacts
-from ddplaunch.ui.roll_call_view import Progress, status_text
-from ddplaunch.values import Resolved, Source
+from ddplaunch.machine.facts import TorchFacts
+from ddplaunch.ui.hosts_view import Progress, status_text
+from ddplaunch.values import codec
+from ddplaunch.values.finding import Finding, UsageError, error
+from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts, healthy_launch, topology
 from tests.roll_calls import WORDS, hello
 
@@ -58,7 +57,7 @@ def test_lines_that_are_nothing(line: bytes) -> None:
 
 def test_no_secret_travels() -> None:
     facts = healthy_facts(environment={"API_KEY": "sesame"})
-    text = encode.to_json(told(replace(facts, torch=TorchFacts("2.4", "/home/sesame", None, None, frozenset()))))
+    text = codec.to_json(told(replace(facts, torch=TorchFacts("2.4", "/home/sesame", None, None, frozenset()))))
     assert "sesame" not in text and "2.4" in text
     assert len(text) < words.LONGEST_LINE / 8
 
@@ -85,7 +84,7 @@ def together(**changes: Any) -> tuple[Finding, ...]:
 
 
 def facts_with(**changes: Any) -> str:
-    return encode.to_json(told(healthy_facts(**changes)))
+    return codec.to_json(told(healthy_facts(**changes)))
 
 
 def test_healthy_nodes_fit_together() -> None:

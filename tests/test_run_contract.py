@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.errors import ExitStatus
+from ddplaunch.values.finding import ExitStatus
 from tests.hosts.launching import clean_environment, ddplaunch, write_script
 
 TIMEOUT_S = 240

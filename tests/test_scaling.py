@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.errors import ExitStatus, UsageError
-from ddplaunch.scaling.arithmetic import compute
-from ddplaunch.scaling.numbers import Numbers, NumbersRequest
-from ddplaunch.scaling.rounding import format_lr, round_half_up
-from ddplaunch.values import Resolved, Source
+from ddplaunch.scaling.compute import compute
+from ddplaunch.scaling.numbers import Numbers, NumbersRequest, format_lr, round_half_up
+from ddplaunch.values.finding import ExitStatus, UsageError
+from ddplaunch.values.resolved import Resolved, Source
 
 counts = st.integers(1, 5000)
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ddplaunch.scaling.arithmetic import compute
+from ddplaunch.scaling.compute import compute
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.values import DEFAULT, Resolved, Source
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 from tests.test_scaling import ask, counts, refused, value
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.errors import UsageError
-from ddplaunch.scaling.arithmetic import compute
-from ddplaunch.scaling.compare import compare
-from ddplaunch.values import Resolved, Source
+from ddplaunch.scaling.compute import compare, compute
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
 from tests.test_scaling import ask, texts, value
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.scaling.arithmetic import compute
-from ddplaunch.values import Resolved, Source
+from ddplaunch.scaling.compute import compute
+from ddplaunch.values.resolved import Resolved, Source
 from tests.test_scaling import ask, refused, texts, value
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.script.arguments import given
+from ddplaunch.script.declared import given
 from ddplaunch.script.report import DeclaredAt, DeclaredOption
 
 AT = DeclaredAt("train.py", 1)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.script.locate import locate
 from ddplaunch.script.read import read_script
-from ddplaunch.values import Unavailable
+from ddplaunch.script.source import locate
+from ddplaunch.values.resolved import Unavailable
 from tests.test_script_options import meanings, option, read
 
 PARSER = "import argparse\ndef parse():\n    p = argparse.ArgumentParser()\n    p.add_argument('--lr')\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.slurm import JobState, epoch_s, parse_job
-from ddplaunch.hosts.slurm_end import diagnosis, why_ended
+from ddplaunch.hosts.slurm.job_end import diagnosis, why_ended
+from ddplaunch.hosts.slurm.programs import JobState, epoch_s, parse_job
 
 ENDING = """\
 JobId=25 JobName=wrap

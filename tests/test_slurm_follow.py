@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.errors import RefusedError
-from ddplaunch.hosts import slurm_follow
-from ddplaunch.hosts.slurm import JobState, job_state, with_end_of_job
-from ddplaunch.hosts.slurm_follow import follow
+from ddplaunch.hosts.slurm import follow as slurm_follow
+from ddplaunch.hosts.slurm.follow import follow
+from ddplaunch.hosts.slurm.programs import JobState, job_state, with_end_of_job
+from ddplaunch.values.finding import RefusedError
 
 #: Each call tells the next line of ``states`` (``STATE REASON EXITCODE``), the last one again and again, and writes to
 #: the log as a job would; a line ``silent`` is a controller that does not answer.

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from ddplaunch.launch.sbatch import step_argv
-from ddplaunch.launch.surroundings_slurm import read_slurm
+from ddplaunch.launch.inside.slurm import read_slurm
+from ddplaunch.launch.job.sbatch import step_argv
 from tests.cli_calls import Call, Said, call, folder
 from tests.test_submit import programs
 from tests.test_surroundings import BATCH, STEP

@@ -15,14 +15,22 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.rank_site import showing_stacks
-from ddplaunch.errors import ExitStatus
-from ddplaunch.explain.flight_recorder import flight, read_dump
-from ddplaunch.explain.hang import Stillness, hang_diagnosis
-from ddplaunch.explain.places import groups, place_of, ranks_text
-from ddplaunch.explain.spinning import spinning
-from ddplaunch.explain.stacks import Frame, RankStack, ThreadStack, from_faulthandler, from_py_spy, stack_text
-from ddplaunch.hosts.rank_stacks import SIGNAL, Asked, take_stacks
-from ddplaunch.probes.process_table import read_process
+from ddplaunch.explain.stacks.flight_recorder import flight, read_dump
+from ddplaunch.explain.stacks.hang import Stillness, hang_diagnosis, spinning
+from ddplaunch.explain.stacks.parse import (
+    Frame,
+    RankStack,
+    ThreadStack,
+    from_faulthandler,
+    from_py_spy,
+    groups,
+    place_of,
+    ranks_text,
+    stack_text,
+)
+from ddplaunch.hosts.local.rank_stacks import SIGNAL, Asked, take_stacks
+from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.values.finding import ExitStatus
 from tests.cli_calls import Call, call, folder
 from tests.guarded import Guarded, until
 
@@ -238,7 +246,7 @@ def asked(process: subprocess.Popen[str], number: int = 0) -> Asked:
 
 @pytest.fixture(autouse=True)
 def _without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.hosts.rank_stacks.find_py_spy", lambda: None)
+    monkeypatch.setattr("ddplaunch.hosts.local.rank_stacks.find_py_spy", lambda: None)
 
 
 def test_ranks_show_where_they_are_and_go_on() -> None:

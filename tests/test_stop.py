@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.stop import choose
-from ddplaunch.errors import UsageError
-from ddplaunch.hosts.ending import is_same, send, wait_gone
-from ddplaunch.hosts.stopping import Stopped
-from ddplaunch.probes.process_table import Process, process_table, read_process
-from ddplaunch.probes.run_processes import RunProcesses, runs_in
+from ddplaunch.cli.commands.stop import choose
+from ddplaunch.hosts.local.stop_run import Stopped
+from ddplaunch.machine.processes.process_table import Process, process_table, read_process
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.processes.stop_processes import is_same, send, wait_gone
 from ddplaunch.ui.stop_view import begin_text, stop_findings, stopped_text
+from ddplaunch.values.finding import UsageError
 from tests.cli_calls import Call, call, folder
 from tests.fake_runs import StartRun, outcome, processes_json, record, start_run, unique, wait_for
 from tests.guarded import runs

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.checks.straggler_series import slowest_rank
-from ddplaunch.checks.stragglers import CHECKS, by_code, late_rank, stragglers
-from ddplaunch.finding import Finding
-from ddplaunch.probes.samples import HostSample, Sample
+from ddplaunch.values.finding import Finding
+from ddplaunch.watch.samples import HostSample, Sample
+from ddplaunch.watch.stragglers import CHECKS, by_code, late_rank, slowest_rank, stragglers
 from tests.cli_calls import Call, call, folder
 from tests.metrics_samples import GIB, HOST, run_samples, with_gpu, with_rank
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import ddplaunch.cli.submit
-from ddplaunch.launch.submission import job_name, parse_time
-from ddplaunch.ui.batch_script import directive_text
+import ddplaunch.cli.commands.submit
+from ddplaunch.launch.job.submission import job_name, parse_time
+from ddplaunch.ui.shell import directive_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
 
@@ -32,7 +32,7 @@ JobId=12 JobName=train
 @pytest.fixture(autouse=True)
 def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Name ddplaunch alike on every machine."""
-    monkeypatch.setattr(ddplaunch.cli.submit, "program", lambda: ("/opt/env/bin/ddplaunch",))
+    monkeypatch.setattr(ddplaunch.cli.commands.submit, "program", lambda: ("/opt/env/bin/ddplaunch",))
 
 
 def programs(place: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.explain.as_json import diagnosis_json
-from ddplaunch.hosts import slurm_follow
-from ddplaunch.hosts.slurm import JobState, parse_job, parse_sacct
-from ddplaunch.hosts.slurm_end import ENDS, diagnosis
-from ddplaunch.hosts.slurm_reasons import never, waits_for
+from ddplaunch.explain.diagnosis import diagnosis_json
+from ddplaunch.hosts.slurm import follow
+from ddplaunch.hosts.slurm.job_end import ENDS, diagnosis
+from ddplaunch.hosts.slurm.programs import JobState, never, parse_job, parse_sacct, waits_for
+from ddplaunch.ui.job_view import changed_text, ended_finding, exit_status_of, state_text
 from ddplaunch.ui.speech import finding_text
-from ddplaunch.ui.submitted import changed_text, ended_finding, exit_status_of, state_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.test_submit import SCONTROL, programs
@@ -43,7 +42,7 @@ def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
     )
     scontrol = f"cat <<'END'\n{failed}END"
     programs(tmp_path / "bin", monkeypatch, sbatch="cat >/dev/null; echo 12", scontrol=scontrol)
-    monkeypatch.setattr(slurm_follow, "_SETTLE_S", 0.01)
+    monkeypatch.setattr(follow, "_SETTLE_S", 0.01)
     run = folder / ".ddplaunch/runs/slurm-12.0"
     (run / "node-1").mkdir(parents=True)
     rank = {"ended_by": "itself", "exit_code": 42, "signal": None, "ended_s": 5.0}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kubeflow_trainer_api import models
 
-from ddplaunch.ui.manifest import manifest_text
+from ddplaunch.ui.yaml_text import manifest_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts import slurm_follow
+from ddplaunch.hosts.slurm import follow
 from tests.cli_calls import Call, Said, call, folder
 from tests.fake_slurm import FakeSlurm
 
@@ -21,7 +21,7 @@ Submit = Callable[..., tuple[Said, FakeSlurm]]
 def submit(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     """Submit with these options to a cluster where jobs live through ``story``, and wait."""
     for name, value_s in {"_FIRST_POLL_S": 0.02, "_LAST_POLL_S": 0.02, "_LOG_POLL_S": 0.01, "_SETTLE_S": 0.02}.items():
-        monkeypatch.setattr(slurm_follow, name, value_s)
+        monkeypatch.setattr(follow, name, value_s)
 
     def run(story: str, *words: str, forgetful: bool = False) -> tuple[Said, FakeSlurm]:
         slurm = FakeSlurm(tmp_path / "slurm", story)

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.launch.inside.complete import complete, notes, recognise, time_left_text, within_allocation
+from ddplaunch.launch.inside.slurm import expand_hosts, read_slurm, repeated_counts
+from ddplaunch.launch.launch import Topology
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Topology
-from ddplaunch.launch.surroundings_complete import complete, notes, recognise, time_left_text, within_allocation
-from ddplaunch.launch.surroundings_nodelist import expand_hosts, repeated_counts
-from ddplaunch.launch.surroundings_slurm import read_slurm
 from ddplaunch.launch.topology import resolve_topology, split_nproc
-from ddplaunch.probes.facts import CpuFacts
-from ddplaunch.values import Resolved, Source
+from ddplaunch.machine.facts import CpuFacts
+from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts
 from tests.test_launch_topology import said
 

@@ -22,10 +22,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.metrics import record
-from ddplaunch.probes.proc import boot_id, read_bytes
-from ddplaunch.probes.process_table import read_process
-from ddplaunch.records.metrics import MetricsFile, read_metrics
+from ddplaunch.machine.files import boot_id, read_bytes
+from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.watch.recording import MetricsFile, read_metrics, record
 from tests.cli_calls import Call, call, folder, spawn
 from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 from tests.fake_runs import DEADLINE_S, FakeRun, StartRun, all_pids, start_run, wait_for

@@ -12,21 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.checks.straggler_series import slowest_rank
-from ddplaunch.checks.stragglers import stragglers
-from ddplaunch.errors import UsageError
-from ddplaunch.probes.gpu_usage import GpuOfRank, GpuReading
-from ddplaunch.probes.host_usage import HostUsage
-from ddplaunch.probes.rank_usage import RankUsage
-from ddplaunch.probes.samples import RankIdentity
-from ddplaunch.records.metrics import MetricsFile, interval_s, read_metrics, sample_json, sample_of
-from ddplaunch.records.step_rate import Steps, metric_pattern
-from ddplaunch.ui.metrics_plot import metrics_svg
-from ddplaunch.ui.sparkline import sparkline
-from ddplaunch.ui.style import cells
-from ddplaunch.ui.top_columns import Look
-from ddplaunch.ui.top_summary import summary_lines
-from ddplaunch.ui.top_view import About, frame
+from ddplaunch.ui.terminal import cells
+from ddplaunch.values.finding import UsageError
+from ddplaunch.watch.gpu_usage import GpuOfRank, GpuReading
+from ddplaunch.watch.plot import metrics_svg, summary_lines
+from ddplaunch.watch.rank_usage import HostUsage, RankUsage
+from ddplaunch.watch.recording import MetricsFile, interval_s, read_metrics, sample_json, sample_of
+from ddplaunch.watch.samples import RankIdentity
+from ddplaunch.watch.step_rate import Steps, metric_pattern
+from ddplaunch.watch.stragglers import slowest_rank, stragglers
+from ddplaunch.watch.top_view import About, Look, frame, sparkline
 from tests.conftest import Golden
 from tests.metrics_samples import BEGAN_S, run_samples, with_gpu, with_rank
 

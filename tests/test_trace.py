@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.protocol import Settings
-from ddplaunch.agent.rank_marks import file_of, read_marks, with_parts
+from ddplaunch.agent.plugin.trace import Trace, as_svg, file_of, phases_of, process_start_s, read_marks, with_parts
 from ddplaunch.agent.rank_site import showing_stacks
-from ddplaunch.agent.trace import Trace, as_svg, phases_of, process_start_s
-from ddplaunch.launch.capture import EXECUTED
+from ddplaunch.launch.settings import EXECUTED, Settings
 
 
 def test_each_phase_ends_where_the_next_begins() -> None:

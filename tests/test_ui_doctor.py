@@ -5,9 +5,17 @@ import json
 import pytest
 
 from ddplaunch.checks.check import Outcome
-from ddplaunch.finding import warning
-from ddplaunch.ui.doctor_view import doctor_json, doctor_text, explain_text, list_json, list_text, verdict_text
-from ddplaunch.ui.report import report_text, scrub
+from ddplaunch.ui.doctor_view import (
+    doctor_json,
+    doctor_text,
+    explain_text,
+    list_json,
+    list_text,
+    report_text,
+    scrub,
+    verdict_text,
+)
+from ddplaunch.values.finding import warning
 from tests.conftest import Golden
 from tests.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launch.plan import Variable
-from ddplaunch.ui.dry_run import dry_run_text
-from ddplaunch.ui.shell import quote
-from ddplaunch.values import Source
+from ddplaunch.launch.launch import Variable
+from ddplaunch.ui.shell import dry_run_text, quote
+from ddplaunch.values.resolved import Source
 from tests.conftest import Golden
 from tests.sample_launch import launch
 

@@ -4,9 +4,8 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.launch.plan import Launch, Passed, Target
-from ddplaunch.ui.launch_words import device_text, number_text
-from ddplaunch.ui.panel import launch_panel
+from ddplaunch.launch.launch import Launch, Passed, Target
+from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
 from tests.conftest import Golden
 from tests.sample_launch import FILES, cpu_only, facts, launch, two_nodes
 

@@ -7,11 +7,11 @@ import subprocess
 import pytest
 import yaml
 
-from ddplaunch.launch.plan import Target, Variable
+from ddplaunch.launch.launch import Target, Variable
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.export import plan_env, plan_json, plan_yaml
 from ddplaunch.ui.plan_view import compare_text, plan_text
-from ddplaunch.values import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
 from tests.sample_launch import SHM, cpu_only, facts, launch, numbers, two_nodes
 

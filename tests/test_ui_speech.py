@@ -4,10 +4,9 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.finding import Finding, error
 from ddplaunch.ui.speech import counted, finding_text, findings_text, refusal_text, where_text
-from ddplaunch.ui.style import cells, visible
-from ddplaunch.ui.wrapping import wrap
+from ddplaunch.ui.terminal import cells, visible, wrap
+from ddplaunch.values.finding import Finding, error
 from tests.conftest import Golden
 from tests.sample_launch import FILES, SHM
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddplaunch.ui.streams import speak, styled, unicode_ok, width, write
+from ddplaunch.ui.terminal import speak, styled, unicode_ok, width, write
 
 
 class Terminal(io.StringIO):
@@ -87,7 +87,7 @@ def test_a_reader_that_leaves_costs_neither_a_traceback_nor_the_exit_status() ->
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        done = run("from ddplaunch.ui.streams import write; assert write('x' * 100000) is False", stdout=writer)
+        done = run("from ddplaunch.ui.terminal import write; assert write('x' * 100000) is False", stdout=writer)
     finally:
         os.close(writer)
     assert (done.returncode, done.stderr) == (0, "")
@@ -95,19 +95,19 @@ def test_a_reader_that_leaves_costs_neither_a_traceback_nor_the_exit_status() ->
 
 def test_a_full_disk_is_told_for_data_and_forgiven_for_speech() -> None:
     with open("/dev/full", "w") as full:
-        data = run("from ddplaunch.ui.streams import write; write('x')", stdout=full.fileno())
-        speech = run("from ddplaunch.ui.streams import speak; speak('x')", stderr=full.fileno())
+        data = run("from ddplaunch.ui.terminal import write; write('x')", stdout=full.fileno())
+        speech = run("from ddplaunch.ui.terminal import speak; speak('x')", stderr=full.fileno())
     assert "No space left" in data.stderr
     assert speech.returncode == 0
 
 
 def test_speaking_into_a_closed_descriptor() -> None:
-    code = "import sys; sys.stderr = sys.stdout = None\nfrom ddplaunch.ui.streams import speak, write\n"
+    code = "import sys; sys.stderr = sys.stdout = None\nfrom ddplaunch.ui.terminal import speak, write\n"
     assert run(code + "sys.exit(speak('x') or write('x'))").returncode == 0
     assert speak("x", io.StringIO()) is True
 
 
 def test_the_panel_loads_neither_rich_nor_typer() -> None:
-    code = "import sys, ddplaunch.ui.panel, ddplaunch.ui.streams, ddplaunch.records.record\n"
+    code = "import sys, ddplaunch.ui.launch_view, ddplaunch.ui.terminal, ddplaunch.records.write\n"
     done = run(code + "print([name for name in ('rich', 'typer', 'torch', 'psutil') if name in sys.modules])", -1)
     assert done.stdout == "[]\n"

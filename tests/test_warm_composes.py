@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.probes.process_table import process_table
-from ddplaunch.probes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from tests import test_two_nodes
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import nodes

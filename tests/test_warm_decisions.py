@@ -13,12 +13,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.warm import kernel, message
-from ddplaunch.agent.warm.alone import replace_pause
-from ddplaunch.agent.warm.facts import foreign_caller
-from ddplaunch.agent.warm.process import WarmProcess
-from ddplaunch.agent.warm.request import Request, is_python_command, unpacked
-from ddplaunch.agent.warm.why_cold import AgentFacts, changed_since_load, why_no_template, why_not_forked
+from ddplaunch.agent.warm import kernel, requests
+from ddplaunch.agent.warm.family import WarmProcess
+from ddplaunch.agent.warm.requests import Request, is_python_command, unpacked
+from ddplaunch.agent.warm.why_cold import (
+    AgentFacts,
+    changed_since_load,
+    foreign_caller,
+    replace_pause,
+    why_no_template,
+    why_not_forked,
+)
 
 FIT = AgentFacts(
     orig_argv=("python", "-u", "-m", "torch.distributed.run"),
@@ -106,17 +111,17 @@ def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
         pid = os.fork()
         if pid == 0:
-            message.send(here, request.packed(), [file.fileno()])
+            requests.send(here, request.packed(), [file.fileno()])
             os._exit(0)
         here.close()
-        received = message.receive(there)
+        received = requests.receive(there)
     os.waitpid(pid, 0)
     assert received is not None
     assert unpacked(received[0]) == request
     os.write(received[1][0], b"through")
     os.close(received[1][0])
     assert (tmp_path / "file").read_text() == "through"
-    assert message.receive(there) is None
+    assert requests.receive(there) is None
     there.close()
 
 
@@ -205,5 +210,5 @@ def test_only_a_node_that_is_alone_skips_the_random_pause(nodes: int | None, pau
 )
 def test_who_called_torchrun(beneath: tuple[str, ...], caller: str | None) -> None:
     torch = "/env/lib/site-packages/torch/distributed"
-    inner = ["/src/ddplaunch/agent/warm/facts.py", "/src/plugin.py"]
+    inner = ["/src/ddplaunch/agent/warm/why_cold.py", "/src/plugin.py"]
     assert foreign_caller([*inner, f"{torch}/run.py", f"{torch}/elastic/errors.py", *beneath]) == caller

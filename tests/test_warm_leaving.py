@@ -7,7 +7,7 @@ from tests.warm.launching import ROOT
 
 PROGRAM = """
 import atexit, ctypes, os, sys, weakref
-from ddplaunch.agent.warm.leaving import leave_libraries_alone
+from ddplaunch.agent.warm.fresh import leave_libraries_alone
 
 class Kept: pass
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.prepare import interpreter, shadowing
-from ddplaunch.errors import UsageError
-from ddplaunch.launch.capture import VARIABLE
-from ddplaunch.launch.plan import Launch, Target
-from ddplaunch.launch.start import decide_start
-from ddplaunch.probes.run_processes import RunProcesses, runs_in
-from ddplaunch.probes.shadowing import shadowing_file
+from ddplaunch.launch.capture import decide_start
+from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.launch.settings import SETTINGS
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.software import shadowing_file
+from ddplaunch.values.finding import UsageError
 from tests.checks.healthy import healthy_facts
 from tests.test_launch_resolve import TRAIN, decide, variables
 from tests.test_launch_topology import said
@@ -29,7 +29,7 @@ def launched(shadow: str | None = None, **options: Any) -> Launch:
 
 
 def settings(launch: Launch) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(variables(launch).get(VARIABLE, "{}"))
+    found: dict[str, Any] = json.loads(variables(launch).get(SETTINGS, "{}"))
     return found
 
 

@@ -16,9 +16,9 @@ import sys
 import time
 from typing import Any
 
-from ddplaunch.agent.comm_rank import Part, free_socket, run
 from ddplaunch.agent.warm.kernel import die_with_parent
-from ddplaunch.hosts.host_answers import listen
+from ddplaunch.comm.rank import Part, free_socket, run
+from ddplaunch.hosts.session.answers import listen
 
 _TICK_S = 0.05
 _LONGEST = 500  # characters of an error; what ranks say has to fit PIPE_BUF, or lines would mix: pipe(7)

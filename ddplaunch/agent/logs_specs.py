@@ -2,6 +2,13 @@
 
 torchrun builds the object when torch is imported and nothing else has happened: no rendezvous, no rank. Its interface
 is ``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.html
+
+Reads what ranks print when no guard is left to do it, so that none of them waits; refuses to record it.
+
+Sets aside what an earlier run of the same id has left on this node; refuses to delete any of it.
+
+A command that is pasted twice, or a ``--run-id`` that is used again, would otherwise go on in the files of the run
+before, and its errors would be taken for this run's.
 """
 
 from __future__ import annotations
@@ -9,30 +16,90 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import selectors
 import sys
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import api
 
-from ddplaunch.agent.detours import Pause, name_methods_quickly
-from ddplaunch.agent.drain import drain
-from ddplaunch.agent.earlier import set_aside
-from ddplaunch.agent.ending import Ending, failures_of
-from ddplaunch.agent.events import forward_started, notice_failures, notice_start
-from ddplaunch.agent.outlets import alone, path_of, read_console
-from ddplaunch.agent.protocol import SETTINGS, Settings
-from ddplaunch.agent.rank_marks import file_of
+from ddplaunch.agent.end.reasons import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.agent.plugin.outlets import alone, path_of, read_console
+from ddplaunch.agent.plugin.session import Session
+from ddplaunch.agent.plugin.signals import Signals
+from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
+from ddplaunch.agent.plugin.trace import Trace, file_of
 from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.rank_site.breakpoints import breakpoints
-from ddplaunch.agent.session import Session
-from ddplaunch.agent.signals import Signals
-from ddplaunch.agent.surroundings import OOM_KILLS_BEFORE, oom_kills
-from ddplaunch.agent.trace import Trace
-from ddplaunch.agent.warm.alone import skip_the_spread
+from ddplaunch.agent.torch_patches import Pause, forward_started, name_methods_quickly, notice_failures, notice_start
+from ddplaunch.agent.warm.why_cold import skip_the_spread
+from ddplaunch.launch.settings import SETTINGS, Settings
 
 if TYPE_CHECKING:
     from ddplaunch.agent.warm.template import Template
+
+_READ_BYTES = 1 << 16
+
+
+def drain(readers: Sequence[int], sink: int) -> None:
+    """Copy everything to ``sink`` in a thread, as torchrun does without redirection: all ranks, as it comes."""
+    threading.Thread(target=_copy, args=(list(readers), sink), daemon=True).start()
+
+
+def _copy(readers: Sequence[int], sink: int) -> None:
+    with selectors.DefaultSelector() as selector:
+        for reader in readers:
+            selector.register(reader, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                try:
+                    data = os.read(key.fd, _READ_BYTES)
+                except OSError:
+                    data = b""
+                if not data:
+                    selector.unregister(key.fd)
+                    continue
+                _write(sink, data)
+
+
+def _write(sink: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(sink, data) :]
+    except OSError:
+        pass  # a console that is gone; the ranks go on
+
+
+_OURS = ("launcher.err", "processes.json", "outcome.json", "metrics.jsonl", "relaunch.json")
+
+
+def set_aside(directory: Path, node: int) -> Path | None:
+    """Move attempts, messages and outcome of ``node`` into ``node-K/before-N``; return that, None if nothing was there.
+
+    Raises OSError if they cannot be moved.
+    """
+    own = directory / f"node-{node}"
+    if not own.is_dir():
+        return None
+    old = [*sorted(own.glob("attempt-*")), *(own / name for name in _OURS), *_outcome(directory, node)]
+    old = [path for path in old if path.exists()]
+    if not old:
+        return None
+    number = 1
+    while (own / f"before-{number}").exists():
+        number += 1
+    place = own / f"before-{number}"
+    place.mkdir()
+    for path in old:
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(place / path.name)
+    return place
+
+
+def _outcome(directory: Path, node: int) -> tuple[Path, ...]:
+    return (directory / "outcome.json",) if node == 0 else ()
 
 
 class CapturedLogs(api.LogsSpecs):

@@ -3,81 +3,77 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.checks import (
-    delivery,
-    environment,
-    gpu_count,
-    gpu_health,
-    gpu_use,
+    connectivity,
+    gpu_choice,
+    gpu_state,
     host,
-    network,
-    numbers,
     nvidia_driver,
-    python_env,
     script,
-    slurm,
+    slurm_job,
     storage,
     torch_install,
+    variables,
+)
+from ddplaunch.checks import (
+    gpu_state as gpu_use,
+)
+from ddplaunch.checks import (
+    script as delivery,
+)
+from ddplaunch.checks import (
+    script as numbers,
+)
+from ddplaunch.checks import (
+    torch_install as python_env,
 )
 from ddplaunch.checks.check import Check, Outcome, run_check
-from ddplaunch.errors import usage
+from ddplaunch.values.finding import usage
 
 if TYPE_CHECKING:
-    from ddplaunch.checks.comm_groups import Comm
     from ddplaunch.launch.hosts_plan import HostReport
 
 ALL: tuple[Check, ...] = (
     *torch_install.CHECKS,
     *nvidia_driver.CHECKS,
-    *gpu_count.CHECKS,
-    *gpu_use.CHECKS,
-    *gpu_health.CHECKS,
-    *python_env.CHECKS,
+    *gpu_choice.CHECKS,
+    *gpu_use.GPU_USE_CHECKS,
+    *gpu_state.CHECKS,
+    *python_env.PYTHON_ENV_CHECKS,
     *host.CHECKS,
-    *network.CHECKS,
-    *slurm.CHECKS,
+    *connectivity.CHECKS,
+    *slurm_job.CHECKS,
     *storage.CHECKS,
-    *environment.CHECKS,
+    *variables.CHECKS,
     *script.CHECKS,
-    *numbers.CHECKS,
-    *delivery.CHECKS,
+    *numbers.NUMBERS_CHECKS,
+    *delivery.DELIVERY_CHECKS,
 )
 _NEAR = 0.6
 
 
 def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
     """Run every check on ``values`` (see ``available``); an ignored one is not run and becomes a skip that says so."""
-    return tuple(_outcome(check, values, ignore) for check in ALL)
+    return tuple(outcome(check, values, ignore) for check in ALL)
 
 
 def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
     """Run every check that compares hosts."""
-    return tuple(_outcome(check, {"hosts": reports}, ignore) for check in across())
+    return tuple(outcome(check, {"hosts": reports}, ignore) for check in across())
 
 
 def across() -> tuple[Check, ...]:
     """Return the checks that compare hosts; a launch on one has nothing to compare, and does not load them."""
-    from ddplaunch.checks import hosts
+    from ddplaunch.checks import across_hosts
 
-    return hosts.CHECKS
-
-
-def run_measured(comm: Comm, ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
-    """Run every check of what `doctor --comm` measured."""
-    return tuple(_outcome(check, {"comm": comm}, ignore) for check in measured())
+    return across_hosts.CHECKS
 
 
-def measured() -> tuple[Check, ...]:
-    """Return the checks of the collective test."""
-    from ddplaunch.checks import comm
-
-    return comm.CHECKS
-
-
-def _outcome(check: Check, values: dict[str, Any], ignore: Collection[str]) -> Outcome:
+def outcome(check: Check, values: dict[str, Any], ignore: Collection[str]) -> Outcome:
+    """Run one check, or skip it because ``ignore`` names it."""
     if check.code in ignore:
         return Outcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
     return run_check(check, values)
@@ -88,25 +84,25 @@ def families() -> tuple[str, ...]:
     return tuple(dict.fromkeys(check.family for check in ALL))
 
 
-def by_code(code: str) -> Check | None:
-    """Return the check of that code."""
+def by_code(code: str, measured: Sequence[Check] = ()) -> Check | None:
+    """Return the check of that code; ``measured`` are those of the collective test, which stand above this room."""
     known = next((check for check in ALL if check.code == code), None)
-    return known or next((check for check in (*across(), *measured()) if check.code == code), None)
+    return known or next((check for check in (*across(), *measured) if check.code == code), None)
 
 
-def near_miss(code: str) -> str | None:
+def near_miss(code: str, measured: Sequence[Check] = ()) -> str | None:
     """Return the code that was probably meant, however it was spelt: ``shm_small`` is ``shm-too-small``."""
     spelt = code.strip().lower().replace("_", "-")
-    codes = [check.code for check in (*ALL, *across(), *measured())]
+    codes = [check.code for check in (*ALL, *across(), *measured)]
     near = difflib.get_close_matches(spelt, codes, n=1, cutoff=_NEAR)
     return near[0] if near else None
 
 
-def refuse_unknown(codes: Collection[str]) -> None:
+def refuse_unknown(codes: Collection[str], measured: Sequence[Check] = ()) -> None:
     """Raise UsageError for the first code of ``--ignore`` that no check has: ignoring nothing would go unnoticed."""
     for code in codes:
-        if by_code(code) is None:
-            near = near_miss(code)
+        if by_code(code, measured) is None:
+            near = near_miss(code, measured)
             raise usage(
                 f"`--ignore {code}` names no check",
                 why="a misspelt code would ignore nothing",

@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import fields
 from typing import Any, Literal
 
-from ddplaunch.finding import Finding
-from ddplaunch.frozen import dataclass
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.facts import Facts
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import Facts
 from ddplaunch.script.report import ScriptReport
-from ddplaunch.values import Unavailable
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
 
 CheckFunction = Callable[..., Iterable[Finding]]
 Status = Literal["passed", "found", "skipped", "crashed"]

@@ -1,16 +1,186 @@
-"""Checks of CPUs, memory and processes of one host against a launch; refuses to look at GPUs or the network."""
+"""Checks of CPUs, memory and processes of one host against a launch; refuses to look at GPUs or the network.
+
+Words for bytes and the number of DataLoader workers of a launch; refuses to judge whether it is enough.
+
+Checks of resource limits that ranks inherit; refuses to raise any.
+
+Checks of /dev/shm; refuses to remove anything from it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.limits import CHECKS as LIMIT_CHECKS
-from ddplaunch.checks.quantities import GIB, MIB, size, workers_per_process
-from ddplaunch.checks.shared_memory import CHECKS as SHARED_MEMORY_CHECKS
-from ddplaunch.finding import Finding, warning
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts
+from ddplaunch.checks.variables import user_variables
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, NetworkFacts, ShmFacts
+from ddplaunch.script.declared import given
+from ddplaunch.script.report import DeclaredAt, DeclaredOption
+from ddplaunch.values.finding import Finding, error, warning
+
+MIB = 1024**2
+GIB = 1024**3
+
+# What training scripts call it: PyTorch's and timm's examples, Lightning, Hugging Face TrainingArguments.
+_WORKER_OPTION = DeclaredOption(
+    ("--num-workers", "--num_workers", "--workers", "--dataloader_num_workers", "--dataloader-num-workers"),
+    DeclaredAt("", 0),
+)
+
+
+def size(count: int) -> str:
+    """Return ``count`` bytes in words: "64 MiB", "1.5 GiB", "512 GiB"."""
+    if count >= 1024 * GIB:
+        return f"{count / (1024 * GIB):.1f} TiB"
+    if count >= GIB:
+        return f"{count / GIB:.1f} GiB".replace(".0 ", " ")
+    if count >= MIB:
+        return f"{count / MIB:.0f} MiB"
+    return f"{count / 1024:.0f} KiB"
+
+
+def workers_per_process(launch: Launch | None) -> int | None:
+    """Return DataLoader workers per rank from ``--workers`` or the script's arguments; None where nobody said."""
+    if launch is None:
+        return None
+    if launch.options.workers is not None:
+        return launch.options.workers.value
+    values = given(launch.target.args, _WORKER_OPTION) if launch.target else ()
+    return int(values[-1]) if values and values[-1].isascii() and values[-1].isdigit() else None
+
+
+# Open files of one rank, a rule of thumb: the interpreter and torch's libraries, tensors in flight of each worker
+# (torch.multiprocessing's file_descriptor strategy keeps one per tensor), and sockets to the other ranks.
+BASE_FILES = 256
+FILES_PER_WORKER = 32
+FILES_PER_RANK = 4
+USUAL_SOFT_LIMIT = 1024  # Linux' default; a lower one was set by somebody
+WANTED = 65535
+
+
+def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator[Finding]:
+    """The limit on open files is lower than a rank needs.
+
+    Each DataLoader worker shares its tensors by file descriptors, and each rank holds sockets to the others; at the
+    limit they fail with "Too many open files". The estimate is 256 + 32 x workers + 4 x world size per rank.
+    Remedy: `ulimit -n 65535` in the shell that launches.
+    """
+    soft = limits.open_files_soft
+    if soft is None:
+        return
+    workers = workers_per_process(launch) or 0
+    need, who = USUAL_SOFT_LIMIT, "one rank with a few DataLoader workers"
+    if launch:
+        world = launch.topology.world_size
+        need = BASE_FILES + FILES_PER_WORKER * workers + FILES_PER_RANK * world
+        who = f"one of {world} ranks with {workers} DataLoader workers"
+    if soft >= need:
+        return
+    hard = limits.open_files_hard
+    if hard is None or hard >= need:
+        fix = f"`ulimit -n {WANTED if hard is None else min(hard, WANTED)}` in the shell that launches"
+    else:
+        fix = f"the hard limit is {hard}: `docker run --ulimit nofile={WANTED}`, or /etc/security/limits.conf on a host"
+    yield warning(
+        "open-files-low",
+        f"`ulimit -n` is {soft}, and {who} opens about {need} files",
+        why="DataLoader workers and sockets then fail with `Too many open files`",
+        fix=fix,
+    )
+
+
+def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None = None) -> Iterator[Finding]:
+    """The limit on locked memory is low on a host with InfiniBand.
+
+    RDMA needs its buffers locked in memory. With a limit, registering them fails with "Cannot allocate memory" in
+    `ibv_reg_mr` or `ibv_create_cq`. NCCL's documentation asks for an unlimited one.
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Remedy: `docker run --ulimit memlock=-1`, or /etc/security/limits.conf.
+    """
+    active = [f"{port.device}:{port.port}" for port in network.infiniband if port.state == "ACTIVE"]
+    if limits.memlock_bytes is None or not active:
+        return
+    if launch and (launch.device.value == "cpu" or launch.topology.nnodes.value == 1):
+        return
+    yield warning(
+        "memlock-low",
+        f"`ulimit -l` is {size(limits.memlock_bytes)}, and {', '.join(active)} "
+        f"{'is' if len(active) == 1 else 'are'} active",
+        why="NCCL locks its RDMA buffers in memory and fails with `Cannot allocate memory` at the limit",
+        fix="`docker run --ulimit memlock=-1`; on a host, `* - memlock unlimited` in /etc/security/limits.conf, "
+        "and `LimitMEMLOCK=infinity` in slurmd's unit",
+    )
+
+
+LIMITS_CHECKS: tuple[Check, ...] = tuple(declare("host", check) for check in (open_files_low, memlock_low))
+
+
+DOCKER_DEFAULT_BYTES = 64 * MIB  # docs.docker.com/reference/cli/docker/container/run: --shm-size
+# NCCL's troubleshooting page asks for `--shm-size=1g --ulimit memlock=-1` in containers.
+ENOUGH_BYTES = GIB
+NEARLY_FULL_BYTES = 256 * MIB
+
+
+def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+    """/dev/shm is too small for NCCL or DataLoader workers.
+
+    Docker makes it 64 MiB. NCCL's ranks on one host exchange data through it where GPUs cannot reach each other
+    directly, and DataLoader workers hand every batch over in it; when it is full they die with SIGBUS or "No space
+    left on device". It is an error where the launch is known to need it. Remedy: `--ipc=host` or `--shm-size=16g`.
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    """
+    if shm.size_bytes >= ENOUGH_BYTES:
+        return
+    needed_by = _needed_by(environment, launch)
+    tiny = shm.size_bytes <= DOCKER_DEFAULT_BYTES
+    if launch and not needed_by and not (tiny and workers_per_process(launch) is None):
+        return
+    certain = launch is not None and needed_by is not None and tiny
+    yield (error if certain else warning)(
+        "shm-too-small",
+        f"/dev/shm is {size(shm.size_bytes)}",
+        why=f"{needed_by or 'NCCL and DataLoader workers'} allocate from it and die with SIGBUS or "
+        "`No space left on device` when it is full",
+        fix="restart the container with `--ipc=host` or `--shm-size=16g`; on a host, "
+        "`sudo mount -o remount,size=16g /dev/shm`",
+    )
+
+
+def _needed_by(environment: dict[str, str], launch: Launch | None) -> str | None:
+    """Return who is known to use /dev/shm in this launch, None where nobody is known to."""
+    if launch is None:
+        return None
+    users = []
+    settings = {setting.name: setting.value for setting in user_variables(environment, launch)}
+    processes = launch.topology.nproc_per_node.value
+    allowed = settings.get("NCCL_SHM_DISABLE", "0") in ("", "0")
+    if launch.device.value == "cuda" and processes > 1 and allowed:
+        users.append(f"{processes} NCCL ranks")
+    if workers := workers_per_process(launch):
+        users.append(f"{processes * workers} DataLoader workers")
+    return " and ".join(users) or None
+
+
+def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
+    """/dev/shm is large enough but nearly full.
+
+    Files of processes that were killed stay in it until they are removed, or the machine restarts. NCCL and
+    DataLoader workers die with SIGBUS or "No space left on device" when nothing is free.
+    Remedy: remove files there that no process has open.
+    """
+    if shm.size_bytes >= ENOUGH_BYTES and shm.free_bytes < NEARLY_FULL_BYTES:
+        yield warning(
+            "shm-nearly-full",
+            f"/dev/shm has {size(shm.free_bytes)} of {size(shm.size_bytes)} free",
+            why="NCCL and DataLoader workers allocate from it and die with SIGBUS when it is full; killed processes "
+            "leave their files behind",
+            fix="`ls -lhS /dev/shm | head -20` lists them; remove those that `fuser -v FILE` shows nobody using",
+        )
+
+
+SHARED_MEMORY_CHECKS: tuple[Check, ...] = tuple(declare("host", check) for check in (shm_too_small, shm_nearly_full))
+
 
 # Host memory that one rank takes before it loads a model or data. CPU: 8 ranks with torch 2.13.0+cpu had 1226 MB of
 # PSS together. CUDA: a context and the libraries it maps add most of a GiB; a rule of thumb, not a measurement.
@@ -118,6 +288,6 @@ def processes_low(
 
 CHECKS: tuple[Check, ...] = (
     *SHARED_MEMORY_CHECKS,
-    *LIMIT_CHECKS,
+    *LIMITS_CHECKS,
     *(declare("host", check) for check in (cpus_short, container_cpu_quota, memory_short, processes_low)),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.frozen import dataclass
+from ddplaunch.values.frozen import dataclass
 
 # Read by NCCL 2.8 to 2.29: the names in its documentation, in NCCL_PARAM and in getenv calls of its releases.
 # https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html

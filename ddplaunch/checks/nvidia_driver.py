@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.cuda_arch import OLDEST_DRIVERS, driver_suffices
-from ddplaunch.checks.used_gpus import counted, cpu_was_chosen
-from ddplaunch.finding import Finding, error, warning
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.facts import HostFacts, NvidiaFacts, NvmlFacts, TorchFacts, TorchImport
+from ddplaunch.checks.gpu_choice import counted, cpu_was_chosen
+from ddplaunch.checks.torch_install import OLDEST_DRIVERS, driver_suffices
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import HostFacts, NvidiaFacts, NvmlFacts, TorchFacts, TorchImport
+from ddplaunch.values.finding import Finding, error, warning
 
 
 def driver_too_old(

@@ -1,4 +1,9 @@
-"""Checks of what a training script's source says against the launch; refuses to read the source itself."""
+"""Checks of what a training script's source says against the launch; refuses to read the source itself.
+
+Checks whether the numbers of a launch arrive in the script; refuses to say how a script should read them.
+
+Checks of batch sizes and learning rates that run but do not train as meant; refuses to calculate them.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import PurePath
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.finding import Finding, error, warning
-from ddplaunch.launch.plan import Launch, Target
-from ddplaunch.script.arguments import given
+from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.script.declared import given
 from ddplaunch.script.report import ScriptReport
+from ddplaunch.values.finding import Finding, error, warning
 
 LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
 LAUNCHER_MODULES = (
@@ -179,4 +184,110 @@ CHECKS: tuple[Check, ...] = tuple(
         script_never_initialises,
         option_given_twice,
     )
+)
+
+
+#: What a user says for each number that the script would have to receive, in the order in which it is reported.
+_SAID_BY = {
+    "batch_size": ("batch_size", "global_batch_size"),
+    "accum": ("accum",),
+    "lr": ("lr", "base_lr"),
+    "warmup_steps": ("base_warmup",),
+}
+_SIBLING = {"batch_size": "global_batch_size"}  # a script that takes the global batch divides it by the ranks itself
+
+
+def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
+    """A number was given that the script has no way to receive.
+
+    Numbers reach a script by a placeholder in its arguments, by an option that it declares, or by the environment
+    (`DDPLAUNCH_BATCH_SIZE`, `ddplaunch.current()`). With none of the three it trains with its own numbers, whatever
+    the plan shows. A script that cannot be read completely keeps this check silent. Remedy: a placeholder such as
+    `{batch_size}` in an argument, an option in the script, or `ddplaunch.current()`.
+    """
+    if not script.complete or script.syntax_error is not None or _asks_itself(script):
+        return
+    received = {item.number for item in launch.passed} | {option.meaning for option in script.options}
+    for number, options in _SAID_BY.items():
+        said = next((name for name in options if getattr(launch.options, name) is not None), None)
+        if said is None or number in received or _SIBLING.get(number) in received:
+            continue
+        resolved = getattr(launch.numbers, number)
+        if resolved is None or (number == "accum" and resolved.value == 1):
+            continue
+        flag = "--" + said.replace("_", "-")
+        yield warning(
+            "number-not-received",
+            f"{script.path} has no way to receive the {number.replace('_', ' ')} {resolved.value} of `{flag}`",
+            why=f"it declares no such option, its arguments hold no `{{{number}}}`, and it reads no `DDPLAUNCH_*`; it "
+            "trains with a number of its own",
+            fix=f"pass it in an argument, as in `--{number.replace('_', '-')} {{{number}}}` behind `--`, or read "
+            f"`ddplaunch.current().{number}` in the script",
+            where=str(getattr(launch.options, said).source),
+        )
+
+
+def _asks_itself(script: ScriptReport) -> bool:
+    return any(name.startswith("DDPLAUNCH_") for name in script.reads_env) or any(
+        item.package == "ddplaunch" for item in script.imports
+    )
+
+
+DELIVERY_CHECKS: tuple[Check, ...] = (declare("numbers", number_not_received),)
+
+
+LARGE_FACTOR = 8.0  # the smallest step beyond one GPU's worth in Goyal et al. is a node of eight
+
+
+def dataset_smaller_than_batch(launch: Launch) -> Iterator[Finding]:
+    """The dataset is smaller than one effective batch.
+
+    With `drop_last=True` an epoch then has no step at all, and a training "finishes" without having trained; without
+    it the sampler repeats samples to fill up the ranks. Remedy: a smaller batch, less accumulation or fewer processes.
+    """
+    numbers = launch.numbers
+    if numbers.dataset_size is None or numbers.global_batch_size is None:
+        return
+    samples, batch = numbers.dataset_size.value, numbers.global_batch_size.value
+    if samples >= batch:
+        return
+    world = launch.topology.world_size
+    fits = samples // world
+    yield warning(
+        "dataset-smaller-than-batch",
+        f"the dataset has {samples} samples, one effective batch {batch}",
+        why="with `drop_last=True` an epoch has no step; otherwise samples are repeated to fill up the ranks",
+        fix=f"`--batch-size {fits} --accum 1` makes one step of {fits * world} samples on {world} ranks"
+        if fits
+        else f"run at most {samples} processes with `--batch-size 1`",
+        where=str(numbers.dataset_size.source),
+    )
+
+
+def lr_factor_large(launch: Launch) -> Iterator[Finding]:
+    """The learning rate is scaled linearly by 8 or more, without a warmup.
+
+    Linear scaling holds in Goyal et al. 2017 (arXiv:1706.02677) for SGD with a gradual warmup over five epochs; without
+    it the first steps diverge or end in a worse minimum. Remedy: `--base-warmup`, a cap by `--lr-max-factor`, or
+    `--lr-scaling sqrt`, the usual rule of thumb for Adam-like optimizers.
+    """
+    numbers = launch.numbers
+    if numbers.lr_factor is None or numbers.lr_factor.value < LARGE_FACTOR or numbers.base_warmup is not None:
+        return
+    if numbers.lr is None or numbers.lr_scaling is None or numbers.lr_scaling.value != "linear":
+        return
+    factor = numbers.lr_factor.value
+    yield warning(
+        "lr-factor-large",
+        f"the learning rate is {factor:g} times the base one, {numbers.lr.value:g}, with no warmup",
+        why="linear scaling was shown for SGD with a warmup over the first epochs (Goyal et al. 2017); without one "
+        "the first steps may diverge",
+        fix="name the warmup steps of the base run with `--base-warmup`, cap the factor with `--lr-max-factor 4`, or "
+        "pass `--lr-scaling sqrt` for Adam-like optimizers",
+        where=str(numbers.lr_factor.source),
+    )
+
+
+NUMBERS_CHECKS: tuple[Check, ...] = tuple(
+    declare("numbers", check) for check in (dataset_smaller_than_batch, lr_factor_large)
 )

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 from shlex import quote
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.quantities import GIB, MIB, size
-from ddplaunch.finding import Finding, error, warning
-from ddplaunch.probes.facts import PathFact
+from ddplaunch.checks.host import GIB, MIB, size
+from ddplaunch.machine.facts import PathFact
+from ddplaunch.values.finding import Finding, error, warning
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for this and are not on the list.

@@ -1,18 +1,66 @@
-"""Is there a torch that can train here: installed, new enough, built for these GPUs; refuses to import it."""
+"""Is there a torch that can train here: installed, new enough, built for these GPUs; refuses to import it.
+
+NVIDIA's compatibility rules between a build, a GPU and a driver, as arithmetic; refuses to find fault.
+
+Checks of the Python that a launch runs in; refuses to look for torch, which has a family of its own.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from shlex import quote
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.cuda_arch import driver_suffices, runs_on
-from ddplaunch.checks.used_gpus import counted, cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
-from ddplaunch.finding import Finding, error
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.facts import NOT_ASKED, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
-from ddplaunch.values import Unavailable
+from ddplaunch.checks.gpu_choice import counted, cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import NOT_ASKED, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
+from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.resolved import Unavailable
+
+# The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
+_FIRST_COMPATIBLE_MAJOR = 11
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+def runs_on(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a build for ``arch_list`` ("sm_90", "compute_90" …) runs on a GPU of ``capability``.
+
+    True where the list says nothing of NVIDIA's architectures, since then nothing can be concluded.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
+    """
+    parsed = [match for match in map(_ARCHITECTURE.fullmatch, arch_list) if match]
+    return not parsed or any(_fits(match, capability) for match in parsed)
+
+
+def _fits(match: re.Match[str], capability: tuple[int, int]) -> bool:
+    kind, suffix = match[1], match[4]
+    built = (int(match[2]), int(match[3]))
+    if suffix == "a":  # architecture-specific: this very one, as machine code or as PTX
+        return built == capability
+    if kind == "compute" and suffix == "":
+        return built <= capability
+    return built[0] == capability[0] and built[1] <= capability[1]
+
+
+def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
+    """Whether a driver that supports CUDA ``driver`` runs a build for CUDA ``built_for`` ("12.8").
+
+    Since CUDA 11 every driver of the same major release does; before, it had to be as new. True for a version that
+    cannot be read.
+    """
+    match = re.match(r"(\d+)\.(\d+)", built_for)
+    if match is None:
+        return True
+    build = (int(match[1]), int(match[2]))
+    if build[0] >= _FIRST_COMPATIBLE_MAJOR:
+        return driver[0] >= build[0]
+    return driver >= build
+
 
 OLDEST = (2, 3)
 SELECTOR = "https://pytorch.org/get-started/locally"
@@ -197,3 +245,32 @@ CHECKS: tuple[Check, ...] = (
     declare("torch", gpu_arch_not_in_wheel),
     declare("torch", cuda_unavailable_reason),
 )
+
+
+def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
+    """The first torchrun on PATH belongs to another Python than ddplaunch.
+
+    ddplaunch runs torchrun in its own interpreter, so its launches are not affected. A `torchrun` typed in the same
+    shell uses another environment, with another torch or none. https://github.com/pytorch/pytorch/issues/92132
+    Remedy: activate one environment, or `python -m torch.distributed.run`.
+    """
+    other = python.torchrun_python
+    if other is None or not other.startswith("/") or _folder(other) == _folder(python.executable):
+        return
+    yield warning(
+        "torchrun-of-another-python",
+        f"`torchrun` on PATH is {python.torchrun_on_path}, which runs {other}, not {python.executable}",
+        why="ddplaunch uses its own interpreter; a `torchrun` typed in this shell uses the other one's packages",
+        fix=f"`export PATH={quote(str(PurePosixPath(python.executable).parent))}:$PATH`, or "
+        f"`{quote(python.executable)} -m torch.distributed.run` instead of `torchrun`",
+        where="PATH",
+    )
+
+
+def _folder(executable: str) -> str:
+    """Return the directory of an interpreter; /bin is a link to /usr/bin on current distributions."""
+    folder = str(PurePosixPath(executable).parent)
+    return "/usr/bin" if folder == "/bin" else folder
+
+
+PYTHON_ENV_CHECKS: tuple[Check, ...] = (declare("python_env", torchrun_of_another_python),)

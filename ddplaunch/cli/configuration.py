@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import refuse_unknown
-from ddplaunch.cli.ranges import refuse_impossible
-from ddplaunch.errors import UsageError, usage
-from ddplaunch.launch.envfile import parse_assignment, parse_file
-from ddplaunch.launch.options import Options
-from ddplaunch.launch.profile import merge, select_profile
+from ddplaunch.cli.option_values import refuse_impossible
+from ddplaunch.launch.options import Options, merge, parse_assignment, parse_file, select_profile
 from ddplaunch.launch.topology import bare
-from ddplaunch.values import Source
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.resolved import Source
 
 _FILES = ("ddplaunch.toml", "pyproject.toml")
 
@@ -57,7 +55,10 @@ def working_directory() -> Path:
 
 def _possible(options: Options) -> Options:
     refuse_impossible(options)
-    refuse_unknown([item.value for item in options.ignore])
+    if options.ignore:
+        from ddplaunch.comm.checks import CHECKS as measured  # only to know their names
+
+        refuse_unknown([item.value for item in options.ignore], measured)
     address = options.master_addr
     return options if address is None else replace(options, master_addr=replace(address, value=bare(address.value)))
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.cli.flags import HELP, LAUNCHING
-from ddplaunch.cli.options import options_from_flags
+from ddplaunch.cli.option_values import options_from_flags
 from ddplaunch.cli.quick import parse as parse_quickly
 from ddplaunch.cli.say import answer, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
-from ddplaunch.errors import DdplaunchError, ExitStatus, UsageError, usage
 from ddplaunch.launch.options import Options
+from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -93,7 +93,7 @@ def dispatch(words: list[str]) -> int:
         if parsed is None:
             return ExitStatus.DONE
         command, values = parsed
-    function = getattr(import_module(f"ddplaunch.cli.{command}"), command)
+    function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
     if command not in LAUNCHING:
         return int(function(**values))
     options = options_from_flags(values)

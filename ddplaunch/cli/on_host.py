@@ -11,15 +11,15 @@ import os
 import sys
 from typing import Any
 
+from ddplaunch.cli.commands.run import environment_of, execute, refuse_too_long
 from ddplaunch.cli.prepare import prepare
-from ddplaunch.cli.run import environment_of, execute, refuse_too_long
 from ddplaunch.cli.say import tell_findings
 from ddplaunch.cli.target import parse_target
-from ddplaunch.errors import DdplaunchError, ExitStatus
-from ddplaunch.launch.capture import VARIABLE
 from ddplaunch.launch.hosts_plan import options_from_json
+from ddplaunch.launch.settings import SETTINGS
 from ddplaunch.records.gpu_lock import GpuLocks
-from ddplaunch.records.record import write
+from ddplaunch.records.write import write
+from ddplaunch.values.finding import DdplaunchError, ExitStatus
 
 
 def on_host(order: dict[str, Any]) -> int:
@@ -31,8 +31,8 @@ def on_host(order: dict[str, Any]) -> int:
         tell_findings(refusing)
         return ExitStatus.REFUSED
     environment = environment_of(prepared.launch)
-    if VARIABLE in environment:  # the launcher has the last word
-        environment[VARIABLE] = json.dumps({**json.loads(environment[VARIABLE]), "silent": True})
+    if SETTINGS in environment:  # the launcher has the last word
+        environment[SETTINGS] = json.dumps({**json.loads(environment[SETTINGS]), "silent": True})
     told = environment
     if options.relaunch is not None:  # the launcher decides, from what this host leaves in the record
         from ddplaunch.cli.relaunching import with_order

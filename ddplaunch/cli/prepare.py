@@ -13,26 +13,24 @@ from pathlib import Path
 from ddplaunch.checks.all_checks import run_all
 from ddplaunch.checks.check import Outcome, available
 from ddplaunch.cli.configuration import variables
-from ddplaunch.errors import usage
-from ddplaunch.finding import Finding, Severity
-from ddplaunch.frozen import dataclass
 from ddplaunch.launch.gpus import Selection, select
+from ddplaunch.launch.inside.complete import complete, notes, within_allocation
+from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch, Target
 from ddplaunch.launch.relaunch import relaunched_id
 from ddplaunch.launch.resolve import Situation, resolve
-from ddplaunch.launch.surroundings_complete import complete, notes, within_allocation
 from ddplaunch.launch.topology import split_nproc
-from ddplaunch.probes.facts import Facts, NvmlFacts, ProbeRequest
-from ddplaunch.probes.gather import gather
-from ddplaunch.probes.plugin import probe_plugin
-from ddplaunch.records.directory import run_directory, runs_directory
+from ddplaunch.machine.facts import Facts, NvmlFacts, ProbeRequest
+from ddplaunch.machine.gather import gather
+from ddplaunch.machine.software import probe_plugin
+from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
 from ddplaunch.records.gpu_lock import GpuLocks, pick_free
-from ddplaunch.records.run_id import new_run_id
-from ddplaunch.script.locate import locate
 from ddplaunch.script.read import read_script
 from ddplaunch.script.report import ScriptReport
-from ddplaunch.values import Unavailable
+from ddplaunch.script.source import locate
+from ddplaunch.values.finding import Finding, Severity, usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,9 @@ def prepare(
 def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return who else set this job up and how much time it has left, for the panel."""
     if "SLURM_JOB_ID" in environ:
-        from ddplaunch.hosts.slurm import with_end_of_job  # a program to ask, which only Slurm's users wait for
+        from ddplaunch.hosts.slurm.programs import (
+            with_end_of_job,  # a program to ask, which only Slurm's users wait for
+        )
 
         environ = with_end_of_job(environ)
     return notes(environ, time.time())
@@ -192,7 +192,7 @@ def shadowing(options: Options, cwd: Path) -> str | None:
     """Return what ``-P`` would keep out of torchrun, where a warm start has to do without it."""
     if options.start is None or options.start.value != "warm" or "-P" not in interpreter():
         return None
-    from ddplaunch.probes.shadowing import shadowing_file  # for the few launches that need it
+    from ddplaunch.machine.software import shadowing_file  # for the few launches that need it
 
     return None if os.environ.get("PYTHONSAFEPATH") else shadowing_file(str(cwd))
 

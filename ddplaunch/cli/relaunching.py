@@ -1,6 +1,8 @@
 """ddplaunch's own part in launching a failed run again: what it leaves with the plug-in, and the pause before.
 
 It refuses to decide whether a run is worth it; `launch/relaunch.py` does.
+
+SIGTERM and SIGHUP while ddplaunch waits break the wait off in order; refuses to replace a handler that is there.
 """
 
 from __future__ import annotations
@@ -8,37 +10,60 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.ending_by_signals import ending_by_signals
 from ddplaunch.cli.say import tell, tell_findings
-from ddplaunch.errors import ExitStatus, RefusedError
-from ddplaunch.finding import Finding, error
-from ddplaunch.hosts.roll_call_words import Hello
-from ddplaunch.launch.capture import EXECUTED, VARIABLE
+from ddplaunch.hosts.roll_call.messages import Hello
+from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch
 from ddplaunch.launch.relaunch import (
     NOT_GIVEN,
     NOT_RELAUNCHED,
     RETURN,
     Evidence,
+    Order,
     Policy,
+    Return,
     decide,
     evidence_from_json,
     evidence_json,
+    order_json,
     pause_s,
+    read_return,
     relaunch_policy,
 )
-from ddplaunch.launch.relaunch_order import Order, Return, order_json, read_return
-from ddplaunch.probes.newest import newest_below
-from ddplaunch.ui.relaunch_words import asking_text, because, line_text, relaunching_text
-from ddplaunch.ui.streams import width
+from ddplaunch.launch.settings import EXECUTED, SETTINGS
+from ddplaunch.machine.paths import newest_below
+from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunching_text
+from ddplaunch.ui.terminal import width
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
+
+
+@contextmanager
+def ending_by_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP unwind what waits; 128 + signal is the exit status.
+
+    Others can be told then, and the first process of a container, to which signals do nothing by default, ends at all.
+    """
+
+    def end(number: int, _: object) -> None:
+        sys.exit(128 + number)
+
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    before = {number: signal.signal(number, end) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 _OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own environment
 
@@ -46,7 +71,7 @@ _OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own env
 def claimed(environ: MutableMapping[str, str]) -> Return | None:
     """Return what the plug-in left for this process if it is a relaunch, and take it away; None if it is none."""
     back = read_return(environ.pop(RETURN, None), os.getpid())
-    for name in ("DDPLAUNCH_RUN_ID", VARIABLE) if back is not None else ():
+    for name in ("DDPLAUNCH_RUN_ID", SETTINGS) if back is not None else ():
         environ.pop(name, None)  # they say whose relaunch this process is, and stay in /proc
     return back
 
@@ -92,7 +117,7 @@ def with_order(
     ``command`` is what to become, ``alone`` whether no other nodes have to agree.
     """
     policy = relaunch_policy(launch.options)
-    if policy is None or VARIABLE not in environment:
+    if policy is None or SETTINGS not in environment:
         return dict(environment)
     outputs = [item.value for item in launch.options.output]
     changed = [*(variable.name for variable in launch.environment), EXECUTED, _OF_TORCHRUN]
@@ -105,8 +130,8 @@ def with_order(
         outputs=tuple(zip(outputs, newest_below(outputs), strict=True)),
         alone=alone,
     )
-    settings = {**json.loads(environment[VARIABLE]), "relaunch": order_json(order)}
-    return {**environment, VARIABLE: json.dumps(settings, separators=(",", ":"))}
+    settings = {**json.loads(environment[SETTINGS]), "relaunch": order_json(order)}
+    return {**environment, SETTINGS: json.dumps(settings, separators=(",", ":"))}
 
 
 def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Finding | None:

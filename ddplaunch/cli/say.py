@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ddplaunch.finding import Finding
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.streams import speak, styled, unicode_ok, width, write
+from ddplaunch.ui.terminal import speak, styled, unicode_ok, width, write
+from ddplaunch.values.finding import Finding
 
 
 def tell(text: str) -> None:

@@ -10,9 +10,9 @@ import os
 import sys
 
 from ddplaunch.cli.say import answer
-from ddplaunch.hosts.stopping import stop_run
-from ddplaunch.probes.process_table import process_table
-from ddplaunch.probes.run_processes import runs_in
+from ddplaunch.hosts.local.stop_run import stop_run
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.ui.stop_view import stop_json
 
 

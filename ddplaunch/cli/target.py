@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.cli.flags import Flag, flags_of
-from ddplaunch.errors import UsageError, usage
-from ddplaunch.launch.plan import Target
+from ddplaunch.launch.launch import Target
+from ddplaunch.values.finding import UsageError, usage
 
 _LONGEST = 160  # of a path in a message
 

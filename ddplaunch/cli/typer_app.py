@@ -11,8 +11,8 @@ from typing import Annotated, Any, Optional
 import typer
 
 from ddplaunch.cli.flags import HELP, Flag, flags_of
-from ddplaunch.errors import UsageError, usage
-from ddplaunch.ui.streams import width
+from ddplaunch.ui.terminal import width
+from ddplaunch.values.finding import UsageError, usage
 
 _TYPES: dict[str, Any] = {
     "argument": Optional[str],  # noqa: UP045 - Typer reads these at run time

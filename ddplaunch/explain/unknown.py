@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import signal
 
-from ddplaunch.explain.candidates import NOISE
-from ddplaunch.explain.decide import Decision
-from ddplaunch.explain.endings import signal_number, status_text
-from ddplaunch.explain.facts import RunFacts
-from ddplaunch.explain.matching import Hit
-from ddplaunch.frozen import dataclass
+from ddplaunch.explain.decide.candidates import NOISE
+from ddplaunch.explain.decide.decide import Decision
+from ddplaunch.explain.decide.endings import signal_number, status_text
+from ddplaunch.explain.diagnosis import RunFacts
+from ddplaunch.explain.read.scan import Hit
+from ddplaunch.values.frozen import dataclass
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
 _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"

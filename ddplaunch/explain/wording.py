@@ -1,19 +1,24 @@
-"""A decision to the diagnosis that people read: what, why, fixes and evidence; refuses to decide."""
+"""A decision to the diagnosis that people read: what, why, fixes and evidence; refuses to decide.
+
+Fixes for this very run: the whole command with other numbers; refuses to change what nobody asked about.
+
+Words for ranks that waited for each other: who was where, who never came; refuses to decide.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ddplaunch.explain.decide import Decision
-from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence
-from ddplaunch.explain.facts import RunFacts
-from ddplaunch.explain.fixes import concrete_fixes
-from ddplaunch.explain.lines import Line
-from ddplaunch.explain.scan import Scanned
-from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.decide.collectives import Stuck, Waited, uneven
+from ddplaunch.explain.decide.decide import Decision
+from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, RunFacts
+from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.signatures import all_signatures
-from ddplaunch.explain.stuck_words import stuck_words
+from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.unknown import (
     Words,
     beside_words,
@@ -23,6 +28,175 @@ from ddplaunch.explain.unknown import (
     own_echo,
     unknown_words,
 )
+from ddplaunch.scaling.batch import resolve_batch
+from ddplaunch.scaling.numbers import NumbersRequest
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
+
+_SAID = Source("computed", "")
+
+
+def concrete_fixes(code: str, groups: Mapping[str, str], facts: RunFacts | None) -> tuple[str, ...]:
+    """Return what can be typed at once after a failure with ``code``, best first; empty where nothing is known."""
+    if facts is None or not facts.argv or facts.argv[1:2] != ("run",):
+        return ()
+    words = ("ddplaunch", *facts.argv[1:])
+    if code == "cuda-out-of-memory":
+        return _smaller_batch(words, facts.plan or {})
+    if code == "too-many-open-files":
+        return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
+    if code == "port-taken" and "--master-port" in _names(words):
+        free = _with(words, "--master-port", None)
+        return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
+    if code == "segmentation-fault":
+        return (f"where in Python it was: `{shlex.join(_with_env(words, 'PYTHONFAULTHANDLER=1'))}`",)
+    return ()
+
+
+def _smaller_batch(words: Sequence[str], plan: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the command with the largest smaller batch per process that keeps the effective batch."""
+    batch, accum, world, whole = (
+        _number(plan, name) for name in ("batch_size", "accum", "world_size", "global_batch_size")
+    )
+    if batch is None or world is None or batch < 2:
+        return ()
+    whole = whole or batch * (accum or 1) * world
+    for smaller in range(batch // 2, 0, -1):
+        wanted = Resolved(smaller, _SAID)
+        try:
+            found = resolve_batch(
+                NumbersRequest(Resolved(world, _SAID), batch_size=wanted, global_batch_size=Resolved(whole, _SAID))
+            )
+        except UsageError:  # does not divide
+            continue
+        if found.accum is None:
+            return ()
+        changed = _with(_with(words, "--batch-size", str(smaller)), "--accum", str(found.accum.value))
+        return (f"same effective batch of {whole} in less memory: `{shlex.join(changed)}`",)
+    return ()
+
+
+def _number(plan: Mapping[str, Any], name: str) -> int | None:
+    numbers = plan.get("numbers")
+    found = numbers.get(name) if isinstance(numbers, dict) else None
+    value = found.get("value") if isinstance(found, dict) else None
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def _names(words: Sequence[str]) -> list[str]:
+    return [word.partition("=")[0] for word in _own(words)]
+
+
+def _own(words: Sequence[str]) -> list[str]:
+    """Return the words in front of the first ``--``: what comes behind it is the script's."""
+    return list(words[: words.index("--")] if "--" in words else words)
+
+
+def _with(words: Sequence[str], flag: str, value: str | None) -> tuple[str, ...]:
+    """Return the command with ``flag`` set to ``value``, or without it."""
+    own = _own(words)
+    behind = list(words[len(own) :])
+    result: list[str] = []
+    done = value is None
+    skip = False
+    for word in own:
+        if skip:
+            skip = False
+            continue
+        name, equals, _ = word.partition("=")
+        if name != flag:
+            result.append(word)
+            continue
+        skip = not equals
+        if not done and value is not None:
+            result += [flag, value]
+            done = True
+    if not done and value is not None:
+        result += [flag, value]
+    return (*result, *behind)
+
+
+def _with_env(words: Sequence[str], setting: str) -> tuple[str, ...]:
+    own = _own(words)
+    return (*own, "--env", setting, *words[len(own) :])
+
+
+_STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
+_ORDER = "look for collectives under an `if` on the rank, a `break` or an exception that only some ranks take"
+_UNEVEN = "give every rank equally many batches: DistributedSampler with `drop_last=True`, or `with Join([model]):`"
+_P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
+_NAMED = 6
+
+
+def stuck_words(decision: Decision) -> Words | None:
+    """Return the words for a time-out whose ranks are known, None where the signature's own words say as much."""
+    found = decision.stuck
+    if found is None or not found.waited:
+        return None
+    if decision.code == "collective-mismatch":
+        return _mismatch(decision, found)
+    if decision.code == "gpu-p2p-broken":
+        return Words(
+            f"all {len(found.waited)} ranks hang in their first collective ({_call(found.waited[0])})",
+            "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
+            (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
+        )
+    if decision.code == "collective-timeout" and decision.rank is not None and decision.rank in found.absent:
+        waited = [each.rank for each in found.waited]
+        return Words(
+            f"rank {decision.rank} did not come to {_call(found.waited[0])}; {ranks_text(waited)} waited in vain",
+            "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
+            (f"look at what rank {decision.rank} did last; {_STACKS}", _UNEVEN),
+        )
+    return None
+
+
+def _mismatch(decision: Decision, found: Stuck) -> Words | None:
+    why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
+    if decision.mismatched is not None:
+        first, other = decision.mismatched
+        what = f"rank {first.rank} waited in {_call(first)}, rank {other.rank} in {_call(other)}"
+        return Words(
+            what,
+            why,
+            (
+                _ORDER,
+                "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)",
+                _UNEVEN,
+            ),
+        )
+    if found.left and decision.rank is not None:
+        what = (
+            f"rank {decision.rank} was done while {ranks_text([each.rank for each in found.waited])} still waited in "
+        )
+        return Words(what + _call(found.waited[0]), why, (_UNEVEN, _ORDER))
+    apart = uneven(found)
+    if apart is None:
+        return None
+    least, most = apart
+    what = (
+        f"rank {least} had started {found.enqueued[least]} collectives when rank {most} had started "
+        f"{found.enqueued[most]}"
+    )
+    return Words(what, why, (_UNEVEN, _ORDER))
+
+
+def _call(waited: Waited) -> str:
+    name = waited.call or waited.op or "the collective"
+    if waited.seq is not None:
+        size = f", {waited.numel} elements" if waited.numel is not None else ""
+        return f"{name} (number {waited.seq}{size})"
+    return name
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0, 1 and 2 more``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) <= _NAMED:
+        return f"ranks {', '.join(map(str, ranks))}"
+    return f"ranks {', '.join(map(str, ranks[:_NAMED]))} and {len(ranks) - _NAMED} more"
+
 
 _FIELD = re.compile(r"\{(\w+)\}")
 _GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")

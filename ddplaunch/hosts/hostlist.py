@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ddplaunch.errors import UsageError, usage
-from ddplaunch.frozen import dataclass
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.frozen import dataclass
 
 _NAME = re.compile(r"(?:[A-Za-z0-9_][A-Za-z0-9_.+-]*@)?[A-Za-z0-9_:][A-Za-z0-9_.:%-]*\Z")
 _COUNT = re.compile(r"[1-9][0-9]{0,5}\Z")

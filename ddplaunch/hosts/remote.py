@@ -2,19 +2,26 @@
 
 When stdin ends, or nothing arrives for ``SILENCE_S``, the launcher is dead, asleep or cut off: what it had started here
 is ended. There is one thread, because a child that is to die with its parent dies with the thread that made it.
+
+The record that a run left on this host, as pieces of a tar archive; refuses to change it.
+
+What explains a failure comes first: small files before large ones, so that a launcher that stops waiting has most.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import selectors
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from ddplaunch.hosts.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
 
 SILENCE_S = 15.0
 _UNUSED_S = 300.0  # before anything was started; the launcher may be waiting for other hosts
@@ -135,11 +142,11 @@ class Service:
                 self.lost()
 
     def _answer(self, order: dict[str, Any]) -> None:
-        from ddplaunch.hosts import host_answers
+        from ddplaunch.hosts.session import answers
 
         self._close_meeting()
         try:
-            answer, self._meeting = host_answers.answer(order)
+            answer, self._meeting = answers.answer(order)
             if self._meeting is not None:
                 self._selector.register(self._meeting, selectors.EVENT_READ)
         except Exception as error:  # told to the launcher, which knows who can do something about it
@@ -154,7 +161,7 @@ class Service:
             self._meeting = None
 
     def _launch(self, order: dict[str, Any]) -> None:
-        from ddplaunch.hosts.host_job import HostJob
+        from ddplaunch.hosts.session.job import HostJob
 
         self._order = order
         self._close_meeting()
@@ -194,8 +201,6 @@ class Service:
         status = self._job.process.returncode
         self._say(Kind.ENDED, {"status": status if status >= 0 else 128 - status, "killed": killed})
         if not self._alone:
-            from ddplaunch.hosts.host_record import pieces
-
             for piece in pieces(self._order.get("record"), self._order.get("marker")):
                 self._say(Kind.RECORD, piece)
                 while len(self._queue) > _QUEUE and not self._alone:
@@ -216,6 +221,72 @@ def main() -> int:
     service = Service(incoming, outgoing)
     signal.signal(signal.SIGTERM, lambda *_: service.lost())
     return service.serve()
+
+
+_PIECE = 1 << 18
+_KEPT = 256 << 20  # bytes of one file's end; more than that nobody waits for
+
+
+def pieces(record: str | None, marker: str | None) -> Iterator[bytes]:
+    """Yield the archive of the directory ``record``; nothing where ``marker`` is in it: the launcher sees the same one.
+
+    Of a very large file only the end is sent. A file that cannot be read is left out.
+    """
+    if not record or (marker and Path(record, marker).exists()):
+        return
+    import tarfile  # not for a host that only tells its facts
+
+    buffer = _Sink()
+    with tarfile.open(fileobj=buffer, mode="w|", bufsize=_PIECE) as archive:
+        for size, path in sorted(_files(Path(record))):
+            try:
+                with path.open("rb") as file:
+                    file.seek(max(0, size - _KEPT))
+                    info = tarfile.TarInfo(str(path.relative_to(record)))
+                    info.size, info.mtime, info.mode = min(size, _KEPT), path.stat().st_mtime, 0o600
+                    archive.addfile(info, _Exactly(file, info.size))
+            except OSError:
+                continue
+            yield from buffer.taken()
+    yield from buffer.taken()
+
+
+def _files(folder: Path) -> list[tuple[int, Path]]:
+    found = []
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            path = Path(directory, name)
+            if path.is_file() and not path.is_symlink() and not name.startswith("."):
+                found.append((path.stat().st_size, path))
+    return found
+
+
+class _Sink(io.RawIOBase):
+    """Keeps what is written until it is taken."""
+
+    def __init__(self) -> None:
+        self._data: list[bytes] = []
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        self._data.append(bytes(data))
+        return len(data)
+
+    def taken(self) -> list[bytes]:
+        data, self._data = self._data, []
+        return data
+
+
+class _Exactly(io.RawIOBase):
+    """A file as long as it was when it was measured: zeros where it has shrunk since."""
+
+    def __init__(self, file: io.BufferedReader, size: int) -> None:
+        self._file, self._left = file, size
+
+    def read(self, size: int = -1) -> bytes:
+        wanted = self._left if size < 0 else min(size, self._left)
+        data = self._file.read(wanted).ljust(wanted, b"\0")
+        self._left -= len(data)
+        return data
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import os
 import re
 import shlex
 
-from ddplaunch.finding import Finding, error
+from ddplaunch.values.finding import Finding, error
 
 CONNECT_S = 10
 _OPTIONS = (

@@ -1,23 +1,74 @@
-"""Whether and how torchrun gets ddplaunch's plug-in, and how long ranks have to end; refuses to look at the machine."""
+"""Whether and how torchrun gets ddplaunch's plug-in, and how long ranks have to end; refuses to look at the machine.
+
+How long a run may take and may stand still, as the plug-in and the guard are told it; refuses to measure it.
+
+Whether ranks are forked from one process that has torch already, or start cold; refuses to look at the machine.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 
-from ddplaunch.errors import usage
-from ddplaunch.frozen import dataclass
+from ddplaunch.launch.launch import Target, Topology, Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Topology, Variable
 from ddplaunch.launch.relaunch import relaunch_policy
-from ddplaunch.launch.time_limits import time_limits
-from ddplaunch.probes.facts import TorchFacts
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.launch.settings import SETTINGS
+from ddplaunch.machine.facts import TorchFacts
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.words import duration_s
 
-#: The environment variable with which the plug-in is told its settings; ``agent/protocol.py`` says what they mean.
-VARIABLE = "DDPLAUNCH_AGENT"
-#: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
-EXECUTED = "DDPLAUNCH_EXECUTED"
+_SHORTEST_S = 1.0
+
+
+def time_limits(options: Options) -> dict[str, object]:
+    """Return ``timeout_s``, ``hang_timeout_s``, ``on_hang`` and ``stacks``, each only where it was asked for.
+
+    A hang is explained by stacks, so that ranks of a run with `--hang-timeout` show theirs. Raises UsageError.
+    """
+    found: dict[str, object] = {}
+    if options.timeout is not None:
+        found["timeout_s"] = _seconds("--timeout", options.timeout)
+    if options.hang_timeout is not None:
+        found["hang_timeout_s"] = _seconds("--hang-timeout", options.hang_timeout)
+    if options.on_hang is not None:
+        found["on_hang"] = _on_hang(options.on_hang, options.hang_timeout)
+    wanted = bool(found) if options.stacks is None else options.stacks.value
+    return {**found, "stacks": True} if wanted else found
+
+
+def _seconds(flag: str, said: Resolved[str]) -> float:
+    seconds = duration_s(flag, said.value)
+    if seconds < _SHORTEST_S:
+        raise usage(
+            f"`{flag} {said.value}` is less than a second",
+            why="importing torch alone takes longer",
+            fix=f"`{flag} 10m`",
+            where=str(said.source),
+        )
+    return seconds
+
+
+def _on_hang(said: Resolved[str], hang_timeout: Resolved[str] | None) -> str:
+    if said.value not in ("report", "stop"):
+        raise usage(
+            f"`--on-hang {said.value}` is neither report nor stop",
+            why="`report` says which rank the others wait for and goes on watching, `stop` ends the run then",
+            fix="`--on-hang report` or `--on-hang stop`",
+            where=str(said.source),
+        )
+    if hang_timeout is None:
+        raise usage(
+            "`--on-hang` without `--hang-timeout`",
+            why="nobody watches whether the ranks move",
+            fix=f"`--hang-timeout 10m --on-hang {said.value}`",
+            where=str(said.source),
+        )
+    return said.value
+
+
 LOGS_SPECS = "--logs-specs=ddplaunch"
 _DEFAULT_GRACE_S = 30.0  # torchrun's own
 _ALL = "all"
@@ -97,7 +148,7 @@ def decide_capture(
     if options.trace is not None:
         settings["trace"] = options.trace.value
     variable = Variable(
-        VARIABLE,
+        SETTINGS,
         json.dumps(settings, separators=(",", ":")),
         Source("computed"),
         "what records the ranks' output, shows it, and explains a failure",
@@ -178,3 +229,80 @@ def _said(options: Options, name: str) -> bool:
     if name in ("start", "preload") and (options.start is None or options.start.value != "warm"):
         return False  # cold is what it is then
     return getattr(options, name.replace("-", "_")) is not None
+
+
+_AS_AUTO = "cold"  # docs/warm-start.md says why
+
+
+@dataclass(frozen=True)
+class Start:
+    """``settings`` are what the plug-in is told, ``notes`` what a user may not expect."""
+
+    warm: bool
+    settings: Mapping[str, object]
+    notes: tuple[str, ...] = ()
+
+
+def decide_start(options: Options, target: Target | None, shadowing: str | None) -> Start:
+    """Decide. ``shadowing`` is a file of the working directory that torchrun would import in a library's place.
+
+    Raises UsageError for a ``--start`` or ``--preload`` that says nothing.
+    """
+    preload = preloaded(options.preload) if options.preload is not None else ()
+    asked = _asked(options.start)
+    reason = None
+    if asked == "warm":
+        reason = _why_cold(target, shadowing)
+        if reason is None:
+            return Start(True, {"start": "warm", **({"preload": list(preload)} if preload else {})})
+    notes = [f"cold start: {reason}"] if reason else []
+    if preload and reason is None:
+        notes.append("`--preload` without effect: only ranks that `--start warm` forks get what was imported once")
+    return Start(False, {}, tuple(notes))
+
+
+def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:
+    """Return how torchrun's interpreter is started.
+
+    A forked rank has the options of torchrun's interpreter, and torchrun gives a rank ``-u`` and nothing else.
+    """
+    return (*(word for word in python if word != "-P"), "-u") if warm else python
+
+
+def preloaded(said: Resolved[str]) -> tuple[str, ...]:
+    """Return the modules to import once. Raises UsageError for what cannot be a module's name."""
+    names = tuple(name.strip() for name in said.value.split(","))
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise usage(
+                f"`--preload {said.value}` names no module: `{name}`",
+                why="it takes names as `import` does, with commas",
+                fix="`--preload torchvision,transformers`",
+                where=str(said.source),
+            )
+    return tuple(dict.fromkeys(names))
+
+
+def _asked(said: Resolved[str] | None) -> str:
+    if said is None or said.value == "auto":
+        return _AS_AUTO
+    if said.value not in ("warm", "cold"):
+        raise usage(
+            f"`--start {said.value}` is neither auto, warm nor cold",
+            why="`warm` forks the ranks from one process that has imported torch, `cold` starts an interpreter for "
+            "each, `auto` decides (now: cold)",
+            fix="`--start warm`",
+            where=str(said.source),
+        )
+    return said.value
+
+
+def _why_cold(target: Target | None, shadowing: str | None) -> str | None:
+    if target is not None and target.kind == "executable":
+        return f"`{target.name}` is a program of its own, and only Python files and modules can be forked"
+    if shadowing is not None:
+        return (
+            f"`{shadowing}` in this directory is named like what torchrun imports; a cold start keeps it out by "
+            "`python -P`, which ranks must not have"
+        )
+    return None

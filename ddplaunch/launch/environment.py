@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ddplaunch.frozen import dataclass
-from ddplaunch.launch.capture import VARIABLE
+from ddplaunch.launch.launch import Device, Topology, Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Device, Topology, Variable
-from ddplaunch.probes.facts import Facts, NetworkFacts
-from ddplaunch.values import Source, Unavailable
+from ddplaunch.launch.settings import SETTINGS
+from ddplaunch.machine.facts import Facts, NetworkFacts
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Source, Unavailable
 
 
 @dataclass(frozen=True)
@@ -163,8 +163,8 @@ def _restarts(options: Options) -> list[Variable]:
 def _removed(surroundings: Surroundings, decided: set[str]) -> list[Variable]:
     """Take stale ``PET_*`` away, which torchrun reads as options; on Kubernetes an operator sets them on purpose."""
     outer = []
-    if VARIABLE in surroundings.environ and VARIABLE not in decided:
-        outer.append(Variable(VARIABLE, None, Source("default"), "it belongs to another launch"))
+    if SETTINGS in surroundings.environ and SETTINGS not in decided:
+        outer.append(Variable(SETTINGS, None, Source("default"), "it belongs to another launch"))
     if "KUBERNETES_SERVICE_HOST" in surroundings.environ:
         return outer
     names = sorted(name for name in surroundings.environ if name.startswith("PET_") and name not in decided)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from ddplaunch.errors import usage
-from ddplaunch.frozen import dataclass
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.topology import node_range, split_nproc
-from ddplaunch.probes.facts import Facts, NetworkFacts, Route
-from ddplaunch.values import Resolved, Source
+from ddplaunch.machine.facts import Facts, NetworkFacts, Route
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, Source
 
 #: Variables of this shell that the hosts get too. What names this host's devices, paths of its own or its place in a
 #: job stays here; `--env` adds whatever else is needed.

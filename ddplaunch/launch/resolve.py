@@ -6,24 +6,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ddplaunch.errors import usage
-from ddplaunch.frozen import dataclass
-from ddplaunch.launch.capture import Capture, decide_capture
+from ddplaunch.launch.capture import Capture, decide_capture, decide_start, interpreter_for
 from ddplaunch.launch.environment import Surroundings, decide_environment
-from ddplaunch.launch.forward import Forwarded, forward, texts
-from ddplaunch.launch.from_script import complete_from_script
-from ddplaunch.launch.gpus import Selection
+from ddplaunch.launch.gpus import Selection, visible
+from ddplaunch.launch.launch import Device, Launch, Target, Topology, Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Device, Launch, Target, Topology, Variable
-from ddplaunch.launch.start import decide_start, interpreter_for
+from ddplaunch.launch.script_arguments import Forwarded, complete_from_script, forward, texts
 from ddplaunch.launch.topology import resolve_topology, split_nproc
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
-from ddplaunch.launch.visible_gpus import visible
-from ddplaunch.probes.facts import Facts
-from ddplaunch.scaling.arithmetic import compute
+from ddplaunch.machine.facts import Facts
+from ddplaunch.scaling.compute import compute
 from ddplaunch.scaling.numbers import Numbers, NumbersRequest
 from ddplaunch.script.report import ScriptReport
-from ddplaunch.values import DEFAULT, Resolved, Source, Unavailable
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
 
 
 @dataclass(frozen=True)

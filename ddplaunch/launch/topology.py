@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ddplaunch.errors import usage
+from ddplaunch.launch.launch import Topology
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Topology
-from ddplaunch.values import DEFAULT, Resolved, Source
+from ddplaunch.values.finding import usage
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 
 _NODES_BY_PROCESSES = re.compile(r"([0-9]{1,19})x([0-9]{1,19}|auto)\Z")
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")

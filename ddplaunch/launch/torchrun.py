@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import shlex
 
-from ddplaunch.errors import usage
-from ddplaunch.frozen import dataclass
+from ddplaunch.launch.launch import Target, Topology
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Target, Topology
 from ddplaunch.launch.topology import endpoint
-from ddplaunch.values import Unavailable
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
 
 #: What the launch decides itself; a second value by ``--torchrun-arg`` would contradict the plan.
 _OURS = {

@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.errors import UsageError, usage
-from ddplaunch.frozen import dataclass
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.frozen import dataclass
 
 NEWEST_SCHEMA = 1
 _NODE = re.compile(r"node-(\d+)")

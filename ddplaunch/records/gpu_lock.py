@@ -17,9 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.launch.gpus import Selection, select
-from ddplaunch.launch.visible_gpus import VisibleGpu
-from ddplaunch.probes.facts import NvmlFacts
+from ddplaunch.launch.gpus import Selection, VisibleGpu, select
+from ddplaunch.machine.facts import NvmlFacts
 
 DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
 DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine

@@ -8,11 +8,11 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.frozen import dataclass
-from ddplaunch.probes.process_table import Table
+from ddplaunch.machine.processes.process_table import Table
 from ddplaunch.records.find import read_record, run_directories
-from ddplaunch.records.processes import NodeProcesses, read_processes
-from ddplaunch.records.state import state_of
+from ddplaunch.records.live_processes import NodeProcesses, read_processes
+from ddplaunch.records.run_states import state_of
+from ddplaunch.values.frozen import dataclass
 
 _BEGINNING_S = 60.0  # between writing run.json and torchrun's start a run has no process that names it
 

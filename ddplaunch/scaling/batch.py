@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddplaunch.errors import UsageError, usage
-from ddplaunch.frozen import dataclass
-from ddplaunch.scaling.limits import where
-from ddplaunch.scaling.numbers import NumbersRequest
-from ddplaunch.values import DEFAULT, Resolved, Source
+from ddplaunch.scaling.numbers import NumbersRequest, where
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 
 NEIGHBOURHOOD = 4096
 """How far from the asked world size or accumulation a better one is looked for, so that the search stays instant."""

@@ -6,11 +6,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ddplaunch.frozen import dataclass
-from ddplaunch.script.expressions import at, dotted, is_true, keyword, last, literal, string, strings
-from ddplaunch.script.live import Part
-from ddplaunch.script.meanings import meaning_of
-from ddplaunch.script.report import DeclaredOption
+from ddplaunch.script.names import at, dotted, is_true, keyword, last, literal, string, strings
+from ddplaunch.script.reachable import Part
+from ddplaunch.script.report import DeclaredOption, meaning_of
+from ddplaunch.values.frozen import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -9,11 +9,10 @@ import ast
 from collections.abc import Iterator
 
 from ddplaunch.script.commands import Function, Parameter, parameters
-from ddplaunch.script.expressions import aliases_of, at, dotted, keyword, last, literal
-from ddplaunch.script.live import Part
-from ddplaunch.script.meanings import meaning_of
+from ddplaunch.script.names import aliases_of, at, dotted, keyword, last, literal
 from ddplaunch.script.program import Program
-from ddplaunch.script.report import DeclaredAt, DeclaredOption
+from ddplaunch.script.reachable import Part
+from ddplaunch.script.report import DeclaredAt, DeclaredOption, meaning_of
 from ddplaunch.script.source import Source
 
 # Calls that turn their first argument into options, with the library whose spelling rules hold.

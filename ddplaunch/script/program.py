@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddplaunch.script.imports import ImportRecord, Roots, records_of, records_of_text
+from ddplaunch.script.names import ImportRecord, Roots, records_of, records_of_text
 from ddplaunch.script.source import Source, SyntaxProblem, parse, read_text
 
 FILE_LIMIT = 40

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from ddplaunch.script.commands import click_options, typer_options
 from ddplaunch.script.configured import configured_options
-from ddplaunch.script.declared import absl_options, argparse_options
-from ddplaunch.script.dynamic import sees_everything
-from ddplaunch.script.imports import records_of
-from ddplaunch.script.live import Part, live_parts
-from ddplaunch.script.processes import environment_names, framework, initialisation, spawning
+from ddplaunch.script.declared import absl_options, argparse_options, sees_everything
+from ddplaunch.script.names import records_of
+from ddplaunch.script.process_groups import environment_names, framework, initialisation, spawning
 from ddplaunch.script.program import Program, follow, show
+from ddplaunch.script.reachable import Part, live_parts
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, Import, ScriptReport
 from ddplaunch.script.source import Source, SyntaxProblem, parse, read_text
 

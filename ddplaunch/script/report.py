@@ -1,10 +1,16 @@
-"""What a training script's source says of itself, as frozen values; refuses to read or import anything."""
+"""What a training script's source says of itself, as frozen values; refuses to read or import anything.
+
+Says which of our numbers an option's name stands for; refuses to guess from anything but the exact name.
+
+What importing an installed package tells about a script; refuses to look at whether it is installed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
-from ddplaunch.frozen import dataclass
+from ddplaunch.values.frozen import dataclass
 
 Meaning = Literal["batch_size", "global_batch_size", "lr", "warmup_steps", "accum", "world_size", "nproc", "nnodes"]
 
@@ -68,3 +74,91 @@ class ScriptReport:
     reads_env: tuple[str, ...] = ()
     syntax_error: str | None = None
     complete: bool = True
+
+
+# `train-batch-size` is missing on purpose: DeepSpeed's is global, other programs' is per GPU.
+_MEANINGS: dict[str, Meaning] = {
+    "batch-size": "batch_size",
+    "per-device-train-batch-size": "batch_size",
+    "micro-batch-size": "batch_size",
+    "train-micro-batch-size-per-gpu": "batch_size",
+    "batch-size-per-gpu": "batch_size",
+    "bs": "batch_size",
+    "global-batch-size": "global_batch_size",
+    "effective-batch-size": "global_batch_size",
+    "lr": "lr",
+    "learning-rate": "lr",
+    "warmup-steps": "warmup_steps",
+    "num-warmup-steps": "warmup_steps",
+    "warmup": "warmup_steps",
+    "gradient-accumulation-steps": "accum",
+    "grad-accum": "accum",
+    "grad-accum-steps": "accum",
+    "accum": "accum",
+    "accumulation-steps": "accum",
+    "accumulate-grad-batches": "accum",
+    "accum-iter": "accum",
+    "world-size": "world_size",
+}
+
+
+def meaning_of(flags: Iterable[str], kind: str | None, default: str | None) -> Meaning | None:
+    """Return the number that ``flags`` stand for, or None.
+
+    ``kind`` is the declared type's name (``int``) where the source shows it. A count whose type or default is a
+    fraction is a ratio, and text is neither, so both are None.
+    """
+    for flag in flags:
+        name = flag.lstrip("-").replace("_", "-").lower()
+        meaning = _MEANINGS.get(name) if flag.startswith("--") or len(name) > 1 else None
+        if meaning is not None:
+            return meaning if _fits(name, meaning, kind, default) else None
+    return None
+
+
+def _fits(name: str, meaning: Meaning, kind: str | None, default: str | None) -> bool:
+    integral = default is not None and default.replace("_", "").lstrip("+-").isdigit()
+    if kind in ("str", "bool", "Path"):
+        return False
+    if meaning == "lr":
+        return kind != "int"
+    if name == "warmup":
+        return kind == "int" or (kind is None and integral)
+    fraction = default is not None and _is_number(default) and not integral
+    return kind != "float" and not fraction
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+_FRAMEWORKS = """
+    accelerate axolotl catalyst classy_vision colossalai composer deepspeed detectron2 determined espnet espnet2
+    fairscale fairseq fairseq2 fastai horovod ignite keras lightning lightning_fabric llamafactory megatron mmcv
+    mmdet mmengine mmseg monai nanotron nemo olmo_core pytorch_lightning ray speechbrain torch_xla torchtitan
+    torchtune trl ultralytics unsloth
+"""
+_HARMLESS = """
+    Bio PIL absl addict albumentations attr attrs av bitsandbytes boto3 botocore click cloudpickle colorama comet_ml
+    configargparse cv2 datasets ddplaunch decord diffusers dill dotenv draccus easydict editdistance einops evaluate
+    fire flash_attn fsspec ftfy future fvcore gdown h5py huggingface_hub hypothesis imageio iopath jiwer joblib
+    jsonargparse kornia librosa lmdb loguru matplotlib mlflow neptune netCDF4 networkx nltk numba numpy omegaconf
+    packaging pandas peft plotly polars prettytable psutil pyarrow pycocotools pydantic pynvml pyrallis pytest rdkit
+    regex requests rich rich_click rouge_score s3fs sacrebleu safetensors scipy seaborn sentence_transformers
+    sentencepiece setproctitle shapely simple_parsing six skimage sklearn soundfile spacy tabulate tensorboard
+    tensorboardX termcolor thop tiktoken timm tokenizers toml tomli torch torch_geometric torchaudio torchdata
+    torchmetrics torchtext torchvision tqdm transformers triton typer typing_extensions tyro wandb webdataset xarray
+    xformers yacs yaml zarr
+"""
+
+#: Packages that set up the process group themselves.
+FRAMEWORKS = frozenset(_FRAMEWORKS.split())
+#: Packages that neither declare options of the script nor set up process groups when they are imported.
+HARMLESS = frozenset(_HARMLESS.split())
+#: Libraries that read the command line in ways that are not read here.
+OWN_WAYS = frozenset({"clize", "cleo", "docopt", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
+OWN_WAYS |= {"plac", "sacred", "tap"}

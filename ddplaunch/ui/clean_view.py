@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddplaunch.finding import Finding, error, warning
-from ddplaunch.frozen import dataclass
-from ddplaunch.hosts.orphans import Cleaned, Leftovers
-from ddplaunch.probes.orphans import Orphans
-from ddplaunch.probes.process_table import Process, start_s
+from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
+from ddplaunch.machine.processes.orphans import Orphans
+from ddplaunch.machine.processes.process_table import Process, start_s
 from ddplaunch.records.old_records import OldRecords
-from ddplaunch.records.summary import user_name
-from ddplaunch.ui.ages import age_text, processes_text, size_text
+from ddplaunch.records.run_states import user_name
 from ddplaunch.ui.speech import count
-from ddplaunch.ui.style import ascii_only, paint, visible
 from ddplaunch.ui.table import table
-from ddplaunch.ui.wrapping import wrap
-from ddplaunch.values import Unavailable
+from ddplaunch.ui.terminal import ascii_only, paint, visible, wrap
+from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import age_text, processes_text, size_text
 
 SCHEMA = 1
 _HEADER = ("PID", "WHAT", "AGE", "GPU MEMORY", "SHARED", "COMMAND")

@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ddplaunch.finding import Finding
-from ddplaunch.launch.plan import Launch, Variable
-from ddplaunch.probes.environment import redact
+from ddplaunch.launch.launch import Launch, Variable
+from ddplaunch.machine.environ import redact
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.ui.dry_run import is_secret
 from ddplaunch.ui.plan_view import resolved_numbers
-from ddplaunch.ui.shell import quote
-from ddplaunch.ui.style import visible
-from ddplaunch.values import Resolved, Source
+from ddplaunch.ui.shell import is_secret, quote
+from ddplaunch.ui.terminal import visible
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.resolved import Resolved, Source
 
 SCHEMA = 1
 

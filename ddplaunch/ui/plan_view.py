@@ -6,16 +6,15 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.environment import redact
-from ddplaunch.probes.facts import Facts
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.environ import redact
+from ddplaunch.machine.facts import Facts
 from ddplaunch.scaling.numbers import Assumption, Numbers
-from ddplaunch.ui.launch_words import batch_text, device_text, lr_text, nodes_text, number_text, target_text
+from ddplaunch.ui.launch_view import batch_text, device_text, lr_text, nodes_text, number_text, target_text
 from ddplaunch.ui.shell import command_lines
-from ddplaunch.ui.style import ascii_only, visible
 from ddplaunch.ui.table import section, table
-from ddplaunch.ui.wrapping import wrap
-from ddplaunch.values import Resolved
+from ddplaunch.ui.terminal import ascii_only, visible, wrap
+from ddplaunch.values.resolved import Resolved
 
 _SHORT = 12  # cells; values of variables that are longer do not fit beside their reasons
 

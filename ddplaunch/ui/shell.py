@@ -1,10 +1,22 @@
-"""Words as shell text that can be pasted; refuses to run any of it."""
+"""Words as shell text that can be pasted; refuses to run any of it.
+
+A batch script as text that people keep and change; refuses to decide what stands in it.
+
+A launch as shell text that runs when pasted, with the reasons as comments; refuses to print a secret.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
+
+from ddplaunch.launch.job.sbatch import Batch
+from ddplaunch.launch.launch import Launch, Variable
+from ddplaunch.machine.environ import redact
+from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
+from ddplaunch.ui.terminal import ascii_only, visible
 
 
 def quote(word: str, unicode: bool = True) -> str:
@@ -60,3 +72,85 @@ def continued(groups: Sequence[str], width: int) -> list[str]:
         else:
             lines.append(f"  {group}" if lines else group)
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+_WIDTH = 100
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+\Z")
+
+
+def sbatch_text(batch: Batch) -> str:
+    """Return the batch script: options, the user's setup, one srun line."""
+    lines = [
+        "#!/bin/bash -l" if batch.setup else "#!/bin/bash",
+        f"# {visible(batch.about)}; written by `ddplaunch submit`.",
+        "# To change and submit it by hand: `sbatch FILE` in the directory where the training starts.",
+        *(f"#SBATCH {directive_text(directive)}" for directive in batch.directives),
+        "",
+    ]
+    if batch.setup:
+        lines += ["set -e  # a line of the setup that fails ends the job", *batch.setup, "set +e", ""]
+    lines += ["# One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all."]
+    lines += [f"{' '.join(batch.step)} \\"]
+    lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2)]
+    if batch.requeue_after_s is not None:
+        lines += [
+            "status=$?",
+            "# Slurm requeues after preemption and lost nodes; after the time limit somebody has to ask for it.",
+            f'if [ "$status" -ne 0 ] && [ "$SECONDS" -ge {batch.requeue_after_s} ]; then',
+            '  scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$status"',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def directive_text(directive: str) -> str:
+    """Return an option as Slurm reads it in a ``#SBATCH`` line: in double quotes, a backslash before ``"`` and ``\\``.
+
+    Slurm's reader is no shell: https://github.com/SchedMD/slurm/blob/master/src/sbatch/opt.c (_get_next_opt).
+    """
+    if _PLAIN.match(directive):
+        return directive
+    name, equals, value = directive.partition("=")
+    escaped = re.sub(r'(["\\])', r"\\\1", value)
+    return f'{name}{equals}"{escaped}"'
+
+
+def dry_run_text(launch: Launch, *, unicode: bool = True) -> str:
+    """Return comments and one command: ``env -u X NAME=value … python -m torch.distributed.run …``.
+
+    A variable whose name looks secret is taken from the shell that the text is pasted into, which stops if it is unset.
+    """
+    about = f"{launch.run_id}: {target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch)}"
+    comments = [about, *(_comment(variable) for variable in launch.environment)]
+    removed = [f"-u {quote(variable.name, unicode)}" for variable in launch.environment if variable.value is None]
+    values = [_set(variable, unicode) for variable in launch.environment if variable.value is not None]
+    lines = [ascii_only(f"# {visible(comment)}", unicode) for comment in comments]
+    command = command_lines(launch.argv, _WIDTH - 4, unicode)
+    if removed or values:
+        lines += _environment(removed, values)
+        command = [f"  {line}" for line in command]
+    return "\n".join([*lines, *command]) + "\n"
+
+
+def _environment(removed: list[str], values: list[str]) -> list[str]:
+    """One variable a line; every line goes on in the next."""
+    return [f"{line} \\" for line in [" ".join(["env", *removed]), *(f"  {value}" for value in values)]]
+
+
+def is_secret(variable: Variable) -> bool:
+    """Return whether the value of ``variable`` must not be shown."""
+    return variable.value is not None and redact(variable.name, variable.value) != variable.value
+
+
+def _comment(variable: Variable) -> str:
+    text = f"{variable.name}: {variable.reason} ({variable.source})"
+    if variable.value is None:
+        return f"without {text}"
+    return f"{text}; its value is not printed, set it before" if is_secret(variable) else text
+
+
+def _set(variable: Variable, unicode: bool) -> str:
+    if is_secret(variable):
+        return f'{variable.name}="${{{variable.name}:?}}"'
+    return assignment(variable.name, variable.value or "", unicode)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ddplaunch.finding import Finding, Severity
-from ddplaunch.ui.style import Emphasis, ascii_only, paint, visible
-from ddplaunch.ui.wrapping import wrap
+from ddplaunch.ui.terminal import Emphasis, ascii_only, paint, visible, wrap
+from ddplaunch.values.finding import Finding, Severity
 
 _SHOWN = 2  # places named before the rest is counted
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"  # compiled when first needed: most launches have no finding

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.explain.flight_recorder import Flight
-from ddplaunch.explain.places import Group, groups, ranks_text
-from ddplaunch.explain.stacks import RankStack, stack_text
-from ddplaunch.ui.ages import duration_text
-from ddplaunch.ui.style import ascii_only, paint, visible
+from ddplaunch.explain.stacks.flight_recorder import Flight
+from ddplaunch.explain.stacks.parse import Group, RankStack, groups, ranks_text, stack_text
 from ddplaunch.ui.table import table
-from ddplaunch.ui.wrapping import wrap
+from ddplaunch.ui.terminal import ascii_only, paint, visible, wrap
+from ddplaunch.values.words import duration_text
 
 SCHEMA = 1
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.ui.style import cells, paint, visible
-from ddplaunch.ui.wrapping import wrap
+from ddplaunch.ui.terminal import cells, paint, visible, wrap
 
 _GAP = 2
 _LEAST_LAST = 24  # a last column narrower than this is hard to read

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from ddplaunch.checks.all_checks import by_code
 from ddplaunch.checks.check import Outcome, available, run_check
-from ddplaunch.finding import Finding
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.facts import Facts
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import Facts
 from ddplaunch.script.report import ScriptReport
-from ddplaunch.values import Unavailable
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.resolved import Unavailable
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 
 NO_LAUNCH = Unavailable("no launch was named")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ddplaunch.launch.launch import Launch, Target, Topology
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch, Target, Topology
-from ddplaunch.probes.facts import (
+from ddplaunch.machine.facts import (
     CpuFacts,
     Facts,
     Gpu,
@@ -27,7 +27,7 @@ from ddplaunch.probes.facts import (
 )
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, Import, ScriptReport
-from ddplaunch.values import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source
 
 GIB = 1024**3
 FLAG = Source("flag")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ddplaunch.checks.check import Check, Outcome, available, run_check
-from ddplaunch.finding import Finding
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.facts import Facts
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import Facts
 from ddplaunch.script.report import ScriptReport
-from ddplaunch.values import Unavailable
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.resolved import Unavailable
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 
 NO_LAUNCH = Unavailable("no launch")

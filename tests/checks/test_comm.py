@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.checks.all_checks import by_code, measured, run_measured
-from ddplaunch.checks.comm_groups import Comm, Group, Measured, verdicts
-from ddplaunch.checks.comm_pairing import ROUNDS, next_round
-from ddplaunch.checks.comm_words import rate_text, time_text
-from ddplaunch.finding import Finding
+from ddplaunch.checks.all_checks import by_code
+from ddplaunch.comm.checks import CHECKS as MEASURED
+from ddplaunch.comm.checks import rate_text, run_measured, time_text
+from ddplaunch.comm.groups import Comm, Group, Measured, verdicts
+from ddplaunch.comm.pairing import ROUNDS, next_round
+from ddplaunch.values.finding import Finding
 
 FINE = Measured(1.2e9, 32 << 20, 90.0, 400.0, 800, 0)
 SLOW = replace(FINE, bandwidth=1.2e6)
@@ -152,8 +153,8 @@ def test_a_host_that_was_lost_is_named_once() -> None:
 
 
 def test_every_rule_has_a_description() -> None:
-    assert [by_code(check.code) for check in measured()] == list(measured())
-    assert all("Remedy:" in check.explanation for check in measured())
+    assert [by_code(check.code, MEASURED) for check in MEASURED] == list(MEASURED)
+    assert all("Remedy:" in check.explanation for check in MEASURED)
 
 
 def test_verdicts_are_those_of_the_picture() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.checks.cuda_arch import driver_suffices, runs_on
+from ddplaunch.checks.torch_install import driver_suffices, runs_on
 
 
 @pytest.mark.parametrize(

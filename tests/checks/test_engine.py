@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.checks import all_checks, stragglers
-from ddplaunch.checks.all_checks import ALL, across, by_code, families, measured, near_miss, refuse_unknown, run_all
+from ddplaunch.checks import all_checks
+from ddplaunch.checks.all_checks import ALL, across, by_code, families, near_miss, refuse_unknown, run_all
 from ddplaunch.checks.check import PARAMETERS, available, declare, run_check
-from ddplaunch.errors import ExitStatus, UsageError
-from ddplaunch.finding import Finding, error
-from ddplaunch.launch.plan import Launch
-from ddplaunch.probes.facts import CpuFacts, Facts, TorchFacts
-from ddplaunch.values import Resolved, Unavailable
+from ddplaunch.comm.checks import CHECKS as MEASURED
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import CpuFacts, Facts, TorchFacts
+from ddplaunch.values.finding import ExitStatus, Finding, UsageError, error
+from ddplaunch.values.resolved import Resolved, Unavailable
+from ddplaunch.watch import stragglers
 from tests.checks import test_gpu, test_gpu_health, test_torch
 from tests.checks.cases import NO_LAUNCH
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
@@ -129,9 +130,9 @@ def test_no_check_crashes_when_nothing_is_known() -> None:
 
 
 def test_codes_are_unique_and_every_check_explains_itself() -> None:
-    codes = [check.code for check in (*ALL, *across(), *measured())]
+    codes = [check.code for check in (*ALL, *across(), *MEASURED)]
     assert sorted(set(codes)) == sorted(codes)
-    for check in (*ALL, *across(), *measured()):
+    for check in (*ALL, *across(), *MEASURED):
         assert re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)+", check.code)
         assert check.title and not check.title.endswith("."), check.code
         assert check.explanation, f"{check.code} has a title but no explanation"
@@ -148,9 +149,7 @@ def test_every_check_function_is_listed() -> None:
     declared = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
     functions = set(re.findall(r'^def ([a-z]\w*)\([^"]*?\) -> Iterator\[Finding\]:$', declared, re.MULTILINE))
     assert len(functions) > 20
-    assert (
-        functions - {check.function.__name__ for check in (*ALL, *across(), *measured(), *stragglers.CHECKS)} == set()
-    )
+    assert functions - {check.function.__name__ for check in (*ALL, *across(), *MEASURED, *stragglers.CHECKS)} == set()
 
 
 def test_every_torch_and_gpu_check_has_a_case_that_fires_and_one_that_does_not() -> None:

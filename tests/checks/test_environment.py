@@ -6,12 +6,11 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.checks.environment import CHECKS
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN, RENAMED
-from ddplaunch.checks.variable_names import near_miss
+from ddplaunch.checks.variables import CHECKS, near_miss
+from ddplaunch.launch.launch import Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Variable
-from ddplaunch.values import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch, topology
 from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.launch.plan import Variable
-from ddplaunch.probes.facts import GpuProcess, MigDevice, NvidiaFacts
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.launch.launch import Variable
+from ddplaunch.machine.facts import GpuProcess, MigDevice, NvidiaFacts
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, assert_fires, assert_silent
 from tests.checks.healthy import (
     FLAG,

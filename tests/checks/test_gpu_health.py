@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.values import Resolved, Unavailable
+from ddplaunch.values.resolved import Resolved, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, assert_fires, assert_silent
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, with_gpu
 

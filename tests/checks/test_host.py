@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.checks.host import CHECKS
-from ddplaunch.checks.quantities import size, workers_per_process
-from ddplaunch.finding import Severity
+from ddplaunch.checks.host import CHECKS, size, workers_per_process
+from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch, Target
-from ddplaunch.probes.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, ShmFacts
-from ddplaunch.values import Resolved
+from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, ShmFacts
+from ddplaunch.values.finding import Severity
+from ddplaunch.values.resolved import Resolved
 from tests.checks.healthy import FLAG, GIB, healthy_facts, healthy_launch, healthy_network, topology
 from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 

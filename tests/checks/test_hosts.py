@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.all_checks import across, by_code, run_across
-from ddplaunch.finding import Finding, Severity
 from ddplaunch.launch.hosts_plan import HostReport
-from ddplaunch.probes.facts import NvmlFacts, PackageFacts, PathFact, PythonFacts, TorchFacts
-from ddplaunch.values import Unavailable
+from ddplaunch.machine.facts import NvmlFacts, PackageFacts, PathFact, PythonFacts, TorchFacts
+from ddplaunch.values.finding import Finding, Severity
+from ddplaunch.values.resolved import Unavailable
 from tests.checks.healthy import healthy_facts
 
 TORCH, NVML = healthy_facts().torch, healthy_facts().nvml

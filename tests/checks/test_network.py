@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.checks.network import CHECKS
-from ddplaunch.finding import Severity
+from ddplaunch.checks.connectivity import CHECKS
+from ddplaunch.launch.launch import Launch, Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.plan import Launch, Variable
-from ddplaunch.probes.facts import HostFacts, InfinibandPort, Interface, PortFact, Route
-from ddplaunch.probes.ports import probe_port
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.machine.facts import HostFacts, InfinibandPort, Interface, PortFact, Route
+from ddplaunch.machine.network import probe_port
+from ddplaunch.values.finding import Severity
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_network, topology
 from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, outcome_of, silent_when_healthy
 

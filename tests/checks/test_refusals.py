@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.checks import refusals, stragglers
-from ddplaunch.checks.all_checks import ALL, across, measured
+from ddplaunch.checks import codes as refusals
+from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import Check
 from ddplaunch.cli.main import main
+from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.watch import stragglers
 
 SOURCE = Path(ddplaunch.__file__).parent
 _CODE = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
@@ -37,7 +39,7 @@ def said(path: Path) -> Iterator[str]:
 
 
 CODES = {code: path for path in sorted(SOURCE.rglob("*.py")) for code in said(path)}
-KNOWN = {each.code for each in (*ALL, *across(), *measured(), *stragglers.CHECKS, *refusals.REFUSALS)}
+KNOWN = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS, *refusals.REFUSALS)}
 DIAGNOSES = {each.code for each in all_signatures()}
 
 
@@ -50,7 +52,7 @@ def test_every_code_in_the_source_has_words() -> None:
 def test_no_words_are_left_over() -> None:
     text = "".join(path.read_text() for path in SOURCE.rglob("*.py") if not path.name.startswith("refusals"))
     assert [each.code for each in refusals.REFUSALS if f'"{each.code}"' not in text] == []
-    checks = {each.code for each in (*ALL, *across(), *measured(), *stragglers.CHECKS)}
+    checks = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS)}
     assert [each.code for each in refusals.REFUSALS if each.code in checks] == []
     codes = [each.code for each in refusals.REFUSALS]
     assert sorted(codes) == sorted(set(codes))

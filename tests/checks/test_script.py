@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.checks.script import CHECKS
-from ddplaunch.finding import Severity
-from ddplaunch.launch.plan import Target
+from ddplaunch.launch.launch import Target
 from ddplaunch.script.read import read_script
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.values.finding import Severity
 from tests.checks.healthy import healthy_launch, healthy_script
 from tests.checks.outcome_of import found, silent_when_healthy
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.checks.slurm import CHECKS
-from ddplaunch.finding import Finding
-from ddplaunch.launch.plan import Launch, Topology
-from ddplaunch.values import Resolved, Source
+from ddplaunch.checks.slurm_job import CHECKS
+from ddplaunch.launch.launch import Launch, Topology
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts, healthy_launch
 from tests.checks.outcome_of import found, silent_when_healthy
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.storage import CHECKS, is_remote
-from ddplaunch.finding import Severity
-from ddplaunch.probes.facts import Facts, PathFact
-from ddplaunch.probes.paths import Looks, Role
+from ddplaunch.machine.facts import Facts, PathFact
+from ddplaunch.machine.paths import Looks, Role
+from ddplaunch.values.finding import Severity
 from tests.checks.healthy import GIB, healthy_facts
 from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 

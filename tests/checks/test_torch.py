@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.probes.facts import NOT_ASKED, HostFacts, NvidiaFacts
-from ddplaunch.values import Resolved, Source, Unavailable
+from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, assert_fires, assert_silent
 from tests.checks.healthy import (
     FLAG,

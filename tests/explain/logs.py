@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation
-from ddplaunch.explain.facts import LogSource, RunFacts
-from ddplaunch.explain.lines import Line, read_lines
-from ddplaunch.explain.run import explain_texts
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
+from ddplaunch.explain.explain_logs import explain_texts
+from ddplaunch.explain.read.lines import Line, read_lines
 
 TORCH = "/opt/env/lib/python3.11/site-packages/torch"
 

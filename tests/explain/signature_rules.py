@@ -6,7 +6,7 @@ import re
 import time
 from string import Formatter
 
-from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature
 
 
 def matched(signature: Signature, line: str) -> re.Match[str] | None:

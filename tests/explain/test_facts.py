@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.explain.facts import LogSource, RankEnd, RunFacts
-from ddplaunch.explain.run import explain_texts
+from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
+from ddplaunch.explain.explain_logs import explain_texts
 from tests.explain.logs import diagnosed, explained, lost, raised
 
 OOM = (

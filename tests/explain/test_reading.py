@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.explain import reading
-from ddplaunch.explain.facts import LogSource
-from ddplaunch.explain.run import explain_texts
+from ddplaunch.explain.diagnosis import LogSource
+from ddplaunch.explain.explain_logs import explain_texts
+from ddplaunch.explain.read import lines as reading
 
 STEP = b"2026-01-05 04:11:20,001 INFO tokens 18234 in 3.1 s, queue 12\n"
 CAUSE = b"Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'title'\n"

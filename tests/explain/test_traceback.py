@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.traceback import Traceback, Tracebacks, own_frame
+from ddplaunch.explain.read.traceback import Traceback, Tracebacks, own_frame
 from tests.explain.logs import TORCH, lines_of, lost, raised
 
 

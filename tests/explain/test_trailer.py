@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.explain.endings import exit_code, status_text
-from ddplaunch.explain.trailer import RankExit, Trailer
+from ddplaunch.explain.decide.endings import exit_code, status_text
+from ddplaunch.explain.read.trailer import RankExit, Trailer
 from tests.explain.logs import failed, lines_of, summary
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.errors import RefusedError
-from ddplaunch.hosts import gather
-from ddplaunch.hosts.fan_out import TRIES, FanOut, Window, delay_s
-from ddplaunch.hosts.frames import GREETING, Kind, pack
-from ddplaunch.hosts.gather import Question, ask_all
-from ddplaunch.hosts.links import Link, Links, allow_many
+from ddplaunch.hosts.session import collect
+from ddplaunch.hosts.session.collect import Question, ask_all
+from ddplaunch.hosts.session.fan_out import TRIES, FanOut, Window, delay_s
+from ddplaunch.hosts.session.frames import GREETING, Kind, pack
+from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.ssh import was_dropped
-from ddplaunch.probes.facts import ProbeRequest
+from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.values.finding import RefusedError
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
 ANSWER = (GREETING + pack(Kind.ANSWER, {"id": 0, "ok": True})).hex()
@@ -56,7 +56,7 @@ def test_dropped_connections_are_tried_again(links: Links, tmp_path: Path) -> No
 def test_a_host_that_drops_every_connection_is_a_finding(
     links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddplaunch.hosts.fan_out._LONGEST_DELAY_S", 0.01)
+    monkeypatch.setattr("ddplaunch.hosts.session.fan_out._LONGEST_DELAY_S", 0.01)
     command = answering(tmp_path, 1000)
     question = Question(ProbeRequest(), sys.executable, deadline_s=60)
     gathered = ask_all(links, ["gpu-x"], lambda name: links.open(name, command(name)), question)
@@ -66,7 +66,7 @@ def test_a_host_that_drops_every_connection_is_a_finding(
 
 
 def test_dead_hosts_cost_the_others_nothing(links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.hosts.fan_out._SLOT_S", 0.1)
+    monkeypatch.setattr("ddplaunch.hosts.session.fan_out._SLOT_S", 0.1)
     command, settled = answering(tmp_path, 0), []
 
     class Watched(FanOut):
@@ -163,7 +163,7 @@ def test_a_machine_that_starts_no_more_says_so(links: Links) -> None:
 def test_a_host_without_an_echo_is_waited_for_once(
     links: Links, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddplaunch.hosts.gather._ECHO_S", 0.1)
+    monkeypatch.setattr("ddplaunch.hosts.session.collect._ECHO_S", 0.1)
     link = links.open("gpu-x", answering(tmp_path, 0)("gpu-x"))  # it answers what it is asked, and echoes no beat
     sent: list[Kind] = []
 
@@ -171,5 +171,5 @@ def test_a_host_without_an_echo_is_waited_for_once(
         sent.append(kind)
 
     link.send = send  # type: ignore[method-assign]
-    assert gather._clocks(links, [link]) == {}
+    assert collect._clocks(links, [link]) == {}
     assert sent == [Kind.BEAT]

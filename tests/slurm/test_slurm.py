@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.records.first_failure import FirstFailure, first_failure, newest_run
+from ddplaunch.records.outcome import FirstFailure, first_failure, newest_run
 from tests.slurm.cluster import GPUS, Cluster, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.xdist_group("slurm")]

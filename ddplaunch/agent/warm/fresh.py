@@ -2,27 +2,114 @@
 
 Every rule stands for a difference that a script could see, and has its line in ``tests/warm/probe.py``, which runs both
 ways.
+
+Runs a program as `python -u PROGRAM` does and ends the process as it does; refuses to prepare anything.
+
+Uses the interpreter's own functions: PyRun_AnyFileExFlags reads, runs, and prints what is raised
+(https://docs.python.org/3/c-api/veryhigh.html), Py_Exit waits for threads, runs ``atexit`` handlers, and takes all
+modules down, so that open files are written and ``__del__`` runs.
+
+Spares ranks the taking down of libraries that end with the process anyway; refuses to skip what a script has made.
+
+A process that has torch spends more than half of its end on the C++ destructors of torch's libraries and on withdrawing
+torch's own operators. In a fork each page that they write to is copied before. What the rank itself sets up after the
+fork comes to its end as ever: Python's whole finalisation, ``atexit`` handlers of Python and C, open files.
+
+How a forked process leaves torchrun's Python frames for good; refuses to know what is done afterwards.
+
+A script that runs under somebody else's frames can tell: by its recursion limit, by ``inspect.stack()``, by
+faulthandler's dumps. So the fork raises an exception that nobody catches, and goes on where the interpreter hands it to
+``sys.excepthook``: all Python frames are gone there. The hook consists of C callables alone (``max`` calls its key for
+each of type, value and traceback), so that what its second step runs has no Python frame beneath it either.
 """
 
 from __future__ import annotations
 
 import builtins
+import collections
+import ctypes
 import faulthandler
+import functools
 import importlib
 import itertools
+import operator
 import os
+import pkgutil
+import runpy
 import signal
 import sys
+import traceback
 import types
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site.ddplaunch_marks import PATH, begin
 from ddplaunch.agent.rank_site.sitecustomize import register, restore
-from ddplaunch.agent.warm import execute
-from ddplaunch.agent.warm.request import Request
-from ddplaunch.frozen import dataclass
+from ddplaunch.agent.warm.requests import Request
+from ddplaunch.values.frozen import dataclass
+
+Program = Callable[[], object]
+
+
+def script(path: str) -> Program:
+    """Return what runs the Python file at ``path``, to be called with no Python frame beneath. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fopen.restype = ctypes.c_void_p
+    stream = libc.fopen(os.fsencode(path), b"rbe")
+    if not stream:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    run: Any = ctypes.pythonapi.PyRun_AnyFileExFlags
+    run.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p)
+    return _and_end(itertools.starmap(run, [(stream, os.fsencode(path), 1, None)]))
+
+
+def module(name: str, *, named_by_user: bool) -> Program:
+    """Return what runs a module as `python -m NAME` does, or a folder's or archive's ``__main__``."""
+    return _and_end(itertools.starmap(_run_module, [(name, named_by_user)]))
+
+
+def is_importable(path: str) -> bool:
+    """Say whether Python would look for ``__main__`` inside ``path``: a folder, or an archive."""
+    return pkgutil.get_importer(path) is not None
+
+
+def _run_module(name: str, named_by_user: bool) -> int:
+    """Return 0, or another number if it raised."""
+    try:
+        runpy._run_module_as_main(name, named_by_user)  # type: ignore[attr-defined]
+    except SystemExit:
+        raise  # the interpreter ends the process with its code
+    except BaseException as exception:
+        trace = exception.__traceback__.tb_next if exception.__traceback__ else None
+        exception.__traceback__ = trace
+        sys.last_type, sys.last_value, sys.last_traceback = type(exception), exception, trace
+        sys.excepthook(type(exception), exception, trace)
+        return 1
+    return 0
+
+
+def _and_end(failed: Iterator[int]) -> Program:
+    """Return what takes the first of ``failed``, and ends the process accordingly.
+
+    Iterators in C call both, so that nothing of ours is beneath what runs at the end either: an ``atexit`` handler can
+    look at its stack, and one that fails prints it.
+    """
+    return functools.partial(collections.deque, map(ctypes.pythonapi.Py_Exit, map(_status, failed)), 0)
+
+
+def _status(failed: int) -> int:
+    """Return the exit status as Py_RunMain does: an interrupt that nobody caught is to kill the process by SIGINT."""
+    kind = getattr(sys, "last_type", None)
+    if failed and isinstance(kind, type) and issubclass(kind, KeyboardInterrupt):
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        libc = ctypes.CDLL(None)
+        # exit(SIGINT) calls raise(SIGINT, NULL), when the interpreter is down and no Python could do it any more
+        libc.on_exit(libc["raise"], None)
+        return int(signal.SIGINT)
+    return 1 if failed else 0
 
 
 @dataclass(frozen=True)
@@ -38,7 +125,7 @@ class Origin:
     seed: int | None
 
 
-def become(request: Request, origin: Origin) -> execute.Program:
+def become(request: Request, origin: Origin) -> Program:
     """Make this process what `python -u …` would be before its first line; return what runs that line.
 
     Touches as little as it can: each page that it writes to is one more that ranks do not share. Raises OSError if the
@@ -68,7 +155,7 @@ def become(request: Request, origin: Origin) -> execute.Program:
     return program
 
 
-def _program(request: Request) -> tuple[execute.Program, str | None]:
+def _program(request: Request) -> tuple[Program, str | None]:
     """Return what runs the target, and what leads ``sys.path`` meanwhile.
 
     As the interpreter decides it: the folder of the script with links resolved, the working directory for ``-m``, and
@@ -76,12 +163,12 @@ def _program(request: Request) -> tuple[execute.Program, str | None]:
     """
     safe = getattr(sys.flags, "safe_path", False)
     if request.is_module:
-        return execute.module(request.target, named_by_user=True), None if safe else str(Path.cwd())
+        return module(request.target, named_by_user=True), None if safe else str(Path.cwd())
     # `./` and `..` stay as they were typed
     path = request.target if request.target.startswith(os.sep) else f"{Path.cwd()}{os.sep}{request.target}"
-    if execute.is_importable(path):
-        return execute.module("__main__", named_by_user=False), path
-    return execute.script(path), None if safe else str(Path(path).resolve().parent)
+    if is_importable(path):
+        return module("__main__", named_by_user=False), path
+    return script(path), None if safe else str(Path(path).resolve().parent)
 
 
 def found_in(folder: str) -> list[str]:
@@ -184,3 +271,81 @@ def _logging() -> None:
     if module is not None:
         module.root.manager.loggerDict.pop("__main__", None)
         module._startTime = time.time() if sys.version_info < (3, 13) else time.time_ns()
+
+
+#: Tools that are in the process before the fork, and write what they have found when it ends.
+_TOOLS = (
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "CUDA_INJECTION64_PATH",
+    "NVTX_INJECTION64_PATH",
+    "LLVM_PROFILE_FILE",
+    "GCOV_PREFIX",
+)
+
+
+def leave_libraries_alone(environ: Mapping[str, str]) -> None:
+    """Let this process and its forks end once all that was registered after this call has run.
+
+    exit(3) calls handlers in reverse order, so that these are the first of those that are left out; ``on_exit`` hands
+    on the status (https://man7.org/linux/man-pages/man3/on_exit.3.html). Does nothing under tools that need the rest,
+    or with a C library that has no such function.
+    """
+    libc: Any = ctypes.CDLL(None)
+    if any(environ.get(name) for name in _TOOLS) or not hasattr(libc, "on_exit"):
+        return
+    libc.on_exit(libc._exit, None)
+    libc.__cxa_atexit(libc.fflush, None, None)  # comes before it: what C code has left in stdio's buffers
+    _keep_operators()
+
+
+def _keep_operators() -> None:
+    """Withdraw none of the operators that torch has registered: each of its libraries would do it at exit."""
+    registry: Any = getattr(weakref.finalize, "_registry", {})
+    for info in list(registry.values()):
+        if getattr(info.func, "__module__", None) == "torch.library":
+            info.atexit = False
+
+
+#: Seconds until a fork is killed that somebody's ``except BaseException`` kept: it must not act as torchrun.
+_DEADLINE_S = 10
+_CALLS_OF_HOOK = 6
+
+
+class Handover(BaseException):
+    """Unwinds to the interpreter's bottom. ``step`` of the class runs first, ``step`` of the instance second."""
+
+    step: Callable[[], object]
+
+
+def _uncount_calls() -> None:
+    """Give the script its whole recursion limit: until 3.11 the C calls of the hook count like Python frames."""
+    if sys.version_info < (3, 12):
+        for _ in range(_CALLS_OF_HOOK):
+            ctypes.pythonapi.Py_LeaveRecursiveCall()
+
+
+def leave(first: Callable[[], Callable[[], object]]) -> NoReturn:
+    """Unwind all frames, call ``first``, and then what it returned, with no Python frame beneath the latter.
+
+    Never returns; the second callable has to end the process.
+    """
+    handover, hook = Handover(), sys.excepthook
+
+    def arrive() -> None:
+        signal.alarm(0)
+        sys.excepthook = hook
+        if handover.__traceback__ is not None:
+            traceback.clear_frames(handover.__traceback__)
+        handover.__traceback__ = None
+        for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+            if hasattr(sys, name):
+                delattr(sys, name)
+        handover.step = first()
+        _uncount_calls()
+
+    Handover.step = staticmethod(arrive)
+    sys.excepthook = functools.partial(max, key=operator.methodcaller("step"))
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_DEADLINE_S)
+    raise handover

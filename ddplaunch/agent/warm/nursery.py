@@ -4,11 +4,14 @@ template   forked from torchrun before it has threads; waits. With ``--preload``
            if that left it fit to be forked.
 midwife    a fork of the template, made ahead; forks the ranks of one start, and ends: they are orphans then, and
            torchrun, which adopts orphans at that moment, is the parent of each, as if it had forked them.
+
+What the template imports once for all ranks, and whether it may be forked from afterwards; refuses to fork ranks.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
 import signal
@@ -18,9 +21,62 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddplaunch.agent.warm import fresh, kernel, message, preloading
-from ddplaunch.agent.warm.leaving import leave_libraries_alone
-from ddplaunch.agent.warm.request import Request, unpacked
+from ddplaunch.agent.warm import fresh, kernel, requests
+from ddplaunch.agent.warm.fresh import leave_libraries_alone
+from ddplaunch.agent.warm.requests import Request, unpacked
+
+
+def import_all(names: Sequence[str], first: str | None) -> list[str]:
+    """Import what was asked for; return a line for each that could not be imported."""
+    if first is not None:
+        sys.path.insert(0, first)
+    notes = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as exception:
+            notes.append(f"`--preload {name}`: {type(exception).__name__}: {exception}".splitlines()[0])
+    if first is not None and first in sys.path:
+        sys.path.remove(first)
+    return notes
+
+
+def torchrun_args() -> Any:
+    """Return torchrun's own reading of its command line, None if this is no torchrun."""
+    torchrun = sys.modules.get("torch.distributed.run") or sys.modules["__main__"]  # the latter for `python -m`
+    parse = getattr(torchrun, "parse_args", None)
+    return None if parse is None else parse(sys.argv[1:])
+
+
+def may_start_again(args: Any) -> bool:
+    """Say whether torchrun may start ranks once more: after a failure, or when nodes come and go."""
+    return args is None or args.max_restarts > 0 or args.nnodes != "1"
+
+
+def first_path(args: Any) -> str | None:
+    """Return the folder that leads a rank's ``sys.path``."""
+    if args is None or args.no_python or getattr(sys.flags, "safe_path", False):
+        return None
+    return str(Path.cwd()) if args.module else str(Path(args.training_script).resolve().parent)
+
+
+def unfit() -> str | None:
+    """Return why this process must not be forked from, None if it may.
+
+    Threads that a library ends in its at-fork handler and starts again later (OpenBLAS does) do no harm: so the count
+    is taken after a fork.
+    """
+    if kernel.native_threads() > 1:
+        child = kernel.fork_on_trial()
+        if child == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+    threads = kernel.native_threads()
+    if threads > 1:
+        return f"{threads} threads run"
+    cuda = kernel.cuda_in_use()
+    return f"{cuda} is in use" if cuda else None
+
 
 Program = Callable[[], object]
 _STARTED, _GONE = 0, 1
@@ -43,7 +99,7 @@ class Nursery:
             kernel.is_named("ddplaunch-warm")
             _hide()
             self._leave_home()
-            self._args = preloading.torchrun_args()
+            self._args = torchrun_args()
             notes = self._preload(preload) if preload else []
             sys.path_importer_cache.clear()
             leave_libraries_alone(os.environ)
@@ -68,8 +124,8 @@ class Nursery:
         child = os.fork()
         if child == 0:
             kernel.die_with_parent(parent)
-            notes = preloading.import_all(names, preloading.first_path(self._args))
-            spoiled = preloading.unfit()
+            notes = import_all(names, first_path(self._args))
+            spoiled = unfit()
             if spoiled:
                 os.write(
                     writing, f"nothing was preloaded: {spoiled} after `--preload {','.join(names)}`"[:4000].encode()
@@ -106,9 +162,9 @@ class Nursery:
             if midwife == 0:
                 kernel.die_with_parent(parent)
                 return self._deliver()
-            message.send(self.channel, {"ready": notes})
+            requests.send(self.channel, {"ready": notes})
             _, status = os.waitpid(midwife, 0)
-            if status != _STARTED or not preloading.may_start_again(self._args):
+            if status != _STARTED or not may_start_again(self._args):
                 os._exit(_GONE)
             notes = []
 
@@ -122,7 +178,7 @@ class Nursery:
         hear, ready = os.pipe()
         done = 0
         while True:
-            received = message.receive(self.channel)
+            received = requests.receive(self.channel)
             if received is None:
                 os._exit(_GONE)
             request, descriptors = unpacked(received[0]), received[1]
@@ -130,13 +186,13 @@ class Nursery:
             try:
                 pid = os.fork()
             except OSError as exception:
-                message.send(self.channel, {"errno": exception.errno})
+                requests.send(self.channel, {"errno": exception.errno})
                 continue
             if pid == 0:
                 os.close(tell)
                 os.close(hear)
                 return self._be_born(request, descriptors, (go, ready), midwife)
-            message.send(self.channel, {"pid": pid})
+            requests.send(self.channel, {"pid": pid})
             for number in descriptors:
                 os.close(number)
             done += 1
@@ -145,7 +201,7 @@ class Nursery:
                 while done and (heard := os.read(hear, done)):
                     done -= len(heard)
                 os.write(tell, b"+" * request.siblings)
-                message.send(self.channel, {"born": True})
+                requests.send(self.channel, {"born": True})
                 os._exit(_STARTED)
 
     def _be_born(self, request: Request, descriptors: list[int], pipes: tuple[int, int], midwife: int) -> Program:

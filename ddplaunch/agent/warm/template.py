@@ -16,14 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.agent.processes import process
-from ddplaunch.agent.warm import family, handover, kernel, message
-from ddplaunch.agent.warm.alone import skip_the_spread
-from ddplaunch.agent.warm.facts import agent_facts, environ_at_load
+from ddplaunch.agent.warm import family, fresh, kernel, requests
+from ddplaunch.agent.warm.family import WarmProcess
 from ddplaunch.agent.warm.nursery import Nursery
-from ddplaunch.agent.warm.process import WarmProcess
-from ddplaunch.agent.warm.request import Request
-from ddplaunch.agent.warm.why_cold import why_no_template, why_not_forked
+from ddplaunch.agent.warm.requests import Request
+from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, skip_the_spread, why_no_template, why_not_forked
+from ddplaunch.machine.processes.stop_processes import process
 
 Say = Callable[[str], None]
 Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
@@ -111,7 +109,7 @@ class Template:
                 nursery = Nursery(theirs, agent, launcher_path)
             except BaseException:
                 os._exit(1)
-            handover.leave(lambda: nursery.serve(preload))
+            fresh.leave(lambda: nursery.serve(preload))
         theirs.close()
         self.pid, self._channel = pid, ours
         # counted after the fork: OpenBLAS ends its threads before each, and holds no lock of theirs across it
@@ -199,7 +197,7 @@ class Template:
         numbers = [0, *(number if file is None else file.fileno() for number, file in enumerate(outputs, 1))]
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
-            message.send(self._channel, request.packed(), [*numbers, folder])
+            requests.send(self._channel, request.packed(), [*numbers, folder])
         finally:
             os.close(folder)
         return int(self._hear("pid", _FORK_S))
@@ -221,7 +219,7 @@ class Template:
         if self._channel is None or self.pid is None:
             raise ConnectionResetError
         family.wait_for_word(self._channel, self.pid, limit_s, self._slow)
-        received = message.receive(self._channel)
+        received = requests.receive(self._channel)
         if received is None:
             raise ConnectionResetError
         if key not in received[0]:

@@ -1,10 +1,308 @@
-"""Signatures of data: missing, raced for, not downloadable, and checkpoints that do not fit or cannot be read."""
+"""Signatures of data: missing, raced for, not downloadable, and checkpoints that do not fit or cannot be read.
+
+How checkpoints that do not fit the model or cannot be read show; refuses missing files.
+
+How a hub or URL that cannot be reached shows; refuses retries that succeed later.
+"""
 
 from __future__ import annotations
 
-from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures.data_checkpoints import CHECKPOINTS
-from ddplaunch.explain.signatures.data_downloads import DOWNLOADS
+from ddplaunch.explain.signatures.signature import Signature
+
+_FIT_WHY = (
+    "Names and shapes in the file have to equal those of the model: DDP puts `module.` before every name, and another "
+    "configuration changes shapes."
+)
+_FIT_FIXES = (
+    "Save and load the bare model: `model.module.state_dict()` and `model.module.load_state_dict(…)`, or load before "
+    "wrapping in DDP.",
+    'Strip the prefix of an existing file: `dict((k.removeprefix("module."), v) for k, v in sd.items())`.',
+    "If sizes differ, build the model with the configuration that the checkpoint was trained with.",
+)
+_READ_WHY = (
+    "The file is shorter than it claims or not a checkpoint: an interrupted or full-disk save, a partial "
+    "copy or download."
+)
+_READ_FIXES = (
+    "Load an older checkpoint, or copy this one again and compare: `sha256sum FILE` on both sides, on every node.",
+    "Save to a temporary name and `os.replace` it, on rank 0 only, so that a crash cannot leave half a file.",
+)
+
+CHECKPOINTS: tuple[Signature, ...] = (
+    Signature(
+        code="checkpoint-mismatch",
+        role="root",
+        literals=("in loading state_dict for",),
+        patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),
+        what="the checkpoint does not fit the model {model}",
+        why=_FIT_WHY,
+        fixes=_FIT_FIXES,
+        examples=("RuntimeError: Error(s) in loading state_dict for DistributedDataParallel:",),
+        near_misses=("Some weights of GPT2 were not initialized from the model checkpoint and are newly initialized",),
+        priority=70,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
+    ),
+    Signature(
+        code="checkpoint-mismatch",
+        role="root",
+        literals=("loaded state dict", "state_dict", "While copying the parameter", "DP world size", "from checkpoint"),
+        patterns=(
+            r"(?P<problem>loaded state dict (?:contains a parameter group that doesn't match|has a different number "
+            r"of) .*)",
+            r"(?P<problem>(?:Missing|Unexpected) key in checkpoint state_dict: \S+)",
+            r"(?P<problem>(?:unexpected|missing) keys? \"?[^\"]*\"? in (?:source )?state_dict)",
+            r"(?P<problem>While copying the parameter named \S+)",
+            r"(?P<problem>The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+)",
+            r"AssertionError: (?P<problem>\w+ value from checkpoint \([^)]*\) is not equal to the input argument "
+            r"value)",
+        ),
+        what="the checkpoint does not fit: {problem}",
+        why=_FIT_WHY,
+        fixes=_FIT_FIXES,
+        examples=(
+            "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+            "ValueError: loaded state dict has a different number of parameter groups",
+            "RuntimeError: Missing key in checkpoint state_dict: optim.state.0.exp_avg.",
+            "KeyError: 'unexpected key \"module.conv1.weight\" in state_dict'",
+            "RuntimeError: While copying the parameter named fc.weight, whose dimensions in the model are "
+            "torch.Size([10])",
+            "ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world size "
+            "is 4.",
+            "AssertionError: num_layers value from checkpoint (24) is not equal to the input argument value (12).",
+        ),
+        near_misses=("unexpected keys: []", "state_dict saved to out/last.pt", "resuming from checkpoint 12"),
+        priority=66,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/optim/optimizer.py",
+    ),
+    Signature(
+        code="checkpoint-mismatch",
+        role="confirmation",
+        literals=("key(s) in state_dict", "size mismatch for "),
+        patterns=(
+            r"(?P<problem>(?:Missing|Unexpected) key\(s\) in state_dict): ",
+            r"(?P<problem>size mismatch for [\w.]+): copying a param with shape",
+        ),
+        what="the checkpoint does not fit the model: {problem}",
+        why=_FIT_WHY,
+        fixes=_FIT_FIXES,
+        examples=(
+            '\tUnexpected key(s) in state_dict: "module.weight", "module.bias". ',
+            "\tsize mismatch for enc.stem.weight: copying a param with shape torch.Size([32, 3]) from checkpoint",
+        ),
+        near_misses=("_IncompatibleKeys(missing_keys=[], unexpected_keys=[])",),
+        priority=60,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
+    ),
+    Signature(
+        code="checkpoint-corrupt",
+        role="root",
+        literals=(
+            "PytorchStreamReader failed",
+            "file might be corrupted",
+            "Error while deserializing header",
+            "corrupt file",
+            "storage has wrong size",
+            "filename 'storages' not found",
+        ),
+        patterns=(
+            r"(?P<problem>PytorchStreamReader failed .*)",
+            r"(?P<problem>unexpected EOF[^.]*)\. The file might be corrupted",
+            r"(?P<problem>Error while deserializing header: \w+)",
+            r"(?P<problem>Invalid magic number; corrupt file\?)",
+            r"(?P<problem>storage has wrong size: expected \S+ got \S+)",
+            r"(?P<problem>filename 'storages' not found)",
+        ),
+        what="a checkpoint cannot be read: {problem}",
+        why=_READ_WHY,
+        fixes=_READ_FIXES,
+        examples=(
+            "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+            "RuntimeError: PytorchStreamReader failed reading file data/16: invalid header or archive is corrupted",
+            "RuntimeError: unexpected EOF, expected 170260432 more bytes. The file might be corrupted.",
+            "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
+            "RuntimeError: Invalid magic number; corrupt file?",
+            "RuntimeError: storage has wrong size: expected 64 got 256",
+            "KeyError: \"filename 'storages' not found\"",
+        ),
+        near_misses=("RuntimeError: PytorchStreamWriter failed writing file data/211: file write failed",),
+        priority=68,
+        source="https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc",
+    ),
+    Signature(
+        code="checkpoint-corrupt",
+        role="root",
+        literals=("Ran out of input", "UnpicklingError"),
+        patterns=(
+            r"EOFError: (?P<problem>Ran out of input)",
+            r"UnpicklingError: (?P<problem>(?!Weights only).+)",
+        ),
+        what="a checkpoint or pickle cannot be read: {problem}",
+        why=_READ_WHY,
+        fixes=_READ_FIXES,
+        examples=("EOFError: Ran out of input", "_pickle.UnpicklingError: invalid load key, 'v'."),
+        near_misses=(
+            "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded",
+            "EOFError: Compressed file ended before the end-of-stream marker was reached",
+        ),
+        log_unless=(r"in spawn_main|from_parent",),
+        priority=60,
+        source="https://docs.python.org/3/library/pickle.html#pickle.UnpicklingError",
+    ),
+    Signature(
+        code="checkpoint-corrupt",
+        role="root",
+        literals=("Weights only load failed",),
+        patterns=(r"(?P<problem>Weights only load failed)",),
+        what="torch.load refuses the checkpoint: {problem}",
+        why="since torch 2.6 `weights_only=True` is the default of torch.load and allows tensors and plain containers "
+        "only",
+        fixes=(
+            "if you trust the file: `torch.load(path, weights_only=False)`",
+            "allow the classes it holds: `torch.serialization.add_safe_globals([Cls])` before loading",
+        ),
+        examples=("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",),
+        near_misses=("FutureWarning: You are using `torch.load` with `weights_only=False`",),
+        priority=66,
+        source="https://pytorch.org/docs/stable/notes/serialization.html#torch-load-with-weights-only-true",
+    ),
+)
+
+
+_WHY = "Compute nodes often have no way to the internet, and a hub limits how often all ranks together may ask."
+_FIXES = (
+    "Fetch once where the network works (`huggingface-cli download NAME`), then launch offline: "
+    "`--env HF_HUB_OFFLINE=1 --env HF_DATASETS_OFFLINE=1`.",
+    "Download on rank 0 only, before a barrier; a proxy or mirror goes through `--env HTTPS_PROXY=…` or `--env "
+    "HF_ENDPOINT=…`.",
+    "For 401 and 403: log in (`huggingface-cli login`) and accept the model's terms; for 404 correct the name.",
+)
+_RETRY = r"Retrying|retrying|will retry|retry \d|entering retry loop|WARNING"
+
+DOWNLOADS: tuple[Signature, ...] = (
+    Signature(
+        code="download-failed",
+        role="root",
+        literals=("connect to 'http", "ConnectionPool(host=", "Couldn't reach ", " for url: "),
+        patterns=(
+            r"couldn't connect to '(?P<url>https?://[^']+)'",
+            r"HTTPS?ConnectionPool\(host='(?P<url>[^']+)', port=\d+\): (?:Max retries exceeded|Read timed out)",
+            r"Couldn't reach '?(?P<url>[^\s']+)",
+            r"\b[45]\d\d (?:Client|Server) Error.* for url: (?P<url>\S+)",
+        ),
+        what="{url} could not be reached or refused the request",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the "
+            "cached files",
+            "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+            "exceeded "
+            "with url: /gpt2/resolve/main/config.json (Caused by NewConnectionError())",
+            "ConnectionError: Couldn't reach https://raw.githubusercontent.com/x.py (error 403)",
+            "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: "
+            "https://huggingface.co/api/x",
+        ),
+        near_misses=(
+            "WARNING:urllib3.connectionpool:Retrying (Retry(total=4)) after connection broken by 'ReadTimeoutError("
+            "\"HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out. (read timeout=10)\")': /gpt2",
+            "wandb: Network error (ConnectionError), entering retry loop.",
+        ),
+        unless=(_RETRY,),
+        priority=64,
+        source="https://huggingface.co/docs/huggingface_hub/package_reference/utilities#errors",
+    ),
+    Signature(
+        code="download-failed",
+        role="root",
+        literals=(
+            "HfHubHTTPError",
+            "RepositoryNotFoundError",
+            "GatedRepoError",
+            "LocalEntryNotFoundError",
+            "EntryNotFoundError",
+            "RevisionNotFoundError",
+            "OfflineModeIsEnabled",
+            "gated repo",
+            "not a valid model identifier",
+            "wandb.errors",
+            "Can't load ",
+        ),
+        patterns=(
+            r"(?P<problem>(?:HfHubHTTP|RepositoryNotFound|GatedRepo|LocalEntryNotFound|EntryNotFound|RevisionNotFoun"
+            r"d)Error): ",
+            r"(?P<problem>OfflineModeIsEnabled): ",
+            r"(?P<problem>You are trying to access a gated repo)",
+            r"(?P<problem>\b[\w./-]{1,120} is not a local folder and is not a valid model identifier)",
+            r"(?P<problem>Can't load (?:the )?(?:\w+ )?\w+ (?:for|of) '[^']+')\. If you were trying to load it from "
+            r"'https?:",
+            r"(?P<problem>wandb\.errors\S*(?:CommError|AuthenticationError))",
+        ),
+        what="a model, data set or service of a hub could not be had: {problem}",
+        why=_WHY,
+        fixes=(*_FIXES, "for wandb on nodes without internet: `--env WANDB_MODE=offline`"),
+        examples=(
+            "huggingface_hub.utils._errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache",
+            "huggingface_hub.utils._errors.RepositoryNotFoundError: 401 Client Error. (Request ID: Root=1)",
+            "huggingface_hub.errors.OfflineModeIsEnabled: Cannot reach https://x: offline mode is enabled.",
+            "OSError: You are trying to access a gated repo.",
+            "huggingface_hub.errors.HfHubHTTPError: 503 Server Error",
+            "huggingface_hub.errors.GatedRepoError: 403 Client Error.",
+            "huggingface_hub.errors.RevisionNotFoundError: 404 Client Error.",
+            "OSError: bert-bse is not a local folder and is not a valid model identifier listed on "
+            "'https://huggingface.co/models'",
+            "OSError: Can't load tokenizer for 'bert-base'. If you were trying to load it from "
+            "'https://huggingface.co/models'",
+            "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.",
+        ),
+        near_misses=("except LocalEntryNotFoundError as e:", "wandb: Network connection restored."),
+        unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
+        priority=62,
+        source="https://huggingface.co/docs/huggingface_hub/package_reference/utilities#errors",
+    ),
+    Signature(
+        code="download-failed",
+        role="root",
+        literals=(
+            "<urlopen error",
+            "HTTP Error ",
+            "requests.exceptions.",
+            "httpx.",
+            "aiohttp.client",
+            "botocore.",
+            "IncompleteRead",
+        ),
+        patterns=(
+            r"(?:URLError|urllib\S*Error): (?P<problem><urlopen error [^>]*>)",
+            r"HTTPError: (?P<problem>HTTP Error \d+: .*)",
+            r"requests\.exceptions\.(?P<problem>(?:Connection|ReadTimeout|ConnectTimeout|SSL|Proxy|HTTP|ChunkedEncod"
+            r"ing|Timeout)\w*)",
+            r"httpx\.(?P<problem>Connect\w+|Read\w+|HTTPStatusError|ProxyError|RemoteProtocolError): ",
+            r"aiohttp\.client_exceptions\.(?P<problem>Client\w+): ",
+            r"botocore\.exceptions\.(?P<problem>\w+(?:Error|Timeout)): ",
+            r"(?P<problem>IncompleteRead\(\d+ bytes read)",
+        ),
+        what="a download failed: {problem}",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>",
+            "urllib.error.HTTPError: HTTP Error 403: Forbidden",
+            "requests.exceptions.ReadTimeout: (ReadTimeoutError(), '(Request ID: 4)')",
+            "httpx.ConnectError: [Errno 101] Network is unreachable",
+            "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host x:443",
+            "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
+            "urllib3.exceptions.ProtocolError: ('Connection broken: IncompleteRead(93 bytes read, 12 more expected)')",
+        ),
+        near_misses=(
+            "    except requests.exceptions.ConnectionError:",
+            "INFO httpx: HTTP Request: GET https://x 200 OK",
+        ),
+        unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
+        priority=58,
+        source="https://requests.readthedocs.io/en/latest/user/quickstart/#errors-and-exceptions",
+    ),
+)
+
 
 _MISSING_WHY = (
     "The path was looked up from the rank's working directory on its own node; a disk that is not shared "

@@ -1,10 +1,348 @@
-"""Signatures of how processes end: signals, crashes, interruptions, and the launchers' trailers; refuses to say why."""
+"""Signatures of how processes end: signals, crashes, interruptions, and the launchers' trailers; refuses to say why.
+
+How processes that died of SIGKILL, SIGSEGV and SIGABRT show outside torchrun's own trailer.
+
+What launchers and schedulers print about an end that they did not cause, and healthy ends; never a cause.
+"""
 
 from __future__ import annotations
 
-from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures.ending_signals import SIGNALS
-from ddplaunch.explain.signatures.ending_trailers import TRAILERS
+from ddplaunch.explain.signatures.signature import Signature
+
+_OOM = (
+    r"[Oo]ut of memory: Kill",
+    r"oom[-_]kill",
+    r"Out Of Memory",
+    r"OOMKilled",
+    r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)",
+)
+_KILLED_FIXES = (
+    "Look whether memory was the reason: `dmesg -T | grep -iE 'oom|killed process'`, `cat "
+    "/sys/fs/cgroup/memory.events`, "
+    "`sacct -j JOBID --format=State,MaxRSS`.",
+    "If it was: fewer DataLoader workers, less memory per rank, or a larger limit.",
+    "If not: ask who sends SIGKILL: a supervisor, an eviction, a person.",
+)
+_NATIVE = (
+    "Native code of torch, an extension, a driver or a data library failed; Python could not turn it into an exception."
+)
+_NATIVE_FIXES = (
+    "Get the stack: run again with `--env PYTHONFAULTHANDLER=1`, or open the core dump (`coredumpctl gdb`).",
+    "Take out suspects one at a time: DataLoader workers (`num_workers=0`), own extensions, packages built for "
+    "another torch.",
+)
+
+
+def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
+    """The lines with which shells, Python, launchers and Slurm say that a process died of ``signal``."""
+    return (
+        rf"(?P<line>died with <Signals\.{name}: {signal}>)",
+        rf"(?P<line>exits with return code = -{signal})\b",
+        rf"(?P<line>(?:terminated with|exited on|killed by) signal:? (?:{name}|{signal} \({words}\)|{words}))",
+        rf"(?P<line>(?<!\S)\S{{1,80}}: tasks? [\d,\-\[\]]+: {words})",
+        rf"(?P<line>(?:\bline \d{{1,6}}: +)?\b\d{{1,8}}:? +{words}(?: \(core dumped\))?)(?:\s|$)",
+        rf"^(?P<line>{words}(?: \(core dumped\))?)\.?\s*$",
+    )
+
+
+SIGNALS: tuple[Signature, ...] = (
+    Signature(
+        code="killed",
+        role="root",
+        literals=("SIGKILL", "return code = -9", "Killed", "signal 9"),
+        patterns=_ends(9, "SIGKILL", "Killed"),
+        what="a process was ended by SIGKILL, and no line says who sent it: {line}",
+        why="SIGKILL leaves no message in the process; most often the kernel's OOM killer or a cgroup limit sent it",
+        fixes=_KILLED_FIXES,
+        examples=(
+            "subprocess.CalledProcessError: Command '['python', 'a.py']' died with <Signals.SIGKILL: 9>.",
+            "[ERROR] [launch.py:325:sigkill_handler] ['python', '-u', 'a.py', '--local_rank=1'] exits with return "
+            "code = -9",
+            "RuntimeError: DataLoader worker (pid 1771) is killed by signal: Killed. ",
+            "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGKILL",
+            "mpirun noticed that process rank 3 with PID 41 on node n exited on signal 9 (Killed).",
+            "srun: error: nid1: task 3: Killed",
+            "run.sh: line 12: 12345 Killed                  python train.py",
+            "Killed",
+        ),
+        near_misses=(
+            'sample: "the process was killed by signal 9 after it ran out of memory" -> label: incident',
+            "Killing subprocess 61377",
+            "RuntimeError: DataLoader worker (pid 402) is killed by signal: Bus error.",
+        ),
+        unless=(r"^\w+: \"",),
+        log_unless=(*_OOM, r"forcefully exiting via"),
+        priority=32,
+        source="https://man7.org/linux/man-pages/man7/signal.7.html",
+    ),
+    Signature(
+        code="segmentation-fault",
+        role="root",
+        literals=("egmentation fault", "SIGSEGV", "return code = -11", "Segfault encountered", "segfault at"),
+        patterns=(
+            r"(?P<line>Fatal Python error: Segmentation fault)",
+            r"(?P<line>Signal: Segmentation fault \(11\))",
+            r"(?P<line>Segfault encountered)",
+            r"(?P<line>\*\*\* SIGSEGV .*received by PID \d+)",
+            r"(?P<line>\b[\w.-]{1,40}\[\d{1,9}\]: segfault at \S+)",
+            *_ends(11, "SIGSEGV", "Segmentation fault"),
+        ),
+        what="a process crashed with SIGSEGV: {line}",
+        why=_NATIVE,
+        fixes=_NATIVE_FIXES,
+        examples=(
+            "Fatal Python error: Segmentation fault",
+            "[node:60014] Signal: Segmentation fault (11)",
+            "!!!!!!! Segfault encountered !!!!!!!",
+            "*** SIGSEGV (@0x0) received by PID 4133 (TID 0x7f) from PID 0; stack trace: ***",
+            "kernel: python[4133]: segfault at 18 ip 00007f error 4 in libtorch_cpu.so",
+            "subprocess.CalledProcessError: Command '['python', 'a.py']' died with <Signals.SIGSEGV: 11>.",
+            "['python', '-u', 'a.py'] exits with return code = -11",
+            "ERROR: DataLoader worker (pid 88) is killed by signal: Segmentation fault. ",
+            "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGSEGV",
+            "mpirun noticed that process rank 9 with PID 60014 on node x exited on signal 11 (Segmentation fault).",
+            "srun: error: nid1: task 3: Segmentation fault (core dumped)",
+            "run.sh: line 3: 3456 Segmentation fault      (core dumped) python a.py",
+            "Segmentation fault (core dumped)",
+        ),
+        near_misses=('label: "Segmentation fault" of class 3', "Enable faulthandler to see segmentation faults"),
+        priority=54,
+        source="https://docs.python.org/3/library/faulthandler.html",
+    ),
+    Signature(
+        code="aborted",
+        role="root",
+        literals=(
+            "Aborted",
+            "SIGABRT",
+            "return code = -6",
+            "double free",
+            "invalid pointer",
+            "malloc()",
+            "munmap_chunk",
+            "corrupted size",
+            "stack smashing",
+            "pure virtual method",
+            "signal 6",
+        ),
+        patterns=(
+            r"(?P<line>Fatal Python error: Aborted)",
+            r"(?P<line>double free or corruption)",
+            r"(?P<line>(?:free|realloc)\(\): invalid (?:pointer|next size|size))",
+            r"(?P<line>malloc\(\): [a-z ]+)",
+            r"(?P<line>munmap_chunk\(\): invalid pointer)",
+            r"(?P<line>corrupted size vs\. prev_size)",
+            r"(?P<line>\*\*\* stack smashing detected \*\*\*)",
+            r"(?P<line>pure virtual method called)",
+            r"(?P<line>Signal: Aborted \(6\))",
+            *_ends(6, "SIGABRT", "Aborted"),
+        ),
+        what="a process aborted in native code: {line}",
+        why=_NATIVE,
+        fixes=_NATIVE_FIXES,
+        examples=(
+            "Fatal Python error: Aborted",
+            "double free or corruption (!prev)",
+            "free(): invalid pointer",
+            "malloc(): unsorted double linked list corrupted",
+            "munmap_chunk(): invalid pointer",
+            "corrupted size vs. prev_size",
+            "*** stack smashing detected ***: terminated",
+            "pure virtual method called",
+            "subprocess.CalledProcessError: Command '['python']' died with <Signals.SIGABRT: 6>.",
+            "['python', '-u', 'a.py'] exits with return code = -6",
+            "ERROR: DataLoader worker (pid 88) is killed by signal: Aborted. ",
+            "mpirun noticed that process rank 1 with PID 4 on node x exited on signal 6 (Aborted).",
+            "srun: error: nid1: task 3: Aborted (core dumped)",
+            "[node:60014] Signal: Aborted (6)",
+            "run.sh: line 3: 3456 Aborted                 (core dumped) python a.py",
+            "Aborted (core dumped)",
+        ),
+        near_misses=("srun: Job step aborted: Waiting up to 32 seconds", "Aborted by user request: no"),
+        priority=30,
+        source="https://man7.org/linux/man-pages/man3/abort.3.html",
+    ),
+    Signature(
+        code="aborted",
+        role="root",
+        literals=("without an active exception",),
+        patterns=(r"(?P<line>terminate called without an active exception)",),
+        what="a process aborted while its threads were still running: {line}",
+        why="the interpreter ended while native threads (a DataLoader, NCCL's watchdog, a writer) still ran; C++ then "
+        "calls abort",
+        fixes=(
+            "if training was complete: call `dist.destroy_process_group()` and close loaders and writers before the "
+            "script ends",
+            "if a traceback stands above it, that is the cause and this is its echo",
+        ),
+        examples=("terminate called without an active exception",),
+        near_misses=("terminate called after throwing an instance of 'std::runtime_error'",),
+        priority=22,
+        source="https://en.cppreference.com/w/cpp/thread/thread/~thread",
+    ),
+)
+
+
+def _echo(
+    code: str, what: str, literals: tuple[str, ...], patterns: tuple[str, ...], examples: tuple[str, ...], near: str
+) -> Signature:
+    """A cascade signature: it says what followed and offers no fix."""
+    return Signature(
+        code=code,
+        role="cascade",
+        literals=literals,
+        patterns=patterns,
+        what=what,
+        why="the launcher reacts to the first process that ends; what it prints comes after the cause",
+        fixes=(),
+        examples=examples,
+        near_misses=(near,),
+        priority=10,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/multiprocessing/api.py",
+    )
+
+
+TRAILERS: tuple[Signature, ...] = (
+    _echo(
+        "stopped-by-launcher",
+        "the launcher stopped the remaining ranks",
+        ("closing signal SIGTERM", "forcefully exiting via", "Killing subprocess"),
+        (
+            r"Sending process \d+ closing signal SIGTERM",
+            r"Unable to shutdown process \d+ via \S+, forcefully exiting via",
+            r"Killing subprocess \d+",
+        ),
+        (
+            "W0309 12:30:02 5010 api.py:908] Sending process 5041 closing signal SIGTERM",
+            "WARNING:torch.distributed.elastic.multiprocessing.api:Unable to shutdown process 4131 via 15, forcefully "
+            "exiting via 9",
+            "[INFO] [launch.py:319:sigkill_handler] Killing subprocess 61377",
+        ),
+        "Sending process 20877 closing signal SIGHUP",
+    ),
+    _echo(
+        "launcher-summary",
+        "the launcher's own summary of the failure",
+        (
+            "ChildFailedError",
+            "Root Cause (first observed failure)",
+            "non-zero exit status",
+            "exits with return code = ",
+            "CHILD PROCESS FAILED",
+            "worker group finished (FAILED)",
+            "exited with non-zero",
+            "returned a non-zero exit code",
+        ),
+        (
+            r"multiprocessing\.errors\.ChildFailedError",
+            r"Root Cause \(first observed failure\):",
+            r"CalledProcessError: Command .* returned non-zero exit status \d+",
+            r"exits with return code = [1-9]\d*",
+            r"CHILD PROCESS FAILED WITH NO ERROR_FILE",
+            r"Local worker group finished \(FAILED\)",
+            r"returned a non-zero exit code",
+            r"exited with non-zero (?:status|exit code)",
+        ),
+        (
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+            "Root Cause (first observed failure):",
+            "subprocess.CalledProcessError: Command '['python', '-u', 'train.py']' returned non-zero exit status 1.",
+            "[ERROR] [launch.py:325:sigkill_handler] ['python', 'sft.py', '--local_rank=1'] exits with return code = 1",
+            "**   CHILD PROCESS FAILED WITH NO ERROR_FILE                **",
+            "INFO:torch.distributed.elastic.agent.server.api:Local worker group finished (FAILED). Waiting 300 seconds",
+            "Primary job  terminated normally, but 1 process returned a non-zero exit code.",
+            "mpirun detected that one or more processes exited with non-zero status",
+        ),
+        "['python', 'a.py'] exits with return code = -9",
+    ),
+    _echo(
+        "step-ended",
+        "the scheduler or the remote shell ended the rest of the step",
+        ("srun: ", "ssh exited with exit code"),
+        (
+            r"srun: error: \S+: tasks? [\d,\-\[\]]+: (?:Exited with exit code \d+|Terminated)",
+            r"srun: Terminating (?:StepId|job step)",
+            r"srun: (?:error: )?Job step aborted",
+            r"srun: forcing job termination",
+            r"srun: got SIG\w+",
+            r"ssh exited with exit code \d+",
+        ),
+        (
+            "srun: error: nid004411: task 1: Exited with exit code 1",
+            "srun: error: nid004411: tasks 0,2-3: Terminated",
+            "srun: Terminating StepId=30211877.0",
+            "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+            "srun: forcing job termination",
+            "srun: got SIGCONT",
+            "pdsh@GPUD2A: GPUD2C: ssh exited with exit code 1",
+        ),
+        "srun: error: gpu-x04: task 1: Out Of Memory",
+    ),
+    _echo(
+        "rendezvous-shutdown",
+        "a node could not take leave of the rendezvous because the other side was gone",
+        ("failed to shutdown the rendezvous", "keep-alive heartbeat"),
+        (
+            r"has failed to shutdown the rendezvous '[^']*' due to an error of type \w+",
+            r"has failed to send a keep-alive heartbeat to the rendezvous",
+        ),
+        (
+            "W0309 dynamic_rendezvous.py:1341] The node 'gpu-b_88190_0' has failed to shutdown the rendezvous 'r77' "
+            "due to an "
+            "error of type RendezvousConnectionError.",
+            "The node 'a_1_0' has failed to send a keep-alive heartbeat to the rendezvous 'x' due to an error of type "
+            "RendezvousTimeoutError.",
+        ),
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+    ),
+    _echo(
+        "worker-lost",
+        "the main process noticed that a worker process of it had ended",
+        ("exited unexpectedly", "ProcessRaisedException", "ProcessExitedException", "EOFError", "BrokenPipeError"),
+        (
+            r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",
+            r"ProcessRaisedException: ",
+            r"ProcessExitedException: process \d+ terminated with exit code \d+",
+            r"(?:^|\s)EOFError\s*$",
+            r"BrokenPipeError: \[Errno 32\] Broken pipe",
+        ),
+        (
+            "RuntimeError: DataLoader worker (pid(s) 402) exited unexpectedly",
+            "torch.multiprocessing.spawn.ProcessRaisedException: ",
+            "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with exit code 1",
+            "EOFError",
+            "BrokenPipeError: [Errno 32] Broken pipe",
+        ),
+        "EOFError: Ran out of input",
+    ),
+    _echo(
+        "teardown-noise",
+        "clean-up messages of a process that ended",
+        (
+            "destroy_process_group() was not called",
+            "has NOT been destroyed",
+            "leaked semaphore",
+            "leaked shared_memory",
+            "can only test a child process",
+        ),
+        (
+            r"destroy_process_group\(\) was not called",
+            r"process group has NOT been destroyed",
+            r"leaked (?:semaphore|shared_memory) objects",
+            r"AssertionError: can only test a child process",
+        ),
+        (
+            "[rank0]:[W303 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before "
+            "program exit",
+            "Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.",
+            "UserWarning: resource_tracker: There appear to be 8 leaked semaphore objects to clean up at shutdown",
+            "resource_tracker: There appear to be 2 leaked shared_memory objects to clean up at shutdown",
+            "AssertionError: can only test a child process",
+        ),
+        "dist.destroy_process_group()",
+    ),
+)
+
 
 _WHY = (
     "The launcher itself was signalled and passed it on to its ranks: {sender}. The training had no error of its own."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature
 
 _CODE = "cuda-out-of-memory"
 _SMALLER = (

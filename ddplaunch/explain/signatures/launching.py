@@ -1,10 +1,450 @@
-"""Signatures of commands that could not become ranks: environment, arguments, paths; refuses later exceptions."""
+"""Signatures of commands that could not become ranks: environment, arguments, paths; refuses later exceptions.
+
+How refused command lines show, of the script and of its launcher, and a script that is not there.
+
+How a failed import, an unparsable script and an extension that did not build show.
+"""
 
 from __future__ import annotations
 
-from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures.launching_commands import COMMANDS
-from ddplaunch.explain.signatures.launching_imports import IMPORTS
+from ddplaunch.explain.signatures.signature import Signature
+
+_LAUNCHERS = (
+    r"(?:torchrun|launch\.py|accelerate(?: <command> \[<args>\])?(?: launch)?|Accelerate CLI tool|deepspeed|colossalai|"
+    r"mpirun|mpiexec|horovodrun|srun|sbatch|ddplaunch(?: run)?|python\S* -m torch\.distributed\.\w+)"
+)
+_LAUNCHER_OPTIONS = (
+    r"--?(?:nproc[-_]per[-_]node|nnodes|node[-_]rank|rdzv[-_]\w+|max[-_]restarts|monitor[-_]interval|master[-_](?:ad"
+    r"dr|port)|"
+    r"standalone|use[-_]env|no[-_]python|log[-_]dir|redirects|tee|start[-_]method|local[-_]addr|num_processes|num_ma"
+    r"chines|num_gpus|machine_rank)"
+)
+_PROBLEMS = (
+    r"unrecognized arguments|the following arguments are required|argument \S+|one of the arguments|too few arguments|"
+    r"ambiguous option|unknown option|expected (?:one|at least one|\d+) argument|invalid choice|Parser key|Key \S+ is "
+    r"required"
+)
+
+COMMANDS: tuple[Signature, ...] = (
+    Signature(
+        code="script-arguments",
+        role="root",
+        literals=("error: ",),
+        patterns=(rf"(?:^|[\s\]:])(?P<program>[\w./-]+): error: (?P<problem>(?:{_PROBLEMS}).*)",),
+        what="`{program}` rejected its command line: {problem}",
+        why="argparse ends the process with status 2 before anything else runs; every rank does the same",
+        fixes=(
+            "correct the arguments after `--`: `ddplaunch run 4 -- {program} …`; `python {program} --help` lists them",
+            "if ddplaunch filled the option in, turn that off: `--no-forward`",
+        ),
+        examples=(
+            "rank.py: error: the following arguments are required: --data",
+            "train.py: error: unrecognized arguments: --epoch 3",
+            "main.py: error: argument --amp: invalid choice: 'fp8' (choose from 'fp16', 'bf16')",
+        ),
+        near_misses=(
+            "torchrun: error: unrecognized arguments: --nproc",
+            "baby_train.py: error: unrecognized arguments: --local-rank=0",
+            "srun: error: node1: task 0: Exited with exit code 2",
+            "slurmstepd: error: argument of execve() unknown",
+        ),
+        unless=(
+            rf"(?:^|\s){_LAUNCHERS}: error",
+            r"--local[-_]rank",
+            r"required: .*(?:training_script|user_script)",
+            rf"run\.py: error: .*{_LAUNCHER_OPTIONS}\b",
+            r"(?:slurmstepd|srun|sbatch|mpirun|gcc|g\+\+|nvcc|ld): error",
+        ),
+        log_unless=(r"usage: (?:run|launch)\.py \[-h\] \[--(?:nnodes|nproc)",),
+        priority=68,
+        source="https://docs.python.org/3/library/argparse.html#exiting-methods",
+    ),
+    Signature(
+        code="script-arguments",
+        role="root",
+        literals=(
+            "HfArgumentParser",
+            "Flags parsing error",
+            "o such option",
+            "Missing ",
+            "Invalid value",
+            "Could not",
+            "flag",
+        ),
+        patterns=(
+            r"(?P<problem>[Ss]ome specified arguments are not used by the HfArgumentParser: .*)",
+            r"FATAL Flags parsing error: ?(?P<problem>.*)",
+            r"^Error: (?P<problem>(?:No such option|Missing (?:option|argument|parameter)|Invalid value for|Got "
+            r"unexpected extra).*)",
+            r"│ (?P<problem>(?:No such option: -|Missing (?:option|argument) '|Invalid value for ')[^│]*)",
+            r"(?P<problem>Could not (?:override '[^']+'|consume arg: .*|parse override.*))",
+            r"absl\.flags\._exceptions\.(?P<problem>\w+Error: .*)",
+        ),
+        what="the script rejected its command line: {problem}",
+        why="the option parser ends the process before anything else runs; every rank does the same",
+        fixes=(
+            "correct the arguments after `--`; the script's own `--help` lists them",
+            "if ddplaunch filled the option in, turn that off: `--no-forward`",
+        ),
+        examples=(
+            "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '3']",
+            "FATAL Flags parsing error: Unknown command line flag 'lrr'. Did you mean: lr ?",
+            "Error: No such option: --lrr",
+            "Error: Missing option '--data'.",
+            "Error: Invalid value for '--epochs': 'x' is not a valid integer.",
+            "Could not override 'trainer.gpus'.",
+            "ERROR: Could not consume arg: --lrr",
+            "│ Invalid value for '--epochs': 'x' is not a valid integer.        │",
+            "absl.flags._exceptions.UnrecognizedFlagError: Unknown command line flag 'lrr'",
+        ),
+        near_misses=(
+            "Missing key(s) in state_dict: 'a'",
+            "Could not load library libcudnn",
+            "Invalid value 0 was replaced",
+        ),
+        unless=(r"local[-_]rank",),
+        priority=64,
+        source="https://click.palletsprojects.com/en/stable/exceptions/",
+    ),
+    Signature(
+        code="launcher-arguments",
+        role="root",
+        literals=("error: ", "nproc_per_node", "training_script", "user_script", "rendezvous backend", "num_processes"),
+        patterns=(
+            rf"(?:^|[\s\]:])(?P<program>{_LAUNCHERS}): error: (?P<problem>(?:{_PROBLEMS}).*)",
+            rf"(?P<program>run\.py): error: (?P<problem>.*{_LAUNCHER_OPTIONS}\b.*)",
+            r"(?P<program>(?<![\w./-])[\w./-]{1,120}): error: (?P<problem>the following arguments are required: "
+            r".*(?:training|user)_script.*)",
+            r"(?P<program>ValueError): (?P<problem>Unsupported nproc_per_node value.*)",
+            r"(?P<program>ValueError): (?P<problem>The rendezvous backend '[^']*' is not registered.*)",
+            r"(?P<program>ValueError): (?P<problem>You need to manually pass in `--num_processes`.*)",
+        ),
+        what="the launcher rejected its own command line ({program}): {problem}",
+        why="the launcher's options stand before the script, the script's own after it; an option on the wrong side "
+        "is refused",
+        fixes=(
+            "put a `--` between them: `ddplaunch run 4 --master-port 29501 -- train.py --epochs 20`",
+            "look the option up: `ddplaunch run --help`; other options of torchrun go through `--torchrun-arg`",
+        ),
+        examples=(
+            "torchrun: error: unrecognized arguments: --nprocpernode",
+            "launch.py: error: the following arguments are required: training_script, training_script_args",
+            "run.py: error: argument --nproc_per_node: expected one argument",
+            "ValueError: Unsupported nproc_per_node value: gpus",
+            "ValueError: The rendezvous backend 'c10' is not registered. Did you forget to call `register`?",
+            "Accelerate CLI tool: error: unrecognized arguments: --deepspeed_multinode_launcher",
+            "deepspeed: error: the following arguments are required: user_script, user_args",
+            "ds: error: the following arguments are required: user_script, user_args",
+            "ValueError: You need to manually pass in `--num_processes` using this config yaml.",
+        ),
+        near_misses=(
+            "train.py: error: unrecognized arguments: --epoch",
+            "run.py: error: unrecognized arguments: --batchsize 3",
+            "launch.py: error: unrecognized arguments: --local_rank=0",
+        ),
+        unless=(r"--local[-_]rank=",),
+        priority=70,
+        source="https://pytorch.org/docs/stable/elastic/run.html",
+    ),
+    Signature(
+        code="launcher-arguments",
+        role="root",
+        literals=(
+            "No module named",
+            "command not found",
+            "Non-UTF-8",
+            "slot",
+            "include/exclude",
+            "hostfile",
+            "GPU ids",
+        ),
+        patterns=(
+            r"(?P<problem>No module named "
+            r"'?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)'?)",
+            r"(?P<problem>(?:torchrun|accelerate|deepspeed|mpirun|horovodrun): (?:command )?not found)",
+            r"SyntaxError: (?P<problem>Non-UTF-8 code starting with .* in file \S*bin/\S+)",
+            r"(?P<problem>No slot '\S+' specified on host '\S+')",
+            r"(?P<problem>Cannot specify num_nodes/gpus with include/exclude)",
+            r"(?P<problem>[Hh]ostname '?\S+'? not found in hostfile)",
+            r"(?P<problem>not enough slots available in the system)",
+            r"(?P<problem>Less than two GPU ids were configured)",
+        ),
+        what="the launcher is misused or missing: {problem}",
+        why="the launch failed before any rank existed, so the script is not the cause",
+        fixes=(
+            "use one launcher and its own spelling: `ddplaunch run 4 -- train.py` (never `python` between launcher "
+            "and script)",
+            "if the command is not found, activate the environment that has torch; `ddplaunch doctor` names the "
+            "interpreter",
+        ),
+        examples=(
+            "/usr/bin/python3: No module named torchrun",
+            "bash: torchrun: command not found",
+            "SyntaxError: Non-UTF-8 code starting with '\\x80' in file /opt/env/bin/python on line 2",
+            "ValueError: No slot '4' specified on host 'localhost'",
+            "ValueError: Cannot specify num_nodes/gpus with include/exclude",
+            "ValueError: Hostname 'gpu7' not found in hostfile",
+            "There are not enough slots available in the system to satisfy the 8",
+            "ValueError: Less than two GPU ids were configured and tried to run on on multiple GPUs.",
+        ),
+        near_misses=("ModuleNotFoundError: No module named 'torchvision'", "Unable to find hostfile, will proceed"),
+        priority=72,
+        source="https://pytorch.org/docs/stable/elastic/quickstart.html",
+    ),
+    Signature(
+        code="script-not-found",
+        role="root",
+        literals=(
+            "can't open file",
+            "module specification",
+            "No module named",
+            "execve",
+            "No such file or directory: '",
+            "command not found",
+        ),
+        patterns=(
+            r"can't open file '(?P<script>[^']+)': \[Errno (?:2|20)\]",
+            r"Error while finding module specification for '(?P<script>[^']+)'",
+            r"(?:^|[\s/])python[\d.]*\S*: No module named (?P<script>[\w.]+)",
+            r"execve\(\): (?P<script>\S+): No such file or directory",
+            r"FileNotFoundError: \[Errno 2\] No such file or directory: '(?P<script>[^']+\.(?:py|sh))'",
+            r"(?:line \d+|bash): (?P<script>\S+\.(?:py|sh)): (?:command not found|No such file or directory)",
+        ),
+        what="the script `{script}` does not exist for the ranks",
+        why="the interpreter looked for it from its working directory on this node; another directory or an unshared "
+        "disk hides it",
+        fixes=(
+            "check it where the ranks start, on every node: `ls -l {script}`; give the full path or `cd` there first",
+            "for a module use `-m`: `ddplaunch run 4 -- -m package.module`, from the directory that holds the package",
+        ),
+        examples=(
+            "/opt/venv/bin/python: can't open file '/home/ana/tarin.py': [Errno 2] No such file or directory",
+            "/opt/venv/bin/python: Error while finding module specification for 'pkg.train' (ModuleNotFoundError: No "
+            "module "
+            "named 'pkg')",
+            "/usr/bin/python3.10: No module named mypkg.train",
+            "slurmstepd: error: execve(): python: No such file or directory",
+            "FileNotFoundError: [Errno 2] No such file or directory: './rank.sh'",
+            "bash: train.py: command not found",
+        ),
+        near_misses=(
+            "FileNotFoundError: [Errno 2] No such file or directory: '/data/train.bin'",
+            "ModuleNotFoundError: No module named 'pkg'",
+            "/usr/bin/python3: No module named torchrun",
+        ),
+        unless=(r"No module named '?(?:torchrun|torch\.distributed|accelerate)\b",),
+        priority=66,
+        source="https://docs.python.org/3/using/cmdline.html#cmdoption-m",
+    ),
+)
+
+
+_WHY = (
+    "The interpreter that runs the ranks has no such package or another version of it: a different environment, a node "
+    "without it, or a package built for another version."
+)
+_INTERPRETER = (
+    "Compare interpreters: `ddplaunch doctor` names the one that launches; torchrun prints `of binary:` "
+    "with the one it used."
+)
+
+IMPORTS: tuple[Signature, ...] = (
+    Signature(
+        code="module-not-found",
+        role="root",
+        literals=("No module named",),
+        patterns=(
+            r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
+            r"ImportError: No module named '?(?P<module>[\w.]+)'?",
+        ),
+        what="the package `{module}` cannot be imported",
+        why=_WHY,
+        fixes=(
+            "install what provides `{module}` into the interpreter of the ranks, on every node (`python -m pip "
+            "install …`)",
+            "if it is your own package: start from the directory that holds it, or `--env PYTHONPATH=$PWD`",
+            _INTERPRETER,
+        ),
+        examples=("ModuleNotFoundError: No module named 'tokenkit'", "ImportError: No module named apex.parallel"),
+        near_misses=(
+            "UserWarning: Failed to initialize NumPy: No module named 'numpy' (Triggered internally)",
+            "/usr/bin/python3: No module named torchrun",
+            "Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
+        ),
+        unless=(r"finding module specification", r"No module named '?torchrun"),
+        log_unless=(r"A matching Triton is not available",),
+        priority=62,
+        source="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
+    ),
+    Signature(
+        code="module-not-found",
+        role="root",
+        literals=(
+            "cannot import name",
+            "cannot open shared object file",
+            "not found (required by",
+            "ackageNotFound",
+            "DLL load failed",
+        ),
+        patterns=(
+            r"ImportError: (?P<problem>cannot import name .*)",
+            r"(?:ImportError|OSError): (?P<problem>\S+: cannot open shared object file: .*)",
+            r"(?P<problem>version `[^']+' not found \(required by [^)]*\))",
+            r"PackageNotFoundError: (?P<problem>.+)",
+            r"ImportError: (?P<problem>DLL load failed.*)",
+        ),
+        what="an import failed: {problem}",
+        why=_WHY,
+        fixes=(
+            "install versions that belong together, in the interpreter of the ranks (`python -m pip check` names "
+            "conflicts)",
+            "for a missing .so: `ldd` on the file that wants it; set LD_LIBRARY_PATH with `--env` or install the "
+            "package",
+            _INTERPRETER,
+        ),
+        examples=(
+            "ImportError: cannot import name '_RingState' from 'torch.distributed.tensor' (/opt/x/__init__.py)",
+            "OSError: libcudart.so.12: cannot open shared object file: No such file or directory",
+            "ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.29' not found (required by /opt/v/lib/x.so)",
+            "importlib.metadata.PackageNotFoundError: No package metadata was found for bitsandbytes",
+            "ImportError: DLL load failed while importing _C: The specified module could not be found.",
+        ),
+        near_misses=(
+            "ImportError: /home/a/.cache/torch_extensions/py310/fused_adam/fused_adam.so: cannot open shared object "
+            "file: x",
+            "misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
+            "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
+        ),
+        unless=(r"torch_extensions", r"undefined symbol"),
+        priority=62,
+        source="https://docs.python.org/3/library/exceptions.html#ImportError",
+    ),
+    Signature(
+        code="module-not-found",
+        role="root",
+        literals=("ImportError: ", "DistributionNotFound", "VersionConflict", "Failed to import "),
+        patterns=(
+            r"(?<!except )(?<!raise )\bImportError: (?P<problem>.+)",
+            r"(?P<problem>(?:pkg_resources\.)?(?:DistributionNotFound|ContextualVersionConflict|VersionConflict): .+)",
+            r"RuntimeError: (?P<problem>Failed to import \S+ because of the following error.*)",
+        ),
+        what="an import failed: {problem}",
+        why=_WHY,
+        fixes=("install what the message asks for, in the interpreter of the ranks and on every node", _INTERPRETER),
+        examples=(
+            "ImportError: tokenizers>=0.14,<0.19 is required for a normal functioning of this module, but found "
+            "0.19.1.",
+            "pkg_resources.DistributionNotFound: The 'tqdm>=4.27' distribution was not found",
+            "pkg_resources.VersionConflict: (tokenizers 0.19.1, Requirement.parse('tokenizers<0.19'))",
+            "RuntimeError: Failed to import transformers.trainer because of the following error (look up to see its "
+            "traceback):",
+        ),
+        near_misses=(
+            "except ImportError: pass",
+            "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+        ),
+        unless=(r"torch_extensions", r"undefined symbol"),
+        priority=56,
+        source="https://docs.python.org/3/library/exceptions.html#ImportError",
+    ),
+    Signature(
+        code="syntax-error",
+        role="root",
+        literals=("SyntaxError: ", "IndentationError: ", "TabError: "),
+        patterns=(r"(?:^|\s)(?P<kind>SyntaxError|IndentationError|TabError): (?P<problem>.+)",),
+        what="the script does not parse: {kind}: {problem}",
+        why="Python refuses the file before its first line runs, often because the interpreter is older than the "
+        "syntax",
+        fixes=(
+            "Open the file and line that stand above the message; `python -m py_compile FILE` repeats it at once",
+            "if the syntax is newer than the interpreter (`match`, `list[int]`, f-strings), launch with a newer Python",
+        ),
+        examples=(
+            "SyntaxError: invalid syntax",
+            "IndentationError: unexpected indent",
+            "TabError: inconsistent use of tabs",
+        ),
+        near_misses=(
+            "Uncaught SyntaxError in page: skipped",
+            "SyntaxError: Non-UTF-8 code starting with '\\x80' in file /opt/env/bin/python on line 2",
+        ),
+        unless=(r"Non-UTF-8 code starting with .* in file \S*bin/",),
+        log_unless=(r"ast\.literal_eval|File \"<unknown>\"|File \"<string>\"",),
+        priority=64,
+        source="https://docs.python.org/3/library/exceptions.html#SyntaxError",
+    ),
+    Signature(
+        code="extension-build-failed",
+        role="root",
+        literals=(
+            "Error building extension",
+            "ninja",
+            "Ninja is required",
+            "nvcc",
+            "CUDA_HOME",
+            "compiling objects for extension",
+            "undefined symbol",
+            "does not match the version torch",
+            "mismatches the version that was used",
+            "JIT load",
+            "torch_extensions",
+            "unsupported GNU version",
+            "cannot find -l",
+        ),
+        patterns=(
+            r"(?P<problem>Error building extension '[^']+')",
+            r"(?P<problem>Error compiling objects for extension)",
+            r"(?P<problem>ninja: build stopped.*)",
+            r"(?P<problem>Ninja is required to load C\+\+ extensions)",
+            r"(?P<problem>nvcc fatal *: .*)",
+            r"(?P<problem>error: command '\S*(?:nvcc|ninja)\S*' failed.*)",
+            r"(?P<problem>CUDA_HOME (?:environment variable is not set|does not exist).*)",
+            r"(?P<problem>The detected CUDA version \([^)]*\) mismatches the version that was used to compile)",
+            r"(?P<problem>Installed CUDA version \S+ does not match the version torch was compiled with)",
+            r"(?P<problem>Unable to JIT load the \S+ op)",
+            r"ImportError: (?P<problem>\S*torch_extensions\S+: cannot open shared object file)",
+            r"ImportError: (?P<problem>\S+: undefined symbol: (?!nccl)\S+)",
+            r"(?P<problem>unsupported GNU version!.*)",
+            r"(?P<problem>cannot find -l\w+)",
+        ),
+        what="a C++/CUDA extension did not build or load: {problem}",
+        why="the compiler, CUDA toolkit and torch that build and load an extension have to fit; the first error above "
+        "says what did not",
+        fixes=(
+            "read the first compiler error above this line; install the CUDA toolkit of `python -c 'import torch; "
+            "print(torch.version.cuda)'` and set CUDA_HOME",
+            "build once before the launch and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
+            "for a prebuilt wheel, install the one that was built for this torch version",
+        ),
+        examples=(
+            "RuntimeError: Error building extension 'fused_adam'",
+            "ninja: build stopped: subcommand failed.",
+            "nvcc fatal   : Unsupported gpu architecture 'compute_90'",
+            "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
+            "RuntimeError: Error compiling objects for extension",
+            "RuntimeError: Ninja is required to load C++ extensions",
+            "The detected CUDA version (11.8) mismatches the version that was used to compile PyTorch (12.1).",
+            "CUDAMismatchException: >- Installed CUDA version 11.3 does not match the version torch was compiled with "
+            "11.7",
+            "RuntimeError: Unable to JIT load the cpu_adam op due to it not being compatible",
+            "ImportError: /home/a/.cache/torch_extensions/py310/fused_adam/fused_adam.so: cannot open shared object "
+            "file: x",
+            "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+            "error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!",
+            "/usr/bin/ld: cannot find -lcudart",
+            "error: command '/usr/local/cuda/bin/nvcc' failed with exit code 1",
+        ),
+        near_misses=(
+            "Using /home/a/.cache/torch_extensions as PyTorch extensions root...",
+            "ninja: no work to do.",
+            "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
+        ),
+        unless=(r"[Ww]arning",),
+        priority=64,
+        source="https://pytorch.org/docs/stable/cpp_extension.html",
+    ),
+)
+
 
 _NAMES = (
     r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|"

@@ -1,12 +1,269 @@
-"""Signatures about NCCL: what it needs, its networks, and its echoes of a dead peer; refuses to hold any itself."""
+"""Signatures about NCCL: what it needs, its networks, and its echoes of a dead peer; refuses to hold any itself.
+
+How a failing InfiniBand or RoCE transport shows; refuses what only follows from a peer's death.
+
+How NCCL that is missing, mismatched or without its plug-in shows; refuses echoes of a peer that died first.
+"""
 
 from __future__ import annotations
 
-from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures import nccl_echoes, nccl_infiniband, nccl_setup
+from ddplaunch.explain.signatures.signature import Signature
 
-SIGNATURES: tuple[Signature, ...] = (
-    *nccl_echoes.SIGNATURES,
-    *nccl_infiniband.SIGNATURES,
-    *nccl_setup.SIGNATURES,
+_INFO = "see which network NCCL chose and why: `--nccl-debug INFO`"
+_SOCKETS = "train over TCP until it is repaired: `--no-nccl-ib`"
+
+_INFINIBAND: tuple[Signature, ...] = (
+    Signature(  # old: "error 12", new: "status=12"; 5 is a flushed request, always an echo
+        code="infiniband-error",
+        role="root",
+        literals=("Got completion ",),
+        patterns=(
+            r"NET/IB\w* ?: ?Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)"
+            r"(?P<status>(?!5\b)\d+)\)?,? opcode.*vendor[ _]err[ =](?P<vendor>\d+)",
+        ),
+        what="InfiniBand or RoCE: a transfer failed with status {status}, vendor error {vendor}",
+        why="12 is no answer from the other side after all retries (cable, switch, GID or QoS, or the peer is "
+        "gone), 4 and 10 "
+        "memory that the adapter may not touch, 13 a receiver that was not ready",
+        fixes=(
+            "look at both ends: `ibstat`, `ibv_devinfo`, error counters with `perfquery -x`, and the peer's own log",
+            "RoCE: the same `NCCL_IB_GID_INDEX` on all nodes (`show_gids`), and `NCCL_IB_HCA` without dead ports",
+            "slow fabrics: `--env NCCL_IB_TIMEOUT=22 --env NCCL_IB_RETRY_CNT=7`",
+            _SOCKETS,
+            _INFO,
+        ),
+        examples=(
+            "ib-02:412:880 [0] transport/net_ib.cc:832 NCCL WARN NET/IB : Got completion with error 12, opcode "
+            "32601, len 0, "
+            "vendor err 129",
+            "kp-0:3468:3905 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer "
+            "10.216.210.236<54862> with status=12 "
+            "opcode=0 len=0 vendor err 129 (Recv) localGid fd00::22",
+            "NCCL WARN NET/IBP:Got completion from peer 7.6.13.83<36315> with status=12 opcode=32698 len=32696 "
+            "vendor err 129 (Send)",
+            "NCCL WARN NET/IB: Got completion from peer 10.0.0.1<5> with status=IBV_WC_RETRY_EXC_ERR(12) "
+            "opcode=IBV_WC_SEND(0) "
+            "reqSize=0 vendor_err=129 req_type=Send localGid fe80::1 remoteGids fe80::2 hca mlx5_0",
+        ),
+        near_misses=("NCCL WARN NET/IB : Got completion with error 5, opcode 0, len 0, vendor err 249",),
+        priority=48,  # below any failure of a rank itself: the adapter also complains when a peer has died
+        source="https://github.com/NVIDIA/nccl/blob/master/src/transport/net_ib.cc",
+    ),
+    Signature(
+        code="infiniband-error",
+        role="root",
+        literals=(
+            "Call to ibv_",
+            "ibv_",
+            "tensorpipe/common/ibv.h",
+            "No GID",
+            "NET/IB",
+            "NET/OFI Request",
+            "mlx5: ",
+            "UCX ",
+        ),
+        patterns=(
+            r"NCCL WARN (?P<message>Call to ibv_\w+ failed.*)",
+            r"(?P<message>tensorpipe/common/ibv\.h:\d+ .*)",
+            r"NCCL WARN (?P<message>NET/IB\w* ?: .*(?:[Uu]nable to|[Nn]o GID|[Ff]ailed|timeout|not active).*)",
+            r"(?:Error|error)\S*:? "
+            r".*(?P<message>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*fail\w*.*)",
+            r"(?P<message>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*?fail\w*.*)",
+            r"NCCL WARN (?P<message>NET/OFI Request .*completed with error.*)",
+            r"NCCL WARN (?P<message>NET/IB.*[Gg]ot async (?:error )?event ?: port error)",
+            r"(?P<message>mlx5: \S+: got completion with error)",
+            r"(?P<message>UCX +ERROR .*(?:[Rr]etry (?:count|limit) exceeded|Local (?:protection|QP)|Remote "
+            r"(?:access|operation)).*)",
+        ),
+        unless=(
+            r"Unable to open.*libibverbs|Failed to open libibverbs|No device found|collective mismatch|Got completion",
+        ),
+        what="InfiniBand or RoCE could not be used: `{message}`",
+        why="the adapter refused a verbs call: locked memory too small (`ulimit -l`), a port that is down, GID "
+        "or LID that the "
+        "other side cannot reach, or an adapter that only looks like InfiniBand",
+        fixes=(
+            "check `ibstat` (State: Active), `show_gids`, and `ulimit -l` (must be unlimited, also in the "
+            "container and in Slurm)",
+            "name the adapters: `--env NCCL_IB_HCA=mlx5_0,mlx5_1`; RoCE: the right `NCCL_IB_GID_INDEX`",
+            _SOCKETS,
+            "TensorPipe (RPC): `TensorPipeRpcBackendOptions(_transports=['uv'])`",
+            _INFO,
+        ),
+        examples=(
+            "misc/ibvwrap.cc:187 NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable",
+            'RuntimeError: In operator() at tensorpipe/common/ibv.h:172 "": Invalid argument',
+            "gpu1:1:2 [0] transport/net_ib.cc:400 NCCL WARN NET/IB : Unable to open device mlx5_0",
+            "NCCL WARN NET/IB : No GID of type RoCE v2 found",
+            "OSError: error: ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+            "gpu1:1:2 [0] transport/net_ib.cc:97 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
+            "mlx5: gpu-12: got completion with error:",
+            "[1712.4] [n1:41:0] ib_mlx5_log.c:177 UCX  ERROR Transport retry count exceeded on mlx5_0:1/IB",
+            "ibv_create_qp failed: Cannot allocate memory",
+            "NCCL WARN NET/IB : mlx5_0:1 port is down, link failed",
+            "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 21. Error: unknown error",
+        ),
+        near_misses=(
+            "tessa:7002:7002 [1] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
+            "NCCL INFO NET/IB : No device found.",
+            "NCCL WARN NET/IB : mlx5_0:1 Got async error event: port active",
+            "NCCL WARN NET/IB : req 0/1 tag 0 peer 10.10.23.6<58683> collective mismatch error, local size "
+            "496640 remote size 65536",
+        ),
+        priority=48,  # below any failure of a rank itself: the adapter also complains when a peer has died
+        source="https://github.com/NVIDIA/nccl/issues/925",
+    ),
 )
+
+
+_SETUP: tuple[Signature, ...] = (
+    Signature(
+        code="nccl-version-mismatch",
+        role="root",
+        literals=("undefined symbol: nccl", "undefined symbol: pnccl", "Symbol not found: _nccl"),
+        patterns=(
+            r"(?:(?P<library>lib[\w.+-]+\.so[\d.]*): )?(?:undefined symbol|Symbol not found): (?P<symbol>_?p?nccl\w+)",
+        ),
+        what="the libnccl that was loaded has no `{symbol}`: it is another version than this torch was built with",
+        why="an older libnccl is found first: on LD_LIBRARY_PATH, in a system or conda directory, or a second "
+        "nvidia-nccl wheel",
+        fixes=(
+            "clean the path: `unset LD_LIBRARY_PATH`, or remove the directory with the older `libnccl.so.2` from it",
+            "look for two wheels: `pip list | grep -i nccl`; then `pip install --force-reinstall torch`",
+            "see which one is loaded: `ldd $(python -c 'import importlib.util as u; "
+            'print(u.find_spec("torch").origin[:-11])\')'
+            "lib/libtorch_cuda.so | grep nccl`",
+        ),
+        examples=(
+            "ImportError: /opt/v/lib/python3.12/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: "
+            "ncclCommRegister",
+            "OSError: /usr/lib/libfoo.so: undefined symbol: pncclGetVersion",
+            "ImportError: dlopen(libtorch.dylib): Symbol not found: _ncclAllReduce",
+        ),
+        near_misses=("/usr/bin/modulecmd: symbol lookup error: /lib64/libtinfo.so.6: undefined symbol: tputs_sp",),
+        priority=70,
+        source="https://github.com/pytorch/pytorch/issues/119072",
+    ),
+    Signature(
+        code="nccl-version-mismatch",
+        role="root",
+        literals=(
+            "NCCL version mismatch",
+            "Mismatched NCCL version detected",
+            "NCCL versions",
+        ),
+        patterns=(
+            r"(?P<message>Mismatched NCCL version detected.*)",
+            r"(?P<message>NCCL version mismatch.*)",
+            r"(?P<message>(?:different|inconsistent) NCCL versions.*)",
+        ),
+        what="ranks run different versions of NCCL: {message}",
+        why="NCCL's wire format changes between versions; all ranks of a communicator need the same one",
+        fixes=(
+            "install the same torch on every node: compare `python -c 'import torch; print(torch.__version__, "
+            "torch.cuda.nccl.version())'`",
+            "`ddplaunch doctor --hosts A,B` compares the nodes",
+        ),
+        examples=(
+            "init.cc:911 NCCL WARN Mismatched NCCL version detected : rank 8 version 21805 rank 0 version 22005",
+            "RuntimeError: NCCL version mismatch between ranks: 2.18.5 and 2.20.5",
+            "RuntimeError: nodes use different NCCL versions (2.18.5 and 2.20.5)",
+        ),
+        near_misses=("NCCL version 2.20.5+cuda12.4",),
+        priority=68,
+    ),
+    Signature(
+        code="nccl-unavailable",
+        role="root",
+        literals=(
+            "no GPUs found!",
+            "doesn't have NCCL built in",
+            "NCCL is not available",
+            "NCCL built in",
+            "not compiled with NCCL",
+            "module 'torch._C' has no attribute '_nccl",
+        ),
+        patterns=(
+            r"(?P<message>ProcessGroupNCCL is only supported with GPUs, no GPUs found!)",
+            r"(?P<message>Distributed package doesn't have NCCL\s*(?:built in)?)",
+            r"(?P<message>NCCL is not available)",
+            r"(?P<message>PyTorch (?:is|was) not compiled with NCCL support)",
+            r"(?P<message>module 'torch\._C' has no attribute '_nccl\w*')",
+        ),
+        unless=(r"UserWarning|WARNING",),
+        what="backend `nccl` was asked for where there is none: `{message}`",
+        why="NCCL needs a CUDA build of torch, on Linux, and at least one visible GPU per process",
+        fixes=(
+            "without GPUs: `--device cpu` and `init_process_group(backend='gloo')`, best chosen by "
+            "`'nccl' if torch.cuda.is_available() else 'gloo'`",
+            "with GPUs: `ddplaunch doctor` shows why they are not visible (CPU wheel, driver, container, "
+            "CUDA_VISIBLE_DEVICES)",
+        ),
+        examples=(
+            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            "RuntimeError: Distributed package doesn't have NCCL built in",
+            "RuntimeError: NCCL is not available",
+            "RuntimeError: PyTorch is not compiled with NCCL support",
+            "AttributeError: module 'torch._C' has no attribute '_nccl_all_reduce'",
+        ),
+        near_misses=(
+            "UserWarning: PyTorch is not compiled with NCCL support",
+            "ProcessGroupNCCL is only supported with CUDA tensors",
+        ),
+        priority=62,
+    ),
+    Signature(
+        code="nccl-net-plugin",
+        role="root",
+        literals=(
+            "Failed to initialize any NET plugin",
+            "Error: network ",
+            "NET/OFI",
+            "Failed to initialize NET plugin",
+            "NET/Plugin: ",
+            "NCCL_NET",
+        ),
+        patterns=(
+            r"(?P<message>Failed to initialize any NET plugin)",
+            r"(?P<message>Error: network \S.*? not found)",
+            r"(?P<message>Failed to initialize NET plugin \S+)",
+            r"NCCL WARN (?P<message>NET/OFI (?!Request ).*(?:fail|unable|[Cc]ould ?n[o']t|[Nn]o \w+ provider|not "
+            r"|Error).*)",
+            r"(?:Error|WARN)\b.*(?P<message>NET/Plugin: .*(?:dlerror|failed to load|incompatible).*)",
+        ),
+        unless=(r"NET/Plugin: (?:Could not find|Failed to find)",),
+        what="NCCL's network plug-in does not work: `{message}`",
+        why="NCCL_NET, NCCL_NET_PLUGIN or the library path ask for a network that this build or machine does not "
+        "have, or the "
+        "plug-in found no usable adapter",
+        fixes=(
+            "take NCCL's own networks: `env -u NCCL_NET -u NCCL_NET_PLUGIN ddplaunch run …`",
+            "if the plug-in is wanted: install it (aws-ofi-nccl, HPC-X) where LD_LIBRARY_PATH finds it; see "
+            "`fi_info -p efa`",
+            _INFO,
+            "over TCP: `--env NCCL_NET=Socket`",
+        ),
+        examples=(
+            "[2026-04-04 04:40:40] gpu014:55244:55244 [1] plugin/net.cc:379 NCCL WARN Failed to initialize any "
+            "NET plugin",
+            "ip-10-1-2-3:8101:8130 [0] net.cc:526 NCCL WARN Error: network AWS Libfabric not found.",
+            "Error: network IB not found.",
+            "n1:1:2 [0] net.cc:10 NCCL WARN Failed to initialize NET plugin IBext",
+            "NCCL WARN NET/OFI Couldn't open a fabric access domain. RC: -38, ERROR: Function not implemented",
+            "NCCL WARN NET/OFI Creating new endpoint for domain 0x7f9befa99380 failed: Invalid argument",
+            "NCCL WARN NET/Plugin: failed to load libnccl-net.so (NCCL_NET_PLUGIN)",
+        ),
+        near_misses=(
+            "ip-10-1-2-3:8101:8101 [0] NCCL INFO NET/Plugin: Could not find: libnccl-net.so. Using internal "
+            "network plugin.",
+            "NCCL INFO NET/Plugin: Failed to find ncclNetPlugin_v8 symbol.",
+            "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 21. Error: unknown error",
+            "NCCL INFO NCCL_NET set by environment to AWS Libfabric.",
+        ),
+        priority=66,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
+    ),
+)
+
+SIGNATURES: tuple[Signature, ...] = (*_INFINIBAND, *_SETUP)

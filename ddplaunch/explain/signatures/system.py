@@ -1,11 +1,301 @@
-"""Signatures of what the operating system refused: memory, /dev/shm, descriptors, threads, disks, permissions."""
+"""Signatures of what the operating system refused: memory, /dev/shm, descriptors, threads, disks, permissions.
+
+How full and forbidden files, directories, devices and ports show; refuses missing ones.
+
+How exhausted descriptors, threads and processes show; refuses memory and disks.
+"""
 
 from __future__ import annotations
 
-from ddplaunch.explain.signature import Signature
-from ddplaunch.explain.signatures.system_files import FILES
-from ddplaunch.explain.signatures.system_limits import LIMITS
-from ddplaunch.explain.signatures.system_memory import MEMORY
-from ddplaunch.explain.signatures.system_shm import SHARED_MEMORY
+from ddplaunch.explain.signatures.signature import Signature
 
-SIGNATURES: tuple[Signature, ...] = (*MEMORY, *SHARED_MEMORY, *LIMITS, *FILES)
+_FULL_WHY = (
+    "The file system of the checkpoint, log or cache has no free block, inode or quota left; the other ranks then "
+    "wait in "
+    "the next collective until it times out."
+)
+_FULL_FIXES = (
+    "Find what fills it: `df -h . && df -i . && du -xsh * | sort -h | tail` on the node that failed, and `quota -s`.",
+    "Keep fewer checkpoints, write them to a larger file system, and let ddplaunch check it before: `--output PATH`.",
+    "Remove the incomplete checkpoint of this run before resuming.",
+)
+_SHARED = r"/dev/shm|<?/torch_|nccl-|shared memory"
+_DENIED_WHY = (
+    "The operating system refused access to this user: mode bits, owner, a read-only mount, or a privileged port."
+)
+_DENIED_FIXES = (
+    "Look at it as this user on the node that failed: `namei -l PATH` shows every directory's owner and mode.",
+    "Write somewhere that belongs to you; `--output PATH` lets ddplaunch check it before a launch.",
+    "If several ranks write one file, put the rank into its name or write on rank 0 only.",
+)
+
+_FILES: tuple[Signature, ...] = (
+    Signature(
+        code="disk-full",
+        role="root",
+        literals=("No space left on device: '", 'No space left on device: "', "Disk quota exceeded: '"),
+        patterns=(r"(?P<reason>No space left on device|Disk quota exceeded): ['\"](?P<path>[^'\"]+)['\"]",),
+        what="{reason}: `{path}` could not be written",
+        why=_FULL_WHY,
+        fixes=_FULL_FIXES,
+        examples=(
+            "OSError: [Errno 28] No space left on device: '/scratch/ana/ckpt/step_500.pt'",
+            "OSError: [Errno 122] Disk quota exceeded: '/home/ana/.cache/huggingface/x'",
+            'OSError: [Errno 28] No space left on device: "/data/it\'s/x"',
+        ),
+        near_misses=("OSError: [Errno 28] No space left on device: '/dev/shm/x'",),
+        unless=(_SHARED,),
+        priority=70,
+        source="https://man7.org/linux/man-pages/man2/write.2.html",
+    ),
+    Signature(
+        code="disk-full",
+        role="root",
+        literals=("No space left on device", "Disk quota exceeded", "disk is full", "StorageFull"),
+        patterns=(
+            r"(?P<line>(?<!\")No space left on device)",
+            r"(?P<line>(?<!\")Disk quota exceeded)",
+            r"(?P<line>database or disk is full)",
+            r"(?P<line>StorageFull)",
+        ),
+        what="a write failed: {line}",
+        why=_FULL_WHY,
+        fixes=_FULL_FIXES,
+        examples=(
+            "OSError: [Errno 28] No space left on device",
+            "RuntimeError: write(): fd 31 failed with No space left on device",
+            "OSError: [Errno 122] Disk quota exceeded",
+            "sqlite3.OperationalError: database or disk is full",
+            "SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull })",
+        ),
+        near_misses=(
+            "RuntimeError: unable to allocate shared memory(shm) for file </torch_1_2_0>: No space left on device (28)",
+            'sample: "No space left on device" -> label: incident',
+        ),
+        unless=(_SHARED,),
+        log_unless=(
+            r"_multiprocessing\.SemLock\(",
+            r"[Pp]andarallel will use Memory file system",
+            r"joblib[/\\]_memmapping_reducer",
+            r"/dev/shm/nccl-|shared memory segment nccl",
+            r"shared memory ?\(shm\) for file",
+        ),
+        priority=62,
+        source="https://man7.org/linux/man-pages/man2/write.2.html",
+    ),
+    Signature(
+        code="disk-full",
+        role="root",
+        literals=("PytorchStreamWriter failed", "basic_ios::clear", "unexpected pos"),
+        patterns=(
+            r"(?P<line>PytorchStreamWriter failed writing file [^:]*)",
+            r"(?P<line>basic_ios::clear: iostream error)",
+            r"(?P<line>unexpected pos \d+ vs \d+)",
+        ),
+        what="torch.save could not write the whole checkpoint (`{line}`): most often the disk or the quota is full",
+        why="torch's zip writer reports a short write without the reason; the file on disk is incomplete",
+        fixes=_FULL_FIXES,
+        examples=(
+            "RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing file "
+            "data/211: "
+            "file write failed",
+            "RuntimeError: basic_ios::clear: iostream error",
+            "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 320 vs 214",
+        ),
+        near_misses=("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",),
+        log_unless=(r"Permission denied|Read-only file system|Parent directory .* does not exist",),
+        priority=58,
+        source="https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc",
+    ),
+    Signature(
+        code="permission-denied",
+        role="root",
+        literals=("Permission denied", "Operation not permitted", "Read-only file system"),
+        patterns=(
+            r"(?:PermissionError|OSError|IOError): \[Errno (?:1|13|30)\] "
+            r"(?P<reason>Permission denied|Operation not permitted|Read-only file system): '(?P<path>[^']+)'",
+            r"\bopen\((?P<path>[^)]*)\): (?P<reason>Permission denied|Read-only file system)",
+            r"can't open file '(?P<path>[^']+)': \[Errno 13\] (?P<reason>Permission denied)",
+            r"(?:bash|sh|line \d+|mkdir: [^:]*|touch: [^:]*|cp: [^:]*): \W?(?P<path>[\w./~-]+)\W?: "
+            r"(?P<reason>Permission denied)",
+            r"name = '(?P<path>[^']+)', errno = 13, error message = '(?P<reason>Permission denied)'",
+        ),
+        what="{reason}: `{path}`",
+        why=_DENIED_WHY,
+        fixes=(
+            "look at it as this user on the node that failed: `namei -l {path}`",
+            "if it is the program to run: `chmod +x {path}`",
+            *_DENIED_FIXES[1:],
+        ),
+        examples=(
+            "PermissionError: [Errno 13] Permission denied: '/gpfs/weather/out/ens_0007.nc'",
+            "OSError: [Errno 30] Read-only file system: '/data/cache'",
+            "RuntimeError: open(/pg_lock): Permission denied",
+            "bash: ./rank.sh: Permission denied",
+            "python: can't open file '/root/train.py': [Errno 13] Permission denied",
+            "PermissionError: [Errno 1] Operation not permitted: '/data/x'",
+            "OSError: Unable to open file (unable to open file: name = 'a.h5', errno = 13, error message = "
+            "'Permission denied')",
+        ),
+        near_misses=("fopen(/tmp/x): ok", "Permission denied is a label of class 3"),
+        priority=65,
+        source="https://docs.python.org/3/library/exceptions.html#PermissionError",
+    ),
+    Signature(
+        code="permission-denied",
+        role="root",
+        literals=(
+            "Permission denied",
+            "Read-only file system",
+            "EACCES",
+            "Insufficient Permissions",
+            "not permitted",
+            "lock file",
+        ),
+        patterns=(
+            r"(?P<line>RuntimeError: Permission denied)",
+            r"(?P<line>errno: 13 - Permission denied)",
+            r"(?P<line>code: -13, name: EACCES)",
+            r"(?P<line>open file failed(?: because of errno \d+ on fopen:| with strerror:)? ?"
+            r"(?:Permission denied|Read-only file system))",
+            r"(?P<line>(?:PermissionError|OSError): \[Errno (?:1|13|30)\] [A-Z][\w -]+)",
+            r"(?P<line>Failed to initialize NVML: Insufficient Permissions)",
+            r"(?P<line>Permission denied \((?:publickey|password|gssapi)[^)]*\))",
+            r"(?P<line>unable to lock file, errno = \d+)",
+            r"(?P<line>shared memory object <[^>]*>[^:]*: Permission denied)",
+        ),
+        what="access was refused: `{line}`",
+        why=_DENIED_WHY,
+        fixes=(
+            "if it is the rendezvous: ports below 1024 belong to root; use `--master-port 29501` or leave the port out",
+            *_DENIED_FIXES,
+        ),
+        examples=(
+            '    "message": "RuntimeError: Permission denied",',
+            "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:711 (errno: 13 - Permission "
+            "denied).",
+            "DistNetworkError: The server socket has failed to bind. port: 80, useIpv6: false, code: -13, name: EACCES",
+            "RuntimeError: [enforce fail at inline_container.cc:1] . open file failed with strerror: Read-only file "
+            "system",
+            "PermissionError: [Errno 1] Operation not permitted",
+            "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Permission denied (13)",
+            "Failed to initialize NVML: Insufficient Permissions",
+            "ana@node2: Permission denied (publickey).",
+            "BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11)",
+        ),
+        near_misses=("NCCL INFO NET/IB : No device found, permission to open denied",),
+        priority=60,
+        source="https://man7.org/linux/man-pages/man2/open.2.html",
+    ),
+)
+
+
+_LIMITS: tuple[Signature, ...] = (
+    Signature(
+        code="too-many-open-files",
+        role="root",
+        literals=(
+            "Too many open files",
+            "items of ancdata",
+            "shared memory object",
+            "out of range in select",
+            "errno = 24",
+        ),
+        patterns=(
+            r"(?P<line>\[Errno 24\] Too many open files)",
+            r"(?P<line>Too many open files)(?!\")",
+            r"(?P<line>received \d+ items of ancdata)",
+            r"(?P<line>unable to open shared memory object <[^>]*>(?: in read-write mode)?)\s*(?:at /|$)",
+            r"(?P<line>filedescriptor out of range in select\(\))",
+            r"(?P<line>unable to open file.*errno = 24)",
+        ),
+        what="the process ran out of file descriptors: `{line}`",
+        why=(
+            "every tensor that a DataLoader worker hands over holds a descriptor with the default sharing strategy, "
+            "and "
+            "sockets, index files and memory maps count too; `ulimit -n` is often 1024"
+        ),
+        fixes=(
+            "raise the limit in the shell that launches, on every node: `ulimit -n 65535`",
+            'share tensors by name: `torch.multiprocessing.set_sharing_strategy("file_system")` at the top of the '
+            "script",
+            "keep fewer tensors of workers alive (copy what is kept), open index files once, use fewer workers",
+        ),
+        examples=(
+            "OSError: [Errno 24] Too many open files",
+            "OSError: [Errno 24] Too many open files: '/data/shard-00017.idx'",
+            "RuntimeError: Too many open files. Communication with the workers is no longer possible.",
+            "RuntimeError: received 0 items of ancdata",
+            "RuntimeError: unable to open shared memory object </torch_29919_1396182366> in read-write mode",
+            "NCCL WARN Call to socket failed : Too many open files",
+            "ValueError: filedescriptor out of range in select()",
+            "OSError: Unable to open file (unable to open file: name = 'a.h5', errno = 24, error message = 'Too many "
+            "o')",
+        ),
+        near_misses=(
+            'sample: "Too many open files" -> label: incident',
+            "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Permission denied (13)",
+        ),
+        priority=70,
+        source="https://pytorch.org/docs/stable/multiprocessing.html#file-descriptor-file-descriptor",
+    ),
+    Signature(
+        code="process-limit",
+        role="root",
+        literals=(
+            "Resource temporarily unavailable",
+            "start new thread",
+            "pthread_create",
+            "pids controller",
+            "RLIMIT_NPROC",
+            "OMP: Error #34",
+            "hread creation failed",
+        ),
+        patterns=(
+            r"(?P<line>BlockingIOError: \[Errno 11\] Resource temporarily unavailable)",
+            r"(?P<line>(?:RuntimeError|what\(\)|OSError|thread constructor failed):? +(?:\[Errno 11\] )?"
+            r"Resource temporarily unavailable)",
+            r"(?P<line>can't start new thread)",
+            r"(?P<line>pthread_create(?:\(\))? ?(?:failed|:|error)[^:]*(?:: Resource temporarily unavailable)?)",
+            r"(?P<line>[Tt]hread creation failed: Resource temporarily unavailable)",
+            r"(?P<line>fork: (?:retry: )?Resource temporarily unavailable)",
+            r"(?P<line>fork rejected by pids controller)",
+            r"(?P<line>OMP: Error #34)",
+            r"(?P<line>RLIMIT_NPROC \d+ current)",
+        ),
+        what="no further thread or process could be created: `{line}`",
+        why=(
+            "each rank starts threads for OpenMP, autograd, NCCL and its DataLoader workers; the user's process limit "
+            "or the "
+            "cgroup's pids limit is reached and the kernel answers EAGAIN"
+        ),
+        fixes=(
+            "start fewer: `--env OMP_NUM_THREADS=1 --env OPENBLAS_NUM_THREADS=1`, fewer DataLoader workers per rank",
+            "raise the limit: `ulimit -u 65535`, `docker run --pids-limit=-1`, or the pids.max of the job's cgroup",
+            "look for left-over processes: `ps -u $USER -L | wc -l` against `ulimit -u`",
+        ),
+        examples=(
+            "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            "RuntimeError: Resource temporarily unavailable",
+            "  what():  Resource temporarily unavailable",
+            "RuntimeError: can't start new thread",
+            "OpenBLAS blas_thread_init: pthread_create failed for thread 61 of 64: Resource temporarily unavailable",
+            "OpenBLAS blas_thread_init: RLIMIT_NPROC 4096 current, 4096 max",
+            "libgomp: Thread creation failed: Resource temporarily unavailable",
+            "bash: fork: retry: Resource temporarily unavailable",
+            "kernel: cgroup: fork rejected by pids controller in /docker/0a1b",
+            "OMP: Error #34: System unable to allocate necessary resources for OMP thread:",
+        ),
+        near_misses=(
+            "UserWarning: This DataLoader will create 16 worker processes in total.",
+            "NCCL INFO Call to recv from 10.0.0.3<4111> failed : Resource temporarily unavailable, retrying",
+            "accept() returned EAGAIN: Resource temporarily unavailable",
+        ),
+        log_unless=(r"\b(?:flock|lockf)\(|unable to lock file|portalocker",),
+        priority=65,
+        source="https://man7.org/linux/man-pages/man2/fork.2.html",
+    ),
+)
+
+
+SIGNATURES: tuple[Signature, ...] = (*_LIMITS, *_FILES)

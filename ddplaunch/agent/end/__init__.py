@@ -1,0 +1,1 @@
+"""The end of a run: who failed first, why, and what is recorded and said."""

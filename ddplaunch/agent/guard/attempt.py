@@ -1,0 +1,209 @@
+"""The ranks of one attempt: when each started and ended, and how; refuses to end any of them.
+
+A pidfd tells of an end without asking for it (pidfd_open(2)), in the order of the ends. torchrun looks every 0.1 s;
+until it does, the rank is a zombie, and /proc shows its status.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.agent.guard.sweep import Owner
+from ddplaunch.agent.protocol import Failure, Rank
+from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.processes.stop_processes import process, status_of_reaped
+
+_ORDERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.end.ended import EndedAttempt, EndedBy
+    from ddplaunch.machine.processes.stop_processes import PinnedProcess
+
+
+class Watched:
+    """One rank. ``status`` as waitpid(2) gives it, None while it runs or where nobody saw it."""
+
+    def __init__(self, rank: Rank) -> None:
+        """A rank that was announced and has not started."""
+        self.rank, self.local_rank = rank["rank"], rank["local_rank"]
+        self.streams = rank["streams"]
+        self.pid: int | None = None
+        self.start_time: int | None = None
+        self.started_s: float | None = None
+        self.ended_s: float | None = None
+        self.status: int | None = None
+        self.told_to_end = False
+        self.message = ""
+
+    def exit_code(self) -> int | None:
+        """Return the exit code, None for a signal or where it is not known."""
+        if self.status is None or os.WIFSIGNALED(self.status):
+            return None
+        return os.WEXITSTATUS(self.status)
+
+    def signal(self) -> int | None:
+        """Return the signal that ended it, None for none."""
+        if self.status is None or not os.WIFSIGNALED(self.status):
+            return None
+        return os.WTERMSIG(self.status)
+
+    def obeyed(self) -> bool:
+        """Whether its end is one that an order to end brings about: these signals, and their exit codes."""
+        if self.told_to_end and self.exit_code() == 0:
+            return True  # it saved what it had to
+        return self.signal() in _ORDERS or (self.exit_code() or 0) - 128 in _ORDERS
+
+
+class Attempt:
+    """One start of this node's ranks."""
+
+    def __init__(self, number: int, ranks: Sequence[Rank]) -> None:
+        """The ranks as announced, before any runs."""
+        self.number = number
+        self.started_s = time.time()
+        self.ended_s: float | None = None
+        self.ranks = {rank["rank"]: Watched(rank) for rank in ranks}
+        self.owners: dict[int, Owner] = {}
+        self.handles: dict[int, Watched] = {}  # pidfd → rank
+        self.first: int | None = None
+        self.looked_at: list[Watched] = []
+        self.order: list[Watched] = []  # of the ends
+        self.ordered_to_end = False
+        self.announced = False
+
+    def started(self, pids: dict[str, int], launcher: PinnedProcess | None) -> list[int]:
+        """Note the pids of what ``launcher`` started; return a pidfd for each rank that can still be watched."""
+        self.announced = True
+        now_s = time.time()
+        handles = []
+        for name, pid in pids.items():
+            watched = self.ranks.get(int(name))
+            if watched is None:
+                continue
+            watched.pid = pid
+            seen = process(pid)
+            self.owners[pid] = Owner(pid, seen, launcher.start if launcher else 0)
+            if seen is None:  # ended, and torchrun has its status already
+                watched.started_s = watched.ended_s = now_s
+                self.order.append(watched)
+                continue
+            watched.start_time, watched.started_s = seen.start, seen.started_s
+            try:
+                handle = os.pidfd_open(pid)
+            except OSError:  # a kernel before 5.3, or a sandbox
+                self.looked_at.append(watched)
+                continue
+            self.handles[handle] = watched
+            handles.append(handle)
+        return handles
+
+    def has_ended(self, handle: int) -> None:
+        """Note the end of the rank behind ``handle``, and close it."""
+        watched = self.handles.pop(handle)
+        self._note(watched)
+        if not watched.status:  # torchrun was quicker, or the zombie's status is not for us to read
+            reaped = status_of_reaped(handle)
+            watched.status = watched.status if reaped is None else reaped
+        os.close(handle)
+
+    def look(self) -> None:
+        """Note the ends of those that no pidfd tells of."""
+        for watched in list(self.looked_at):
+            seen = process(watched.pid or 0)
+            if seen is None or not seen.alive or seen.start != watched.start_time:
+                self.looked_at.remove(watched)
+                self._note(watched)
+
+    def _note(self, watched: Watched) -> None:
+        watched.ended_s = time.time()
+        watched.told_to_end = self.ordered_to_end
+        self.order.append(watched)
+        if watched.pid is not None and (seen := process(watched.pid)) and seen.start == watched.start_time:
+            watched.status = None if seen.alive else seen.status
+
+    def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
+        """Fill in what only torchrun saw, and decide who was first."""
+        by_rank = {failure["rank"]: failure for failure in failures}
+        for watched in self.ranks.values():
+            failure = by_rank.get(watched.rank)
+            if failure and failure.get("pid") in (watched.pid, None):
+                watched.message = failure.get("message", "")
+                if not watched.status and (code := failure.get("exit_code")) is not None:
+                    watched.status = -code if code < 0 else code << 8
+                    watched.ended_s = watched.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
+            elif succeeded and watched.status is None and watched.pid is not None:
+                watched.status = 0
+        self.first = self._first_to_fail()
+
+    def _first_to_fail(self) -> int | None:
+        """Return the rank that failed first: one whose end nobody saw, if the next was ended for it.
+
+        Of ranks that were gone when they were looked at first, those with SIGTERM come last: torchrun sends it.
+        """
+        unseen = None
+        others = [one for one in self.ranks.values() if one not in self.order]
+        order = [*self.order, *sorted(others, key=lambda each: (each.ended_s or math.inf, each.rank))]
+        for one in sorted(order, key=lambda each: each.start_time is None and each.signal() == signal.SIGTERM):
+            if one.told_to_end and one.obeyed():
+                continue
+            if one.status is None and one.ended_s is not None:
+                unseen = one.rank if unseen is None else unseen
+            elif one.status:
+                return unseen if unseen is not None and one.signal() == signal.SIGTERM else one.rank
+        return None
+
+    def ended_by(self, one: Watched) -> EndedBy | None:
+        """Say who ended a rank; torchrun ends the others as soon as one has failed. To be asked when complete."""
+        if one.ended_s is None:
+            return None
+        first_s = math.inf if self.first is None else self.ranks[self.first].ended_s or math.inf
+        after = one.told_to_end or (one.rank != self.first and one.ended_s >= first_s)
+        return "launcher" if after and one.obeyed() else "itself"
+
+    def ended(self, node_directory: str | None) -> EndedAttempt:
+        """Return what is known now as values; ``node_directory`` is the node's in the record."""
+        from pathlib import Path
+
+        from ddplaunch.agent.end.ended import EndedAttempt, EndedRank
+
+        directory = Path(node_directory or "", f"attempt-{self.number}")
+        ranks = tuple(
+            EndedRank(
+                rank=one.rank,
+                local_rank=one.local_rank,
+                pid=one.pid,
+                started_s=one.started_s,
+                ended_s=one.ended_s,
+                exit_code=one.exit_code(),
+                signal=one.signal(),
+                ended_by=self.ended_by(one),
+                out=directory / f"rank-{one.rank}.out",
+                err=directory / f"rank-{one.rank}.err" if "err" in one.streams else None,
+                message=one.message,
+            )
+            for one in sorted(self.ranks.values(), key=lambda each: each.rank)
+        )
+        return EndedAttempt(self.number, self.started_s, self.ended_s or time.time(), ranks, self.first)
+
+
+def process_table(run_id: str | None, host: str, launcher: PinnedProcess | None, attempt: Attempt) -> dict[str, Any]:
+    """Return what ``processes.json`` holds; ``start_time`` tells a process from a later one of the same number."""
+    own = process(os.getpid())
+    return {
+        "schema": 1,
+        "run_id": run_id,
+        "host": host,
+        "boot_id": boot_id() or "",
+        "launcher": launcher and {"pid": launcher.pid, "start_time": launcher.start},
+        "guard": own and {"pid": own.pid, "start_time": own.start},
+        "attempt": attempt.number,
+        "ranks": [
+            {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "start_time": one.start_time}
+            for one in attempt.ranks.values()
+        ],
+    }

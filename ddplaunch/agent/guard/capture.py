@@ -1,0 +1,360 @@
+r"""From ranks to files and console: reads each stream when that is worth it; refuses to let one stream stop another.
+
+Output of several ranks as whole lines with a prefix; refuses to read or write anything.
+
+Bytes that are not UTF-8 pass as they are. A progress bar, which returns to the start of its line with ``\r``, becomes
+the one line that a terminal shows in the end.
+
+The reading ends of what ranks write to, and when to read them; refuses to look at what is in the bytes.
+
+A rank that prints without pause would wake the guard for every line, and pay for it: a write into an empty pipe wakes
+the reader, one into a pipe that holds something does not (pipe_write in linux/fs/pipe.c). So a channel that has
+something again and again within a moment *rests*: it is read by the clock, every ``REST_S``, until nothing came.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import termios
+import time
+from collections.abc import Callable, Sequence
+
+from ddplaunch.agent.guard.loop import Loop
+from ddplaunch.agent.guard.output import Console, RecordFile, Sink, Writer
+from ddplaunch.agent.protocol import Rank
+
+#: A longer line is shown in pieces, each with the prefix, so that the guard stays small.
+LONGEST_LINE_BYTES = 16 << 20
+_BUSY_BYTES = 1 << 14
+
+
+class Prefixed:
+    """One stream of one rank; ``feed`` takes what was read and returns what can be shown."""
+
+    def __init__(self, prefix: bytes) -> None:
+        """``prefix`` stands before every line, with its own space."""
+        self._prefix = prefix
+        self._open: list[bytes] = []
+        self._open_bytes = 0
+
+    def feed(self, data: bytes) -> bytes:
+        """Return the lines that ``data`` finishes, each with the prefix and a newline."""
+        end = data.rfind(b"\n")
+        if end < 0:
+            self._hold(data)
+            return self.flush() if self._open_bytes > LONGEST_LINE_BYTES else b""
+        text = b"".join((*self._open, data[:end]))
+        self._open, self._open_bytes = [], 0
+        self._hold(data[end + 1 :])
+        return self._show(text)
+
+    def flush(self) -> bytes:
+        """Return what is left of an unfinished line, as a line; nothing if there is none."""
+        text = b"".join(self._open)
+        self._open, self._open_bytes = [], 0
+        return self._show(text) if text.strip(b"\r") else b""
+
+    def _hold(self, data: bytes) -> None:
+        if not data:
+            return
+        self._open.append(data)
+        self._open_bytes += len(data)
+        if b"\r" in data and self._open_bytes > _BUSY_BYTES:  # a bar that runs for hours stays one line
+            held = b"".join(self._open)
+            last = b"\r" if held.endswith(b"\r") else b""
+            self._open = [finally_shown(held) + last]
+            self._open_bytes = len(self._open[0])
+
+    def _show(self, text: bytes) -> bytes:
+        lines = text.split(b"\n")
+        if b"\r" in text:
+            lines = [finally_shown(line) if b"\r" in line else line for line in lines]
+        between = b"\n" + self._prefix
+        return self._prefix + between.join(lines) + b"\n"
+
+
+def finally_shown(line: bytes) -> bytes:
+    """Return what a terminal shows of ``line`` after all its ``\\r``: later text covers earlier text, cell by cell.
+
+    A line with escape sequences (colours, "erase to the end") is its last part: cells cannot be counted there.
+    """
+    parts = line.split(b"\r")
+    if b"\x1b" in line:
+        return next((part for part in reversed(parts) if part.strip()), b"")
+    shown = ""
+    for part in parts:
+        over = part.decode("utf-8", "surrogateescape")
+        shown = over + shown[len(over) :]
+    return shown.encode("utf-8", "surrogateescape").rstrip(b" ") if len(parts) > 1 else line
+
+
+REST_S = 0.008
+_IN_A_ROW = 8  # one `print` is several writes in an unbuffered interpreter, which torchrun starts
+_SHORTEST_REST_S = 0.001
+_BUFFER = bytearray(1 << 18)
+_F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is in Python since 3.10, not in every build of it
+
+
+class Channel:
+    """One stream of one rank: where it is read, recorded and shown. ``sink`` None: not shown."""
+
+    def __init__(self, descriptor: int, file: RecordFile, sink: Sink | None) -> None:
+        """Make ``descriptor`` non-blocking; all who share it only hold it."""
+        self.descriptor, self.file, self.sink = descriptor, file, sink
+        self.prefixed: Prefixed | None = None
+        self.rank, self.stream = -1, "out"
+        self.open = True
+        self.paused = False
+        self.told_gone = False
+        self.rest_s = REST_S
+        self.rest_until_s: float | None = None
+        self.read_s = 0.0
+        self.in_a_row = 0
+        self.is_terminal = os.isatty(descriptor)
+        self.capacity = 1 << 16
+        os.set_blocking(descriptor, False)
+
+    def enlarge(self, size: int) -> None:
+        """Let a pipe hold ``size`` bytes, so that ranks seldom wait for the guard; the kernel may refuse."""
+        if self.is_terminal:
+            self.capacity = 1 << 13
+            return
+        try:
+            self.capacity = fcntl.fcntl(self.descriptor, _F_SETPIPE_SZ, size)
+        except OSError:
+            self.capacity = 1 << 16
+
+    def read(self) -> bytes | None:
+        """Return what is there, None if nothing is; at the end ``open`` is False."""
+        try:
+            size = os.readv(self.descriptor, [_BUFFER])
+        except BlockingIOError:
+            return None
+        except OSError:  # EIO: nobody holds the other side of the terminal
+            self.open = False
+            return None
+        if size == 0:
+            self.open = False
+            return None
+        return bytes(memoryview(_BUFFER)[:size])
+
+    def rest_after(self, size: int, now_s: float) -> bool:
+        """Decide, after ``size`` bytes were read, whether to read next by the clock; 0 bytes end a rest."""
+        was_resting, since_s = self.rest_until_s is not None, now_s - self.read_s
+        self.read_s = now_s
+        self.in_a_row = self.in_a_row + 1 if size and (was_resting or since_s < REST_S) else 0
+        if self.in_a_row < _IN_A_ROW or self.is_terminal:
+            self.rest_until_s = None
+            return False
+        if size * 2 > self.capacity:
+            self.rest_s = max(self.rest_s / 2, _SHORTEST_REST_S)
+        elif size * 8 < self.capacity:
+            self.rest_s = min(self.rest_s * 2, REST_S)
+        self.rest_until_s = now_s + self.rest_s
+        return True
+
+    def close(self) -> None:
+        """Let go of the reading end."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+        self.descriptor, self.open = -1, False
+
+
+def pipe_size(streams: int) -> int:
+    """Return how many bytes each of ``streams`` pipes may hold: 1 MiB, less where there are many.
+
+    A user without privileges has 64 MiB in all pipes (pipe-user-pages-soft in pipe(7)).
+    """
+    size = 1 << 20
+    while size > 1 << 16 and size * streams > 32 << 20:
+        size //= 2
+    return size
+
+
+def shown_ranks(show: str, rank: int) -> tuple[bool, bool]:
+    """Return whether ``rank`` is shown, and whether with a prefix: "0", "all", or ranks with commas.
+
+    One rank alone is shown as it is.
+    """
+    if show == "all":
+        return True, True
+    chosen = {part.strip() for part in show.split(",")}
+    return str(rank) in chosen, len(chosen) > 1
+
+
+_RECORDS_BYTES = 4 << 20
+_STALLED_S = 5.0
+_AT_MOST_DRAINED = 16 << 20
+
+
+class Capture:
+    """All streams of the current attempt, and torchrun's own."""
+
+    def __init__(self, loop: Loop, console: Console, wake: int, directory: str | None, host: str) -> None:
+        """``directory`` is the node's in the record; None records nothing."""
+        self._loop, self._console, self._directory, self._host = loop, console, directory, host
+        self.records = Writer(wake, _RECORDS_BYTES)
+        self._recording = directory is not None
+        self._channels: list[Channel] = []
+        self._files: list[RecordFile] = []
+        self._stalled = False
+        self.heard_s = 0.0  # when a rank last printed anything (time.monotonic())
+
+    def add_rank(self, rank: Rank, descriptors: Sequence[int], show: str, attempt: int, streams: int) -> None:
+        """Read the streams of one rank from now on; ``streams`` is how many there are of all ranks."""
+        shown, with_prefix = shown_ranks(show, rank["rank"])
+        for stream, descriptor in zip(rank["streams"], descriptors, strict=False):
+            sink = (self._console.err if stream == "err" else self._console.out) if shown else None
+            channel = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{stream}", sink)
+            channel.rank, channel.stream = rank["rank"], stream
+            if shown and with_prefix:
+                channel.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode())
+            channel.enlarge(pipe_size(streams))
+        self.resize()
+
+    def add_launcher(self, descriptor: int, *, verbose: bool) -> None:
+        """Read torchrun's own messages from now on."""
+        self._add(descriptor, "launcher.err", self._console.err if verbose else None)
+
+    def _add(self, descriptor: int, name: str, sink: Sink | None) -> Channel:
+        file = RecordFile(f"{self._directory}/{name}")
+        if self._recording:
+            self._files.append(file)
+            self.records.put(file.open, b"")
+        channel = Channel(descriptor, file, sink)
+        self._channels.append(channel)
+        self._watch(channel)
+        return channel
+
+    def _readable(self, channel: Channel) -> None:
+        now_s = time.monotonic()
+        size = self._take(channel)
+        if not channel.open:
+            self._close(channel)
+        elif self._full(channel):
+            channel.paused, channel.rest_until_s = True, None
+            self._loop.forget(channel.descriptor)
+        elif channel.rest_after(size, now_s):
+            self._loop.forget(channel.descriptor)
+
+    def _take(self, channel: Channel) -> int:
+        data = channel.read()
+        if data is None:
+            return 0
+        if channel.rank >= 0:
+            self.heard_s = time.monotonic()
+        if self._recording and channel.file.problem is None:
+            self.records.put(channel.file.write, data)
+        if channel.sink:
+            channel.sink.put(channel.prefixed.feed(data) if channel.prefixed else data)
+        return len(data)
+
+    def _full(self, channel: Channel) -> bool:
+        if channel.sink and not channel.sink.gone and channel.sink.writer.full():
+            return True
+        return self._recording and self.records.full()
+
+    def due_s(self) -> float | None:
+        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
+        times = [channel.rest_until_s for channel in self._channels if channel.rest_until_s is not None]
+        if self._recording and any(channel.paused for channel in self._channels):
+            times.append(time.monotonic() + 1.0)  # to notice a disk that takes nothing
+        return min(times, default=None)
+
+    def tick(self) -> None:
+        """Read the channels that have rested enough, go on where there is room again, see what is gone."""
+        now_s = time.monotonic()
+        if self._recording and self.records.full() and now_s - self.records.moved_s > _STALLED_S:
+            self._recording, self._stalled = False, True
+        for channel in list(self._channels):
+            if channel.rest_until_s is not None and channel.rest_until_s <= now_s:
+                size = self._take(channel)
+                if not channel.open:
+                    self._close(channel)
+                elif self._full(channel):
+                    channel.paused, channel.rest_until_s = True, None
+                elif not channel.rest_after(size, now_s):
+                    self._watch(channel)
+            elif channel.paused and not self._full(channel):
+                channel.paused = False
+                self._watch(channel)
+
+    def _watch(self, channel: Channel) -> None:
+        try:
+            self._loop.watch(channel.descriptor, lambda: self._readable(channel))
+        except OSError:  # not a pipe: /dev/null in the place of a stream that an earlier guard has closed
+            self._close(channel)
+
+    def newly_gone(self) -> list[tuple[int, str]]:
+        """Return rank and stream of what was shown as it is to a reader that is gone, each once."""
+        gone = []
+        for channel in self._channels:
+            shown_as_it_is = channel.sink and channel.rank >= 0 and not channel.prefixed and not channel.is_terminal
+            if shown_as_it_is and channel.sink and channel.sink.gone and not channel.told_gone:
+                channel.told_gone = True
+                gone.append((channel.rank, channel.stream))
+        return gone
+
+    def close_stream(self, rank: int, stream: str) -> None:
+        """Close a reading end, so that the rank is told by SIGPIPE or EPIPE as it would be without us."""
+        for channel in list(self._channels):
+            if (channel.rank, channel.stream) == (rank, stream) and channel.told_gone:
+                self._take(channel)
+                self._close(channel)
+
+    def resize(self) -> list[int]:
+        """Give the ranks' terminals the window's size; return those ranks."""
+        size = self._console.window_size()
+        resized = []
+        for channel in self._channels:
+            if size and channel.is_terminal:
+                try:
+                    fcntl.ioctl(channel.descriptor, termios.TIOCSWINSZ, size)
+                except OSError:
+                    continue
+                resized.append(channel.rank)
+        return resized
+
+    def drain(self) -> None:
+        """Read what ranks have left behind, until nothing comes: a child of theirs may hold the other side for ever."""
+        for channel in list(self._channels):
+            left = _AT_MOST_DRAINED
+            while channel.open and left > 0 and (size := self._take(channel)):
+                left -= size
+
+    def end_attempt(self) -> None:
+        """Drain and close the ranks' streams, and show their unfinished lines; torchrun's own stays."""
+        self.drain()
+        for channel in [one for one in self._channels if one.rank >= 0]:
+            self._close(channel)
+
+    def _close(self, channel: Channel) -> None:
+        if channel.sink and channel.prefixed:
+            channel.sink.put(channel.prefixed.flush())
+        self._channels.remove(channel)
+        self._loop.forget(channel.descriptor)
+        channel.close()
+        if self._recording:
+            self.records.put(channel.file.close, b"")
+
+    def in_background(self, work: Callable[[], None]) -> None:
+        """Do ``work`` after what was recorded until now; it must not raise."""
+        if self._recording:
+            self.records.put(lambda _: work(), b"")
+
+    def settle(self, seconds: float) -> None:
+        """Wait until all is in the files, at most ``seconds``."""
+        if not self._stalled:
+            self.records.wait(time.monotonic() + seconds)
+
+    def unrecorded(self) -> str | None:
+        """Say why output is missing in the record, None if none is."""
+        if self._stalled:
+            return f"the disk took nothing for {_STALLED_S:.0f} s"
+        lost = [file for file in self._files if file.problem]
+        if not lost:
+            return None
+        name = lost[0].path.rpartition("/")[2]
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return f"{name}{more}: {lost[0].problem}"

@@ -1,0 +1,320 @@
+"""Watches from outside whether ranks move, and the time that a run may take; refuses to touch a run that moves.
+
+A rank *moves* while it prints, computes or reads. Nothing that waits for other ranks does, except for NCCL, whose waits
+spin: where every rank computes and none prints, stacks are taken several times, and only ranks that stay in one
+collective while another one never enters any are called a hang. So a long computation in silence is none.
+
+What ranks use over a while, and which of them stand still; pure, refuses to look at /proc or at the clock.
+
+What ranks and what they started have used so far, from /proc; refuses to judge whether that is much.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from ddplaunch.machine.files import read_bytes
+from ddplaunch.machine.processes.stop_processes import own_processes, send_signal
+from ddplaunch.values.frozen import dataclass
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.guard.attempt import Attempt
+    from ddplaunch.agent.guard.guarded_run import GuardedRun
+    from ddplaunch.explain.diagnosis import Diagnosis
+    from ddplaunch.explain.stacks.parse import RankStack
+
+#: Below this share of a core a rank computes nothing: watchdog threads, polls with pauses and monitors stay below it.
+IDLE_SHARE = 0.05
+#: Below this rate it reads and writes nothing; gloo and NCCL do not count here, they wait in sockets without bytes.
+IDLE_BYTES_PER_S = 32 << 10
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What each rank and what it started has used until ``at_s`` (time.monotonic()): CPU seconds, and bytes."""
+
+    at_s: float
+    cpu_s: Mapping[int, float]
+    io_bytes: Mapping[int, int]
+
+
+class Movement:
+    """The samples of the last ``window_s`` seconds, at most some dozens."""
+
+    def __init__(self, window_s: float) -> None:
+        """Know nothing yet."""
+        self.window_s = window_s
+        self._samples: deque[Usage] = deque()
+
+    @property
+    def every_s(self) -> float:
+        """How often to take a sample."""
+        return min(15.0, max(0.1, self.window_s / 20))
+
+    def add(self, usage: Usage) -> None:
+        """Take a sample; ranks that came or went since make all earlier ones worthless."""
+        if self._samples and self._samples[-1].cpu_s.keys() != usage.cpu_s.keys():
+            self._samples.clear()
+        self._samples.append(usage)
+        while len(self._samples) > 2 and self._samples[1].at_s <= usage.at_s - self.window_s:
+            self._samples.popleft()
+
+    def shares(self) -> dict[int, float] | None:
+        """Return how much of a core each rank used over the window, None before the window is full.
+
+        One that reads or writes a lot counts as using a core.
+        """
+        if not self._samples:
+            return None
+        first, last = self._samples[0], self._samples[-1]
+        seconds = last.at_s - first.at_s
+        if seconds < self.window_s * 0.95:
+            return None
+        shares = {}
+        for rank, used_s in last.cpu_s.items():
+            share = max(0.0, used_s - first.cpu_s[rank]) / seconds
+            rate = (last.io_bytes.get(rank, 0) - first.io_bytes.get(rank, 0)) / seconds
+            shares[rank] = max(share, 1.0) if rate > IDLE_BYTES_PER_S else share
+        return shares
+
+
+def idle(shares: Mapping[int, float]) -> frozenset[int]:
+    """Return the ranks that stand still."""
+    return frozenset(rank for rank, share in shares.items() if share < IDLE_SHARE)
+
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+def usage(pids: Mapping[int, int]) -> Usage:
+    """Return what each rank of ``pids`` (rank to pid), and what is in its session, has used since it started.
+
+    CPU time counts that of children that have ended, and the time in which a busy machine let the main thread wait for
+    a CPU: proc_pid_stat(5) fields 12 and 14 to 17, https://docs.kernel.org/scheduler/sched-stats.html. Bytes are those
+    of proc_pid_io(5) and the pages that had to be fetched.
+    """
+    ranks = {pid: rank for rank, pid in pids.items()}
+    cpu_s = dict.fromkeys(pids, 0.0)
+    io_bytes = dict.fromkeys(pids, 0)
+    for one in own_processes():
+        rank = ranks.get(one.session, ranks.get(one.pid))
+        if rank is not None:
+            used_s, faults = _cpu_s(one.pid)
+            cpu_s[rank] += used_s + _starved_s(one.pid)
+            io_bytes[rank] += _io_bytes(one.pid) + faults * _PAGE_BYTES
+    return Usage(time.monotonic(), cpu_s, io_bytes)
+
+
+def uses_gpu(pid: int) -> bool:
+    """Return whether the process has an NVIDIA device open."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        return any(
+            os.readlink(f"{folder}/{name}").startswith("/dev/nvidia")  # noqa: PTH115
+            for name in os.listdir(folder)  # noqa: PTH208
+        )
+    except OSError:
+        return False
+
+
+def _cpu_s(pid: int) -> tuple[float, int]:
+    """Return CPU seconds and major faults."""
+    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
+    return (sum(map(int, fields[11:15])) / _TICKS_PER_S, int(fields[9])) if len(fields) > 15 else (0.0, 0)
+
+
+def _starved_s(pid: int) -> float:
+    fields = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def _io_bytes(pid: int) -> int:
+    found = 0
+    for line in (read_bytes(f"/proc/{pid}/io") or b"").splitlines():
+        if line.startswith((b"rchar:", b"wchar:")):
+            found += int(line.split()[1])
+    return found
+
+
+_SAMPLES = 4  # of stacks, over the time-out, where every rank computes
+_LONGEST_WINDOW_S = 60.0
+_SHORTEST_WINDOW_S = 1.0
+_LONGER_S = 20.0  # than the grace: a torchrun that waits in C++ runs no handler
+_GRACE_S = 30.0
+
+
+class HangWatch:
+    """One run's time-outs: ``hang_timeout_s`` and ``timeout_s`` of the settings, in seconds."""
+
+    def __init__(self, run: GuardedRun) -> None:
+        """Begin to watch; the time of the run counts from torchrun's start, also for a second guard."""
+        self._run = run
+        self._hang_s = run.settings.get("hang_timeout_s")
+        self._stops = run.settings.get("on_hang") == "stop"
+        limit_s = run.settings.get("timeout_s")
+        started_s = run.launcher.seen.started_s if run.launcher.seen else time.time()
+        self._until_s = None if limit_s is None else time.monotonic() + limit_s - max(0.0, time.time() - started_s)
+        quick = [each for each in (self._hang_s, limit_s) if each is not None]
+        window_s = min(_LONGEST_WINDOW_S, max(_SHORTEST_WINDOW_S, min(quick, default=_LONGEST_WINDOW_S) / 4))
+        self._movement = Movement(window_s)
+        self._long_s = min(_LONGEST_WINDOW_S, max(window_s, (limit_s or 0.0) / 4))  # to stand still when time is up
+        self._attempt: Attempt | None = None
+        self._idle_since: dict[int, float] = {}
+        self._shares: dict[int, float] = {}
+        self._began_s = self._next_s = time.monotonic()
+        self._told_s: float | None = None
+        self._looking = False
+        self._samples: list[tuple[RankStack, ...]] = []
+        self._sample_s = 0.0
+        self._kill_s: float | None = None
+
+    def due_s(self) -> float | None:
+        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
+        if self._run.end or self._looking:
+            return None
+        if self._kill_s is not None:
+            return self._kill_s
+        return self._next_s if self._until_s is None else min(self._next_s, self._until_s)
+
+    def tick(self) -> None:
+        """Look again if it is time to."""
+        now_s = time.monotonic()
+        if (due_s := self.due_s()) is None or now_s < due_s:
+            return
+        if self._kill_s is not None:
+            self._kill_s = None
+            if (launcher := self._run.launcher.seen) is not None:
+                send_signal(launcher, signal.SIGKILL)
+            return
+        if self._until_s is not None and now_s >= self._until_s:
+            self._until_s = None
+            self._in_thread(self._time_is_up)
+            return
+        self._next_s = now_s + self._movement.every_s
+        self._measure()
+        if self._hang_s is not None and self._told_s is None:
+            self._decide(now_s, self._hang_s)
+
+    @property
+    def still_s(self) -> float:
+        """For how many seconds no rank has printed anything and at least one has stood still."""
+        now_s = time.monotonic()
+        return min(
+            now_s - self._heard_s(), max((now_s - since_s for since_s in self._idle_since.values()), default=0.0)
+        )
+
+    def _heard_s(self) -> float:
+        return max(self._began_s, self._run.capture.heard_s)
+
+    def _pids(self) -> dict[int, int]:
+        attempt = self._attempt
+        live = attempt.ranks.values() if attempt else ()
+        return {one.rank: one.pid for one in live if one.pid is not None and one.ended_s is None}
+
+    def _measure(self) -> None:
+        attempt = self._run.attempts[-1] if self._run.attempts and self._run.attempts[-1].announced else None
+        if attempt is not self._attempt:
+            self._attempt, self._began_s, self._told_s = attempt, time.monotonic(), None
+            self._idle_since.clear()
+        if not (pids := self._pids()):
+            return
+        if self._told_s is not None and self._run.capture.heard_s > self._told_s:
+            self._told_s = None  # it moves again, and may stand still again
+        self._movement.add(usage(pids))
+        shares = self._movement.shares()
+        if shares is None:
+            return
+        still, since_s = idle(shares), time.monotonic() - self._movement.window_s
+        self._shares = shares
+        self._idle_since = {rank: self._idle_since.get(rank, since_s) for rank in still}
+
+    def _decide(self, now_s: float, hang_s: float) -> None:
+        if not self._shares or now_s - self._heard_s() < hang_s:
+            self._samples.clear()
+        elif self.still_s >= hang_s:
+            self._in_thread(self._report)
+        elif not self._idle_since and now_s >= self._sample_s:
+            self._sample_s = now_s + hang_s / _SAMPLES
+            self._in_thread(self._sample)
+
+    def _in_thread(self, work: Callable[[], None]) -> None:
+        """Stacks take seconds, and the ranks' output does not wait for them."""
+        self._looking = True
+        self._run.speaking += 1
+
+        def safely() -> None:
+            try:
+                work()
+            except Exception as error:  # what watches must not end what it watches
+                self._told_s = time.monotonic()
+                self._run.console.say(f"ddplaunch: ranks could not be looked at: {error!r}\n")
+            finally:
+                self._run.speaking -= 1
+                self._looking = False
+                self._next_s = time.monotonic() + self._movement.every_s
+                os.eventfd_write(self._run.wake, 1)
+
+        _thread.start_new_thread(safely, ())
+
+    # In the thread
+
+    def _report(self) -> None:
+        from ddplaunch.agent.guard.hang_report import describe, gpus_work, look
+
+        heard_s, still_s = self._heard_s(), self.still_s
+        stacks = look(self._run, self._pids(), fatally=self._stops)
+        diagnosis = describe(self._run, self._attempt, stacks, self._shares, still_s)
+        if self._run.stopped is None and gpus_work(diagnosis, self._pids()):
+            self._idle_since.clear()
+        elif self._heard_s() == heard_s or self._run.stopped is not None:
+            self._conclude(diagnosis)
+
+    def _sample(self) -> None:
+        from ddplaunch.agent.guard.hang_report import describe, look
+        from ddplaunch.explain.stacks.hang import spinning
+
+        heard_s = self._heard_s()
+        stacks = look(self._run, self._pids(), record=False)
+        self._samples = [*self._samples[-_SAMPLES:], stacks]
+        if len(self._samples) > _SAMPLES and spinning(self._samples) and self._heard_s() == heard_s:
+            look(self._run, self._pids())
+            self._conclude(describe(self._run, self._attempt, stacks, self._shares, time.monotonic() - heard_s))
+
+    def _time_is_up(self) -> None:
+        from ddplaunch.agent.guard.hang_report import describe, look, time_is_up
+
+        self._measure()
+        still_s = self.still_s
+        stacks = look(self._run, self._pids(), fatally=True)
+        if self._shares and still_s >= self._long_s:
+            self._stop(describe(self._run, self._attempt, stacks, self._shares, still_s))
+        else:
+            self._stop(time_is_up(self._run, stacks))
+
+    def _conclude(self, diagnosis: Diagnosis) -> None:
+        from ddplaunch.agent.guard.hang_report import tell
+
+        if self._run.end:
+            return
+        self._told_s = time.monotonic()
+        self._samples.clear()
+        if self._stops:
+            self._stop(diagnosis)
+        else:
+            tell(self._run, diagnosis)
+
+    def _stop(self, diagnosis: Diagnosis) -> None:
+        """End the run as a person would, by SIGTERM to torchrun: ranks may save, and are killed after the grace."""
+        if self._run.end and self._run.stopped is None:
+            return
+        self._run.stopped = diagnosis
+        self._kill_s = time.monotonic() + float(self._run.settings.get("grace_s", _GRACE_S)) + _LONGER_S
+        if (launcher := self._run.launcher.seen) is not None:
+            send_signal(launcher, signal.SIGTERM)

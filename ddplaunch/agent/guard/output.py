@@ -1,0 +1,232 @@
+"""What the user sees: the launcher's own stdout and stderr, and its window's size; refuses to choose what is shown.
+
+A console that blocks holds up its writer's thread, and through ``full`` the rank that is shown, as if that rank ran
+alone; the guard's loop goes on.
+
+A thread that writes what it is given, in order, so that the guard's loop never waits; refuses to drop anything.
+
+Consoles and disks can block for ever (nobody reads, Ctrl-S, a dead file server), and O_NONBLOCK on a descriptor that
+was inherited would reach every program that shares it.
+
+The files of a run's record, written as bytes while the run goes on; refuses to let a disk stop a training.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import struct
+import termios
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+
+class Writer:
+    """One thread and its queue. ``wake`` is an eventfd that is rung when a queue that was ``full`` has room again.
+
+    ``done`` is counted by the writing thread alone.
+    """
+
+    def __init__(self, wake: int, limit_bytes: int) -> None:
+        """Start nothing yet: many runs never write to one of their writers."""
+        self._wake, self._limit = wake, limit_bytes
+        self._queue: deque[tuple[Callable[[bytes], object], bytes]] = deque()
+        self._bell = os.eventfd(0, os.EFD_CLOEXEC)
+        self._started = False
+        self._lock = _thread.allocate_lock()
+        self._awaited = False
+        self.given = self.done = 0
+        self.moved_s = time.monotonic()
+
+    def put(self, write: Callable[[bytes], object], data: bytes) -> None:
+        """Call ``write(data)`` in the thread, after everything that was put before. ``write`` must not raise."""
+        with self._lock:
+            if not self._started:
+                self._started = True
+                _thread.start_new_thread(self._run, ())
+            self.given += len(data) + 1
+            self._queue.append((write, data))
+        os.eventfd_write(self._bell, 1)
+
+    @property
+    def pending(self) -> int:
+        """Bytes that are not written yet; 0 means that nothing is left to do."""
+        return self.given - self.done
+
+    def full(self) -> bool:
+        """Say whether no more should be put now; if so, the loop is woken as soon as half of it is written."""
+        if self.pending < self._limit:
+            return False
+        self._awaited = True
+        return self.pending >= self._limit  # it may have been emptied before it was awaited
+
+    def wait(self, until_s: float) -> bool:
+        """Wait until all is written, at most until ``until_s`` (time.monotonic()); return whether it is."""
+        pause_s = 0.0005
+        while self.pending and time.monotonic() < until_s:
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 2, 0.02)
+        return not self.pending
+
+    def _run(self) -> None:
+        while True:
+            os.eventfd_read(self._bell)
+            while self._queue:
+                write, data = self._queue.popleft()
+                write(data)
+                self.done += len(data) + 1
+                self.moved_s = time.monotonic()
+                if self._awaited and self.pending <= self._limit // 2:
+                    self._awaited = False
+                    os.eventfd_write(self._wake, 1)
+
+
+_LIMIT_BYTES = 1 << 20
+_PATIENCE_S = 5.0
+
+
+class Sink:
+    """One of the two streams. ``gone`` once its reader is: what is put then is dropped."""
+
+    def __init__(self, descriptor: int, wake: int) -> None:
+        """``wake`` is the loop's eventfd."""
+        self.descriptor = descriptor
+        self.writer = Writer(wake, _LIMIT_BYTES)
+        self.is_terminal = os.isatty(descriptor)
+        self.gone = False
+        self.at_line_start = True
+        self.cursor_hidden = False
+        self._wake = wake
+
+    def put(self, data: bytes) -> None:
+        """Write ``data`` soon, behind everything put before."""
+        if data and not self.gone:
+            self.writer.put(self._write, data)
+
+    def speak(self, data: bytes) -> None:
+        """Write ``data`` on a line of its own, with the cursor that a killed progress display may have hidden."""
+        if not self.gone:
+            self.writer.put(self._speak, data)
+
+    def _speak(self, data: bytes) -> None:
+        cursor = b"\x1b[?25h" if self.cursor_hidden else b""
+        self._write(cursor + (b"" if self.at_line_start else b"\n") + data)
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view and not self.gone:
+            try:
+                view = view[os.write(self.descriptor, view) :]
+            except BlockingIOError:  # another program made this file description non-blocking
+                select.select([], [self.descriptor], [])
+            except OSError as error:
+                if error.errno != errno.EINTR:
+                    self.gone = True
+                    os.eventfd_write(self._wake, 1)
+        self.at_line_start = data.endswith(b"\n")
+        if self.is_terminal and b"\x1b[?25" in data:
+            self.cursor_hidden = data.rfind(b"\x1b[?25l") > data.rfind(b"\x1b[?25h")
+
+
+class Console:
+    """Both streams; ``say`` is the launcher's own voice. ``hurried`` says whether nobody may be left to read."""
+
+    def __init__(self, wake: int, out: int = 1, err: int = 2) -> None:
+        """Take the descriptors over which the guard was started."""
+        self.out, self.err = Sink(out, wake), Sink(err, wake)
+        self.hurried: Callable[[], bool] = lambda: False
+        self._voice = self.out if same_file(out, err) else self.err
+
+    def say(self, text: str) -> None:
+        """Write ``text`` to stderr, on a line of its own, behind all that was put before. Never raises."""
+        self._voice.speak(text.encode("utf-8", "surrogateescape"))
+
+    def drain(self) -> None:
+        """Wait until everything is written: as long as the reader takes, in a hurry a few seconds."""
+        for sink in (self.out, self.err):
+            until_s = time.monotonic() + _PATIENCE_S
+            while not sink.gone and not sink.writer.wait(time.monotonic() + 0.1):
+                if self.hurried() and time.monotonic() > until_s:
+                    return
+
+    def window_size(self) -> bytes | None:
+        """Return the window as TIOCSWINSZ takes it (ioctl_tty(2)), None without a terminal."""
+        for sink in (self.out, self.err):
+            if sink.is_terminal:
+                try:
+                    return fcntl.ioctl(sink.descriptor, termios.TIOCGWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+                except OSError:
+                    continue
+        return None
+
+
+def same_file(one: int, other: int) -> bool:
+    """Say whether two descriptors lead to the same terminal, pipe or file."""
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:
+        return False
+
+
+class RecordFile:
+    """One file that grows. After the first error it takes nothing more, and ``problem`` says why.
+
+    It is opened to append, so that a second guard goes on where the first one died.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Remember the path; ``open`` does the work, in the thread that writes."""
+        self.path = path
+        self.problem: str | None = None
+        self._file = -1
+
+    def open(self, _: bytes = b"") -> None:
+        """Create the file, and its directory. Never raises."""
+        try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)  # noqa: PTH103, PTH120 - pathlib costs the guard 5 ms
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            self._stop(error)
+
+    def write(self, data: bytes) -> None:
+        """Append ``data``, all of it. Never raises: a full disk ends the recording of this file, and nothing else."""
+        view = memoryview(data)
+        while view and self._file >= 0:
+            try:
+                view = view[os.write(self._file, view) :]
+            except OSError as error:
+                self._stop(error)
+
+    def close(self, _: bytes = b"") -> None:
+        """Close the file; what comes later is dropped."""
+        if self._file >= 0:
+            try:
+                os.close(self._file)
+            except OSError as error:  # a disk quota over the network may be told only here
+                self.problem = self.problem or error.strerror
+            self._file = -1
+
+    def _stop(self, error: OSError) -> None:
+        self.problem = self.problem or error.strerror or str(error)
+        self.close()
+
+
+def replace_json(path: str, value: dict[str, Any]) -> None:
+    """Write ``value`` to ``path`` so that a reader sees the old file or the new one. Never raises."""
+    temporary = f"{path}.{os.getpid()}.new"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=2)
+            file.write("\n")
+        os.replace(temporary, path)  # noqa: PTH105
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)  # noqa: PTH108

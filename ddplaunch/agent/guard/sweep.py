@@ -1,0 +1,145 @@
+"""Which processes a run has left behind, and their end; refuses to touch what only looks like them.
+
+Ranks of torchrun start in sessions of their own, so that a rank's DataLoader workers, and whatever else it started, are
+known by their session id even after the rank is gone: https://man7.org/linux/man-pages/man2/setsid.2.html.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from ddplaunch.machine.processes.stop_processes import (
+    PinnedProcess,
+    command_line,
+    has_variable,
+    own_processes,
+    send_signal,
+)
+
+KILL_AFTER_S = 1.0
+_EVERY_S = 0.05
+_GIVE_UP_AFTER_S = 3.0  # a process in an uninterruptible wait cannot be killed
+
+
+class Owner:
+    """A rank that has started: what to know of it to find its processes later."""
+
+    __slots__ = ("command", "own_session", "pid", "start")
+
+    def __init__(self, pid: int, seen: PinnedProcess | None, since: int = 0) -> None:
+        """Read what will be gone when the rank is. One that is gone had a session, and began after ``since``."""
+        self.pid, self.start = pid, seen.start if seen else since
+        self.own_session = seen.session == pid if seen else True
+        self.command = command_line(pid) if seen else b""
+
+
+def of_ranks(table: Iterable[PinnedProcess], owners: Mapping[int, Owner]) -> list[PinnedProcess]:
+    """Return the processes of these ranks: the ranks, their sessions, and what they forked without one (fork start)."""
+    found: dict[int, PinnedProcess] = {}
+    for one in sorted(table, key=lambda each: each.start):  # a parent before its children
+        owner = owners.get(one.pid)
+        in_session = owners.get(one.session)
+        if owner:
+            mine = owner.start == one.start
+        elif in_session and in_session.own_session:
+            mine = one.start >= in_session.start
+        else:
+            mine = one.parent in found and not _leads(one)
+        if mine:
+            found[one.pid] = one
+    return list(found.values())
+
+
+def _leads(one: PinnedProcess) -> bool:
+    return one.session == one.pid  # it was given a session of its own: somebody meant it to stay
+
+
+def is_multiprocessing(one: PinnedProcess, commands: frozenset[bytes]) -> bool:
+    """Say whether it is a child that multiprocessing made: a fork of a rank, a spawned one, or one of its helpers."""
+    command = command_line(one.pid)
+    return command in commands or b"multiprocessing." in command or one.name.startswith(b"pt_data")
+
+
+def unannounced(table: Iterable[PinnedProcess], run_id: str, launcher: PinnedProcess | None) -> list[PinnedProcess]:
+    """Return ranks that torchrun, ``launcher``, started but did not tell of before it died: they lead sessions."""
+    if launcher is None or not run_id:
+        return []
+    variable = f"DDPLAUNCH_RUN_ID={run_id}".encode()
+    own = os.getpid()
+    table = list(table)
+    running = {
+        one.pid for one in table if one.pid != own and one.start >= launcher.start and has_variable(one.pid, variable)
+    }
+    return [
+        one
+        for one in table
+        if one.pid in running and one.pid != launcher.pid and one.parent not in running - {launcher.pid} and _leads(one)
+    ]
+
+
+def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[PinnedProcess]:
+    """Return what runs of these ranks now; with ``workers_only`` what multiprocessing made, and nothing else."""
+    if not owners:
+        return []
+    found = of_ranks(own_processes(), owners)
+    if not workers_only:
+        return found
+    commands = frozenset(owner.command for owner in owners.values() if owner.command)
+    return [one for one in found if one.pid not in owners and is_multiprocessing(one, commands)]
+
+
+class _Sweep:
+    def __init__(self, find: Callable[[], list[PinnedProcess]], kill_s: float) -> None:
+        self.find, self.kill_s = find, kill_s
+        self.asked: set[tuple[int, int]] = set()
+
+
+class Sweeps:
+    """Ends what ``find`` functions return: asked once with SIGTERM, killed after ``KILL_AFTER_S``."""
+
+    def __init__(self) -> None:
+        """Nothing is to be ended yet; ``ended`` collects the pids of what was."""
+        self._sweeps: list[_Sweep] = []
+        self._next_s = 0.0
+        self.ended: set[int] = set()
+
+    def begin(self, find: Callable[[], list[PinnedProcess]], *, at_once: bool = False) -> None:
+        """End what ``find()`` returns, now and as long as it returns anything; ``at_once`` leaves SIGTERM out."""
+        now_s = time.monotonic()
+        self._sweeps.append(_Sweep(find, now_s if at_once else now_s + KILL_AFTER_S))
+        self._next_s = now_s
+        self.tick()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is something left to end."""
+        return bool(self._sweeps)
+
+    def due_s(self) -> float | None:
+        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
+        return self._next_s if self._sweeps else None
+
+    def tick(self) -> None:
+        """Look again if it is time to, and do what is due: the process table is not for free."""
+        if not self._sweeps or time.monotonic() < self._next_s:
+            return
+        self._next_s = time.monotonic() + _EVERY_S
+        for sweep in list(self._sweeps):
+            now_s = time.monotonic()
+            left = sweep.find()
+            for one in left:
+                self._end(sweep, one, now_s)
+            if not left or now_s > sweep.kill_s + _GIVE_UP_AFTER_S:
+                self._sweeps.remove(sweep)
+
+    def _end(self, sweep: _Sweep, one: PinnedProcess, now_s: float) -> None:
+        self.ended.add(one.pid)
+        if now_s >= sweep.kill_s:
+            send_signal(one, signal.SIGKILL)
+        elif (one.pid, one.start) not in sweep.asked:
+            sweep.asked.add((one.pid, one.start))
+            send_signal(one, signal.SIGTERM)
+            send_signal(one, signal.SIGCONT)  # one that was stopped would not see it otherwise

@@ -1,0 +1,1 @@
+"""The plug-in's parts inside of torchrun's process."""

@@ -1,0 +1,127 @@
+"""What a rank writes into: pipes, or a terminal where the launcher has one; refuses to read from them.
+
+The rank that is shown as if it ran alone gets what the launcher itself has: a terminal (then one for both streams, so
+that their order is exact), a pipe, or one pipe where stdout and stderr are one file (``2>&1 | tee``). Every other rank
+gets two pipes. A file is never handed to a rank: a full disk must not reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import termios
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from ddplaunch.values.frozen import dataclass
+
+Kind = Literal["pipe", "terminal"]
+
+_PIPE_BYTES = 1 << 20
+#: The kernel gives one page to each further pipe of a user who holds more than 64 MiB in pipes
+#: (pipe-user-pages-soft, https://docs.kernel.org/admin-guide/sysctl/fs.html); what we take stays well below that.
+_ALL_PIPES_BYTES = 1 << 24
+_LEAST_PIPE_BYTES = 1 << 16
+_OUTPUT_FLAGS = 1
+_LOCAL_FLAGS = 3
+
+
+class Outlet(NamedTuple):
+    """One stream: what the guard reads from, and what the rank writes into."""
+
+    read: int
+    write: int
+
+
+@dataclass(frozen=True)
+class Console:
+    """What the launcher's stdout and stderr are. ``size`` is the terminal's, (rows, columns)."""
+
+    out_terminal: bool
+    err_terminal: bool
+    one_file: bool
+    size: tuple[int, int] | None = None
+
+
+def read_console(out: int = 1, err: int = 2) -> Console:
+    """Look at the launcher's own descriptors; one that is closed is no terminal."""
+    out_terminal, err_terminal = os.isatty(out), os.isatty(err)
+    try:
+        first, second = os.fstat(out), os.fstat(err)
+        one = (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
+    except OSError:
+        one = False
+    size = None
+    for descriptor, terminal in ((out, out_terminal), (err, err_terminal)):
+        if terminal and size is None:
+            with contextlib.suppress(OSError):
+                columns, rows = os.get_terminal_size(descriptor)
+                size = (rows, columns)
+    return Console(out_terminal, err_terminal, one, size)
+
+
+def kinds(alone: bool, console: Console) -> tuple[Kind, ...]:
+    """Return what a rank gets, one entry for both streams or one for each. ``alone``: it is shown as it is."""
+    if not alone:
+        return ("pipe", "pipe")
+    out: Kind = "terminal" if console.out_terminal else "pipe"
+    if console.one_file:
+        return (out,)
+    return (out, "terminal" if console.err_terminal else "pipe")
+
+
+def alone(show: str, rank: int) -> bool:
+    """Whether ``rank`` is shown as if it ran alone: the only one that ``--show`` names."""
+    return show == str(rank)
+
+
+def pipe_bytes(pipes: int) -> int:
+    """Return the size of each of ``pipes`` pipes."""
+    return max(_LEAST_PIPE_BYTES, min(_PIPE_BYTES, _ALL_PIPES_BYTES // max(1, pipes)))
+
+
+def open_outlets(wanted: Sequence[Kind], size_bytes: int, console: Console) -> list[Outlet]:
+    """Open one outlet for each kind. Raises OSError with nothing left open."""
+    opened: list[Outlet] = []
+    try:
+        for kind in wanted:
+            opened.append(_terminal(console) if kind == "terminal" else open_pipe(size_bytes))
+    except BaseException:
+        close(opened)
+        raise
+    return opened
+
+
+def open_pipe(size_bytes: int) -> Outlet:
+    """Open a pipe of about ``size_bytes``; the kernel's own size where it refuses. Raises OSError."""
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size_bytes)
+    return Outlet(read, write)
+
+
+def _terminal(console: Console) -> Outlet:
+    """Open a terminal that passes bytes on as they are: the console's own terminal does the rest, once."""
+    master, slave = os.openpty()
+    attributes = termios.tcgetattr(slave)
+    attributes[_OUTPUT_FLAGS] &= ~termios.OPOST
+    attributes[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ECHONL)
+    termios.tcsetattr(slave, termios.TCSANOW, attributes)
+    if console.size is not None:
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", *console.size, 0, 0))  # ioctl_tty(2)
+    return Outlet(master, slave)
+
+
+def path_of(descriptor: int) -> str:
+    """Return a path whose opening gives this pipe or terminal again, in this process."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def close(outlets: Sequence[Outlet]) -> None:
+    """Close both ends of each."""
+    for outlet in outlets:
+        for descriptor in outlet:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)

@@ -1,0 +1,290 @@
+"""The plug-in's side of the guard: hands it what ranks write into, starts another if it dies; refuses to know torch.
+
+What a guard was told is kept, descriptors included, so that a new one can be told again and no rank ever finds a pipe
+without a reader. When no guard can be had any more, ``lost`` is called, once.
+
+Starts the guard: a light interpreter beside torchrun, connected by one socket; refuses to know what they say.
+
+The guard is ``python -ISE -c … FD``: no site-packages, no torch, some 12 ms. It gets the settings in the environment,
+its end of the socket as descriptor FD, the launcher's own stdout and stderr, /dev/null as stdin, and the signals that a
+terminal or a scheduler sends to all processes blocked, so that it is there until everything is said.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ddplaunch.agent.plugin.outlets import Console, Outlet, alone, close, kinds, open_outlets, open_pipe, pipe_bytes
+from ddplaunch.agent.protocol import Failure, Rank, receive, send
+from ddplaunch.launch.settings import Settings
+from ddplaunch.values.frozen import dataclass
+
+#: Blocked when the guard begins; it decides itself which of them it looks at.
+BLOCKED = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGTSTP,
+    signal.SIGTTOU,
+    signal.SIGTTIN,
+    signal.SIGPIPE,
+)
+_SEND_BUFFER_BYTES = 1 << 20  # the kernel caps it (net.core.wmem_max); a message has to fit in one piece
+_CODE = "import sys; sys.path.append({root!r}); from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """A guard that was started: its process id, and this side of the socket."""
+
+    pid: int
+    channel: socket.socket
+
+
+def start_guard(environ: Mapping[str, str], stderr: int = 2) -> Guard:
+    """Start a guard whose stderr is this process's descriptor ``stderr``. Raises OSError if that is impossible."""
+    mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        os.set_inheritable(its.fileno(), True)
+        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
+        ]
+        if stderr != 2:
+            actions.append((os.POSIX_SPAWN_DUP2, stderr, 2))
+        pid = os.posix_spawn(
+            sys.executable,
+            guard_argv(its.fileno()),
+            dict(environ),
+            file_actions=actions,
+            setsigmask=BLOCKED,
+            setsigdef=BLOCKED,
+        )
+    except BaseException:
+        mine.close()
+        raise
+    finally:
+        its.close()
+    return Guard(pid, mine)
+
+
+def guard_argv(descriptor: int) -> list[str]:
+    """Return the guard's command line. The package is looked up last, so nothing beside it shadows the library."""
+    root = str(Path(__file__).resolve().parents[2])
+    cache = ["-B"] if sys.dont_write_bytecode else []
+    return [sys.executable, "-ISE", *cache, "-c", _CODE.format(root=root), str(descriptor)]
+
+
+_NEW_GUARDS = 3  # over a run: one that dies at once again and again is of no help
+
+
+class Session:
+    """One run's conversation with its guard. Raises OSError where no guard can be started."""
+
+    def __init__(self, settings: Settings, environ: Mapping[str, str], console: Console) -> None:
+        self.settings = settings
+        self.attempt = -1
+        self.began_s: float | None = None  # the latest attempt, by the monotonic clock
+        self.lost: Callable[[], None] = lambda: None
+        self._console = console
+        self._environ = dict(environ)
+        self._spare = _NEW_GUARDS
+        self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
+        self._outlets: list[Outlet] = []
+        self._pids: dict[int, int] = {}
+        self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
+        self._stderr = os.dup(2)
+        os.set_inheritable(self._stderr, False)
+        self._guard: Guard | None = start_guard(self._environ, self._stderr)
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a guard to talk to."""
+        return self._guard is not None
+
+    @property
+    def readers(self) -> list[int]:
+        """The descriptors that somebody has to read from while ranks run: one for each stream, the shown rank's too."""
+        return [outlet.read for outlet in self._outlets]
+
+    def watch(self) -> None:
+        """Notice by SIGCHLD that the guard has died, or that it says something, after whatever handler there was."""
+        before = signal.getsignal(signal.SIGCHLD)
+
+        def died(number: int, frame: FrameType | None) -> None:
+            if callable(before):
+                before(number, frame)
+            self._hear()
+            self._look_after_guard()
+
+        signal.signal(signal.SIGCHLD, died)
+        signal.siginterrupt(signal.SIGCHLD, False)  # a rank's end must not interrupt a call into the store
+
+    def take_stderr(self) -> None:
+        """Let torchrun's own messages, C++ ones too, go to the guard instead of the console. Raises OSError."""
+        pipe = open_pipe(pipe_bytes(1))
+        os.dup2(pipe.write, 2, inheritable=True)
+        os.close(pipe.write)
+        self._say({"op": "launcher"}, [pipe.read])
+
+    def give_stderr_back(self) -> None:
+        """Let torchrun speak to the console again."""
+        with contextlib.suppress(OSError):
+            os.dup2(self._stderr, 2, inheritable=True)
+
+    def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
+        """Announce an attempt of these (rank, local rank); return for each what it writes into. Raises OSError."""
+        show = self.settings.get("show", "0")
+        wanted = [kinds(alone(show, rank), self._console) for rank, _ in ranks]
+        size = pipe_bytes(sum(map(len, wanted)))
+        opened: list[list[Outlet]] = []
+        try:
+            for each in wanted:
+                opened.append(open_outlets(each, size, self._console))
+        except BaseException:
+            close([outlet for outlets in opened for outlet in outlets])
+            raise
+        before, self._outlets = self._outlets, [outlet for outlets in opened for outlet in outlets]
+        self.attempt += 1
+        self.began_s = time.monotonic()
+        self._pids = {}
+        self._said.pop("started", None)
+        told = [
+            Rank(rank=rank, local_rank=local_rank, streams=["out", "err"][: len(each)])
+            for (rank, local_rank), each in zip(ranks, wanted, strict=True)
+        ]
+        over, self.failures = self.failures, []
+        self._say({"op": "attempt", "attempt": self.attempt, "ranks": told, "failures_before": over}, self.readers)
+        close(before)  # only now: until the guard knows of the new attempt it may still read the old one
+        return [[outlet.write for outlet in outlets] for outlets in opened]
+
+    def started(self, rank: int, pid: int) -> None:
+        """Note the process of a rank; the guard is told when all of the attempt have one."""
+        self._pids[rank] = pid
+        message = self._said.get("attempt")
+        if message is not None and "started" not in self._said and len(self._pids) == len(message[0]["ranks"]):
+            pids = {str(each): number for each, number in self._pids.items()}
+            self._say({"op": "started", "attempt": self.attempt, "pids": pids})
+
+    def signalled(self, number: int) -> None:
+        """Tell the guard that torchrun was told to end."""
+        self._say({"op": "signal", "signal": number})
+
+    def end(self, message: dict[str, Any]) -> int | None:
+        """Say the last word and wait until everything is told; return the exit status, None if no guard is left.
+
+        It may take as long as the console does not take what is shown. A guard that dies here is replaced.
+        """
+        self._say({"op": "end", **message})
+        while (guard := self._guard) is not None:
+            try:
+                answer, _ = receive(guard.channel)
+            except (OSError, ValueError):
+                answer = None
+            if answer is None:
+                self._replace_guard(guard)
+            elif answer.get("op") == "done":
+                return int(answer["exit_status"])
+            else:
+                self._answer(answer)
+        return None
+
+    def directory(self) -> Path | None:
+        """Return where this attempt's files go on this node, created; None if that is impossible."""
+        base = self.settings.get("directory")
+        if not base:
+            return None
+        path = Path(base) / f"node-{self.settings.get('node', 0)}" / f"attempt-{self.attempt}"
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return path
+
+    def _say(self, message: dict[str, Any], descriptors: Sequence[int] = (), *, keep: bool = True) -> None:
+        if keep:
+            self._said[message["op"]] = (message, list(descriptors))
+        guard = self._guard
+        if guard is not None:
+            try:
+                send(guard.channel, message, descriptors)
+            except OSError:
+                self._replace_guard(guard)
+
+    def _hear(self) -> None:
+        """Hear what the guard says while ranks run, if anything."""
+        guard = self._guard
+        if guard is None or "end" in self._said:
+            return
+        with contextlib.suppress(OSError, ValueError):
+            while select.select([guard.channel], [], [], 0)[0]:
+                message, _ = receive(guard.channel)
+                if message is None:
+                    return
+                self._answer(message)
+
+    def _answer(self, message: dict[str, Any]) -> None:
+        """Close a stream of whose console the reader is gone, so that the rank sees what it would see alone.
+
+        The descriptor's number stays taken, by /dev/null, because a new guard would be told it.
+        """
+        if message.get("op") != "closed" or "attempt" not in self._said:
+            return
+        position = 0
+        for rank in self._said["attempt"][0]["ranks"]:
+            for stream in rank["streams"]:
+                if (rank["rank"], stream) == (message.get("rank"), message.get("stream")):
+                    null = os.open(os.devnull, os.O_RDONLY)
+                    os.dup2(null, self.readers[position], inheritable=False)
+                    os.close(null)
+                    self._say(message, keep=False)
+                position += 1
+
+    def _look_after_guard(self) -> None:
+        guard = self._guard
+        if guard is None or "end" in self._said:  # it ends when all is said, and ``end`` itself sees if it does not
+            return
+        with contextlib.suppress(OSError):
+            if os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+                self._replace_guard(guard)
+
+    def _replace_guard(self, guard: Guard) -> None:
+        """Start another guard and tell it everything again; give up when that happened too often."""
+        if self._guard is not guard:
+            return  # a signal handler was quicker
+        self._guard = None
+        _part_with(guard)
+        while self._spare > 0:
+            self._spare -= 1
+            try:
+                new = start_guard(self._environ, self._stderr)
+                for op in ("launcher", "attempt", "started", "signal", "end"):
+                    if op in self._said:
+                        message, descriptors = self._said[op]
+                        send(new.channel, {**message, "again": True}, descriptors)
+            except OSError:
+                continue
+            self._guard = new
+            return
+        self.lost()
+
+
+def _part_with(guard: Guard) -> None:
+    """Reap a guard that does not listen any more; it is killed in case that it still lives."""
+    with contextlib.suppress(OSError):
+        guard.channel.shutdown(socket.SHUT_RDWR)
+    guard.channel.close()
+    with contextlib.suppress(OSError):
+        os.kill(guard.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is still its
+        os.waitpid(guard.pid, 0)

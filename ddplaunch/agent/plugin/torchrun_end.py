@@ -1,0 +1,270 @@
+"""The end of torchrun as the plug-in sees it: told to the guard, then the exit status; refuses to say why it ended.
+
+The end of a failed run whose user asked for relaunches: what this node knows, then ddplaunch in torchrun's place.
+
+The process stays the same, so that Slurm's step, a container or a shell sees one program that goes on. It refuses to
+launch anything where a signal or a time limit ended the run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ddplaunch.agent.plugin.session import Session
+from ddplaunch.agent.plugin.signals import Signals
+from ddplaunch.agent.protocol import Failure, State
+from ddplaunch.launch.relaunch import (
+    NOT_GIVEN,
+    RETURN,
+    Evidence,
+    Order,
+    Return,
+    decide,
+    evidence_json,
+    lived_s,
+    order_from_json,
+    return_text,
+)
+from ddplaunch.launch.settings import SETTINGS, Settings
+from ddplaunch.machine.paths import advanced, newest_below
+from ddplaunch.records.outcome import outcome_path
+from ddplaunch.ui.outcome_view import not_relaunched_text
+from ddplaunch.ui.terminal import speak, width
+from ddplaunch.values.finding import ExitStatus
+
+_MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has to fit into one piece
+_ERROR_CHARS = 4_000
+
+
+class Ending:
+    """Watches for the end of this process by ``sys.excepthook`` and ``atexit``."""
+
+    def __init__(
+        self, session: Session, signals: Signals, before: Callable[[], None], after: Callable[[], None]
+    ) -> None:
+        """``before`` is called before the last word, ``after`` when it was answered."""
+        self._session = session
+        self._before, self._after = before, after
+        self._signals = signals
+        self._leaving: int | None = None  # the thread that says the end
+        self._owner = os.getpid()
+
+    def install(self) -> None:
+        """Take the last word. What was in ``sys.excepthook`` still prints: into torchrun's own messages."""
+        before = sys.excepthook
+
+        def failed(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+            with contextlib.suppress(Exception):
+                before(kind, value, trace)
+            if os.getpid() == self._owner:
+                self._leave(self._failed(value))
+
+        sys.excepthook = failed
+        atexit.register(self._exit)
+
+    def by_signal(self, number: int) -> None:
+        """End at once, before any rank ran."""
+        self._leave({"state": "signal", "signal": number}, 128 + number)
+
+    def _exit(self) -> None:
+        """Torchrun comes to its end without an exception: the ranks succeeded, or none was ever started."""
+        if os.getpid() != self._owner:
+            return
+        if self._session.attempt < 0:
+            self._leave(_end("error", error="torchrun ended before any rank was started"), 1)
+        self._leave(_end("succeeded"), 0)
+
+    def _failed(self, value: BaseException) -> dict[str, Any]:
+        failures = getattr(value, "failures", None)
+        if isinstance(failures, dict) and failures:  # ChildFailedError
+            return _end("failed", self._signals.first, failures=failures_of(failures))
+        signalled = getattr(value, "sigval", None)  # SignalException
+        if signalled is not None or isinstance(value, KeyboardInterrupt) or self._signals.first is not None:
+            return _end("signal", self._signals.first or int(signalled or 2))
+        return _end("error", error=error_text(value))
+
+    def _leave(self, message: dict[str, Any], status: int = 1) -> None:
+        """Say the end, wait for the guard, and leave with the status that it names; ``status`` without a guard."""
+        if self._leaving is not None and self._leaving != threading.get_ident():
+            threading.Event().wait()  # a signal was quicker, and its thread is about to end the process
+        if self._leaving is not None:
+            return
+        self._leaving = threading.get_ident()
+        self._signals.ending()
+        _flush()
+        with contextlib.suppress(Exception):
+            self._before()
+        lived_s = time.monotonic() - (self._session.began_s or time.monotonic())
+        answered = self._session.end(message)
+        guarded = answered is not None
+        if answered is None:
+            self._session.give_stderr_back()
+            answered = fallback_status(message, status)
+        _flush()
+        with contextlib.suppress(Exception):
+            self._after()
+        if guarded and "relaunch" in self._session.settings and message["state"] != "succeeded":
+            self._relaunch(answered, lived_s)
+        os._exit(answered)
+
+    def _relaunch(self, status: int, lived_s: float) -> None:
+        """Launch all of it again where that was asked for and is of use; it returns where it is not."""
+        try:
+            relaunch(self._session.settings, status, lived_s, self._signals, self._session.give_stderr_back)
+        except Exception as exception:
+            self._session.give_stderr_back()
+            with contextlib.suppress(OSError):
+                os.write(2, f"ddplaunch: not relaunched: {type(exception).__name__}: {exception}\n".encode())
+
+
+def _end(
+    state: State, signal: int | None = None, *, error: str = "", failures: list[Failure] | None = None
+) -> dict[str, Any]:
+    return {"state": state, "signal": signal, "failures": failures or [], "error": error}
+
+
+def failures_of(failures: dict[int, Any]) -> list[Failure]:
+    """Return what torch's ``ProcessFailure`` says of each failed rank, with the traceback that ``@record`` wrote."""
+    budget = _MESSAGES_CHARS // len(failures)
+    return [
+        Failure(
+            rank=int(rank),
+            local_rank=int(failure.local_rank),
+            pid=int(failure.pid),
+            exit_code=int(failure.exitcode),
+            message=_message(failure.message)[-budget:],
+            timestamp_s=int(failure.timestamp),
+        )
+        for rank, failure in failures.items()
+    ]
+
+
+def _message(message: Any) -> str:
+    if not isinstance(message, dict):
+        return str(message)
+    extra = message.get("extraInfo") or {}
+    return str(extra.get("py_callstack") or message.get("message") or "")
+
+
+def error_text(value: BaseException) -> str:
+    """Return torchrun's own exception with what it arose from, the last first."""
+    words, seen = [], set()
+    current: BaseException | None = value
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        words.append(f"{type(current).__name__}: {current}".rstrip(": "))
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
+    return " <- ".join(words)[:_ERROR_CHARS]
+
+
+def fallback_status(message: dict[str, Any], status: int) -> int:
+    """Return the exit status from what torchrun itself knows: the first failure that the agent did not cause."""
+    if message.get("signal"):
+        return 128 + int(message["signal"])
+    failures = sorted(message.get("failures") or [], key=lambda failure: int(failure["timestamp_s"]))
+    own = [failure for failure in failures if failure["exit_code"] != -15] or failures
+    if not own:
+        return status
+    code = int(own[0]["exit_code"])
+    return code if code > 0 else 128 - code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def relaunch(
+    settings: Settings, status: int, about_s: float, signals: Signals, give_stderr_back: Callable[[], None]
+) -> None:
+    """Become ddplaunch again where that is to be; return where this process ends as it would have.
+
+    ``status`` is the exit status of the run, which did not succeed; ``about_s`` is how long it took, which counts where
+    there is no record that knows better. Raises OSError where ddplaunch cannot be executed,
+    KeyError or TypeError for an order that is none.
+    """
+    order = order_from_json(settings["relaunch"])
+    outcome = _outcome(settings)
+    evidence = evidence_of(order, outcome or {"attempts": [{"started_s": 0.0, "ended_s": about_s}]})
+    _note(settings, evidence)
+    if not order.command or _stopped(settings, status, outcome, signals):
+        return
+    give_stderr_back()
+    number = order.number + 1
+    decision = decide([evidence], order.policy, number)
+    if decision.reason == "spent" or (order.alone and not decision.again):
+        speak(not_relaunched_text(decision, order.policy, width(sys.stderr)))
+        return
+    back = Return(number, order.run_id, status, evidence)
+    environment = restored(os.environ, order) | {
+        RETURN: return_text(back, os.getpid()),
+        "DDPLAUNCH_RUN_ID": order.run_id,  # by these two `ps` and `stop` find what waits to launch again
+        SETTINGS: json.dumps({"directory": settings.get("directory")}),
+    }
+    signals.give_back()
+    _let_go()
+    os.execve(order.command[0], list(order.command), environment)
+
+
+def _let_go() -> None:
+    """Let the new program inherit stdin, stdout and stderr alone: not what torch's C++ opened, nor locks of GPUs."""
+    for path in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            if int(path.name) > 2:
+                os.set_inheritable(int(path.name), False)
+
+
+def _stopped(settings: Settings, status: int, outcome: Mapping[str, Any], signals: Signals) -> bool:
+    """Whether a signal or `--timeout` ended the run. A hang that `--on-hang stop` ended is a failure like another."""
+    state = outcome.get("state")
+    timed_out = status == ExitStatus.TIMED_OUT and "timeout_s" in settings and state is None
+    hung = status == ExitStatus.TIMED_OUT and settings.get("on_hang") == "stop" and state == "failed"
+    told = signals.first is not None and not hung  # the guard tells torchrun to end a hang by the same signal
+    return told or timed_out or signals.late is not None or state == "terminated"
+
+
+def evidence_of(order: Order, outcome: Mapping[str, Any]) -> Evidence:
+    """Return what this node knows of the run: how long it lived, and whether its output advanced."""
+    found, unseen = None, None if order.outputs else NOT_GIVEN
+    now = newest_below([path for path, _ in order.outputs])
+    for (path, before), after in zip(order.outputs, now, strict=True):
+        problem = before.problem or after.problem
+        unseen = unseen or (f"{path} {problem}" if problem else None)
+        if found is None and advanced(before, after):
+            found = after.path
+    return Evidence(lived_s(outcome), found, unseen)
+
+
+def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
+    """Return the environment that ddplaunch was started in."""
+    environment = {name: value for name, value in environ.items() if name != SETTINGS}
+    for name, value in order.restore.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
+
+
+def _outcome(settings: Settings) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(outcome_path(Path(settings.get("directory") or ""), settings.get("node", 0)).read_bytes())
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _note(settings: Settings, evidence: Evidence) -> None:
+    """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
+    path = Path(settings.get("directory") or "") / f"node-{settings.get('node', 0)}" / "relaunch.json"
+    with contextlib.suppress(OSError):
+        path.write_text(json.dumps({"schema": 1, **evidence_json(evidence)}) + "\n")

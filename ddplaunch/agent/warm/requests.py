@@ -1,0 +1,96 @@
+"""What agent and template say to each other: one value at a time over a stream socket; refuses to interpret it.
+
+What torchrun wants started, as `python -u [-m] TARGET …` reads it; refuses to start it.
+"""
+
+from __future__ import annotations
+
+import marshal
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddplaunch.values.frozen import dataclass
+
+_LENGTH = struct.Struct("=Q")
+_DESCRIPTORS = 8
+
+
+def send(channel: socket.socket, value: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+    """Send one value of plain built-in types, with descriptors. Raises OSError if the other side is gone.
+
+    marshal, because both sides are the same interpreter, and it keeps the surrogates of undecodable names.
+    """
+    data = marshal.dumps(value)
+    socket.send_fds(channel, [_LENGTH.pack(len(data))], list(descriptors))
+    channel.sendall(data)
+
+
+def receive(channel: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Return one value and its descriptors; None when the other side is gone."""
+    try:
+        head, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _DESCRIPTORS)
+        head += _read(channel, _LENGTH.size - len(head)) if head else b""
+        if len(head) < _LENGTH.size:
+            return None
+        (size,) = _LENGTH.unpack(head)
+        data = _read(channel, size)
+    except ConnectionError:
+        return None
+    return (marshal.loads(data), descriptors) if len(data) == size else None
+
+
+def _read(channel: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        part = channel.recv(size - len(data))
+        if not part:
+            break
+        data += part
+    return bytes(data)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One rank: its whole command line and its whole environment, as Popen would get them."""
+
+    args: tuple[str, ...]
+    environ: Mapping[str, str]
+
+    @property
+    def is_module(self) -> bool:
+        """Whether the target is a module's name (``-m``)."""
+        return self.args[2] == "-m"
+
+    @property
+    def target(self) -> str:
+        """The script's path, or the module's name."""
+        return self.args[3] if self.is_module else self.args[2]
+
+    @property
+    def argv(self) -> list[str]:
+        """``sys.argv`` at the start; for a module runpy puts its file in the place of ``-m``."""
+        return ["-m", *self.args[4:]] if self.is_module else list(self.args[2:])
+
+    @property
+    def siblings(self) -> int:
+        """How many ranks start together on this node; 0 if torchrun does not say."""
+        value = self.environ.get("LOCAL_WORLD_SIZE", "")
+        return int(value) if value.isdigit() else 0
+
+    def packed(self) -> dict[str, Any]:
+        """Return it in plain types, for the socket."""
+        return {"args": list(self.args), "environ": dict(self.environ)}
+
+
+def unpacked(message: Mapping[str, Any]) -> Request:
+    """Return what ``packed`` made plain."""
+    return Request(tuple(message["args"]), message["environ"])
+
+
+def is_python_command(args: Sequence[str], python: str) -> bool:
+    """Say whether ``args`` is what torchrun makes of a script or a module: `PYTHON -u [-m] TARGET …`."""
+    if len(args) < 3 or args[0] != python or args[1] != "-u":
+        return False
+    return len(args) > 3 if args[2] == "-m" else not args[2].startswith("-")

@@ -1,0 +1,453 @@
+"""Checks that compare hosts with each other; refuses to look at one host alone, which the other families do.
+
+Checks of what all hosts should have alike: versions, packages, GPUs, script, data; refuses to say which is right.
+
+The check that compares what hosts have installed; refuses to judge packages that other checks compare.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from ddplaunch.checks.check import Check, declare
+from ddplaunch.launch.hosts_plan import HostReport
+from ddplaunch.machine.facts import Facts
+from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+
+
+def hosts_differ_script(hosts: Reports) -> Iterator[Finding]:
+    """The script differs between hosts.
+
+    Ranks that run different code wait in different collectives: the job hangs until their timeout.
+    Remedy: copy the script to all hosts, or keep it on a file system that they share.
+    """
+
+    def short(host: HostReport) -> str | None:
+        return None if host.script in (None, "missing") else str(host.script)[:12]
+
+    yield from _differ(
+        hosts,
+        "hosts-differ-script",
+        f"`{hosts[0].script_name}`" if hosts else "the script",
+        short,
+        "ranks that run different code wait for each other in different collectives",
+        fix="copy it from one host to all, as in `rsync -a ./ HOST:DIR/`",
+        unit="SHA-256 ",
+    )
+
+
+def hosts_differ_ddplaunch(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have different versions of ddplaunch.
+
+    Launcher and hosts speak a protocol of their own, and the plug-in comes from each host's installation.
+    Remedy: install the same version on all hosts.
+    """
+    yield from _differ(
+        hosts, "hosts-differ-ddplaunch", "ddplaunch", lambda host: host.ddplaunch, "launcher and hosts work together"
+    )
+
+
+def hosts_differ_python(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have different versions of Python.
+
+    Objects that ranks send each other are pickled, and wheels are built for one minor version.
+    Remedy: `--python` with an interpreter that all hosts have.
+    """
+    yield from _differ(hosts, "hosts-differ-python", "Python", _python, "what ranks send each other is pickled")
+
+
+def hosts_differ_torch(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have different versions of torch.
+
+    Ranks of different versions disagree about the wire format of collectives and about pickled objects: they hang, or
+    fail with messages that name neither version (https://github.com/pytorch/pytorch/issues/122571).
+    Remedy: the same environment everywhere, or `--python` with an interpreter that all hosts have.
+    """
+    yield from _differ(hosts, "hosts-differ-torch", "torch", _torch, "ranks of different versions hang or crash")
+
+
+def hosts_differ_cuda(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have torch built for different CUDA or ROCm versions.
+
+    A CPU build beside a CUDA build, or two CUDA versions, bring different NCCL libraries and kernels.
+    Remedy: install the same wheel on all hosts.
+    """
+    why = "they bring different NCCL libraries, and a CPU build none at all"
+    yield from _differ(hosts, "hosts-differ-cuda", "torch's CUDA", _cuda, why)
+
+
+def hosts_differ_nccl(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have different versions of NCCL.
+
+    NCCL checks the version of its peers while it bootstraps and refuses, or hangs where it cannot
+    (https://github.com/NVIDIA/nccl/issues/286).
+    Remedy: install the same wheel on all hosts.
+    """
+    yield from _differ(hosts, "hosts-differ-nccl", "NCCL", _nccl, "NCCL refuses peers of another version, or hangs")
+
+
+def hosts_differ_driver(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have different versions of the NVIDIA driver.
+
+    It works as long as each is new enough for torch's CUDA, but a job then runs on what the oldest can do.
+    Remedy: the same driver on all hosts.
+    """
+    why = "it works while each is new enough, and NCCL uses what the oldest one can do"
+    yield from _differ(hosts, "hosts-differ-driver", "the NVIDIA driver", _driver, why, warning)
+
+
+def hosts_differ_gpu_count(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have different numbers of GPUs.
+
+    Every node runs the same number of ranks, so `auto` has no answer, and a host with fewer would fail on its own.
+    Remedy: `--include`, `--exclude`, or a number that all hosts have.
+    """
+
+    def count(host: HostReport) -> str | None:
+        nvml = host.facts.nvml
+        return None if isinstance(nvml, Unavailable) else str(len(nvml.gpus))
+
+    yield from _differ(
+        hosts,
+        "hosts-differ-gpu-count",
+        "the number of GPUs",
+        lambda host: count(host) or "0",
+        "every node runs the same number of ranks",
+        fix="name a number that all have, as in `ddplaunch run {nodes}x{least} …`; or `--exclude` the hosts with fewer",
+    )
+
+
+def hosts_differ_gpu_model(hosts: Reports) -> Iterator[Finding]:
+    """Hosts have different GPU models.
+
+    All ranks wait for the slowest at each step, and the smallest memory limits the batch.
+    Remedy: hosts of one kind.
+    """
+
+    def models(host: HostReport) -> str | None:
+        nvml = host.facts.nvml
+        if isinstance(nvml, Unavailable) or not nvml.gpus:
+            return None
+        return ", ".join(sorted({gpu.name for gpu in nvml.gpus}))
+
+    why = "at each step all ranks wait for the slowest, and the smallest memory limits the batch"
+    yield from _differ(hosts, "hosts-differ-gpu-model", "the GPU model", models, why, warning)
+
+
+def hosts_differ_data(hosts: Reports) -> Iterator[Finding]:
+    """A data path is there on some hosts only.
+
+    The ranks of the others fail when they open it, and the rest of the job waits for them.
+    Remedy: mount or copy it everywhere.
+    """
+    paths = {path.path for host in hosts for path in host.facts.data_paths}
+    for name in sorted(paths):
+        kinds = {host.name: next((p.kind for p in host.facts.data_paths if p.path == name), None) for host in hosts}
+        there = [host for host, kind in kinds.items() if kind in ("file", "directory", "other")]
+        lacking = [host for host, kind in kinds.items() if kind == "missing"]
+        if there and lacking:
+            yield error(
+                "hosts-differ-data",
+                f"`{name}` is on {', '.join(there)}, and missing on {', '.join(lacking)}",
+                why="ranks there fail when they open it, and the others wait for them",
+                fix=f"mount or copy it there too: `ssh {lacking[0]} ls -ld {name}`",
+                where=tuple(lacking),
+            )
+
+
+def _differ(
+    hosts: Sequence[HostReport],
+    code: str,
+    subject: str,
+    of: Callable[[HostReport], str | None],
+    why: str,
+    kind: Callable[..., Finding] = error,
+    fix: str = "",
+    unit: str = "",
+) -> Iterator[Finding]:
+    """Yield one finding where the hosts do not agree; it names those that differ from what most have."""
+    found = {host.name: value for host in hosts if (value := of(host)) is not None}
+    counts = Counter(found.values())
+    if len(counts) < 2:
+        return
+    most = counts.most_common(1)[0][0]
+    others = {name: value for name, value in found.items() if value != most}
+    named = [name for name, value in found.items() if value == most]
+    rest = ", ".join(f"{unit}{value} on {name}" for name, value in list(others.items())[:4])
+    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    common = named[0] if len(named) == 1 else f"{len(named)} hosts"
+    least = min((value for value in counts if value.isdecimal() and value != "0"), key=int, default="1")
+    yield kind(
+        code,
+        f"{subject} differs: {unit}{most} on {common}, {rest}{more}",
+        why=why,
+        fix=fix.format(nodes=len(hosts), least=least)
+        or "bring the hosts to the same version, or name an interpreter that all have: `--python PATH`",
+        where=tuple(others),
+    )
+
+
+def _torch(host: HostReport) -> str | None:
+    return _field(host.facts, "torch", "version") or "none"
+
+
+def _cuda(host: HostReport) -> str | None:
+    torch = host.facts.torch
+    if isinstance(torch, Unavailable):
+        return None
+    return f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "none (a CPU build)"
+
+
+def _nccl(host: HostReport) -> str | None:
+    return _field(host.facts, "torch", "nccl_version")
+
+
+def _driver(host: HostReport) -> str | None:
+    return _field(host.facts, "nvml", "driver_version")
+
+
+def _python(host: HostReport) -> str | None:
+    version = _field(host.facts, "python", "version")
+    return None if version is None else ".".join(version.split(".")[:2])
+
+
+def _field(facts: Facts, group: str, name: str) -> str | None:
+    value = getattr(facts, group)
+    found = None if isinstance(value, Unavailable) else getattr(value, name)
+    return None if found is None else str(found)
+
+
+HOSTS_DIFFER_CHECKS: tuple[Check, ...] = tuple(
+    declare("hosts", check)
+    for check in (
+        hosts_differ_script,
+        hosts_differ_ddplaunch,
+        hosts_differ_python,
+        hosts_differ_torch,
+        hosts_differ_cuda,
+        hosts_differ_nccl,
+        hosts_differ_driver,
+        hosts_differ_gpu_count,
+        hosts_differ_gpu_model,
+        hosts_differ_data,
+    )
+)
+
+
+#: What a training has most to do with is said first.
+_FIRST = (
+    *("numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "peft", "trl"),
+    *("deepspeed", "lightning", "pytorch-lightning", "torchvision", "torchaudio", "triton", "flash-attn", "xformers"),
+    *("bitsandbytes", "timm", "einops", "sentencepiece", "pillow", "pyarrow", "webdataset", "hydra-core", "omegaconf"),
+)
+_OTHER_CHECKS = re.compile(r"torch|ddplaunch|nvidia-nccl-cu\d+")
+_WITH_TORCH = re.compile(r"nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec")
+#: Tools of people and of installers, which no rank imports.
+_TOOLS = re.compile(
+    r"pip|setuptools|wheel|distlib|virtualenv|uv|build|twine|pytest.*|coverage|hypothesis|tox|nox|ruff|black|isort|flake8.*"
+    r"|pylint|mypy.*|pre-commit|ipython.*|ipykernel|jupyter.*|notebook.*|nbconvert|nbformat|debugpy|py-spy|nvitop|gpustat"
+)
+_NAMED = 3
+_INSTALLED = 8  # packages that one pip command names
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """A package, what most hosts have, and the hosts that have something else (None: nothing)."""
+
+    package: str
+    most: str
+    others: Mapping[str, str | None]
+
+
+def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+    """Hosts have different versions of installed packages, or lack some that most have.
+
+    Ranks of one job that run different code shuffle, tokenize or compute differently, and nobody says so; or one rank
+    fails at an import and the others wait for it. What is installed is read from the names of `.dist-info` folders.
+    Tools that no training imports do not count, nor does what only a few hosts have.
+    Remedy: one environment for all hosts, from one lock file or image, or on a file system that they share.
+    """
+    installed = {
+        host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)
+    }
+    same_torch = len({versions.get("torch") for versions in installed.values()}) == 1
+    found = [
+        difference
+        for package in _ordered({name for versions in installed.values() for name in versions})
+        if not _OTHER_CHECKS.fullmatch(package)
+        and not _TOOLS.fullmatch(package)
+        and (same_torch or not _WITH_TORCH.fullmatch(package))
+        and (difference := _difference(package, installed)) is not None
+    ]
+    if found:
+        affected = tuple(name for name in installed if any(name in each.others for each in found))
+        beyond = len(found) - _NAMED
+        more = f"; {beyond} more package{'s differ' if beyond > 1 else ' differs'}" if beyond > 0 else ""
+        yield warning(
+            "hosts-differ-packages",
+            "; ".join(_phrase(each, installed) for each in found[:_NAMED]) + more,
+            why="ranks of one job then run different code: they fail at an import, or compute and shuffle differently "
+            "without a word",
+            fix=_fix(hosts, affected, found),
+            where=affected,
+        )
+
+
+def _ordered(packages: set[str]) -> list[str]:
+    rank = {name: number for number, name in enumerate(_FIRST)}
+    return sorted(packages, key=lambda name: (rank.get(name, len(rank)), name))
+
+
+def _difference(package: str, installed: Mapping[str, Mapping[str, str]]) -> _Difference | None:
+    """Where hosts are divided evenly, the first one is taken to be right."""
+    have = {host: versions.get(package) for host, versions in installed.items()}
+    most = Counter(have.values()).most_common(1)[0][0]
+    others = {host: version for host, version in have.items() if version != most}
+    return _Difference(package, most, others) if most is not None and others else None
+
+
+def _phrase(difference: _Difference, hosts: Iterable[str]) -> str:
+    by_version: dict[str | None, list[str]] = {}
+    for host, version in difference.others.items():
+        by_version.setdefault(version, []).append(host)
+    said = [f"{version or 'missing'} on {_few(names)}" for version, names in by_version.items()]
+    common = [host for host in hosts if host not in difference.others]
+    where = common[0] if len(common) == 1 else "the others"
+    return f"{difference.package} is {', '.join(said)}, {difference.most} on {where}"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[: _NAMED - 1])} and {len(names) - 2} more"
+
+
+def _fix(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_Difference]) -> str:
+    """Return a command for the first affected host; where much differs, one that copies all of a good host's."""
+    bad = next(host for host in hosts if host.name == affected[0])
+    python = "python" if isinstance(bad.facts.python, Unavailable) else shlex.quote(bad.facts.python.executable)
+    login = shlex.quote(bad.name)
+    wanted = [f"{each.package}=={each.most}" for each in found if bad.name in each.others]
+    good = next((host.name for host in hosts if host.name not in affected), None)
+    if len(wanted) <= _INSTALLED or good is None:
+        command = f"`ssh {login} {python} -m pip install {' '.join(wanted[:_INSTALLED])}`"
+    else:
+        command = (
+            f"`ssh {shlex.quote(good)} {python} -m pip freeze | ssh {login} {python} -m pip install -r /dev/stdin`"
+        )
+    return command + (f", and so on for {_few(list(affected[1:]))}" if len(affected) > 1 else "")
+
+
+HOSTS_PACKAGES_CHECKS: tuple[Check, ...] = (declare("hosts", hosts_differ_packages),)
+
+
+Reports = tuple[HostReport, ...]
+_SKEW_WARNING_S = 5.0
+
+
+def host_directory_missing(hosts: Reports) -> Iterator[Finding]:
+    """The working directory does not exist on a host.
+
+    Every host starts in the directory of this launch, where the script and its relative paths are.
+    Remedy: a shared file system, a copy, or `--chdir` with a directory that all hosts have.
+    """
+    for host in hosts:
+        if host.cwd_problem is not None:
+            yield error(
+                "host-directory-missing",
+                f"`{host.cwd}` cannot be entered on {host.name}: {host.cwd_problem}",
+                why="every host starts in the directory of this launch",
+                fix="put the project there too, or name a directory that all hosts have: `--chdir DIR`",
+                where=host.name,
+            )
+
+
+def host_script_missing(hosts: Reports) -> Iterator[Finding]:
+    """The script does not exist on a host.
+
+    Scripts are not copied: each host reads its own file under the same path.
+    Remedy: a shared file system, or `rsync` in front of the launch.
+    """
+    for host in hosts:
+        if host.script == "missing" and host.cwd_problem is None:
+            yield error(
+                "host-script-missing",
+                f"there is no `{host.script_name}` in `{host.cwd}` on {host.name}",
+                why="each host reads its own file; ddplaunch copies none",
+                fix=f"`rsync -a ./ {host.name}:{host.cwd}/`, or use a directory that all hosts share: `--chdir DIR`",
+                where=host.name,
+            )
+
+
+def clock_skew(hosts: Reports) -> Iterator[Finding]:
+    """The clocks of hosts differ.
+
+    Lines of logs no longer sort, files seem to come from the future, and tokens and certificates fail.
+    Remedy: NTP on all hosts (`timedatectl set-ntp true`).
+    """
+    if len(hosts) < 2:
+        return
+    ahead = sorted(hosts, key=lambda host: host.clock_ahead_s)
+    middle = ahead[len(ahead) // 2] if len(hosts) > 2 else ahead[0]
+    for host in hosts:
+        skew_s = host.clock_ahead_s - middle.clock_ahead_s
+        if abs(skew_s) - host.clock_unsure_s - middle.clock_unsure_s > _SKEW_WARNING_S:
+            yield warning(
+                "clock-skew",
+                f"the clock of {host.name} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} "
+                f"that of {middle.name}",
+                why="logs of different hosts no longer sort by time; files and tokens look too new or too old",
+                fix=f"`ssh {host.name} sudo timedatectl set-ntp true`",
+                where=host.name,
+            )
+
+
+def same_host_twice(hosts: Reports) -> Iterator[Finding]:
+    """Two names are one machine.
+
+    Two node ranks on it would take the same GPUs, and each would end the other's processes as left-overs of its own.
+    Remedy: name the machine once, with all its processes.
+    """
+    seen: dict[str, HostReport] = {}
+    for host in hosts:
+        other = seen.setdefault(host.machine, host) if host.machine else host
+        if other is not host:
+            yield error(
+                "same-host-twice",
+                f"{other.name} and {host.name} are the same machine",
+                why="each of them would get a node rank and take the same GPUs",
+                fix=f"leave `{host.name}` out",
+                where=(other.name, host.name),
+            )
+
+
+def login_node_as_rank_0(hosts: Reports) -> Iterator[Finding]:
+    """The first host has no GPU while the others have.
+
+    The first host of the list gets node rank 0 and trains like all others: it is no place for a login node.
+    Remedy: leave it out; the launch may be started from it all the same.
+    """
+    counts = [0 if isinstance(host.facts.nvml, Unavailable) else len(host.facts.nvml.gpus) for host in hosts]
+    if len(hosts) > 1 and counts[0] == 0 and all(counts[1:]):
+        yield error(
+            "login-node-as-rank-0",
+            f"{hosts[0].name} has no GPU, and the other hosts have",
+            why="the first host gets node rank 0 and trains like the others",
+            fix=f"leave `{hosts[0].name}` out of the hosts; the launch can be started from it all the same",
+            where=hosts[0].name,
+        )
+
+
+CHECKS: tuple[Check, ...] = (
+    declare("hosts", same_host_twice),
+    declare("hosts", host_directory_missing),
+    declare("hosts", host_script_missing),
+    *HOSTS_DIFFER_CHECKS,
+    *HOSTS_PACKAGES_CHECKS,
+    declare("hosts", login_node_as_rank_0),
+    declare("hosts", clock_skew),
+)

@@ -1,0 +1,276 @@
+"""Do the ranks get a GPU each, and do the names in CUDA_VISIBLE_DEVICES exist; refuses to choose GPUs.
+
+Which GPUs a launch would use, for the checks that must not blame the others; refuses to find fault itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from ddplaunch.checks.check import Check, declare
+from ddplaunch.launch.gpus import VisibleGpu, VisibleGpus, visible
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import Gpu, NvidiaFacts, NvmlFacts, TorchFacts
+from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.resolved import Unavailable
+
+_DECIDED_BY_US = ("default", "detected", "computed")
+
+
+def cpu_was_chosen(environment: Mapping[str, str], launch: Launch | None) -> bool:
+    """Whether somebody decided that no GPU is used: by ``--device cpu`` or by hiding them all.
+
+    A launch that fell back to the CPU on its own is no such decision.
+    """
+    if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
+        return launch is None or launch.device.value == "cpu"
+    if launch is None or launch.device.value != "cpu":
+        return False
+    return launch.device.source.kind not in _DECIDED_BY_US
+
+
+def seen_by_ranks(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> VisibleGpus:
+    """Return what CUDA shows the ranks of a CUDA launch, or a program of the user where there is no such launch."""
+    values = dict(environment)
+    # A launch on the CPU hides the GPUs itself; what the user's own value would show is then the question.
+    if launch is not None and launch.device.value == "cuda":
+        for variable in launch.environment:
+            values.pop(variable.name, None)
+            if variable.value is not None:
+                values[variable.name] = variable.value
+    return visible(nvml, values.get("CUDA_VISIBLE_DEVICES"), values.get("CUDA_DEVICE_ORDER"))
+
+
+def used_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> tuple[VisibleGpu, ...]:
+    """Return the devices of this launch's ranks on this node; without a launch, every GPU of the machine."""
+    if launch is None:
+        return tuple(VisibleGpu(str(gpu.index), gpu) for gpu in nvml.gpus)
+    if launch.device.value == "cpu":
+        return ()
+    return seen_by_ranks(nvml, environment, launch).entries[: launch.topology.nproc_per_node.value]
+
+
+def present_gpus(nvidia: NvidiaFacts | None, nvml: NvmlFacts | None) -> int:
+    """Return how many NVIDIA GPUs this machine offers, by NVML or else by the PCI bus.
+
+    A container that was started without GPUs shows the host's PCI bus and kernel module, but has no device node.
+    """
+    if nvml is not None:
+        return len(nvml.gpus)
+    if nvidia is None or (nvidia.kernel_module_version and not nvidia.device_nodes):
+        return 0
+    return nvidia.pci_gpus
+
+
+def counted(number: int, noun: str = "GPU") -> str:
+    """Return "1 GPU", "2 GPUs"; the plural of a noun in -s adds -es."""
+    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
+    return f"{number} {noun if number == 1 else plural}"
+
+
+def gpu_word(entry: VisibleGpu) -> str:
+    """Return "GPU 3", by the index that ``nvidia-smi`` shows."""
+    return f"GPU {entry.gpu.index}"
+
+
+def indices(entries: Iterable[VisibleGpu]) -> str:
+    """Return "0,3", ready for ``nvidia-smi -i``."""
+    return ",".join(str(entry.gpu.index) for entry in entries)
+
+
+def choice(entries: Iterable[VisibleGpu], environment: Mapping[str, str]) -> str:
+    """Return what ``--gpus`` takes for these: indices, or UUIDs where CUDA_VISIBLE_DEVICES makes indices relative."""
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        return ",".join(entry.uuid for entry in entries)
+    return indices(entries)
+
+
+_DUPLICATE = " (duplicate)"
+GIB = 1024**3
+# The same model may show a few MiB more or less, by ECC or what the firmware reserves.
+_SAME_MEMORY_SHARE = 0.05
+
+
+def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """More processes than visible GPUs.
+
+    Each rank takes the GPU of its LOCAL_RANK. A rank without one dies of "invalid device ordinal"; two ranks on one GPU
+    end in NCCL's "Duplicate GPU detected". Start as many processes as there are GPUs, show more GPUs, or use the CPU.
+    """
+    if launch.device.value != "cuda":
+        return
+    seen = seen_by_ranks(nvml, environment, launch)
+    processes, gpus = launch.topology.nproc_per_node.value, len(seen.entries)
+    split = any(entry.mig for entry in seen.entries)  # mig-one-per-process
+    if not gpus or processes <= gpus or seen.unknown or split:
+        return
+    nodes = launch.topology.nnodes.value
+    fewer = f"{gpus}" if nodes == 1 else f"{nodes}x{gpus}"
+    hidden = len(nvml.gpus) - gpus
+    more = f" (CUDA_VISIBLE_DEVICES hides {hidden} of {len(nvml.gpus)})" if hidden > 0 else ""
+    yield error(
+        "more-processes-than-gpus",
+        f"{counted(processes, 'process')} per node, but {counted(gpus)} visible{more}",
+        why=f"local rank {gpus} would have no GPU of its own; NCCL refuses two ranks on one GPU",
+        fix=f"`ddplaunch run {fewer} …`, or `--device cpu` for all {processes}",
+        where=str(launch.topology.nproc_per_node.source),
+    )
+
+
+def no_gpu_for_cuda(
+    launch: Launch,
+    environment: Mapping[str, str],
+    nvml: NvmlFacts | Unavailable,
+    torch: TorchFacts | None = None,
+    nvidia: NvidiaFacts | None = None,
+) -> Iterator[Finding]:
+    """The launch asks for CUDA, but no GPU is visible.
+
+    `--device cuda` says that there is one. NVML lists none, or CUDA_VISIBLE_DEVICES hides them all, so that every rank
+    would fail with "No CUDA GPUs are available".
+    """
+    if launch.device.value != "cuda" or (torch is not None and torch.hip):
+        return
+    why = 'every rank would fail with "No CUDA GPUs are available"'
+    fix = "start it on a machine with a GPU, or add `--device cpu`"
+    if isinstance(nvml, Unavailable):
+        if nvidia is None or not nvidia.device_nodes:  # with device nodes CUDA may work without NVML
+            yield error("no-gpu-for-cuda", f"this launch needs CUDA, but {nvml.reason}", why=why, fix=fix)
+        return
+    seen = seen_by_ranks(nvml, environment, launch)
+    if seen.entries or seen.unknown:
+        return
+    if nvml.gpus:
+        what = f"this launch needs CUDA, but CUDA_VISIBLE_DEVICES hides all {counted(len(nvml.gpus))}"
+        fix = "`unset CUDA_VISIBLE_DEVICES`, or add `--device cpu`"
+    else:
+        what = "this launch needs CUDA, but this machine has no NVIDIA GPU"
+    yield error("no-gpu-for-cuda", what, why=why, fix=fix, where=str(launch.device.source))
+
+
+def visible_devices_unknown(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Iterator[Finding]:
+    """CUDA_VISIBLE_DEVICES names a GPU that does not exist.
+
+    CUDA reads the list from the left and stops at the first entry that names no device: an index that is too high, a
+    UUID of another machine, a MIG instance that was destroyed. What stands behind it is hidden too, without a word.
+    Inside a container or a Slurm step the indices start again at 0.
+    """
+    if cpu_was_chosen(environment, launch):
+        return
+    seen = seen_by_ranks(nvml, environment, launch)
+    bad = [text for text in seen.unknown if not text.endswith(_DUPLICATE)]
+    if not bad:
+        return
+    left = ",".join(entry.text for entry in seen.entries)
+    remaining = f"{counted(len(seen.entries))} of {len(nvml.gpus)} would be visible"
+    unread = f" and does not read `{','.join(seen.unread)}` behind it" if seen.unread else ""
+    existing = f"0 to {len(nvml.gpus) - 1}" if nvml.gpus else "none"
+    narrowed = f", `export CUDA_VISIBLE_DEVICES={left}` to keep what works" if left else ""
+    yield error(
+        "visible-devices-unknown",
+        f"CUDA_VISIBLE_DEVICES names `{bad[0]}`, which does not exist (GPUs here: {existing}); {remaining}",
+        why=f"CUDA stops at the first entry that names no device{unread}",
+        fix=f"`unset CUDA_VISIBLE_DEVICES` for all GPUs{narrowed}; `nvidia-smi -L` lists names",
+        where="CUDA_VISIBLE_DEVICES",
+    )
+
+
+def duplicate_gpu(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+    """CUDA_VISIBLE_DEVICES names one GPU twice.
+
+    CUDA then shows no device at all, whatever else is in the list.
+    """
+    if cpu_was_chosen(environment, launch):
+        return
+    for text in seen_by_ranks(nvml, environment, launch).unknown:
+        if text.endswith(_DUPLICATE):
+            yield error(
+                "duplicate-gpu",
+                f"CUDA_VISIBLE_DEVICES names `{text.removesuffix(_DUPLICATE)}` twice",
+                why="CUDA shows no device at all if one is named twice",
+                fix="`unset CUDA_VISIBLE_DEVICES` for all GPUs, or name each GPU once",
+                where="CUDA_VISIBLE_DEVICES",
+            )
+
+
+def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Several processes over MIG instances.
+
+    A CUDA process sees one MIG instance only, the first one that is visible, so that all ranks of a launch land on the
+    same one; and NCCL does not connect the instances of one GPU. Run one process per launch, or disable MIG.
+    https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
+    """
+    processes = launch.topology.nproc_per_node.value
+    if launch.device.value != "cuda" or processes == 1:
+        return
+    split = [entry for entry in seen_by_ranks(nvml, environment, launch).entries if entry.mig]
+    if not split:
+        return
+    gpus = sorted({entry.gpu.index for entry in _all_split(nvml)})
+    off = f"`sudo nvidia-smi -i {','.join(map(str, gpus))} -mig 0` while nothing runs there"
+    yield error(
+        "mig-one-per-process",
+        f"{processes} processes, but MIG shows each of them one and the same instance, {split[0].uuid}",
+        why='a CUDA process sees one MIG instance; NCCL refuses two ranks on it with "Duplicate GPU detected"',
+        fix=f"`ddplaunch run 1 …` on one instance; to train on whole GPUs, disable MIG: {off}",
+        where=gpu_word(split[0]),
+    )
+
+
+def gpu_mixed_models(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Iterator[Finding]:
+    """The GPUs in use are not of one model or memory size.
+
+    Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, the smallest the batch.
+    Choose GPUs of one model with `--gpus`. A doctor without a launch looks at all GPUs of the machine.
+    """
+    used = [entry for entry in used_gpus(nvml, environment, launch) if entry.gpu.fault is None]
+    groups: list[list[VisibleGpu]] = []
+    for entry in used:
+        same = next((group for group in groups if _alike(group[0].gpu, entry.gpu)), None)
+        if same is None:
+            groups.append([entry])
+        else:
+            same.append(entry)
+    if len(groups) < 2:
+        return
+    largest = max(groups, key=len)
+    models = ", ".join(f"{len(group)} × {_model(group[0].gpu)}" for group in groups)
+    yield warning(
+        "gpu-mixed-models",
+        f"the GPUs differ: {models}",
+        why="every step waits for the slowest GPU, and the smallest memory limits the batch of all",
+        fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest, environment)} …` for one model only",
+        where=tuple(f"GPU {indices(group)}: {_model(group[0].gpu)}" for group in groups),
+    )
+
+
+def _alike(one: Gpu, other: Gpu) -> bool:
+    first, second = one.memory_total_bytes, other.memory_total_bytes
+    if one.name != other.name:
+        return False
+    if isinstance(first, Unavailable) or isinstance(second, Unavailable):
+        return True
+    return abs(first - second) <= _SAME_MEMORY_SHARE * max(first, second)
+
+
+def _model(gpu: Gpu) -> str:
+    memory = gpu.memory_total_bytes
+    return gpu.name if isinstance(memory, Unavailable) else f"{gpu.name} ({memory / GIB:.0f} GiB)"
+
+
+def _all_split(nvml: NvmlFacts) -> list[VisibleGpu]:
+    return [VisibleGpu(str(gpu.index), gpu) for gpu in nvml.gpus if gpu.mig_enabled is True]
+
+
+CHECKS: tuple[Check, ...] = (
+    declare("gpu", more_processes_than_gpus),
+    declare("gpu", no_gpu_for_cuda, accepts=("nvml",)),
+    declare("gpu", visible_devices_unknown),
+    declare("gpu", duplicate_gpu),
+    declare("gpu", mig_one_per_process),
+    declare("gpu", gpu_mixed_models),
+)

@@ -1,0 +1,297 @@
+"""Are the GPUs themselves well: lost, memory errors, pending resets, throttled; refuses to reset anything.
+
+Is somebody else on the GPUs, or does their mode keep us out; refuses to end processes or change modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from ddplaunch.checks.check import Check, declare
+from ddplaunch.checks.gpu_choice import choice, counted, gpu_word, indices, seen_by_ranks, used_gpus
+from ddplaunch.launch.gpus import GIB, IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import Gpu, GpuProcess, HostFacts, NvmlFacts
+from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.resolved import Unavailable
+
+_RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or restart the machine"
+
+
+def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+    """A GPU does not answer any more.
+
+    It fell off the bus (Xid 79) or needs a reset, by overheating, power or hardware. CUDA touches every visible GPU
+    when it starts, so that also ranks on the others fail; leave the GPU out with `--gpus` until it is repaired.
+    """
+    if launch is None:
+        visible = used_gpus(nvml, environment, launch)
+    else:
+        visible = seen_by_ranks(nvml, environment, launch).entries if launch.device.value == "cuda" else ()
+    lost = [entry for entry in visible if entry.gpu.fault is not None]
+    well = [entry for entry in visible if entry.gpu.fault is None]
+    if not lost:
+        return
+    rest = f"; meanwhile `ddplaunch run {len(well)} --gpus {choice(well, environment)} …`" if well else ""
+    yield error(
+        "gpu-lost",
+        f"{_listed(lost)} of {len(nvml.gpus)} {'does' if len(lost) == 1 else 'do'} not answer: {lost[0].gpu.fault}",
+        why="CUDA touches every visible GPU when it starts and fails at one that does not answer",
+        fix=f"`sudo dmesg | grep -i xid` names the cause; restart the machine{rest}",
+        where=tuple(f"{gpu_word(entry)}: {entry.gpu.fault}" for entry in lost),
+    )
+
+
+def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+    """A GPU had uncorrectable memory errors since its driver was loaded.
+
+    The process that met such an error was ended (Xid 48, 63, 64 or 95). The driver takes the bad memory out of use, but
+    a GPU that had one tends to have another, and a long training then dies of it.
+    https://docs.nvidia.com/deploy/gpu-debug-guidelines/
+    """
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: _positive(gpu.ecc_uncorrected))
+    if bad:
+        yield warning(
+            "gpu-ecc-errors",
+            f"{_listed(bad)}: {counted(_total(bad), 'uncorrectable ECC error')} since the driver was loaded",
+            why="a process that meets such an error is ended, and a GPU that had one tends to have another",
+            fix=f"{_RESET.format(indices(bad))}; if they come back, have the GPU tested and leave it out with `--gpus`",
+            where=tuple(f"{gpu_word(entry)}: {entry.gpu.ecc_uncorrected}" for entry in bad),
+        )
+
+
+def gpu_remap_pending(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Iterator[Finding]:
+    """A GPU waits for a reset to replace bad rows of its memory.
+
+    Row remapping swaps a defective row for a spare one, but only when the GPU is reset. Until then it runs with pages
+    taken out of use.
+    https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
+    """
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_pending is True)
+    if bad:
+        yield warning(
+            "gpu-remap-pending",
+            f"{_listed(bad)}: a memory row is to be remapped at the next reset",
+            why="the defective row stays in place until then",
+            fix=_RESET.format(indices(bad)),
+            where=tuple(gpu_word(entry) for entry in bad),
+        )
+
+
+def gpu_remap_failed(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Iterator[Finding]:
+    """A GPU could not replace bad rows of its memory.
+
+    It has no spare rows left, which is NVIDIA's criterion for replacing the GPU. The next memory error ends whatever
+    runs there.
+    https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
+    """
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_failed is True)
+    if bad:
+        yield error(
+            "gpu-remap-failed",
+            f"{_listed(bad)}: remapping a defective memory row failed",
+            why="no spare row is left, and the next uncorrectable error ends the training",
+            fix="leave it out with `--gpus`, and have the GPU replaced",
+            where=tuple(gpu_word(entry) for entry in bad),
+        )
+
+
+def gpu_recovery_needed(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Iterator[Finding]:
+    """The driver asks for a recovery action on a GPU.
+
+    After an error the driver says what brings the GPU back: a reset, a restart of the machine, or draining the
+    peer-to-peer traffic. Until that is done, work on the GPU fails or hangs.
+    `nvidia-smi -q` shows it as "GPU Recovery Action".
+    """
+    bad = [entry for entry in used_gpus(nvml, environment, launch) if _recovery(entry.gpu)]
+    if not bad:
+        return
+    reboot = any("reboot" in _recovery(entry.gpu) for entry in bad)
+    yield error(
+        "gpu-recovery-needed",
+        f"{_listed(bad)}: the driver asks for the recovery action {_recovery(bad[0].gpu)}",
+        why="after a hardware error, work on it fails or hangs until this is done",
+        fix="restart the machine: `sudo reboot`" if reboot else _RESET.format(indices(bad)),
+        where=tuple(f"{gpu_word(entry)}: {_recovery(entry.gpu)}" for entry in bad),
+    )
+
+
+def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+    """A GPU is slowed down by heat or by its power supply.
+
+    The hardware lowers the clocks to protect itself. Every rank waits for the slowest, so one hot GPU slows the whole
+    job. A GPU that is idle or at its power limit is as it should be and not meant here.
+    """
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(_reasons(gpu)))
+    if bad:
+        yield warning(
+            "gpu-throttled",
+            f"{_listed(bad)} slowed down: {_throttle(bad[0].gpu)}",
+            why="every step waits for the slowest GPU",
+            fix=f"cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {indices(bad)}` tells which",
+            where=tuple(f"{gpu_word(entry)}: {_throttle(entry.gpu)}" for entry in bad),
+        )
+
+
+def _with(entries: Sequence[VisibleGpu], ill: Callable[[Gpu], bool]) -> list[VisibleGpu]:
+    return [entry for entry in entries if entry.gpu.fault is None and ill(entry.gpu)]
+
+
+def _listed(entries: Sequence[VisibleGpu]) -> str:
+    return f"{'GPU' if len(entries) == 1 else 'GPUs'} {', '.join(str(entry.gpu.index) for entry in entries)}"
+
+
+def _positive(number: int | Unavailable) -> bool:
+    return not isinstance(number, Unavailable) and number > 0
+
+
+def _total(entries: Sequence[VisibleGpu]) -> int:
+    counts = (entry.gpu.ecc_uncorrected for entry in entries)
+    return sum(count for count in counts if not isinstance(count, Unavailable))
+
+
+def _recovery(gpu: Gpu) -> str:
+    action = gpu.recovery_action
+    return "" if isinstance(action, Unavailable) or action == "none" else action
+
+
+def _reasons(gpu: Gpu) -> tuple[str, ...]:
+    return () if isinstance(gpu.throttle_reasons, Unavailable) else gpu.throttle_reasons
+
+
+def _throttle(gpu: Gpu) -> str:
+    heat = "" if isinstance(gpu.temperature_c, Unavailable) else f" at {gpu.temperature_c} °C"
+    return ", ".join(_reasons(gpu)) + heat
+
+
+CHECKS: tuple[Check, ...] = (
+    declare("gpu", gpu_lost),
+    declare("gpu", gpu_ecc_errors),
+    declare("gpu", gpu_remap_pending),
+    declare("gpu", gpu_remap_failed),
+    declare("gpu", gpu_recovery_needed),
+    declare("gpu", gpu_throttled),
+)
+
+
+# Above this share another job is at work; below, it is a notebook or a monitor that keeps a CUDA context.
+_SERIOUS_SHARE = 0.1
+
+
+def gpu_busy(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None, host: HostFacts | None = None
+) -> Iterator[Finding]:
+    """Another process holds memory of a GPU that the launch would use.
+
+    Two jobs on one GPU run out of memory or halve each other's speed, and a data-parallel job waits for its slowest
+    GPU. An orphan is a rank whose torchrun died without ending it: nobody will. A launch is refused where another
+    process holds more than a tenth of the memory, or an orphan anything; `--gpus free:N` picks idle GPUs.
+    """
+    used = used_gpus(nvml, environment, launch)
+    busy = [(entry, words) for entry in used if (words := _holders(entry))]
+    if not busy:
+        return
+    entries = [entry for entry, _ in busy]
+    orphans = {process.pid: process.user for entry in entries for process in _processes(entry.gpu) if process.orphan}
+    serious = bool(orphans) or any(_share_held(entry.gpu) >= _SERIOUS_SHARE for entry in entries)
+    pool = used if launch is None else seen_by_ranks(nvml, environment, launch).entries
+    idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in pool)
+    fix = _way_out(idle, launch.topology.nproc_per_node.value if launch else idle)
+    if orphans:
+        fix = f"{_end_orphans(orphans, host)}; or {fix}"
+    first, words = busy[0]
+    others = f", and {len(busy) - 1} more of {len(used)}" if len(busy) > 1 else ""
+    yield (error if serious else warning)(
+        "gpu-busy",
+        f"{gpu_word(first)} is in use by {words}{others}",
+        why="two jobs on one GPU run out of memory or slow each other down, and every rank waits for the slowest",
+        fix=fix,
+        where=tuple(f"{gpu_word(entry)}: {words}" for entry, words in busy),
+    )
+
+
+def gpu_exclusive_mode(
+    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Iterator[Finding]:
+    """The compute mode of a GPU keeps processes out.
+
+    In mode "prohibited" no CUDA program may use the GPU. In an exclusive mode one process may, so a GPU that has one
+    answers the next with "CUDA-capable device(s) is/are busy or unavailable". Site administrators set these modes.
+    """
+    for entry in used_gpus(nvml, environment, launch):
+        mode, processes = entry.gpu.compute_mode, _processes(entry.gpu)
+        if isinstance(mode, Unavailable):
+            continue
+        if mode == "prohibited":
+            what = f"{gpu_word(entry)} is in compute mode prohibited"
+        elif mode.startswith("exclusive") and processes:
+            what = f"{gpu_word(entry)} is in compute mode {mode} and taken by {_process(processes[0])}"
+        else:
+            continue
+        yield error(
+            "gpu-exclusive-mode",
+            what,
+            why='CUDA answers with "CUDA-capable device(s) is/are busy or unavailable"',
+            fix=f"choose other GPUs with `--gpus`, or `sudo nvidia-smi -i {indices([entry])} -c DEFAULT`",
+            where=gpu_word(entry),
+        )
+
+
+def _way_out(idle: int, wanted: int) -> str:
+    if not idle:
+        return "wait: no GPU is idle"
+    number = min(idle, wanted)
+    return f"take idle ones with `ddplaunch run {number} --gpus free:{number} …`, or wait"
+
+
+def _end_orphans(users: Mapping[int, str | None], host: HostFacts | None) -> str:
+    """Return who can end these processes, and how; ``users`` is by pid."""
+    pids = ", ".join(f"pid {pid}" for pid in sorted(users))
+    owners = sorted({user for user in users.values() if user is not None})
+    if host is None or not owners or host.user in owners:
+        return f"`ddplaunch clean` ends what a dead launcher left ({pids})"
+    return f"ask {' and '.join(owners)} to run `ddplaunch clean`, which ends what a dead launcher left ({pids})"
+
+
+def _processes(gpu: Gpu) -> tuple[GpuProcess, ...]:
+    return () if isinstance(gpu.processes, Unavailable) else gpu.processes
+
+
+def _holders(entry: VisibleGpu) -> str:
+    """Return who holds memory, in words; empty if nobody does or it cannot be told for a MIG instance."""
+    gpu = entry.gpu
+    if entry.mig is not None or gpu.mig_enabled is True or gpu.fault is not None:
+        return ""
+    if processes := _processes(gpu):
+        return "; ".join(_process(process) for process in processes)
+    used = gpu.memory_used_bytes
+    if isinstance(used, Unavailable) or used < IDLE_MEMORY_BYTES or _share_held(gpu) < IDLE_MEMORY_SHARE:
+        return ""
+    return f"a process that is not visible from here ({used / GIB:.1f} GiB)"
+
+
+def _share_held(gpu: Gpu) -> float:
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    if isinstance(used, Unavailable) or isinstance(total, Unavailable) or total <= 0:
+        return 1.0
+    return used / total
+
+
+def _process(process: GpuProcess) -> str:
+    words = [f"pid {process.pid}"]
+    if process.user:
+        words.append(f"of {process.user}")
+    if process.command:
+        words.append(f"`{process.command}`")
+    details = [] if process.memory_bytes is None else [f"{process.memory_bytes / GIB:.1f} GiB"]
+    details += ["orphaned rank of a dead launcher"] if process.orphan else []
+    return " ".join(words) + (f" ({', '.join(details)})" if details else "")
+
+
+GPU_USE_CHECKS: tuple[Check, ...] = (declare("gpu", gpu_busy), declare("gpu", gpu_exclusive_mode))

@@ -1,0 +1,157 @@
+"""Checks of a launch against the Slurm step that it runs in; refuses to ask Slurm itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddplaunch.checks.check import Check, declare
+from ddplaunch.launch.launch import Launch
+from ddplaunch.values.finding import Finding, error, warning
+
+if TYPE_CHECKING:
+    from ddplaunch.launch.inside.slurm import Slurm
+
+_ONE_TASK = "`srun --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- train.py`"
+
+
+def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+    """The node rank that was given is not the one that Slurm gave to this node.
+
+    In a batch script `$SLURM_NODEID` is expanded once, on the first node, so every node is told that it is node 0.
+    https://github.com/huggingface/accelerate/issues/2816
+    Remedy: no node rank at all, Slurm tells each node its own; or quotes that leave the expansion to the nodes.
+    """
+    slurm, rank = _step(environment), launch.topology.node_rank
+    if slurm is None or slurm.by_task or rank is None or rank.source.kind == "Slurm":
+        return
+    if launch.topology.nnodes.value != slurm.nodes or rank.value == slurm.node_rank:
+        return
+    leave = "`unset NODE_RANK`" if rank.source.kind == "environment" else "leave `--node-rank` out"
+    yield error(
+        "slurm-node-rank-contradicts",
+        f"node rank {rank.value} was given, but Slurm made this node {slurm.node_rank} of {slurm.nodes}",
+        why="`$SLURM_NODEID` in a batch script is expanded once, on its first node, so all nodes get the same rank",
+        fix=f"{leave}; Slurm tells each node its own: {_ONE_TASK}",
+        where=str(rank.source),
+    )
+
+
+def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+    """The number of nodes that was given is not the number of nodes in the Slurm step.
+
+    With more, the rendezvous waits for nodes that never come; with one, every node trains a model of its own.
+    Remedy: no number at all, or the same one for srun.
+    """
+    slurm, topology = _step(environment), launch.topology
+    if slurm is None or topology.nnodes.source.kind == "Slurm":
+        return
+    there = slurm.tasks if slurm.by_task else slurm.nodes
+    if topology.min_nodes <= there <= topology.nnodes.value:
+        return
+    asked = topology.nnodes.value
+    tasks = f"{there} tasks" if slurm.by_task else f"{there} nodes"
+    yield error(
+        "slurm-nodes-contradict",
+        f"{asked} {'node' if asked == 1 else 'nodes'} in this launch, {tasks} in the Slurm step",
+        why="each task would train a model of its own"
+        if asked == 1
+        else "the rendezvous would wait for nodes that never come, or turn some away",
+        fix=f"leave the number of nodes out, or `srun --nodes={asked} --ntasks-per-node=1 ddplaunch run -- train.py`",
+        where=str(topology.nnodes.source),
+    )
+
+
+def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+    """The tasks of the Slurm step and the ranks of the launch do not fit the GPUs of the node.
+
+    One task on each node starts a rank for each GPU; as many tasks as GPUs become one rank each. Anything between
+    puts several ranks on one GPU. https://github.com/Lightning-AI/pytorch-lightning/issues/18650
+    Remedy: `--ntasks-per-node=1`.
+    """
+    slurm = _step(environment)
+    if slurm is None or not slurm.by_task or not slurm.gpus_on_node:
+        return
+    ranks = slurm.tasks_here * launch.topology.nproc_per_node.value
+    from ddplaunch.launch.inside.found import visible_entries
+
+    entries = visible_entries(environment)
+    bound = entries is not None and len(entries) < slurm.gpus_on_node
+    if ranks <= slurm.gpus_on_node and (bound or slurm.gpus_on_node % slurm.tasks_here == 0):
+        return
+    yield error(
+        "slurm-tasks-contradict",
+        f"{slurm.tasks_here} tasks on this node make {ranks} ranks, for {_gpus(slurm.gpus_on_node)}",
+        why="every task starts its own ranks, and ranks on one GPU fail in NCCL with `Duplicate GPU detected`",
+        fix=f"one task on each node, which starts a rank for each GPU: {_ONE_TASK}",
+        where=f"Slurm: {slurm.tasks} tasks on {slurm.nodes} {'node' if slurm.nodes == 1 else 'nodes'}",
+    )
+
+
+def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+    """Slurm spread the GPUs of the job unevenly over its nodes.
+
+    `--gpus=N` asks for N in all and leaves the split to Slurm: 6 on 2 nodes may be 5 and 1.
+    Remedy: `--gpus-per-node`.
+    """
+    slurm, asked = _job(environment), environment.get("SLURM_GPUS", "")
+    total = int(asked) if asked.isdecimal() else None
+    if slurm is None or total is None or slurm.nodes == 1 or slurm.gpus_on_node is None or slurm.by_task:
+        return
+    if slurm.gpus_on_node * slurm.nodes == total:
+        return
+    share = -(-total // slurm.nodes)
+    yield error(
+        "slurm-gpus-uneven",
+        f"{slurm.gpus_on_node} of the job's {total} GPUs are on this node of {slurm.nodes}",
+        why="`--gpus` leaves the split to Slurm, and all nodes of a launch need the same number of ranks",
+        fix=f"`#SBATCH --gpus-per-node={share}` in the place of `--gpus={total}`",
+        where="Slurm: SLURM_GPUS",
+    )
+
+
+def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+    """Slurm gave GPUs to the job, but the launch runs on the CPU, and nobody asked for that.
+
+    Remedy: a torch that was built for the GPUs; `--device cpu` if it is meant.
+    """
+    slurm = _job(environment)
+    if slurm is None or not slurm.gpus_on_node or not slurm.on_node or launch.device.value != "cpu":
+        return
+    if launch.device.source.kind == "detected":
+        yield warning(
+            "slurm-gpus-unused",
+            f"the launch runs on the CPU, but Slurm gave this node {_gpus(slurm.gpus_on_node)}",
+            why=f"{launch.device.source.detail or 'no GPU was found'}, and the job is charged for the GPUs",
+            fix="`ddplaunch doctor` says what is wrong with torch or the driver; `--device cpu` if it is meant",
+            where=str(launch.device.source),
+        )
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+
+
+def _job(environment: dict[str, str]) -> Slurm | None:
+    if "SLURM_JOB_ID" not in environment:
+        return None
+    from ddplaunch.launch.inside.slurm import read_slurm  # most launches have nothing to read
+
+    return read_slurm(environment)
+
+
+def _step(environment: dict[str, str]) -> Slurm | None:
+    slurm = _job(environment)
+    return None if slurm is None or slurm.step is None else slurm
+
+
+CHECKS: tuple[Check, ...] = tuple(
+    declare("slurm", check)
+    for check in (
+        slurm_node_rank_contradicts,
+        slurm_nodes_contradict,
+        slurm_tasks_contradict,
+        slurm_gpus_uneven,
+        slurm_gpus_unused,
+    )
+)

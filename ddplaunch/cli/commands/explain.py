@@ -1,0 +1,229 @@
+"""``ddplaunch explain``: the root cause of a run or a log, or what a code means; changes nothing.
+
+What a Slurm job left for ``explain`` when asked by its number: record, log, Slurm's word; refuses to read a log.
+
+A record and a log end with a signal where Slurm kills; the controller remembers why for a while, accounting for longer.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.cli.say import answer, answer_json
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation
+from ddplaunch.hosts.slurm.job_end import diagnosis
+from ddplaunch.hosts.slurm.programs import job_state
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.find import RunRecord, find_run, run_directories
+from ddplaunch.records.outcome import newest_run
+from ddplaunch.records.to_explain import Subject, of_files, of_run, shown
+from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.values.finding import ExitStatus, UsageError, usage
+
+#: What one node says of a failure that another node may explain.
+_VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
+
+
+def explain(targets: list[str], json: bool | None = None, run_dir: str | None = None) -> int:
+    """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
+    if len(targets) == 1 and _described(targets[0], bool(json)):
+        return ExitStatus.DONE
+    subject = _subject(targets, runs_directory(os.environ, run_dir, Path.cwd()))
+    try:
+        explanation = _explained(subject)
+    except OSError as error:
+        raise usage(
+            f"`{error.filename or subject.names}` cannot be read: {error.strerror}",
+            why="the explanation is made from it",
+            fix="name a file that can be read",
+        ) from error
+    running = subject.record is not None and _running(subject.record)
+    if running and (explanation.diagnosis is None or explanation.diagnosis.code == "unknown"):
+        explanation = Explanation(None)  # what is still going on has no end that could be unknown
+    elif explanation.diagnosis is None or explanation.diagnosis.code in _VAGUE:
+        explanation = _asked_of_slurm(explanation, subject)
+    if json:
+        answer_json(_json(explanation, subject))
+    else:
+        from ddplaunch.ui.outcome_view import explanation_text
+
+        out = sys.stdout
+        record = "" if subject.record is None else shown(subject.record.directory)
+        names = f"{subject.names} so far: it is still running" if running else subject.names
+        answer(explanation_text(explanation, names, width(out), styled(out), unicode_ok(out), record))
+    return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+
+
+def _asked_of_slurm(explanation: Explanation, subject: Subject) -> Explanation:
+    """Let Slurm say why its job ended, where the logs do not and the run did not end by itself."""
+    record = subject.record
+    name = record.run_id if record is not None else subject.names
+    if "slurm-" not in name or (record is not None and record.outcomes and explanation.diagnosis is None):
+        return explanation
+
+    return with_slurms_word(explanation, name, record)
+
+
+def _running(record: RunRecord) -> bool:
+    """Return whether the launcher of a run without an outcome lives on this machine."""
+    if record.outcomes:
+        return False
+    from ddplaunch.machine.processes.process_table import process_table
+    from ddplaunch.machine.processes.run_processes import runs_in
+
+    return any(run.run_id == record.run_id and (run.launchers or run.guards) for run in runs_in(process_table()))
+
+
+def _explained(subject: Subject) -> Explanation:
+    from ddplaunch.explain.explain_logs import explain_texts
+
+    record = subject.record
+    stored = _stored(record.outcomes[min(record.outcomes)]) if record and len(record.outcomes) == 1 else None
+    if stored is not None:
+        return stored  # made when the run ended, with what the kernel and the cgroup said then
+    found = explain_texts(subject.sources, subject.facts)
+    if record is None or found.diagnosis is None or found.diagnosis.code not in _VAGUE:
+        return found
+    nodes = [_stored(outcome) for outcome in record.outcomes.values()]
+    named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in _VAGUE]
+    outside = [each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, found.diagnosis)]
+    return next(iter((*named, *outside)), found)  # a node may have known more than its logs say: its kernel, its cgroup
+
+
+def _from_outside(known: Diagnosis, found: Diagnosis) -> bool:
+    """Return whether a node asked somebody, its scheduler, about what the logs show in part."""
+    return known.code == found.code and any(not evidence.line for evidence in known.evidence)
+
+
+def _stored(outcome: Any) -> Explanation | None:
+    from ddplaunch.explain.diagnosis import diagnosis_from_json, echo_from_json
+
+    try:
+        found = outcome["diagnosis"]
+        echoes = tuple(echo_from_json(each) for each in outcome.get("cascade", ()))
+        return Explanation(None if found is None else diagnosis_from_json(found), echoes)
+    except (KeyError, TypeError):
+        return None  # not of this version: the logs tell
+
+
+def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
+    from ddplaunch.explain.diagnosis import explanation_json
+
+    value = explanation_json(explanation)
+    if subject.record is not None:
+        outcome = subject.record.outcome or {}
+        value["run_id"] = subject.record.run_id
+        value["attempts"] = outcome.get("attempts", [])
+    return value
+
+
+def _subject(targets: list[str], base: Path) -> Subject:
+    if not targets:
+        return of_run(find_run(base, None))
+    if len(targets) == 1 and targets[0] != "-":
+        path = Path(targets[0])
+        if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
+            return of_run(path)
+        if not path.exists():
+            found = _job(targets[0], base) or _run(targets[0], base)
+            return of_run(found) if found.is_dir() else of_files([str(found)])
+    return of_files(targets)
+
+
+def _job(word: str, base: Path) -> Path | None:
+    if not word.removeprefix("slurm-")[:1].isdigit():
+        return None
+
+    return of_job(word, base)
+
+
+def _run(word: str, base: Path) -> Path:
+    """Return the run that ``word`` names; a word that names nothing at all gets the nearest code or run."""
+    try:
+        return find_run(base, word)
+    except UsageError as error:
+        if error.findings[0].code != "run-not-found":
+            raise
+    codes = _codes()
+    near = difflib.get_close_matches(word, [*codes, *(path.name for path in run_directories(base))], n=1)
+    raise usage(
+        f"`{word}` is no code, no run and no file",
+        why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",
+        fix=f"`ddplaunch explain {near[0]}`" if near else "`ddplaunch ps` lists runs, `ddplaunch doctor --list` checks",
+    )
+
+
+def _described(word: str, json: bool) -> bool:
+    """Describe a code; a check's own words come first where it shares its name with a diagnosis."""
+    if Path(word).exists():
+        return False
+    from ddplaunch.checks import codes as refusals
+    from ddplaunch.checks.all_checks import by_code
+    from ddplaunch.comm.checks import CHECKS as measured
+    from ddplaunch.watch import stragglers
+
+    out = sys.stdout
+    check = by_code(word, measured) or stragglers.by_code(word) or refusals.by_code(word)
+    if check is not None:
+        from ddplaunch.ui.doctor_view import explain_text
+
+        answer(explain_text(check, width(out), styled(out)))
+        return True
+    from ddplaunch.explain.signatures import all_signatures
+
+    shown = [each for each in all_signatures() if each.code == word]
+    if not shown:
+        return False
+    from ddplaunch.ui.outcome_view import code_text
+
+    answer(code_text(word, shown, width(out), styled(out)))
+    return True
+
+
+def _codes() -> list[str]:
+    from ddplaunch.checks import codes as refusals
+    from ddplaunch.checks.all_checks import ALL, across
+    from ddplaunch.comm.checks import CHECKS as measured
+    from ddplaunch.explain.signatures import all_signatures
+    from ddplaunch.watch import stragglers
+
+    checks = (*ALL, *across(), *measured, *stragglers.CHECKS, *refusals.REFUSALS)
+    codes = [*(each.code for each in checks), *(each.code for each in all_signatures())]
+    return list(dict.fromkeys(codes))
+
+
+_ASKED = re.compile(r"(?:slurm-)?([0-9]{1,10})(?:_[0-9]+)?\Z")
+_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
+_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
+_DEADLINE_S = 5.0
+
+
+def of_job(word: str, base: Path) -> Path | None:
+    """Return the newest run or else the log of the job that ``word`` names (``12``, ``slurm-12``), None for neither."""
+    match = _ASKED.match(word)
+    if match is None:
+        return None
+    job = word.removeprefix("slurm-")
+    log = Path(f"slurm-{job}.out")
+    return newest_run(base, f"slurm-{job}.") or (log if log.is_file() else None)
+
+
+def with_slurms_word(explanation: Explanation, name: str, record: RunRecord | None) -> Explanation:
+    """Return the explanation, or what Slurm says of the job that ``name``, a run id or log, belongs to.
+
+    It is asked where the logs name nothing, and not of a run that a later one of the same job followed.
+    """
+    match = _RUN.match(record.run_id) if record is not None else _LOG.match(Path(name).name)
+    if match is None:
+        return explanation
+    restarts = int(match[2] or 0) if record is not None else 0
+    state = job_state(match[1], os.environ, _DEADLINE_S)
+    if state is None or (record is not None and state.restarts > restarts):
+        return explanation
+    found = diagnosis(match[1], state, state.restarts)
+    return explanation if found is None else Explanation(found, explanation.cascade)

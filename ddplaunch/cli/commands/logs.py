@@ -1,0 +1,202 @@
+"""``ddplaunch logs``: what the ranks of a run printed, from its record; changes nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from ddplaunch.cli.option_values import moment_s
+from ddplaunch.cli.say import tell
+from ddplaunch.cli.which_run import logs_elsewhere
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.find import read_record
+from ddplaunch.records.live_processes import read_processes
+from ddplaunch.records.log_files import LogFile, Part, blocks, has_stamps, log_files, part_of
+from ddplaunch.records.log_files import follow as follow_files
+from ddplaunch.records.run_states import host_name, locate_run, recorded_at
+from ddplaunch.ui.runs_view import Lines, prefix_of
+from ddplaunch.ui.terminal import styled
+from ddplaunch.values.finding import ExitStatus, UsageError, usage
+from ddplaunch.values.frozen import dataclass
+
+_LAST_LINES = 10  # of each file when following, as tail(1) has it
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """The flags, understood. ``lines`` is how many of each file to begin with, None for all."""
+
+    directory: Path
+    ranks: frozenset[int] | None
+    lines: int | None
+    since_s: float | None
+    pattern: re.Pattern[bytes] | None
+
+
+def logs(
+    run: str | None,
+    rank: str | None,
+    follow: bool | None,
+    lines: str | None,
+    since: str | None,
+    grep: str | None,
+    run_dir: str | None,
+) -> int:
+    """Print what ranks printed; with ``follow`` go on until the run is over."""
+    wanted = _Wanted(
+        directory=locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None),
+        ranks=parse_ranks(rank),
+        lines=_parse_lines(lines, bool(follow) and since is None),
+        since_s=None if since is None else moment_s("--since", since, time.time()),
+        pattern=_parse_pattern(grep),
+    )
+    files = log_files(wanted.directory, wanted.ranks)
+    here = {file.node for file in (files if wanted.ranks is None else log_files(wanted.directory))}
+    if (there := logs_elsewhere(wanted.directory, here, bool(follow))) is not None:
+        tell(there)
+    elif not files and not follow:
+        raise _nothing_there(wanted)
+    show = _shower(wanted, files)
+    parts = [part_of(file, wanted.lines) for file in files]
+    if not follow:
+        _say_order(parts)
+    open_ended = all(_put(show.take(file, data)) for file, data in blocks(parts, wanted.since_s))
+    if open_ended and follow:
+        open_ended = _follow(wanted, show, parts)
+    if open_ended:
+        _put(show.end())
+    return ExitStatus.DONE
+
+
+def _follow(wanted: _Wanted, show: Lines, parts: Sequence[Part]) -> bool:
+    """Show what comes, until the run is over; return False when nobody reads any more."""
+    positions = {part.file.path: part.end for part in parts}
+    for file, data in follow_files(wanted.directory, wanted.ranks, positions, is_over(wanted.directory)):
+        shown = show.bars() if file is None else show.take(file, data)
+        if shown and not _put(shown):
+            return False
+    if not wanted.directory.is_dir():
+        tell(f"{wanted.directory.name}: its record was removed\n")
+    return True
+
+
+def is_over(directory: Path) -> Callable[[], bool]:
+    """Return the question whether a run will print nothing more: it has an outcome, or nothing of it runs here.
+
+    A run of another host, without an outcome, is never over.
+    """
+    host = host_name()
+
+    def over() -> bool:
+        record = read_record(directory)
+        if record.outcomes:
+            return all(node.node in record.outcomes for node in read_processes(directory))
+        hosts = {node.host for node in read_processes(directory)} or {record.value("host", "host", "name")}
+        if hosts - {host, "", None}:
+            return False
+        return not any(recorded_at(each) == directory.resolve() for each in runs_in(process_table()))
+
+    return over
+
+
+def _shower(wanted: _Wanted, files: Sequence[LogFile]) -> Lines:
+    """Return what shows the lines: of one rank as they are, of several with who speaks."""
+    single = len(wanted.ranks) == 1 if wanted.ranks is not None else False
+    hosts = {node.node: node.host for node in read_processes(wanted.directory) if node.host}
+    if not hosts and isinstance(name := read_record(wanted.directory).value("host", "host", "name"), str):
+        hosts = {0: name}
+    return Lines(None if single else prefix_of(hosts, styled(sys.stdout)), wanted.pattern)
+
+
+def parse_ranks(text: str | None) -> frozenset[int] | None:
+    """Return the ranks of ``0``, ``0,3`` or ``0-3``; None for ``all`` and where nothing is said.
+
+    Raises UsageError for anything else.
+    """
+    if text is None or text == "all":
+        return None
+    found: set[int] = set()
+    for word in text.split(","):
+        match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]):
+            raise usage(
+                f"`--rank {text}` names no ranks",
+                why="ranks are numbers from 0, with commas, as ranges, or `all`",
+                fix="`--rank 0`, `--rank 0,3`, `--rank 0-7`, or leave it out",
+                where="flag: --rank",
+            )
+        found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return frozenset(found)
+
+
+def _parse_lines(text: str | None, following: bool) -> int | None:
+    if text is None:
+        return _LAST_LINES if following else None
+    if text == "all":
+        return None
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    raise usage(
+        f"`--lines {text}` is no number of lines",
+        why="it is how many of each file's last lines to begin with",
+        fix="`--lines 100`, or `--lines all`",
+        where="flag: --lines",
+    )
+
+
+def _parse_pattern(text: str | None) -> re.Pattern[bytes] | None:
+    try:
+        return None if text is None else re.compile(os.fsencode(text))
+    except re.error as error:
+        raise usage(
+            f"`--grep {text}` is no regular expression: {error.msg}",
+            why="lines are searched with Python's `re`",
+            fix=f"`--grep {re.escape(text or '')!r}` searches for it as it stands",
+            where="flag: --grep",
+        ) from error
+
+
+def _nothing_there(wanted: _Wanted) -> UsageError:
+    there = sorted({file.rank for file in log_files(wanted.directory)})
+    if there and wanted.ranks is not None:
+        asked = ", ".join(str(rank) for rank in sorted(wanted.ranks)[:4])
+        return usage(
+            f"the record has nothing of rank {asked}",
+            why=f"it has {len(there)} ranks, {there[0]} to {there[-1]}",
+            fix=f"`ddplaunch logs {wanted.directory.name} --rank {there[0]}`",
+            where="flag: --rank",
+            code="no-output-recorded",
+        )
+    return usage(
+        f"the record of {wanted.directory.name} holds no output",
+        why="no rank has started yet, or the run was launched with `--no-capture`",
+        fix=f"`ddplaunch logs {wanted.directory.name} --follow` waits for it",
+        code="no-output-recorded",
+    )
+
+
+def _say_order(parts: Sequence[Part]) -> None:
+    """Tell where the order of lines is not that in which they were printed."""
+    ranks = {part.file.rank for part in parts if part.end > part.start and not has_stamps(part)}
+    if len(ranks) > 1:
+        tell("ranks one after the other: the lines do not begin with a time to order them by\n")
+
+
+def _put(data: bytes) -> bool:
+    """Write to stdout; return False if nobody reads any more, as behind ``| head -1``."""
+    try:
+        if sys.stdout is not None and data:
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())  # or the interpreter's last flush fails as well
+        os.close(null)
+        return False
+    return True

@@ -1,0 +1,67 @@
+"""``ddplaunch plan``: everything that ``run`` would decide, printed; starts nothing."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.prepare import Prepared, prepare
+from ddplaunch.cli.say import answer, answer_json, tell_findings
+from ddplaunch.cli.target import parse_target
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.resolve import request_numbers
+from ddplaunch.scaling.compute import compare as compare_sizes
+from ddplaunch.scaling.numbers import Numbers
+from ddplaunch.ui.export import compare_json, plan_env, plan_json, plan_yaml
+from ddplaunch.ui.plan_view import compare_text, plan_text
+from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.values.finding import ExitStatus, usage
+
+
+def plan(
+    options: Options,
+    script: list[str] | None,
+    profile: str | None,
+    compare: str | None,
+    json: bool | None,
+    exports: bool | None,
+    yaml: bool | None,
+) -> int:
+    """Print the plan in the format that was asked for."""
+    if sum(map(bool, (json, exports, yaml))) > 1:
+        raise usage(
+            "several formats at once", why="stdout carries one", fix="choose one of `--json`, `--env` and `--yaml`"
+        )
+    options = with_configuration(options, profile, working_directory())
+    prepared = prepare(options, None if script is None else parse_target(script))
+    sizes = None if compare is None else _compared(prepared, compare)
+    tell_findings(prepared.findings)
+    if json:
+        answer_json(plan_json(prepared.launch, prepared.findings) if sizes is None else compare_json(sizes))
+    elif exports or yaml:
+        answer(plan_env(prepared.launch) if exports else plan_yaml(prepared.launch, prepared.findings))
+    else:
+        answer(_tables(prepared, sizes))
+    return ExitStatus.DONE
+
+
+def _tables(prepared: Prepared, sizes: tuple[Numbers, ...] | None) -> str:
+    columns, colour, unicode = width(sys.stdout), styled(sys.stdout), unicode_ok(sys.stdout)
+    if sizes is not None:
+        return compare_text(sizes, columns, colour, unicode=unicode)
+    return plan_text(prepared.launch, columns, colour, unicode=unicode, facts=prepared.facts)
+
+
+def _compared(prepared: Prepared, text: str) -> tuple[Numbers, ...]:
+    """Return the numbers for each world size. Raises UsageError unless all are positive integers."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(re.fullmatch("[0-9]{1,30}", word) and int(word) > 0 for word in words):
+        raise usage(
+            f"`--compare {text}` is not a list of world sizes",
+            why="it takes numbers of processes, separated by commas",
+            fix="`--compare 1,2,4,8`",
+            where="flag: --compare",
+        )
+    request = request_numbers(prepared.launch.options, prepared.launch.topology)
+    return compare_sizes(request, [int(word) for word in words])

@@ -1,0 +1,30 @@
+"""``ddplaunch ps``: running and recent runs of this machine; changes nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from ddplaunch.cli.say import answer, answer_json
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.run_states import host_name, summaries, user_name
+from ddplaunch.ui.runs_view import ps_json, ps_text
+from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.values.finding import ExitStatus
+
+_RECENT = 10
+
+
+def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
+    """List what runs, of every user whose processes may be read, and what ended lately under the run directory."""
+    base, host, now_s = runs_directory(os.environ, run_dir, Path.cwd()), host_name(), time.time()
+    runs, more = summaries(base, process_table(), host, None if all else _RECENT)
+    if json:
+        answer_json(ps_json(runs, more, host, now_s))
+        return ExitStatus.DONE
+    me, out = user_name(os.geteuid()), sys.stdout
+    answer(ps_text(runs, more, now_s, me, width(out), styled(out), unicode=unicode_ok(out)))
+    return ExitStatus.DONE

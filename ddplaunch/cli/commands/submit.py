@@ -1,0 +1,177 @@
+"""``ddplaunch submit``: hand the same launch to Slurm, or print it for Kubernetes; refuses to decide on it here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.flags import LAUNCH, OWN, Flag
+from ddplaunch.cli.prepare import interpreter
+from ddplaunch.cli.say import answer, tell, tell_findings
+from ddplaunch.cli.target import parse_target, required
+from ddplaunch.hosts.slurm.follow import first_state, follow
+from ddplaunch.hosts.slurm.programs import JobState
+from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
+from ddplaunch.launch.job.sbatch import Batch, decide_batch, log_beside
+from ddplaunch.launch.job.submission import Submission, decide, refuse_secrets
+from ddplaunch.launch.options import Options
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.outcome import ended_from_outside, first_failure, newest_run
+from ddplaunch.ui.job_view import changed_text, ended_finding, exit_status_of, submitted_text
+from ddplaunch.ui.shell import sbatch_text
+from ddplaunch.ui.terminal import styled, width
+from ddplaunch.values.finding import ExitStatus, usage
+
+_FOR_KUBERNETES = ("kind", "image", "shm_size", "secret")
+_FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup", "wait")
+#: What says the size of the job, which stands in its text and not in the command that it runs.
+_SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
+
+
+def submit(options: Options, script: list[str] | None, profile: str | None, **asked: Any) -> int:
+    """Write the job for what ``script`` names; submit it unless ``--dry-run`` asks for the text."""
+    words = required(script)
+    asked = {flag.name: _converted(flag, asked.get(flag.name)) for flag in OWN["submit"]}
+    cluster = _cluster(asked)
+    merged = with_configuration(options, profile, working_directory())
+    submission = decide(merged, asked, words[1] if words[:1] == ["-m"] and len(words) > 1 else "".join(words[:1]))
+    command = run_words(options, profile, submission, words)
+    if cluster == "kubernetes":
+        return _print_manifest(merged, submission, asked, command)
+    parse_target(words)
+    refuse_secrets(merged, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")
+    batch = decide_batch(submission, asked, (*program(), *command))
+    text = sbatch_text(batch)
+    if asked["dry_run"]:
+        answer(text)
+        return ExitStatus.DONE
+    base = runs_directory(os.environ, merged.run_dir.value if merged.run_dir else None, working_directory())
+    return _submit(batch, text, bool(asked["wait"]), base)
+
+
+def run_words(options: Options, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
+    """Return ``run``, what was typed for it, ``--`` and the script; the nodes read the profile themselves."""
+    words = ["run", *([submission.processes] if submission.processes is not None else [])]
+    if profile is not None:
+        words += _spelled("--profile", profile)
+    if submission.grace_s is not None:
+        words += ["--grace", str(submission.grace_s)]
+    for flag in LAUNCH:
+        value = getattr(options, flag.name)
+        if flag.name in _SAID_BY_THE_JOB or value is None:
+            continue
+        if flag.kind in ("switch", "pair"):
+            words.append(flag.flag if value.value else f"--no-{flag.flag[2:]}")
+        else:
+            items = value if isinstance(value, tuple) else (value,)
+            words += [word for item in items for word in _spelled(flag.flag, str(item.value))]
+    return (*words, "--", *script)
+
+
+def program() -> tuple[str, ...]:
+    """Return the command that is this ddplaunch, by its full path: PATH may be another one on the nodes."""
+    script = Path(sys.executable).with_name("ddplaunch")
+    return (str(script),) if os.access(script, os.X_OK) else (*interpreter(), "-m", "ddplaunch")
+
+
+def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
+    environ, cwd = dict(os.environ), working_directory()
+    special = log_beside(str(cwd), batch, f"{int(time.time())}-{os.getpid()}")
+    job = submit_to_slurm(text, cwd, environ, special[:1] if special is not None else ())
+    state = first_state(job, environ)
+    log = None if state is None or batch.array or special is not None else state.log
+    log = log or _log(special[1] if special is not None else str(cwd / batch.log), job)
+    columns = width(sys.stderr)
+    tell(submitted_text(job, batch, log, state, columns, styled(sys.stderr)))
+    if not wait:
+        answer(f"{job}\n")
+        return ExitStatus.DONE
+    try:
+        ended = follow(job, Path(log), environ, _show, lambda state: tell(changed_text(job, state, columns)), state)
+    except KeyboardInterrupt:
+        tell(f"\njob {job} goes on; `scancel {job}` ends it\n")
+        raise
+    return _tell_end(job, ended, base)
+
+
+def _log(pattern: str, job: str) -> str:
+    """Return the path of a job's log; every job of an array has one of its own, named by its index."""
+    head, _, name = pattern.rpartition("/")
+    return f"{head}/{name.replace('%j', job).replace('%A', job).replace('%a', 'INDEX')}"
+
+
+def _show(piece: bytes) -> None:
+    sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
+
+
+def _tell_end(job: str, ended: JobState, base: Path) -> int:
+    """Say how the job ended; a node that failed by itself counts for more than those that srun ended because of it."""
+    directory = newest_run(base, f"slurm-{job}.") if ended.state == "FAILED" else None
+    first = None if directory is None else first_failure(directory)
+    outside = None if directory is None else ended_from_outside(directory)
+    finding = ended_finding(job, ended, first, outside)
+    if finding is not None:
+        tell_findings([finding])
+    return exit_status_of(ended) if first is None else first.exit_status
+
+
+def _print_manifest(options: Options, submission: Submission, asked: dict[str, Any], command: tuple[str, ...]) -> int:
+    from ddplaunch.launch.job.kubernetes import decide_manifest
+    from ddplaunch.ui.yaml_text import manifest_text
+
+    refuse_secrets(options, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")
+    answer(manifest_text(decide_manifest(submission, asked, command)))
+    return ExitStatus.DONE
+
+
+def _cluster(asked: dict[str, Any]) -> str:
+    """Return ``slurm`` or ``kubernetes``. Raises UsageError for another one, and for options of the other one."""
+    cluster = asked["to"] or "slurm"
+    if cluster not in ("slurm", "kubernetes"):
+        raise usage(
+            f"`--to {cluster}` is not known",
+            why="a launch can be handed to `slurm` or printed for `kubernetes`",
+            fix="`--to kubernetes --dry-run`",
+            where="flag: --to",
+        )
+    others, other = (_FOR_SLURM, "slurm") if cluster == "kubernetes" else (_FOR_KUBERNETES, "kubernetes")
+    for name in others:
+        if asked[name]:
+            raise usage(
+                f"`--{name.replace('_', '-')}` is no option for {cluster}",
+                why=f"it belongs to `--to {other}`",
+                fix=f"leave it out, or `--to {other}`",
+                where=f"flag: --{name.replace('_', '-')}",
+            )
+    if cluster == "kubernetes" and not asked["dry_run"]:
+        raise usage(
+            "`--to kubernetes` without `--dry-run`",
+            why="ddplaunch prints the manifest and leaves applying it to kubectl",
+            fix="`ddplaunch submit --to kubernetes --dry-run … -- train.py | kubectl apply -f -`",
+            where="flag: --to",
+        )
+    return cluster
+
+
+def _converted(flag: Flag, value: Any) -> Any:
+    """Return the value of one of submit's own flags; ``Options`` converts the others. Raises UsageError."""
+    if flag.kind != "integer" or value is None:
+        return value
+    if value.isascii() and value.isdecimal() and len(value) < 10:
+        return int(value)
+    raise usage(
+        f"`{flag.flag} {value}` is not a whole number",
+        why=f"{flag.text[:1].lower()}{flag.text[1:].partition(' [')[0].rstrip('.')}",
+        fix=f"`{flag.flag} 4`",
+        where=f"flag: {flag.flag}",
+    )
+
+
+def _spelled(flag: str, value: str) -> list[str]:
+    return [f"{flag}={value}"] if value.startswith("-") else [flag, value]

@@ -1,0 +1,1 @@
+"""`run` and `doctor` over several hosts."""

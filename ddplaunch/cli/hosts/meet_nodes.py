@@ -1,0 +1,210 @@
+"""The step between a checked launch of several nodes and torchrun: all nodes meet first; refuses to launch.
+
+Who has a deadline, a verdict and a name for what is missing waits better than a rendezvous does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ddplaunch import __version__
+from ddplaunch.checks.connectivity import port_taken
+from ddplaunch.cli.prepare import Prepared
+from ddplaunch.cli.relaunching import ending_by_signals, relaunch_refused, told
+from ddplaunch.cli.say import tell_findings
+from ddplaunch.hosts.roll_call import rules as rules
+from ddplaunch.hosts.roll_call.call import Call, answer, hold
+from ddplaunch.hosts.roll_call.messages import Hello, Verdict
+from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.launch.relaunch import Evidence, relaunch_policy
+from ddplaunch.machine.network import probe_port
+from ddplaunch.script.source import locate
+from ddplaunch.ui.hosts_view import Progress
+from ddplaunch.values import codec
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
+from ddplaunch.values.words import duration_s
+
+TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
+AGAIN_S = 2400.0  # after a failure, which other nodes notice when their collectives time out: gloo's after 30 min
+_LARGEST_SCRIPT = 16 << 20
+_ID = "--rdzv-id="
+_MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
+
+
+def wanted(launch: Launch, join_timeout: str | None, again: bool = False) -> float | None:
+    """Return how long to wait for the other nodes, in seconds; None where no roll is called. ``again``: to relaunch.
+
+    It is called where the number of nodes is fixed and their meeting place is node 0's torchrun. Raises UsageError for
+    a ``--join-timeout`` that is no length of time.
+    """
+    usual_s = AGAIN_S if again else TIMEOUT_S
+    timeout_s = usual_s if join_timeout is None else duration_s("--join-timeout", join_timeout)
+    topology = launch.topology
+    several = topology.nnodes.value > 1 and topology.min_nodes == topology.nnodes.value
+    if not several or None in (topology.node_rank, topology.master_addr, topology.master_port):
+        return None
+    own_rendezvous = any("is_host" in word.value for word in launch.options.torchrun_arg)
+    return None if own_rendezvous or not timeout_s else timeout_s
+
+
+def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: Evidence | None = None) -> Launch:
+    """Wait until all nodes are there and agree, and return the launch with a rendezvous id that no older run knows.
+
+    ``silent`` leaves words to node 0, where it speaks to the same reader. ``failed`` is what this node knows of the
+    run before, if this is a relaunch. Raises RefusedError with what every node is
+    told, SystemExit after SIGTERM or SIGHUP.
+    """
+    launch = prepared.launch
+    topology = launch.topology
+    assert topology.node_rank and topology.master_addr and topology.master_port
+    call = Call(
+        nodes=topology.nnodes.value,
+        address=topology.master_addr.value,
+        port=topology.master_port.value,
+        timeout_s=timeout_s,
+        known=_slurm_hosts(os.environ, topology.nnodes.value),
+    )
+    hello = hello_of(prepared, failed)
+    progress = Progress(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
+    show = (lambda status: None) if silent else progress.show
+    with ending_by_signals():
+        try:
+            if topology.node_rank.value == 0:
+                verdict = _hold(call, hello, prepared, show)
+            else:
+                verdict = answer(call, lambda: replace(hello, clock_s=time.time()), show)
+        finally:
+            progress.end()
+    return _heeded(launch, verdict, silent)
+
+
+def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) -> Verdict:
+    options, target = prepared.launch.options, prepared.launch.target
+    checks = options.checks is None or options.checks.value
+    ignore = {item.value for item in options.ignore}
+
+    def compare(joined: Mapping[int, Hello], clocks: Mapping[int, tuple[float, float]]) -> tuple[Finding, ...]:
+        if refused := relaunch_refused(joined, relaunch_policy(options)):
+            return (refused,)
+        return rules.all_together(joined, clocks, target.name if target else None, ignore) if checks else ()
+
+    try:
+        return hold(call, me, _rendezvous_id(prepared.launch), compare, show)
+    except OSError as problem:
+        raise RefusedError(_no_port(call.port, problem)) from problem
+
+
+def _no_port(port: int, problem: OSError) -> Finding:
+    """Say who holds the port, where that can be seen, as the check of a port that was asked for does."""
+    for finding in port_taken(probe_port(port)):
+        return replace(finding, fix=f"name another port on every node, for instance `--master-port {port + 11}`")
+    return error(
+        "port-taken",
+        f"port {port} cannot be listened on: {problem.strerror or problem}",
+        why="the rendezvous has to listen on it, and would fail the same way",
+        fix="name another port on every node, for instance `--master-port 29511`",
+        where="--master-port",
+    )
+
+
+def _heeded(launch: Launch, verdict: Verdict, silent: bool) -> Launch:
+    if not verdict.go:
+        if silent and verdict.heard:
+            sys.exit(ExitStatus.REFUSED)  # node 0 says it
+        raise RefusedError(*verdict.findings)
+    if not silent:
+        tell_findings(verdict.findings)
+    if verdict.rendezvous_id is None:
+        return launch
+    return replace(launch, argv=with_rendezvous_id(launch.argv, verdict.rendezvous_id))
+
+
+def with_rendezvous_id(argv: tuple[str, ...], identity: str) -> tuple[str, ...]:
+    """Return torchrun's argument vector with another rendezvous id; the script's own words stay as they are."""
+    place = next((number for number, word in enumerate(argv) if word.startswith(_ID)), None)
+    return argv if place is None else (*argv[:place], _ID + identity, *argv[place + 1 :])
+
+
+def _rendezvous_id(launch: Launch) -> str:
+    return next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
+
+
+def hello_of(prepared: Prepared, failed: Evidence | None = None) -> Hello:
+    """Return what this node says of itself."""
+    launch = prepared.launch
+    topology, target, run_id = launch.topology, launch.target, launch.options.run_id
+    assert topology.node_rank
+    restarts, policy = launch.options.max_restarts, relaunch_policy(launch.options)
+    words = {
+        "--nnodes": str(topology.nnodes.value),
+        "NPROC": str(topology.nproc_per_node.value),
+        "--max-restarts": str(restarts.value if restarts else 0),
+        "--relaunch": str(policy.times if policy else 0),
+        "--device": launch.device.value,
+        "--run-id": run_id.value if run_id else "",
+        "script": _name(target),
+    }
+    now = time.time()
+    return Hello(
+        node_rank=topology.node_rank.value,
+        host=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        started_s=now,
+        clock_s=now,
+        ddplaunch=__version__,
+        launch=words,
+        arguments=_digest("\0".join(target.args if target else ()).encode("utf-8", "surrogateescape")),
+        facts=codec.to_json(rules.told(prepared.facts)),
+        script=_script(target),
+        failed=None if failed is None else told(failed),
+    )
+
+
+def _name(target: Target | None) -> str:
+    if target is None:
+        return ""
+    return f"-m {target.name}" if target.kind == "module" else Path(target.name).name
+
+
+def _script(target: Target | None) -> str | None:
+    """Return the digest of the source; None for what is no Python source, such as an executable."""
+    if target is None or target.kind == "executable":
+        return None
+    path = locate(target.kind, target.name, Path.cwd(), tuple(Path(entry) for entry in sys.path if entry))
+    try:
+        if not isinstance(path, Path) or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            return _digest(file.read(_LARGEST_SCRIPT))
+    except OSError:
+        return None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _machine() -> str:
+    boot, pids = _MACHINE
+    try:
+        return f"{Path(boot).read_text().strip()} {Path(pids).readlink()}"
+    except OSError:
+        return f"{socket.gethostname()} {os.getpid()}"  # unlike any other: nothing is taken for the same machine
+
+
+def _slurm_hosts(environ: Mapping[str, str], nodes: int) -> Mapping[int, str]:
+    """Return the hosts of all node ranks where Slurm runs one task on each."""
+    if environ.get("SLURM_STEP_NUM_TASKS") != str(nodes):
+        return {}
+    from ddplaunch.launch.inside.slurm import expand_hosts
+
+    hosts: Collection[str] = expand_hosts(environ.get("SLURM_STEP_NODELIST", "")) or ()
+    return dict(enumerate(hosts)) if len(hosts) == nodes else {}

@@ -1,0 +1,284 @@
+"""From hosts to checked launches, one for each: the path that ``run --hosts`` and ``doctor --hosts`` share.
+
+It refuses to start anything.
+
+The flags that say which hosts, and how to reach them, as values; refuses to reach any.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.checks.all_checks import run_across
+from ddplaunch.cli.configuration import variables, working_directory
+from ddplaunch.cli.prepare import check, choose_gpus, interpreter, record_directory, script_report
+from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
+from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet
+from ddplaunch.hosts.session.links import Link, Links
+from ddplaunch.hosts.ssh import command
+from ddplaunch.launch.hosts_plan import HostReport, Meeting, forwarded, part
+from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.relaunch import relaunched_id
+from ddplaunch.launch.resolve import Situation, resolve
+from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.records.directory import new_run_id, runs_directory
+from ddplaunch.script.report import ScriptReport
+from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import duration_s
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The flags that say which hosts, and how to reach them; None or empty where not given."""
+
+    hosts: str | None = None
+    hostfile: str | None = None
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    chdir: str | None = None
+    python: str | None = None
+    join_timeout: float | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether several hosts were asked for at all."""
+        return self.hosts is not None or self.hostfile is not None
+
+
+def asked_for(flags: Mapping[str, Any]) -> Asked:
+    """Return what the flags say. Raises UsageError for a number that is none, and for flags without any host."""
+    text = flags.get("join_timeout")
+    timeout_s = None if text is None else duration_s("--join-timeout", text)
+    asked = Asked(
+        flags.get("hosts"),
+        flags.get("hostfile"),
+        tuple(flags.get("include") or ()),
+        tuple(flags.get("exclude") or ()),
+        flags.get("chdir"),
+        flags.get("python"),
+        timeout_s,
+    )
+    if not asked.given:
+        name = next(name for name, value in flags.items() if value not in (None, [])).replace("_", "-")
+        raise usage(
+            f"`--{name}` without hosts",
+            why="it is for a launch over several hosts",
+            fix=f"add `--hosts gpu-a,gpu-b`, or leave `--{name}` out",
+            where=f"flag: --{name}",
+        )
+    return asked
+
+
+def hosts_of(asked: Asked) -> tuple[Host, ...]:
+    """Return the hosts that were named and chosen. Raises UsageError for a list that is none."""
+    if asked.hosts is not None and asked.hostfile is not None:
+        raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
+    if asked.hostfile is not None:
+        try:
+            text = Path(asked.hostfile).read_text(encoding="utf-8", errors="replace")
+        except OSError as exception:
+            raise usage(
+                f"`{asked.hostfile}` cannot be read: {exception.strerror}",
+                why="it was named by `--hostfile`",
+                fix="correct the path, or name the hosts by `--hosts gpu-a,gpu-b`",
+                where="flag: --hostfile",
+            ) from exception
+        hosts = from_file(text, asked.hostfile)
+    else:
+        hosts = from_words(asked.hosts or "")
+    return chosen(hosts, asked.include, asked.exclude)
+
+
+def refuse_own_place(options: Options) -> None:
+    """Raise UsageError for a node rank: the list of hosts decides it."""
+    if options.node_rank is not None:
+        raise usage(
+            "`--node-rank` and `--hosts` together",
+            why="the hosts get their node ranks in the order of the list",
+            fix="leave `--node-rank` out",
+            where=str(options.node_rank.source),
+        )
+
+
+FACTS_S = 20.0
+TORCH_S = 90.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Each host's part, what was decided for node 0, and what all checks found; errors refuse the launch."""
+
+    parts: tuple[Options, ...]
+    launches: tuple[Launch, ...]
+    findings: tuple[Finding, ...]
+
+    def refusing(self) -> tuple[Finding, ...]:
+        """Return the errors."""
+        return tuple(each for each in self.findings if each.severity is Severity.ERROR)
+
+
+def facts_of(
+    links: Links, hosts: tuple[Host, ...], asked: Asked, options: Options, target: Target | None, torch: bool = False
+) -> Gathered:
+    """Ask all hosts at once. Raises RefusedError where there is no ssh."""
+    python = asked.python or sys.executable
+    question = Question(
+        request=ProbeRequest(
+            data_paths=tuple(item.value for item in options.data),
+            output_paths=tuple(item.value for item in options.output),
+            import_torch=torch,
+        ),
+        python=python,
+        cwd=asked.chdir or str(working_directory()),
+        script=target.name if target is not None and target.kind == "script" else None,
+        env=forwarded(os.environ),
+        deadline_s=asked.join_timeout or (TORCH_S if torch else FACTS_S),
+    )
+
+    def start(name: str) -> Link:
+        return links.open(name, command(name, python))
+
+    try:
+        return ask_all(links, [host.name for host in hosts], start, question)
+    except FileNotFoundError as exception:
+        raise usage(
+            "there is no `ssh` on PATH",
+            why="hosts are reached by OpenSSH's own client",
+            fix="install it: `apt-get install openssh-client`, `dnf install openssh-clients`",
+            code="ssh-missing",
+        ) from exception
+
+
+def plan(
+    links: Links,
+    hosts: tuple[Host, ...],
+    gathered: Gathered,
+    options: Options,
+    target: Target,
+    asked: Asked,
+    relaunch: int = 0,
+) -> Planned:
+    """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet.
+
+    ``relaunch`` counts how many times this was launched before.
+    """
+    ignored = {item.value for item in options.ignore}
+    across = () if _unchecked(options) else run_across(gathered.reports, ignored)
+    findings = tuple(finding for outcome in across for finding in outcome.findings)
+    if any(each.severity is Severity.ERROR for each in findings):
+        return Planned((), (), findings)
+    meeting = meet(
+        links,
+        gathered.links,
+        options.master_port.value if options.master_port else None,
+        options.master_addr.value if options.master_addr else None,
+    )
+    if not isinstance(meeting, Meeting):
+        raise RefusedError(*meeting)
+    run_id = new_run_id() if options.run_id is None else relaunched_id(options.run_id.value, relaunch)
+    script = script_report(target, Path.cwd())
+    parts, launches = [], []
+    found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
+    for node, (host, report) in enumerate(zip(hosts, gathered.reports, strict=True)):
+        mine = part(options, node, meeting, run_id, host.devices)
+        if not isinstance(report.facts.network, Unavailable):
+            network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
+            report = replace(report, facts=replace(report.facts, network=network))
+        launch = plan_host(mine, target, report, script, run_id, asked)
+        parts.append(mine)
+        launches.append(launch)
+        for outcome in check(mine, launch, report.facts, script):
+            found += [(report.name, finding) for finding in outcome.findings]
+    return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
+
+
+def _unchecked(options: Options) -> bool:
+    return options.checks is not None and not options.checks.value
+
+
+def plan_host(
+    options: Options,
+    target: Target,
+    report: HostReport,
+    script: ScriptReport | Unavailable,
+    run_id: str,
+    asked: Asked,
+) -> Launch:
+    """Decide one host's launch from what it reported. It decides again itself, from what it then sees."""
+    environ = report.facts.environment
+    record = record_directory(runs_directory(environ, run_dir_of(options), Path(report.cwd)), run_id)
+    situation = Situation(
+        facts=report.facts,
+        script=script,
+        environ=environ,
+        pairs=variables(options),
+        selection=choose_gpus(options, report.facts, environ, None, run_id),
+        python=(asked.python,) if asked.python else interpreter(),
+        run_id=run_id,
+        record=str(record),
+        plugin=report.plugin if report.plugin is not None else Unavailable(f"ddplaunch on {report.name} has none"),
+        cwd=report.cwd,
+    )
+    return resolve(options, target, situation)
+
+
+def run_dir_of(options: Options) -> str | None:
+    """Return what `--run-dir` said."""
+    return options.run_dir.value if options.run_dir else None
+
+
+class HostsMissingError(RefusedError):
+    """Not enough hosts answered; they may do so later."""
+
+
+def answering(hosts: tuple[Host, ...], gathered: Gathered, enough: int) -> tuple[tuple[Host, ...], tuple[Finding, ...]]:
+    """Return the hosts that answered, and a warning for each other one. Raises HostsMissingError for too few."""
+    names = {report.name for report in gathered.reports}
+    there = tuple(host for host in hosts if host.name in names)
+    if len(there) == len(hosts):
+        return there, ()
+    if len(there) < enough:
+        raise HostsMissingError(*once(by_host(gathered.missing), len(hosts)))
+    return there, tuple(
+        warning(
+            "host-left-out",
+            f"{finding.where[0]} is left out of {len(hosts)} hosts: {finding.what}",
+            why=f"`--nnodes {enough}:{len(hosts)}` goes on with those that answer, if there are at least {enough}; "
+            "numbers are planned for them",
+            fix=finding.fix,
+            where=finding.where,
+        )
+        for finding in gathered.missing
+    )
+
+
+def once(found: Sequence[tuple[str | None, Finding]], hosts: int) -> tuple[Finding, ...]:
+    """Return each finding once, with the hosts that it is about in front of its places, unless it is about all of them.
+
+    ``found`` names the host of each finding; None where the finding does so itself.
+    """
+    groups: dict[tuple[Any, ...], tuple[Finding, list[str]]] = {}
+    for host, finding in found:
+        key = (finding.code, finding.severity, finding.what, finding.fix)
+        named = groups.setdefault(key, (finding, []))[1]
+        if host is not None and host not in named:
+            named.append(host)
+    return tuple(
+        finding
+        if finding.where and len(named) == hosts
+        else replace(finding, where=tuple(dict.fromkeys((*named, *finding.where))))
+        for finding, named in groups.values()
+    )
+
+
+def by_host(missing: Sequence[Finding]) -> list[tuple[str | None, Finding]]:
+    """Return the findings about hosts that did not answer, each with its host beside it."""
+    return [(finding.where[0], replace(finding, where=())) for finding in missing]

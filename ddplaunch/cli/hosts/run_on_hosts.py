@@ -1,0 +1,331 @@
+"""``run --hosts``: gathers, checks, launches and watches over ssh; the one command that stays until the end.
+
+It refuses to start anything unless every host answered and no check of any host objects.
+
+The hosts' output on this console, as one machine would show it; refuses to wait for a terminal that stands still.
+
+A terminal that was halted (Ctrl-S) must not keep the launcher from its heartbeat: hosts that hear nothing end the job.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from ddplaunch.cli.configuration import variables, with_configuration, working_directory
+from ddplaunch.cli.hosts.hosts_verdict import decide
+from ddplaunch.cli.hosts.plan_hosts import (
+    Asked,
+    Planned,
+    answering,
+    facts_of,
+    hosts_of,
+    plan,
+    refuse_own_place,
+    run_dir_of,
+)
+from ddplaunch.cli.hosts.relaunch_hosts import Again, Ended, evidence_of, until_done
+from ddplaunch.cli.prepare import record_directory
+from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.target import parse_target, required
+from ddplaunch.hosts.session.collect import Gathered
+from ddplaunch.hosts.session.links import Links, allow_many
+from ddplaunch.hosts.session.start_hosts import HostEnd, Together, terminal_size
+from ddplaunch.launch.hosts_plan import HostReport, fewest, named, options_json, sized, sized_for
+from ddplaunch.launch.launch import Launch
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.relaunch import relaunch_policy
+from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.launchers import Place, holding
+from ddplaunch.records.outcome import Outcome, Pieces, merged, outcome_of_node, without_skew, write_merged
+from ddplaunch.records.write import hide_secrets, write
+from ddplaunch.ui.export import finding_json, plan_json
+from ddplaunch.ui.launch_view import launch_panel
+from ddplaunch.ui.outcome_view import outcome_text
+from ddplaunch.ui.shell import dry_run_text
+from ddplaunch.ui.speech import refusal_text
+from ddplaunch.ui.terminal import styled, unicode_ok, visible, width, wrap
+from ddplaunch.values.finding import ExitStatus
+
+_WAITING = 64 << 20  # bytes; all of it is in the record anyway
+_LINE = 1 << 16
+_OWN_PREFIX = re.compile(rb"\[[^\]]+:\d+\] ")
+
+
+class Console:
+    """stdout and stderr. Node 0's bytes pass as they are; of other nodes whole lines, with the host in front."""
+
+    def __init__(self, names: tuple[str, ...], prefixed: bool) -> None:
+        """``prefixed``: whether the hosts put the rank in front of each line themselves (``--show``)."""
+        self._names, self._prefixed = names, prefixed
+        self._parts: dict[tuple[int, str], bytes] = {}
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._waiting = 0
+        self._dropped = 0
+        self._at_line_start = True
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def show(self, node: int, stream: Literal["out", "err"], data: bytes) -> None:
+        """Put what a node printed."""
+        descriptor = 1 if stream == "out" else 2
+        if node == 0 or (self._prefixed and stream == "out"):
+            self._put(descriptor, data)
+            return
+        *lines, rest = (self._parts.pop((node, stream), b"") + data).split(b"\n")
+        if len(rest) > _LINE:
+            lines.append(rest)
+            rest = b""
+        self._parts[node, stream] = rest
+        self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
+
+    def say(self, text: str) -> None:
+        """Put what the launcher itself says in lines of its own; without text, begin a new line on a terminal."""
+        if not text:
+            self._put(2, b"\n" if os.isatty(2) else b"")
+            return
+        lines = wrap(visible(text), width(sys.stderr), "ddplaunch: ", "  ")
+        self._put(2, ("" if self._at_line_start else "\n").encode() + "".join(f"{line}\n" for line in lines).encode())
+
+    def _named(self, node: int, line: bytes) -> bytes:
+        if self._prefixed and _OWN_PREFIX.match(line):
+            return line + b"\n"
+        return b"[" + self._names[node].encode() + b"] " + line + b"\n"
+
+    def _put(self, descriptor: int, data: bytes) -> None:
+        if not data:
+            return
+        if self._waiting > _WAITING:
+            self._dropped += len(data)
+            return
+        self._waiting += len(data)
+        self._queue.put((descriptor, data))
+
+    def close(self, deadline_s: float = 5.0) -> None:
+        """Show what is left, incomplete lines too; begin a new line. A terminal that stands still is not waited for."""
+        for (node, stream), rest in self._parts.items():
+            if rest.strip():
+                self._put(1 if stream == "out" else 2, self._named(node, rest))
+        if self._dropped:
+            self._put(2, b"\nddplaunch: %d bytes were not shown, since the terminal stood still\n" % self._dropped)
+        self._queue.put(None)
+        self._thread.join(deadline_s)
+        if not self._at_line_start and not self._thread.is_alive():
+            self._write_all(2, b"\n")
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            descriptor, data = item
+            self._write_all(descriptor, data)
+            self._waiting -= len(data)
+            if os.isatty(descriptor):
+                self._at_line_start = data.endswith(b"\n")
+
+    def _write_all(self, descriptor: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:
+                threading.Event().wait(0.01)
+            except OSError:  # its reader is gone
+                return
+
+
+_GRACE_S = 30.0
+_ENDS_ITSELF_S = 5.0
+_CLOCK_S = 2.0  # what a host's measured clock may be wrong by
+
+
+def run_on_hosts(
+    options: Options, asked: Asked, script: list[str] | None, profile: str | None, dry_run: bool, json: bool
+) -> int:
+    """Launch on all hosts, stay until every one has ended, and return the first failed rank's exit status."""
+    options = with_configuration(options, profile, working_directory())
+    target = parse_target(required(script))
+    hosts = hosts_of(asked)
+    refuse_own_place(options)
+    sized(options, [host.name for host in hosts], [host.slots for host in hosts])
+    options = replace(options, env=_pairs(options), env_file=())
+    allow_many(len(hosts))
+
+    def launch(again: Again) -> Ended:
+        begun_s = time.time()
+        with Links() as links:
+            gathered = facts_of(links, hosts, asked, options, target)
+            there, left_out = answering(hosts, gathered, fewest(options, len(hosts)))
+            mine = sized_for(options, [host.name for host in there], [host.slots for host in there])
+            planned = plan(links, there, gathered, mine, target, asked, again.number)
+            planned = replace(planned, findings=(*left_out, *planned.findings))
+            if refusing := planned.refusing():
+                tell_findings(planned.findings)
+                tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
+                return Ended(ExitStatus.REFUSED)
+            if dry_run:
+                return Ended(_print(gathered, planned, json))
+            return _launch(links, gathered, planned, required(script), begun_s, again)
+
+    return until_done(launch, None if dry_run else relaunch_policy(options))
+
+
+def _pairs(options: Options) -> tuple[Any, ...]:
+    """Return ``--env`` with what ``--env-file`` says in it: the files are on this machine."""
+    from ddplaunch.values.resolved import Resolved
+
+    return tuple(Resolved(f"{name}={value}", source) for name, value, source in variables(options))
+
+
+def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
+    """Print what each host would run."""
+    tell_findings(planned.findings)
+    if json:
+        pairs = zip(gathered.reports, planned.launches, strict=True)
+        plans = [{"host": report.name, **plan_json(launch, ())} for report, launch in pairs]
+        answer_json({"schema": 1, "hosts": plans, "findings": [finding_json(each) for each in planned.findings]})
+        return ExitStatus.DONE
+    for report, launch in zip(gathered.reports, planned.launches, strict=True):
+        answer(f"# on {report.name}, in {report.cwd}\n{dry_run_text(launch, unicode=unicode_ok(sys.stdout))}\n")
+    return ExitStatus.DONE
+
+
+def _launch(
+    links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float, again: Again
+) -> Ended:
+    first = planned.launches[0]
+    notes = (f"relaunch {again.number}, because {again.of} failed",) if again.of is not None else ()
+    hosts = f"hosts: {named([report.name for report in gathered.reports])}"
+    first = replace(first, notes=(*notes, hosts, *first.notes))
+    base = runs_directory(os.environ, run_dir_of(first.options), Path.cwd())
+    directory = record_directory(base, first.run_id)
+    noted = write(first, sys.argv, dict(os.environ), gathered.reports[0].facts, planned.findings, base, again.of)
+    marker = _mark(directory)
+    tell(
+        launch_panel(
+            first,
+            planned.findings,
+            width(sys.stderr),
+            styled(sys.stderr),
+            unicode=unicode_ok(sys.stderr),
+            facts=gathered.reports[0].facts,
+            record=f"none: {noted}" if isinstance(noted, str) else _shown(noted),
+        )
+    )
+    names = tuple(report.name for report in gathered.reports)
+    console, pieces = Console(names, first.options.show is not None), Pieces(directory)
+    grace_s = first.options.grace.value if first.options.grace else _GRACE_S
+    together = Together(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
+    typed = {"script": script, "argv": hide_secrets(sys.argv), "relaunch_of": again.of}
+    orders = [
+        _order(launch, mine, report, typed, marker, grace_s)
+        for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
+    ]
+    places = [
+        Place(node, name, str(order["python"])) for node, (name, order) in enumerate(zip(names, orders, strict=True))
+    ]
+    with holding(directory, first.run_id, places, grace_s):
+        ends = together.run(orders)
+        console.close()
+        pieces.unpack()
+        if marker is not None:
+            (directory / marker).unlink(missing_ok=True)
+        ended = _conclude(directory, first.run_id, ends, gathered.reports, together.interrupted, begun_s)
+        lost = any(end.lost is not None for end in ends)  # what runs there ends itself within its grace
+        return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0, directory=directory)
+
+
+def _mark(directory: Path) -> str | None:
+    """Leave a file by which a host sees that this directory is its own: one file system, and nothing to bring."""
+    name = f".launcher-{os.getpid()}-{time.time_ns():x}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / name).touch()
+    except OSError:
+        return None
+    return name
+
+
+def _order(
+    launch: Launch,
+    options: Options,
+    report: HostReport,
+    typed: dict[str, Any],
+    marker: str | None,
+    grace_s: float,
+) -> dict[str, Any]:
+    record = runs_directory({}, run_dir_of(options), Path(report.cwd)) / "runs" / launch.run_id
+    node = launch.topology.node_rank.value if launch.topology.node_rank else 0
+    streams = [name for name, descriptor in (("out", 1), ("err", 2)) if os.isatty(descriptor)]
+    size = terminal_size()
+    return {
+        "python": launch.argv[0],
+        "run_id": launch.run_id,
+        "grace_s": grace_s,
+        "record": str(record),
+        "marker": marker,
+        "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
+        "launch": {"options": options_json(options), **typed},
+    }
+
+
+def _conclude(
+    directory: Path,
+    run_id: str,
+    ends: tuple[HostEnd, ...],
+    reports: tuple[HostReport, ...],
+    interrupted: int | None,
+    begun_s: float,
+) -> Ended:
+    """Find out where it began, write one outcome for all, and say it."""
+    outcomes: dict[int, Mapping[str, Any]] = {}
+    for end, report in zip(ends, reports, strict=True):
+        found = outcome_of_node(directory, end.node)
+        if found is not None:
+            found = without_skew(found, report.clock_ahead_s)
+            if found.get("ended_s", 0.0) > begun_s - _CLOCK_S:  # an id may be used again
+                outcomes[end.node] = found
+    verdict = decide(directory, ends, outcomes, interrupted)
+    ended_s = time.time()
+    problem = write_merged(directory, merged(run_id, outcomes, verdict, (begun_s, ended_s)))
+    diagnosis = verdict.explanation.diagnosis
+    outcome = Outcome(
+        run_id=run_id,
+        host=verdict.host or socket.gethostname(),
+        node=verdict.node or 0,
+        state=verdict.state,  # type: ignore[arg-type]
+        exit_status=verdict.exit_status,
+        started_s=begun_s,
+        ended_s=ended_s,
+        first_failed_rank=diagnosis.rank if diagnosis is not None else None,
+        diagnosis=diagnosis,
+        cascade=verdict.explanation.cascade,
+        attempts=(),
+        notes=verdict.notes,
+    )
+    tell(
+        outcome_text(
+            outcome,
+            _shown(directory),
+            width(sys.stderr),
+            styled(sys.stderr),
+            unicode=unicode_ok(sys.stderr),
+            signal=interrupted,
+            unrecorded=problem or ("; ".join(verdict.notes) or None),
+        )
+    )
+    return Ended(verdict.exit_status, run_id, evidence_of(directory, verdict, outcomes, interrupted))
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

@@ -1,0 +1,1 @@
+"""`doctor --comm`: real collectives between ranks and hosts, and what they tell."""

@@ -1,0 +1,146 @@
+"""What `doctor --comm` measured as a picture of all pairs and as JSON; refuses to judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddplaunch.comm.checks import rate_text, time_text
+from ddplaunch.comm.groups import Comm, Group, Verdict, verdicts
+from ddplaunch.ui.speech import count
+from ddplaunch.ui.terminal import Emphasis, cells, paint, visible, wrap
+
+_SIGNS: dict[Verdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
+_EMPHASIS: dict[Verdict, Emphasis | None] = {"fine": None, "slow": "warning", "lossy": "warning", "failed": "error"}
+_WORDS: dict[Verdict, str] = {"fine": "fine", "slow": "slow", "lossy": "loses packets", "failed": "fails"}
+_GAP = 2
+
+#: What stands at (row, column), with its verdict.
+Cells = Mapping[tuple[int, int], tuple[str, Verdict]]
+
+
+def comm_text(comm: Comm, width: int, styled: bool) -> list[str]:
+    """Return the lines of the picture: all pairs of hosts where there are some, else this host alone."""
+    title = paint(f"collectives, by {comm.backend}", "bold", styled)
+    if len(comm.hosts) == 1:
+        told = [_alone(group) for group in comm.inside] or ["one rank alone has nobody to talk to"]
+        return [title, *(line for text in told for line in wrap(text, width, "  ", "    ")), ""]
+    found = dict(zip(comm.groups, verdicts(comm), strict=True))
+    places = {host: number for number, host in enumerate(comm.hosts)}
+    label = len(str(len(comm.hosts))) + 1 + max(cells(visible(host)) for host in comm.hosts)
+    numbers = _numbers(found, places)
+    column = max((cells(text) for text, _ in numbers.values()), default=1)
+    if 2 + label + (column + _GAP) * len(places) <= width:
+        lines = _matrix(comm.hosts, numbers, label, column, styled, lead=0, gap=_GAP)
+        legend = _legend(comm)
+    elif 2 + label + _GAP + len(places) <= width:
+        gap = 1 if 2 + label + _GAP + 2 * len(places) <= width else 0
+        lines = _matrix(comm.hosts, _signs(found, places), label, 1, styled, lead=_GAP, gap=gap)
+        legend = "# fine, s slow, ! loses packets, x fails; blank: not tested together; `--json` has the numbers"
+    else:
+        lines, legend = _worst(found, width), "`--json` has the numbers"
+    return [title, *lines, *wrap(legend, width, "  ", "  "), ""]
+
+
+def _worst(found: Mapping[Group, Verdict], width: int) -> list[str]:
+    """Name what is not fine, where the hosts are too many for a picture."""
+    lines = []
+    for group, verdict in found.items():
+        if verdict != "fine":
+            lines += wrap(f"{visible(' with '.join(group.hosts))}: {_WORDS[verdict]}", width, "  ", "    ")
+    return [*lines, f"  {count(sum(verdict == 'fine' for verdict in found.values()), 'group')} of hosts do well"]
+
+
+def _alone(group: Group) -> str:
+    if group.measured is None:
+        return f"{group.ranks} ranks: {group.problem}"
+    rate, latency = rate_text(group.measured.bandwidth), time_text(group.measured.latency_us)
+    return f"{group.ranks} ranks: {rate}, an all-reduce of 4 bytes takes {latency}"
+
+
+def _legend(comm: Comm) -> str:
+    parts = ["above the diagonal: bit/s between two hosts", "below: time of an all-reduce of 4 bytes"]
+    ranks = sorted({group.ranks for group in comm.inside})
+    if ranks:
+        parts.append(f"on it: bit/s among the {' or '.join(map(str, ranks))} ranks of each host")
+    return f"{'; '.join(parts)}; blank: not tested together"
+
+
+def _numbers(found: Mapping[Group, Verdict], places: Mapping[str, int]) -> Cells:
+    """Bandwidth above the diagonal and on it, latency below."""
+    result: dict[tuple[int, int], tuple[str, Verdict]] = {}
+    for group, verdict in found.items():
+        low, high = min(places[host] for host in group.hosts), max(places[host] for host in group.hosts)
+        rate = "fails" if group.measured is None else _short(rate_text(group.measured.bandwidth))
+        result[low, high] = (rate, verdict)
+        if low != high:
+            latency = "" if group.measured is None else time_text(group.measured.latency_us).replace(" ", "")
+            result[high, low] = (latency, verdict)
+    return result
+
+
+def _signs(found: Mapping[Group, Verdict], places: Mapping[str, int]) -> Cells:
+    result: dict[tuple[int, int], tuple[str, Verdict]] = {}
+    for group, verdict in found.items():
+        one, two = places[group.hosts[0]], places[group.hosts[-1]]
+        result[one, two] = result[two, one] = (_SIGNS[verdict], verdict)
+    return result
+
+
+def _short(rate: str) -> str:
+    """Return ``9.4 Gbit/s`` as ``9.4G``; the legend says of what."""
+    number, _, unit = rate.partition(" ")
+    return number + ("" if unit == "bit/s" else unit[0])
+
+
+def _matrix(
+    hosts: Sequence[str], shown: Cells, label: int, column: int, styled: bool, *, lead: int, gap: int
+) -> list[str]:
+    """Return a line for each host. ``lead`` cells stand in front of the first column, ``gap`` in front of each."""
+    digits = len(str(len(hosts)))
+    heads = [str(number)[-column:].rjust(column + gap) for number in range(1, len(hosts) + 1)]
+    lines = [paint(" " * (2 + label + lead) + "".join(heads), "dim", styled)]
+    for row, host in enumerate(hosts):
+        name = f"{row + 1:>{digits}} {visible(host)}"
+        line = "  " + name + " " * (label - cells(name) + lead)
+        for number in range(len(hosts)):
+            text, verdict = shown.get((row, number), ("", "fine"))
+            emphasis = _EMPHASIS[verdict]
+            padding = " " * (column + gap - cells(text))
+            line += padding + (paint(text, emphasis, styled) if emphasis else text)
+        lines.append(line.rstrip())
+    return lines
+
+
+def comm_json(comm: Comm) -> dict[str, Any]:
+    """Return every step with its numbers: bytes per second, bytes, microseconds, TCP segments."""
+    return {
+        "backend": comm.backend,
+        "deadline_s": comm.deadline_s,
+        "hosts": list(comm.hosts),
+        "steps": [_step(group, verdict) for group, verdict in zip(comm.groups, verdicts(comm), strict=True)],
+        "untested": [{"host": host, "reason": reason} for host, reason in comm.untested],
+    }
+
+
+def _step(group: Group, verdict: Verdict) -> dict[str, Any]:
+    step: dict[str, Any] = {
+        "hosts": list(group.hosts),
+        "round": group.round,
+        "ranks": group.ranks,
+        "verdict": verdict,
+        "problem": group.problem or None,
+        "seconds": round(group.seconds, 3),
+        "tcp_segments": group.segments,
+        "tcp_resent": group.resent,
+    }
+    if group.measured is not None:
+        step |= {
+            "bandwidth_bytes_per_s": round(group.measured.bandwidth),
+            "size_bytes": group.measured.size_bytes,
+            "latency_us": group.measured.latency_us,
+            "latency_most_us": group.measured.latency_most_us,
+            "tcp_segments": group.measured.segments,
+            "tcp_resent": group.measured.resent,
+        }
+    return step

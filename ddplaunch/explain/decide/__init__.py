@@ -1,0 +1,1 @@
+"""From matches to the root cause."""

@@ -1,0 +1,1 @@
+"""Log text to lines, tracebacks, launcher trailers and matches."""

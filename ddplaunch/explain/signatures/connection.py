@@ -1,0 +1,368 @@
+"""How a taken port and a name without address show; refuses peers that cannot be reached.
+
+Signatures of hosts that do not reach each other: ports, names, rendezvous, interfaces; refuses InfiniBand.
+"""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signatures.signature import Signature
+
+_TAKEN_WHY = (
+    "Another process listens on the rendezvous port: an older run that was not stopped, a second job with the same "
+    "default port (29500), or two launchers of one job on the same node."
+)
+_TAKEN_FIXES = (
+    "Leave the port out (on one node ddplaunch picks a free one) or choose another: `--master-port 29501` on every "
+    "node.",
+    "See who holds it on the node of rank 0: `ss -ltnp | grep 29500`, and end a left-over run of yours.",
+)
+_NOT_TRAINING = r"[Tt]ensor[Bb]oard|[Jj]upyter|[Pp]rometheus|[Gg]radio|visdom|trying \d+"
+_NAME_WHY = "The resolver of this node (DNS, /etc/hosts) has no address for the name, so nothing can be connected."
+_NAME_FIXES = (
+    "Use an address that every node knows: `--master-addr 10.0.0.5` (`hostname -I` on the node of rank 0).",
+    "Test it on the node that failed: `getent hosts NAME`; add it to /etc/hosts or use the full name.",
+)
+_DOWNLOADS = r"urllib3|requests[./]|huggingface|hf\.co|wandb|httpx|botocore|aiohttp|Max retries|<urlopen error"
+
+ADDRESSES: tuple[Signature, ...] = (
+    Signature(
+        code="port-taken",
+        role="root",
+        literals=("EADDRINUSE", "ddress already in use", "another process is utilizing"),
+        patterns=(
+            r"(?:Error|error): .*port: (?P<port>\d+),.*(?:code: -(?:98|48)|EADDRINUSE)",
+            r"(?:Error|error): .*:(?P<port>\d+) \(errno: (?:98|48) - Address already in use\)",
+            r"on port `?(?P<port>\d+)`?, but another process is utilizing it",
+            r"(?:bind|listen|address)\S*:? .*:(?P<port>\d+)[^\d:].*[Aa]ddress already in use",
+        ),
+        what="port {port} is already in use on the node of rank 0",
+        why=_TAKEN_WHY,
+        fixes=(
+            _TAKEN_FIXES[0],
+            "see who holds it: `ss -ltnp | grep :{port}` on that node; end a left-over run of yours",
+        ),
+        examples=(
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+            "port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+            "RuntimeError: The server socket has failed to listen on any local network address. The server socket has "
+            "failed to bind to [::]:29500 (errno: 98 - Address already in use).",
+            "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is "
+            "utilizing it.",
+            "E0101 server_chttp2.cc: bind address 0.0.0.0:6379 failed: Address already in use",
+        ),
+        near_misses=(
+            "[W socket.cpp:436] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address "
+            "family "
+            "not supported by protocol).",
+            "TensorBoard could not bind to port 6006, it was already in use",
+        ),
+        unless=(_NOT_TRAINING,),
+        priority=70,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
+    ),
+    Signature(
+        code="port-taken",
+        role="root",
+        literals=("ddress already in use",),
+        patterns=(
+            r"(?:RuntimeError|OSError|socket\.error|error|DistNetworkError): (?:\[Errno (?:98|48)\] )?"
+            r"(?P<line>[Aa]ddress already in use)",
+            r"(?:NCCL WARN|Bootstrap).*[Bb]ind.*(?P<line>Address already in use)",
+        ),
+        what="the rendezvous port is taken: {line}",
+        why=_TAKEN_WHY,
+        fixes=_TAKEN_FIXES,
+        examples=(
+            "RuntimeError: Address already in use",
+            "OSError: [Errno 98] Address already in use",
+            "misc/socket.cc:317 NCCL WARN Bind to 10.0.0.3<29600> failed : Address already in use",
+        ),
+        near_misses=('log: "Address already in use" means that TensorBoard runs twice',),
+        unless=(_NOT_TRAINING,),
+        log_unless=(r"[Tt]ensor[Bb]oard could not bind",),
+        priority=65,
+        source="https://github.com/pytorch/pytorch/issues/73320",
+    ),
+    Signature(
+        code="port-taken",
+        role="confirmation",
+        literals=("Address already in use",),
+        patterns=(
+            r"server socket has failed to (?:bind|listen).*:(?P<port>\d+) \(errno: (?:98|48) - Address already in "
+            r"use\)",
+        ),
+        what="port {port} could not be bound: it is in use",
+        why=_TAKEN_WHY,
+        fixes=_TAKEN_FIXES,
+        examples=(
+            "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address "
+            "already in use).",
+        ),
+        near_misses=("[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - x).",),
+        priority=40,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
+    ),
+    Signature(
+        code="host-name-unresolvable",
+        role="root",
+        literals=("cannot be retrieved (gai error", "resolve hostname", "gethostbyname", "ENOTFOUND", "Unknown host"),
+        patterns=(
+            r"(?<!IPv6 )network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",
+            r"Could not resolve hostname (?P<host>[^\s:]+)",
+            r"gethostbyname\(\"?(?P<host>[^\")]+)\"?\) failed",
+            r"getaddrinfo ENOTFOUND (?P<host>\S+)",
+            r"(?:Unknown host|host unknown):? (?P<host>[\w.-]+)",
+        ),
+        what="the name `{host}` has no address on this node",
+        why=_NAME_WHY,
+        fixes=(_NAME_FIXES[0], "test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts"),
+        examples=(
+            "[W socket.cpp:601] [c10d] The IPv4 network addresses of (node-a, 29500) cannot be retrieved (gai error: "
+            "-2 - "
+            "Name or service not known).",
+            "ssh: Could not resolve hostname gpu7: Name or service not known",
+            'pdsh@head: gethostbyname("gpu7") failed',
+            "Error: getaddrinfo ENOTFOUND gpu7",
+            "Unknown host gpu7",
+        ),
+        near_misses=("[W socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",),
+        priority=70,
+        source="https://man7.org/linux/man-pages/man3/getaddrinfo.3.html",
+    ),
+    Signature(
+        code="host-name-unresolvable",
+        role="root",
+        literals=("IPv6 network addresses of",),
+        patterns=(r"IPv6 network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",),
+        what="the name `{host}` has no address on this node",
+        why=_NAME_WHY,
+        fixes=(_NAME_FIXES[0], "test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts"),
+        examples=(
+            "[W socket.cpp:601] [c10d] The IPv6 network addresses of (ddp-0.ddp, 29500) cannot be retrieved (gai "
+            "error: -2 - "
+            "Name or service not known).",
+        ),
+        near_misses=(
+            "TimeoutError: The IPv6 network addresses of (node0, 29500) cannot be retrieved (gai error: -2 - x). The "
+            "client "
+            "socket has failed to connect to node0:29500 (errno: 113 - No route to host).",
+        ),
+        unless=(r"errno: 1(?:10|11|13)\b",),
+        log_unless=(r"errno: 1(?:10|11|13)\b",),
+        priority=62,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
+    ),
+    Signature(
+        code="host-name-unresolvable",
+        role="root",
+        literals=(
+            "gaierror",
+            "Name or service not known",
+            "failure in name resolution",
+            "No address associated",
+            "EAI_",
+            "host not found",
+        ),
+        patterns=(
+            r"socket\.gaierror: \[Errno -?\d+\] (?P<reason>.+)",
+            r"RuntimeError: (?:.*: )?(?P<reason>Name or service not known|Temporary failure in name resolution)",
+            r"NCCL WARN .*: (?P<reason>Name or service not known|Temporary failure in name resolution)",
+            r"RuntimeError: (?P<reason>No address associated with hostname)",
+            r"host not found: (?P<reason>.+)",
+            r"hostname: (?P<reason>EAI_\w+)",
+        ),
+        what="a host name could not be resolved: {reason}",
+        why=_NAME_WHY,
+        fixes=_NAME_FIXES,
+        examples=(
+            "socket.gaierror: [Errno -2] Name or service not known",
+            "RuntimeError: Temporary failure in name resolution",
+            "NCCL WARN ncclGetSocketAddrFromString : error encountered when getting address info : Name or service "
+            "not known",
+            "RuntimeError: In operator() at tensorpipe/common/ibv.h failed to look up the IP address for the "
+            "hostname: EAI_NONAME",
+            "RuntimeError: No address associated with hostname",
+            "ValueError: host not found: Name or service not known",
+        ),
+        near_misses=(
+            "NewConnectionError: Failed to establish a new connection: [Errno -2] Name or service not known",
+            "WARNING: could not get host name of client: Name or service not known",
+        ),
+        unless=(_DOWNLOADS,),
+        log_unless=(_DOWNLOADS,),
+        priority=65,
+        source="https://docs.python.org/3/library/socket.html#socket.gaierror",
+    ),
+)
+
+
+_WHY = (
+    "NCCL and gloo tell the other ranks the address of one interface of their own; if it is a bridge, loopback, "
+    "link-local "
+    "or otherwise private one, the others cannot connect to it."
+)
+_FIXES = (
+    "Name the interface that connects the nodes: `--socket-ifname eth0` (find it: `ip -4 route get "
+    "ADDRESS_OF_OTHER_NODE`).",
+    "In containers use the host's network: `docker run --network=host`.",
+    "See what was chosen: `--nccl-debug INFO`, then the line `Bootstrap : Using`.",
+)
+
+SIGNATURES: tuple[Signature, ...] = (
+    *ADDRESSES,
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("o socket interface found", "No interface found", "No usable listening interface"),
+        patterns=(
+            r"(?P<line>[Nn]o socket interface found)",
+            r"(?P<line>No interface found in the same subnet as remote address \S+)",
+            r"(?P<line>No usable listening interface found)",
+        ),
+        what="NCCL found no usable network interface: {line}",
+        why=_WHY,
+        fixes=("correct or unset NCCL_SOCKET_IFNAME: it names an interface that this node does not have", *_FIXES),
+        examples=(
+            "NCCL WARN Bootstrap : no socket interface found",
+            "misc/socket.cc:238 NCCL WARN Net : No interface found in the same subnet as remote address "
+            "192.168.20.14<29777>",
+            "bootstrap.cc:43 NCCL WARN NET/Socket : No usable listening interface found",
+        ),
+        near_misses=("NCCL INFO NET/IB : No device found.", "NCCL INFO Bootstrap : Using enp5s0:192.168.0.31<0>"),
+        priority=68,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("Unable to find", "unsupported gloo device", "makeDeviceFor", "ifa != nullptr"),
+        patterns=(
+            r"(?P<line>Unable to find (?:address|interface) for: ?\S+)",
+            r"(?P<line>makeDeviceFor(?:Hostname|Interface)\(\): unsupported gloo device)",
+            r"(?P<line>ifa != nullptr)",
+        ),
+        what="gloo found no address to listen on: {line}",
+        why="gloo takes one interface from GLOO_SOCKET_IFNAME (no list, no `^`), or the address of this host's own "
+        "name",
+        fixes=(
+            "set it to an interface of this node, spelled as `ip -br addr` does: `--socket-ifname eth0`",
+            "without it, let the node's own name resolve to its address: `getent hosts $(hostname)`",
+        ),
+        examples=(
+            "RuntimeError: [enforce fail at gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address "
+            "for: ib0",
+            "RuntimeError: [enforce fail] ifa != nullptr. Unable to find interface for: [10.1.2.3]",
+            "RuntimeError: makeDeviceForHostname(): unsupported gloo device",
+            "RuntimeError: [enforce fail at ../gloo/transport/tcp/device.cc:83] ifa != nullptr. ",
+        ),
+        near_misses=("Unable to find hostfile, will proceed with training with local resources only.",),
+        unless=(r"hostfile",),
+        priority=66,
+        source="https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/device.cc",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("Connect to ", "onnect", "connect ["),
+        patterns=(
+            r"Connect to "
+            r"(?P<address>fe80:[^\s<]*|169\.254\.[\d.]+|192\.168\.122\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)<\d+> failed",
+            r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)\]",
+            r"pair\.cc:\d+\] connect \[(?P<address>127\.0\.[1-9]\d*\.\d+|fe80:[^\]]*)\]",
+            r"(?:timed out connecting|failed to connect).*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|fe80:[^\]]*)\]",
+        ),
+        what="a rank announced {address}, an address that only its own host or container knows",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.18.0.3<40519> failed : Software caused "
+            "connection abort",
+            "NCCL WARN Connect to fe80::4c9d:8bff:fe01:77c2%3<51833> failed : Network is unreachable",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:40411: Connection refused",
+            "ERROR failed to connect, willRetry=0, local=[127.0.1.1]:11411, remote=[127.0.1.1]:6492, error=Connection "
+            "refused",
+            "RuntimeError: Gloo connectFullMesh failed with [gloo/transport/tcp/pair.cc:144] no error, "
+            "remote=[127.0.1.1]:4411",
+        ),
+        near_misses=(
+            "socketStartConnect: Connect to 10.3.0.12<44181> failed : Software caused connection abort",
+            "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: Connection refused, "
+            "remote=[10.77.0.1]:6492",
+        ),
+        priority=56,
+        source="https://github.com/NVIDIA/nccl/blob/master/src/misc/socket.cc",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("No route to host", "Network is unreachable", "Call to connect timeout", "Connect timeout ["),
+        patterns=(
+            r"(?P<line>Connect to [\d.]+<\d+> failed : (?:No route to host|Network is unreachable))",
+            r"NCCL WARN (?P<line>Call to connect (?:timeout|failed) : [A-Z][a-z ]+)",
+            r"(?P<line>Connect timeout \[[^\]]*\])",
+            r"connectFullMesh failed.*(?P<line>(?:No route to host|Network is unreachable).*remote=\[[^\]]+\])",
+        ),
+        what="a rank could not reach the address that another one announced: {line}",
+        why=_WHY,
+        fixes=(
+            *_FIXES[:2],
+            "if the interface is right, open all ports between the nodes: NCCL and gloo take random ones",
+        ),
+        examples=(
+            "NCCL WARN socketStartConnect: Connect to 192.168.50.2<44181> failed : No route to host",
+            "NCCL WARN Connect to 10.0.0.3<51833> failed : Network is unreachable",
+            "include/socket.h:361 NCCL WARN Call to connect timeout : Connection refused",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.7]:3210: Connect timeout [none]",
+            "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: No route to host, "
+            "remote=[10.8.0.1]:64920$2",
+        ),
+        near_misses=("NCCL INFO Call to connect returned Connection refused, retrying",),
+        log_unless=(r"[Nn]ode failure|NODE FAILURE",),
+        priority=48,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#networking-issues",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("onnectFullMesh failed",),
+        patterns=(r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.0\.1|::1|localhost)\]",),
+        what="a rank announced its loopback address {address} to the others",
+        why="gloo binds to what the host's own name resolves to, and falls back to loopback where it does not resolve",
+        fixes=(
+            _FIXES[0],
+            "if all ranks are on one node, a rank that ended earlier is the cause: look at the first exit",
+        ),
+        examples=(
+            "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection "
+            "refused, "
+            "remote=[127.0.0.1]:14215",
+        ),
+        near_misses=(
+            "Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.",
+        ),
+        priority=35,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        role="root",
+        literals=("onnectFullMesh failed", "] connect ["),
+        patterns=(
+            r"(?P<line>connectFullMesh failed with .{0,160})",
+            r"pair\.cc:\d+\] (?P<line>connect \[[^\]]+\]\S* (?:Connection refused|No route to host|Connection timed "
+            r"out))",
+        ),
+        what="gloo could not connect the ranks with one another: {line}",
+        why="each rank announces the address of one interface; a firewall, a wrong interface or a rank that is gone "
+        "refuses it",
+        fixes=_FIXES,
+        examples=(
+            "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no "
+            "error",
+            "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.9]:40411: Connection refused",
+        ),
+        near_misses=("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",),
+        priority=30,
+        source="https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc",
+    ),
+)

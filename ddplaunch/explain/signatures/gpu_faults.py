@@ -1,0 +1,394 @@
+"""How a fault of a GPU or of a kernel shows; refuses to blame hardware for an index out of range.
+
+How a driver, fabric or build that does not fit the GPU shows; refuses to probe one.
+"""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signatures.signature import Signature
+
+_SANITIZE = (
+    "find the kernel: run one rank under `compute-sanitizer python train.py`, or with `--env CUDA_LAUNCH_BLOCKING=1`"
+)
+_HEALTH = "look at the GPU: `nvidia-smi -q -d ECC,PAGE_RETIREMENT,ROW_REMAPPER` and `dmesg | grep -i xid`"
+_ASYNC = "the Python frame is only where the error was noticed: kernels run asynchronously"
+
+_FAULTS: tuple[Signature, ...] = (
+    Signature(
+        code="device-side-assert",
+        role="root",
+        literals=("Assertion `",),
+        patterns=(
+            r"(?P<file>[\w.-]+\.(?:cu|cuh|h|hpp|cpp|py))[:(]\d+[:)].*?: block: ?\[(?P<block>[\d, ]+)\], thread: "
+            r"?\[[\d, ]+\].*"
+            r"Assertion `(?P<assertion>.+?)`? failed",
+            r"(?P<file>[\w.-]+\.(?:cu|cuh)):\d+: .*Assertion `(?P<assertion>.+?)` failed",
+        ),
+        what="an assertion failed in a GPU kernel ({file}): `{assertion}`",
+        why="a kernel checks what it is given, nearly always a label or index outside of the range of classes, rows or "
+        "embeddings; " + _ASYNC,
+        fixes=(
+            "check the range where the batch is made: `assert 0 <= labels.min() and labels.max() < num_classes`, "
+            "and that "
+            "token ids are below the embedding's size",
+            "get the true frame: `--env CUDA_LAUNCH_BLOCKING=1`, or one step on the CPU",
+        ),
+        examples=(
+            "../aten/src/ATen/native/cuda/Loss.cu:250: nll_loss_forward_reduce_cuda_kernel_2d: block: [0,0,0], thread: "
+            "[7,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:84: operator(): block: [0,0,0], thread: [0,0,0] "
+            "Assertion "
+            '`index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
+            "/opt/conda/THCUNN/ClassNLLCriterion.cu:105: void cunn_ClassNLLCriterion_updateOutput_kernel(): "
+            "block: [0,0,0], "
+            "thread: [1,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "/tmp/kernels/gather.cu:41: void gather(int*): Assertion `row < rows` failed.",
+            "/pytorch/aten/src/THC/THCTensorIndex.cu:362: void indexSelectLargeIndex(): block: [3,0,0], thread: "
+            "[31,0,0] "
+            "Assertion `srcIndex < srcSelectDimSize` failed.",
+        ),
+        near_misses=("python: malloc.c:2617: sysmalloc: Assertion `(old_top == initial_top (av))' failed.",),
+        priority=72,
+    ),
+    Signature(
+        code="device-side-assert",
+        role="root",
+        literals=("device-side assert triggered",),
+        patterns=(
+            r"(?:CUDA|Cuda|cuda|HIP)\b.{0,60}device-side assert "
+            r"triggered",
+            r"THCudaCheck FAIL.*: device-side assert triggered",
+        ),
+        what="an assertion failed in a GPU kernel (the log does not say which)",
+        why="nearly always a label or index out of range; " + _ASYNC,
+        fixes=(
+            "get the assertion and the true frame: `--env CUDA_LAUNCH_BLOCKING=1`, or one step on the CPU",
+            "check labels and token ids against the number of classes and the embedding's size",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: device-side assert triggered",
+            "torch.AcceleratorError: CUDA error: device-side assert triggered",
+            "RuntimeError: cuda runtime error (59) : device-side assert triggered at "
+            "/pytorch/aten/src/THC/THCReduceAll.cuh:327",
+            "THCudaCheck FAIL file=/opt/THCReduceAll.cuh line=327 error=59 : device-side assert triggered",
+            "NCCL WARN Cuda failure 'device-side assert triggered'",
+            "RuntimeError: Triton Error [CUDA]: device-side assert triggered",
+        ),
+        near_misses=("Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",),
+        priority=66,
+    ),
+    Signature(
+        code="gpu-fault",
+        role="root",
+        literals=("NVRM: Xid",),
+        patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>(?!45\b|43\b|31\b|13\b)\d+)\b,?(?P<detail>.*)",),
+        what="the driver reported Xid {xid} for the GPU at {device}:{detail}",
+        why="an Xid is the driver's own error report: 79 fell off the bus, 48, 63, 64, 94 and 95 memory (ECC), "
+        "74 and 144 to 150 "
+        "NVLink, 119 and 120 its firmware",
+        fixes=(
+            "take the node out of the job (`srun --exclude=NODE`) and report it; a reset or reboot is needed "
+            "after most Xids",
+            _HEALTH,
+            "meaning of each number: https://docs.nvidia.com/deploy/xid-errors/",
+        ),
+        examples=(
+            "[1084456.074562] NVRM: Xid (PCI:0000:09:00): 79, pid=0, GPU has fallen off the bus.",
+            "kernel: NVRM: Xid (PCI:0000:9b:00): 94, pid=1234, name=python3, Contained ECC error",
+            "NVRM: Xid (PCI:0000:00:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00",
+        ),
+        near_misses=(
+            "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+        ),
+        priority=74,
+        source="https://docs.nvidia.com/deploy/xid-errors/",
+    ),
+    Signature(
+        code="gpu-fault",
+        role="confirmation",
+        literals=("NVRM: Xid",),
+        patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>13|31|43)\b",),
+        what="the driver reported Xid {xid} for the GPU at {device}",
+        why="13, 31 and 43 follow from a kernel that read or wrote where it must not",
+        fixes=(_SANITIZE,),
+        examples=("NVRM: Xid (PCI:0000:41:00): 31, pid=4411, name=python, Ch 00000008, MMU Fault",),
+        near_misses=("NVRM: Xid (PCI:0000:09:00): 79, pid=0, GPU has fallen off the bus.",),
+    ),
+    Signature(
+        code="gpu-fault",
+        role="root",
+        literals=(
+            "uncorrectable ECC error",
+            "uncorrectable NVLink error",
+            "fallen off the bus",
+            "GPU is lost",
+            "Unable to determine the device handle",
+            "hardware stack error",
+            "RmInitAdapter failed",
+        ),
+        patterns=(
+            r"(?:CUDA error|Cuda failure|cuda runtime error)\S* .*?(?P<message>uncorrectable (?:ECC|NVLink) error\w*)",
+            r"(?P<message>GPU has fallen off the bus|GPU is lost)",
+            r"(?P<message>Unable to determine the device handle for GPU\s?\S+)",
+            r"CUDA error: (?P<message>hardware stack error)",
+            r"NVRM: .*(?P<message>RmInitAdapter failed)",
+        ),
+        what="a GPU failed: `{message}`",
+        why="memory, link or board of this GPU reported a fault that software cannot repair; no code of the run "
+        "caused it",
+        fixes=(
+            "take the node or GPU out (`--gpus` without it, `srun --exclude=NODE`) and report it",
+            _HEALTH,
+            "continue from the last checkpoint on other GPUs",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+            "NVRM: GPU 0000:09:00.0: GPU has fallen off the bus.",
+            "Unable to determine the device handle for GPU0000:03:00.0: Unknown Error",
+            "RuntimeError: CUDA error: hardware stack error",
+            "[   21.091872] NVRM: GPU 0000:01:00.0: RmInitAdapter failed! (0x22:0x56:894)",
+            "Unable to determine the device handle for GPU 0000:03:00.0: GPU is lost.  Reboot the system to "
+            "recover this GPU",
+        ),
+        near_misses=("Volatile Uncorr. ECC                           | 0 |", "PCIe Bus Error: severity=Corrected"),
+        priority=74,
+    ),
+    Signature(
+        code="gpu-fault",
+        role="root",
+        literals=(
+            "an illegal memory access was encountered",
+            "misaligned address",
+            "unspecified launch failure",
+            "an illegal instruction was encountered",
+            "invalid program counter",
+            "Memory access fault by GPU",
+            "launch timed out and was terminated",
+            "CUDA error: unknown error",
+            "HSA_STATUS_ERROR_",
+            "HW Exception by GPU",
+        ),
+        patterns=(
+            r"(?P<message>an illegal memory access was encountered|misaligned address|unspecified launch failure"
+            r"|an illegal instruction was encountered|the launch timed out and was terminated)",
+            r"(?:CUDA error|Cuda failure|HIP error)\S* ?\d* ?'?(?P<message>invalid program counter|unknown error)",
+            r"(?P<message>HSA_STATUS_ERROR_\w+|HW Exception by GPU node-\d+)",
+            r"(?P<message>Memory access fault by GPU node-\d+)",
+        ),
+        log_unless=(r"Assertion `.*` failed", r"device-side assert triggered", r"uncorrectable ECC"),
+        what="a kernel faulted on the GPU: `{message}`",
+        why="a kernel (often a custom, Triton or fused one) touched memory that is not its own, or the GPU "
+        "itself is at fault; " + _ASYNC,
+        fixes=(
+            _SANITIZE,
+            "leave custom kernels out one by one (flash attention, apex, `torch.compile`), and update them to fit "
+            "this torch",
+            "if it stays on one GPU whatever runs there: " + _HEALTH,
+        ),
+        examples=(
+            "torch.AcceleratorError: CUDA error: misaligned address",
+            "[rank0]:[E ProcessGroupNCCL.cpp:1414] [PG 2 Rank 0] Process group watchdog thread terminated with "
+            "exception: CUDA "
+            "error: an illegal memory access was encountered",
+            "RuntimeError: cuda runtime error (77) : an illegal memory access was encountered at "
+            "/opt/THCCachingHostAllocator.cpp:265",
+            "RuntimeError: CUDA error: unspecified launch failure",
+            "THCudaCheck FAIL file=/opt/Copy.cu line=84 error=4 : unspecified launch failure",
+            "NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+            "Memory access fault by GPU node-4 (Agent handle: 0x55) on address 0x7f.",
+            "RuntimeError: CUDA error: the launch timed out and was terminated",
+            "RuntimeError: CUDA error: an illegal instruction was encountered",
+            "RuntimeError: CUDA error: invalid program counter",
+            "RuntimeError: CUDA error: unknown error",
+            "RuntimeError: Triton Error [CUDA]: an illegal memory access was encountered",
+            "Error an illegal memory access was encountered at line 529 in file /src/csrc/ops.cu",
+            ":0:rocdevice.cpp:2724: Callback: Queue aborting with error : HSA_STATUS_ERROR_MEMORY_APERTURE_VIOLATION",
+            "HW Exception by GPU node-1 (Agent handle: 0x5) reason :GPU Hang",
+        ),
+        near_misses=(
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",
+            "Search for `cudaErrorMisalignedAddress' in https://docs.nvidia.com/cuda/",
+        ),
+        priority=62,
+    ),
+)
+
+
+#: A warning that CUDA cannot be used is no cause where something else ended the run.
+_OTHER_EXCEPTION = r"^(?!.*(?:NCCL|nccl|CUDA|cuda|GPU|gpu|driver|NVIDIA|ChildFailed))[\w.]*(?:Error|Exception)\b: \S"
+_DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
+
+_DRIVER: tuple[Signature, ...] = (
+    Signature(
+        code="driver-too-old",
+        role="root",
+        literals=("driver on your system is too old",),
+        patterns=(r"NVIDIA driver on your system is too old \(found version (?P<major>\d{1,2})0(?P<minor>\d)0\)",),
+        log_unless=(_OTHER_EXCEPTION,),
+        what="the NVIDIA driver supports CUDA {major}.{minor} at most, older than this torch needs",
+        why="a build of torch needs a driver at least as new as its CUDA's; without it CUDA counts as unavailable",
+        fixes=(
+            "install a torch built for CUDA {major}.{minor} or older: https://pytorch.org/get-started/previous-versions",
+            "update the driver on every node: https://www.nvidia.com/drivers",
+            _DOCTOR,
+        ),
+        examples=(
+            "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your GPU "
+            "driver by downloading and installing a new version",
+            "torch/cuda/__init__.py:118: UserWarning: CUDA initialization: The NVIDIA driver on your system is too old "
+            "(found version 10020). Please update",
+            "The NVIDIA driver on your system is too old (found version 9010).",
+        ),
+        near_misses=("NVIDIA driver 535.104.05 on your system",),
+        priority=66,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/cuda/Module.cpp",
+    ),
+    Signature(
+        code="driver-too-old",
+        role="root",
+        literals=(
+            "driver version is insufficient",
+            "forward compatibility",
+            "Driver/library version mismatch",
+            "unsupported display driver",
+            "unsatisfied condition: cuda",
+            "PTX was compiled with an unsupported toolchain",
+            "unsupported toolchain",
+        ),
+        patterns=(
+            r"(?P<message>CUDA driver version is insufficient for CUDA runtime version)",
+            r"(?P<message>forward compatibility was attempted on non supported HW)",
+            r"(?P<message>Driver/library version mismatch)",
+            r"(?P<message>system has unsupported display driver / cuda driver combination)",
+            r"(?P<message>unsatisfied condition: cuda ?[><=]+ ?[\d.]+)",
+            r"(?P<message>the provided PTX was compiled with an unsupported toolchain)",
+        ),
+        log_unless=(_OTHER_EXCEPTION,),
+        what="driver and CUDA do not fit: `{message}`",
+        why="kernel module, libcuda (also one from a compat directory) and the CUDA of torch must fit each other",
+        fixes=(
+            "compare `cat /proc/driver/nvidia/version` with `nvidia-smi`; after a driver update reboot or reload "
+            "the modules",
+            "remove `/usr/local/cuda/compat` from LD_LIBRARY_PATH",
+            "install a torch for an older CUDA",
+            _DOCTOR,
+        ),
+        examples=(
+            "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was "
+            "attempted on "
+            "non supported HW",
+            "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver",
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "Error 803: system has unsupported display driver / cuda driver combination",
+            "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
+        ),
+        near_misses=("NCCL INFO cudaDriverVersion 12040",),
+        priority=66,
+    ),
+    Signature(
+        code="cuda-arch-mismatch",
+        role="root",
+        literals=(
+            "no kernel image is available",
+            "invalid device function",
+            "named symbol not found",
+            "device kernel image is invalid",
+            "ptxas fatal",
+        ),
+        patterns=(
+            r"(?P<message>no kernel image is available for execution on the device)",
+            r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure)\S* ?:? ?\d* ?'?(?P<message>invalid device "
+            r"function)",
+            r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<message>named symbol not found)",
+            r"CUDA(?: driver)? error: (?P<message>device kernel image is invalid)",
+            r"ptxas fatal +: (?P<message>Value 'sm_\w+' is not defined for option 'gpu-name')",
+        ),
+        what="a library has no code for this GPU: CUDA says `{message}`",
+        why="torch, NCCL or an extension was built for other compute capabilities than this GPU's; mixed GPU "
+        "models in one job "
+        "show it on some ranks only",
+        fixes=(
+            "compare `python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_capability())'`",
+            "install a torch whose list has this GPU; new GPUs need a build for a newer CUDA: "
+            "https://pytorch.org/get-started/locally",
+            "rebuild extensions with `TORCH_CUDA_ARCH_LIST` of this GPU, and use the NCCL that came with torch",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+            "RuntimeError: cuda runtime error (48) : no kernel image is available for execution on the device at "
+            "/opt/x.cu:69",
+            "gpu1:40:301 [0] enqueue.cc:47 NCCL WARN Cuda failure 'invalid device function'",
+            "9b2b44ef0c11:40:301 [0] enqueue.cc:47 NCCL WARN Cuda failure 'named symbol not found'",
+            "NCCL WARN Cuda failure 98 'invalid device function'",
+            "RuntimeError: CUDA error: device kernel image is invalid",
+            "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
+        ),
+        near_misses=("undefined symbol: ncclCommRegister",),
+        priority=66,
+    ),
+    Signature(
+        code="cuda-arch-mismatch",
+        role="confirmation",
+        literals=(
+            "is not compatible with the current PyTorch installation",
+            "which is of cuda capability",
+        ),
+        patterns=(
+            r"(?P<gpu>\b\w.{2,80}?) with CUDA capability (?P<capability>sm_\w+) is not compatible with the "
+            r"current PyTorch",
+            r"Found GPU\d* (?P<gpu>.*?) which is of cuda capability (?P<capability>[\d.]+)\.",
+        ),
+        log_unless=(_OTHER_EXCEPTION,),
+        what="{gpu} ({capability}) is not among the GPUs that this torch was built for",
+        why="torch ships code for a list of compute capabilities; a kernel that is missing fails when it is "
+        "first launched",
+        fixes=("install a torch whose `torch.cuda.get_arch_list()` has {capability}",),
+        examples=(
+            "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch "
+            "installation.",
+            "    Found GPU0 GeForce GT 710 which is of cuda capability 3.5.",
+        ),
+        near_misses=("The current PyTorch install supports CUDA capabilities sm_50 sm_60 sm_70 sm_80 sm_86 sm_90.",),
+        priority=50,
+    ),
+    Signature(
+        code="fabric-manager-down",
+        role="root",
+        literals=(
+            "system not yet initialized",
+            "Fabric Manager or NVSwitches",
+            "cudaErrorSystemNotReady",
+            "CUDA_ERROR_SYSTEM_NOT_READY",
+        ),
+        patterns=(
+            r"(?P<message>(?:Error |Cuda failure )?(?:802: )?'?system not yet initialized)",
+            r"(?P<message>cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY)",
+            r"(?P<message>configuration error in the Fabric Manager or NVSwitches)",
+        ),
+        log_unless=(_OTHER_EXCEPTION,),
+        what="the NVSwitch fabric is not ready: `{message}`",
+        why="on NVSwitch systems (HGX, DGX) CUDA starts only after nvidia-fabricmanager of the driver's own "
+        "version has set up "
+        "the fabric",
+        fixes=(
+            "`systemctl status nvidia-fabricmanager`; start it: `sudo systemctl enable --now nvidia-fabricmanager`",
+            "its version must equal the driver's: compare `nv-fabricmanager --version` with `nvidia-smi`",
+            "where only NVLink SHARP fails: `--env NCCL_NVLS_ENABLE=0`",
+        ),
+        examples=(
+            "RuntimeError: CUDA driver error: system not yet initialized",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized",
+            "Cuda failure 802 'system not yet initialized'",
+            "This is usually caused by a system or configuration error in the Fabric Manager or NVSwitches.",
+            "Search for `cudaErrorSystemNotReady' in https://docs.nvidia.com/cuda/cuda-runtime-api/",
+            "cuInit failed: CUDA_ERROR_SYSTEM_NOT_READY",
+        ),
+        near_misses=("process group not yet initialized", "nvidia-fabricmanager.service: active (running)"),
+        priority=68,
+        source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
+    ),
+)
+
+SIGNATURES: tuple[Signature, ...] = (*_DRIVER, *_FAULTS)

@@ -1,0 +1,363 @@
+"""How a GPU that is not there, not visible or given twice shows; refuses to probe one.
+
+How a failed cuDNN or cuBLAS call and broken transport between GPUs show; refuses those that another fault caused.
+
+Signatures about GPUs: visibility, driver, memory, faults and libraries; refuses to hold any itself.
+"""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signatures.signature import Signature
+
+_DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
+_GLOO = "to train without GPUs: `--device cpu` and `init_process_group('gloo')`"
+
+_VISIBLE: tuple[Signature, ...] = (
+    Signature(
+        code="cuda-unavailable",
+        role="root",
+        literals=(
+            "Torch not compiled with CUDA enabled",
+            "_cuda_setDevice",
+            "not linked with support for cuda devices",
+        ),
+        patterns=(
+            r"Torch not compiled with CUDA enabled",
+            r"module '?torch\._C'? has no attribute '_cuda_\w+'",
+            r"PyTorch is not linked with support for cuda devices",
+        ),
+        what="this build of torch has no CUDA (CPU wheel)",
+        why="the script asks for a GPU, but the installed torch was built for CPUs only",
+        fixes=(
+            "install a CUDA build of torch that the driver supports: https://pytorch.org/get-started/locally",
+            _GLOO,
+            _DOCTOR,
+        ),
+        examples=(
+            "AssertionError: Torch not compiled with CUDA enabled",
+            "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'",
+            "RuntimeError: PyTorch is not linked with support for cuda devices",
+        ),
+        near_misses=("    torch._C._cuda_setDevice(device)", "torch.cuda.is_available() is False: using the CPU"),
+        priority=65,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py",
+    ),
+    Signature(
+        code="cuda-unavailable",
+        role="root",
+        literals=(
+            "No CUDA GPUs are available",
+            "no CUDA-capable device is detected",
+            "No HIP GPUs are available",
+            "busy or unavailable",
+            "Cuda is not available",
+            "CUDA unknown error",
+            "Failed to initialize NVML",
+            "could not select device driver",
+            "CUDA is not available",
+            "initialization error",
+        ),
+        patterns=(
+            r"(?P<message>No (?:CUDA|HIP) GPUs are available)",
+            r"(?P<message>no CUDA-capable device is detected)",
+            r"(?P<message>(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable)",
+            r"^(?:\w+Error: )+(?P<message>[Cc][Uu][Dd][Aa] is not available)",
+            r"(?P<message>CUDA unknown error - this may be due to an incorrectly set up environment)",
+            r"(?P<message>Failed to initialize NVML: (?!Driver/library)\w[\w ]+)",
+            r"(?P<message>could not select device driver \S+ with capabilities: \[\[gpu\]\])",
+            r"CUDA(?: driver)? error(?: 3)?: (?P<message>initialization error)",
+            r"cuda runtime error \(3\) : (?P<message>initialization error)",
+            r"Cuda failure(?: 3)? '(?P<message>initialization error)'",
+        ),
+        unless=(r"UserWarning",),
+        what="no usable GPU: CUDA says `{message}`",
+        why="no device is visible to this process: CUDA_VISIBLE_DEVICES is empty or wrong, the container or the "
+        "job has no "
+        "GPU, another process holds it exclusively, or CUDA was initialised before a fork",
+        fixes=(
+            "look at what this process sees: `nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES`",
+            "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`",
+            _GLOO,
+            _DOCTOR,
+        ),
+        examples=(
+            "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: No HIP GPUs are available",
+            "RuntimeError: CUDA error: no CUDA-capable device is detected",
+            "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+            "RuntimeError: CUDA error: initialization error",
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. "
+            "changing env "
+            "variable CUDA_VISIBLE_DEVICES after program start. Setting the available devices to be zero.",
+            "Failed to initialize NVML: Unknown Error",
+            'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
+            "RuntimeError: cuda runtime error (3) : initialization error at /pytorch/aten/src/THC/THCGeneral.cpp:50",
+            "gpu1:70:71 [0] init.cc:52 NCCL WARN Cuda failure 'initialization error'",
+            "ValueError: Cuda is not available.",
+            "RuntimeError: CUDA is not available",
+        ),
+        near_misses=(
+            "/torch/cuda/__init__.py:80: UserWarning: CUDA initialization: No CUDA GPUs are available",
+            "CUDA is not available, training on the CPU",
+        ),
+        priority=62,
+    ),
+    Signature(
+        code="cuda-unavailable",
+        role="root",
+        literals=("Found no NVIDIA driver on your system",),
+        patterns=(r"Found no NVIDIA driver on your system",),
+        unless=(r"UserWarning",),
+        what="no NVIDIA driver on this machine or in this container",
+        why="libcuda is part of the driver, not of torch; a container gets it from the NVIDIA runtime only when "
+        "started with GPUs",
+        fixes=(
+            "start the container with its GPUs: `docker run --gpus all`, `apptainer exec --nv`",
+            "on a login or CPU node: run inside a job with GPUs",
+            _GLOO,
+            _DOCTOR,
+        ),
+        examples=(
+            "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
+            "installed "
+            "a driver from http://www.nvidia.com/Download/index.aspx",
+        ),
+        near_misses=(
+            "/torch/cuda/__init__.py:107: UserWarning: CUDA initialization: Found no NVIDIA driver on your system.",
+        ),
+        priority=65,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/cuda/Module.cpp",
+    ),
+    Signature(  # what libraries and scripts say when they find no GPU
+        code="cuda-unavailable",
+        role="root",
+        literals=("GPU", "CUDA", "is_available() is False"),
+        patterns=(
+            r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*\b(?:[Nn]o (?:CUDA |NVIDIA |GPU "
+            r")?(?:GPUs?|devices?|resources)"
+            r" (?:were |was )?(?:found|available|detected)|CUDA (?:is )?(?:unavailable|not available|required))\b.*)",
+            r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*(?:torch\.cuda\.)?is_available\(\) is False)",
+            r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*mixed precision requires a GPU)",
+        ),
+        unless=(r"ProcessGroupNCCL",),
+        what="no usable GPU: `{message}`",
+        why="the script or a library asks for a GPU where torch sees none: a CPU build, no driver, no device in "
+        "the job or "
+        "container, or an empty CUDA_VISIBLE_DEVICES",
+        fixes=(_DOCTOR, "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`", _GLOO),
+        examples=(
+            "RuntimeError: Unable to proceed, no GPU resources found",
+            "AssertionError: CUDA unavailable, invalid device 0 requested",
+            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is "
+            "False. If you "
+            "are running on a CPU-only machine",
+            "ValueError: fp16 mixed precision requires a GPU (not 'cpu').",
+        ),
+        near_misses=(
+            "No GPU found, using the CPU",
+            "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        ),
+        priority=56,
+    ),
+    Signature(
+        code="invalid-device-ordinal",
+        role="root",
+        literals=(
+            "invalid device ordinal",
+            "GPU device may be out of range",
+            "Invalid device id",
+        ),
+        patterns=(
+            r"(?P<message>invalid device ordinal)",
+            r"(?P<message>GPU device may be out of range)",
+            r"^(?:AssertionError|RuntimeError|ValueError): (?P<message>Invalid device id)",
+        ),
+        what="this rank asked for a GPU that is not visible to it (`{message}`)",
+        why="more processes than visible GPUs, or the index is the global rank or nvidia-smi's instead of one "
+        "among the visible",
+        fixes=(
+            "start one process per visible GPU: `ddplaunch run auto -- …`, or fewer: `ddplaunch run N` with N at "
+            "most what "
+            "`nvidia-smi -L` lists",
+            "use LOCAL_RANK, not RANK: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`",
+            "check `echo $CUDA_VISIBLE_DEVICES`: indices in the script count among the visible GPUs from 0",
+        ),
+        examples=(
+            "RuntimeError: CUDA error: invalid device ordinal",
+            "RuntimeError: cuda runtime error (10) : invalid device ordinal at "
+            "/opt/conda/torch/csrc/cuda/Module.cpp:33",
+            "THCudaCheck FAIL file=/opt/Module.cpp line=33 error=10 : invalid device ordinal",
+            "GPU device may be out of range, do you have enough GPUs?",
+            "AssertionError: Invalid device id",
+        ),
+        near_misses=("    torch.cuda.set_device(device_ordinal)",),
+        priority=68,
+    ),
+    Signature(
+        code="duplicate-gpu",
+        role="root",
+        literals=("Duplicate GPU detected",),
+        patterns=(
+            r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device "
+            r"(?P<bus>[\w:.]+)",
+        ),
+        what="ranks {one} and {other} use the same GPU (PCI bus {bus})",
+        why="NCCL refuses two ranks of one communicator on one GPU: they never chose their own, or there are "
+        "more ranks than GPUs",
+        fixes=(
+            "before `init_process_group`: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and "
+            "`.to(local_rank)` "
+            "instead of `.to('cuda:0')`",
+            "start as many processes as GPUs are visible: `ddplaunch run auto -- …`",
+        ),
+        examples=(
+            "Duplicate GPU detected : rank 5 and rank 1 both on CUDA device 45000",
+            "gpu1:70214:70241 [0] init.cc:795 NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA "
+            "device ca000",
+        ),
+        near_misses=("Duplicate GPU ids in --gpus 0,0",),
+        priority=70,
+        source="https://github.com/NVIDIA/nccl/blob/master/src/init.cc",
+    ),
+)
+
+
+_LIBRARIES: tuple[Signature, ...] = (
+    Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
+        code="gpu-p2p-broken",
+        role="confirmation",
+        literals=("Watchdog caught collective operation timeout",),
+        patterns=(r"collective operation timeout: Work\w+\(SeqNum=1, ",),
+        what="the first collective never completed, on any rank",
+        why="the GPUs connected but no data arrived: peer-to-peer transfers under an IOMMU or PCIe ACS, or "
+        "broken GPUDirect",
+        fixes=(
+            "confirm with one run through host memory: `--env NCCL_P2P_DISABLE=1`, between nodes `--no-nccl-ib`",
+            "pass `iommu=pt` to the kernel, or turn IOMMU and ACS off in the BIOS; `nvidia-smi topo -p2p r` "
+            "shows who reaches whom",
+            "if it hangs still, a rank or interface is at fault: `--nccl-debug INFO`, `--socket-ifname NAME`",
+        ),
+        examples=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)",),
+        near_misses=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)",),
+        priority=5,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    ),
+    Signature(
+        code="cudnn-error",
+        role="root",
+        literals=(
+            "CUDNN_STATUS_",
+            "CUBLAS_STATUS_",
+            "CUSPARSE_STATUS_",
+            "CUSOLVER_STATUS_",
+            "CUFFT_",
+            "cublas runtime error",
+            "Unable to find a valid cuDNN algorithm",
+            "unable to find an engine to execute",
+        ),
+        patterns=(
+            r"cuDNN(?: Frontend)? error\S* .*?(?P<status>CUDNN_STATUS_(?!ALLOC_FAILED)\w+)",
+            r"Error: .*?(?P<status>CUDNN_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
+            r"CUDA error: (?P<status>CU(?:BLAS|SPARSE|SOLVER)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
+            r"error: (?P<status>CU(?:SPARSE|SOLVER)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
+            r"cuFFT error: (?P<status>CUFFT_\w+)",
+            r"cublas runtime error : (?P<status>(?!resource allocation failed).+?) at ",
+            r"(?P<status>Unable to find a valid cuDNN algorithm to run convolution)",
+            r"(?P<status>unable to find an engine to execute this computation)",
+        ),
+        unless=(r"^\s*frame #", r"cublasCreate"),
+        log_unless=(r"out of memory", r"Assertion `.*` failed", r"device-side assert triggered"),
+        what="a GPU library call failed: `{status}`",
+        why="cuDNN or cuBLAS rejected a call: another version loaded than torch was built with, a GPU that it "
+        "does not support, "
+        "an index error before it, or little free memory",
+        fixes=(
+            "look for another copy: `echo $LD_LIBRARY_PATH; pip list | grep -i cudnn`, and unset LD_LIBRARY_PATH "
+            "for torch's own",
+            "get the true frame: `--env CUDA_LAUNCH_BLOCKING=1`",
+            "try a smaller batch (`--batch-size`), then `torch.backends.cudnn.enabled = False` to tell library "
+            "from script",
+        ),
+        examples=(
+            "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+            "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+            "RuntimeError: CUDNN_STATUS_INTERNAL_ERROR",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb)`",
+            "RuntimeError: cublas runtime error : the GPU program failed to execute at /opt/THCBlas.cu:259",
+            "RuntimeError: Unable to find a valid cuDNN algorithm to run convolution",
+            "RuntimeError: GET was unable to find an engine to execute this computation",
+            "RuntimeError: cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`",
+            "RuntimeError: CUDA error: CUSPARSE_STATUS_INVALID_VALUE when calling `cusparseSpMM`",
+            "RuntimeError: cuFFT error: CUFFT_INTERNAL_ERROR",
+        ),
+        near_misses=(
+            "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+            "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        ),
+        priority=54,
+    ),
+    Signature(
+        code="gpu-p2p-broken",
+        role="root",
+        literals=(
+            "peer access is not supported",
+            "peer mapping resources exhausted",
+            "CUDA IPC handle",
+            "peer access has not been enabled",
+        ),
+        patterns=(
+            r"(?P<message>peer access is not supported between these two devices)",
+            r"(?P<message>peer mapping resources exhausted)",
+            r"NCCL WARN (?P<message>(?:[Ff]ailed to open|Cuda failure .*opening) CUDA IPC handle)",
+            r"(?:CUDA error|Cuda failure)\S* .*?(?P<message>peer access has not been enabled)",
+        ),
+        what="GPUs cannot reach each other's memory: `{message}`",
+        why="NCCL or a custom all-reduce chose peer-to-peer transport, which these GPUs, their PCIe path or the "
+        "container do not have",
+        fixes=(
+            "go through host memory: `--env NCCL_P2P_DISABLE=1` (slower, works everywhere)",
+            "look at the topology: `nvidia-smi topo -p2p r`",
+            "in containers share the IPC namespace: `docker run --ipc=host`",
+        ),
+        examples=(
+            "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer "
+            "access is not "
+            "supported between these two devices",
+            "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:307 'peer access is not supported between "
+            "these two devices'",
+            "CUDA failure test.cu:20 'peer mapping resources exhausted'",
+            "gpu1:1:2 [0] transport/p2p.cc:301 NCCL WARN Failed to open CUDA IPC handle : 1 invalid argument",
+            "RuntimeError: CUDA error: peer access has not been enabled",
+        ),
+        near_misses=("NCCL INFO P2P is disabled between connected GPUs 1 and 0.",),
+        priority=67,
+        source="https://github.com/ray-project/ray_lightning/issues/24",
+    ),
+    Signature(
+        code="gpu-p2p-broken",
+        role="root",
+        literals=("IO_PAGE_FAULT", "DMAR:"),
+        patterns=(
+            r"nvidia\S* (?P<device>[0-9a-f:.]+): .*(?P<message>IO_PAGE_FAULT)",
+            r"(?P<message>IO_PAGE_FAULT) device=(?P<device>[0-9a-f:.]+)",
+            r"(?P<message>DMAR): .*Request device \[(?P<device>[0-9a-f:.]+)\] (?:fault|PASID)",
+        ),
+        what="the IOMMU refused transfers of device {device} ({message})",
+        why="with the IOMMU translating or ACS on, peer-to-peer writes between GPUs never arrive, and collectives hang",
+        fixes=(
+            "pass `iommu=pt` to the kernel, or turn IOMMU and ACS off in the BIOS",
+            "until then: `--env NCCL_P2P_DISABLE=1`",
+        ),
+        examples=(
+            "nvidia 0000:41:00.0: AMD-Vi: Event logged [IO_PAGE_FAULT domain=0x0021 address=0xf4000000 flags=0x0030]",
+            "AMD-Vi: Event logged [IO_PAGE_FAULT device=41:00.0 domain=0x0021 address=0xf4000000 flags=0x0030]",
+            "DMAR: [DMA Write] Request device [3b:00.0] fault addr f8000000 [fault reason 05] PTE Write access "
+            "is not set",
+        ),
+        near_misses=("DMAR: IOMMU enabled", "DMAR: DRHD base: 0x000000fbffc000 flags: 0x0"),
+        priority=55,
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
+    ),
+)
+
+SIGNATURES: tuple[Signature, ...] = (*_VISIBLE, *_LIBRARIES)

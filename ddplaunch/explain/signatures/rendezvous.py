@@ -1,0 +1,188 @@
+"""How nodes and ranks that do not find each other show before training; refuses what happens in a collective."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.signatures.signature import Signature
+
+_WHY = (
+    "All nodes meet at the store of the node with rank 0; a wrong address or port, a firewall, a node that was not "
+    "started, or ranks that ended before joining keep the others waiting until the timeout."
+)
+_FIXES = (
+    "Test the way from a waiting node: `nc -vz MASTER_ADDR MASTER_PORT`; open the port between the nodes if it hangs.",
+    "Start every node with the same `--nnodes`, `--master-addr`, `--master-port`, and its own `--node-rank`.",
+    "Look at the node that did not join: its own log says why (an import that fails there, a wrong command).",
+)
+_SHUTDOWN = r"failed to shutdown the rendezvous|keep-alive heartbeat|due to an error of type"
+
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code="rendezvous-failed",
+        role="root",
+        literals=("while trying to connect to", "to any network address of"),
+        patterns=(
+            r"client socket has timed out after \d+ ?m?s while trying to connect to \(?(?P<host>[^\s,()]+)(?:, "
+            r"|:)(?P<port>\d+)",
+            r"failed to connect to any network address of \((?P<host>[^,)]+), (?P<port>\d+)\)",
+        ),
+        what="nobody answered at {host}:{port}",
+        why=_WHY,
+        fixes=("test the way from a waiting node: `nc -vz {host} {port}`; open the port if it hangs", *_FIXES[1:]),
+        examples=(
+            "[E socket.cpp:1028] [c10d] The client socket has timed out after 10000ms while trying to connect to "
+            "(10.0.0.1, 29558).",
+            "[E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to "
+            "192.0.0.1:1234",
+            "torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
+            "(10.77.0.77, 29500). The client socket has failed to connect to 66.86.0.0:16472 (errno: 113 - No route "
+            "to host).",
+        ),
+        near_misses=(
+            "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - "
+            "Cannot "
+            "assign requested address).",
+        ),
+        log_unless=(
+            r"IPv4 network addresses of .* cannot be retrieved \(gai "
+            r"error",
+            r"EADDRINUSE|Address already in use",
+        ),
+        priority=60,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
+    ),
+    Signature(
+        code="rendezvous-failed",
+        role="root",
+        literals=("clients joined", "store based barrier"),
+        patterns=(
+            r"Timed out after (?P<wait>\S+ seconds) waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) "
+            r"clients joined",
+            r"store based barrier on rank:? ?(?P<culprit>\d+).*\(world_size=(?P<expected>\d+), "
+            r"(?:worker_count|num_workers_joined)=(?P<joined>\d+), "
+            r"timeout=(?P<wait>[\d:.]+)",
+        ),
+        what="only {joined} of {expected} joined the rendezvous within {wait}",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "torch.distributed.DistStoreError: Timed out after 21 seconds waiting for clients. 1/2 clients joined.",
+            "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+            "store_based_barrier_key:1 (world_size=3, worker_count=1, timeout=0:01:00)",
+            "DistStoreError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+            "store_based_barrier_key:1 (world_size=8, num_workers_joined=4, timeout=0:10:00 error=wait timeout)",
+        ),
+        near_misses=("Added key: store_based_barrier_key:1 to store for rank: 0",),
+        priority=50,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/distributed_c10d.py",
+    ),
+    Signature(
+        code="rendezvous-failed",
+        role="root",
+        literals=("keys: /",),
+        patterns=(r"wait timeout after \d+ms, keys: (?P<key>/\S*(?:role_info|rank_info|num_members|rdzv_info)\S*)",),
+        what="two nodes joined as the same one: the store waits for `{key}`, which nobody writes",
+        why="static rendezvous tells nodes apart by their node rank; with the same number twice one entry stays empty",
+        fixes=(
+            "give every node its own number: `--node-rank 0` on the first, `--node-rank 1` on the second, and so on",
+        ),
+        examples=(
+            "torch.distributed.DistStoreError: wait timeout after 60000ms, keys: /none/torchelastic/role_info/1",
+            "DistStoreError: wait timeout after 300000ms, keys: /torch.rendezvous.none/torchelastic/role_info/1",
+        ),
+        near_misses=("wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1",),
+        priority=62,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/api.py",
+    ),
+    Signature(
+        code="rendezvous-failed",
+        role="root",
+        literals=("keys: /",),
+        patterns=(
+            r"wait timeout after (?P<ms>\d+)ms, keys: /\S*//(?:cpu|cuda|gloo|nccl)//\d+/(?P<culprit>\d+)(?![\d/])",
+        ),
+        what="rank {culprit} did not join the process group within {ms} ms",
+        why=_WHY,
+        fixes=("look at the log of rank {culprit}: it ended or hung before `init_process_group`", *_FIXES),
+        examples=("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1",),
+        near_misses=("wait timeout after 60000ms, keys: /none/torchelastic/role_info/1",),
+        priority=50,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",
+    ),
+    Signature(
+        code="rendezvous-failed",
+        role="root",
+        literals=(
+            "connect() timed out",
+            "RendezvousTimeoutError",
+            "RendezvousConnectionError",
+            "RendezvousClosedError",
+            "Etcd",
+        ),
+        patterns=(
+            r"(?P<line>connect\(\) timed out\.(?: Original timeout was \d+ ms)?)",
+            r"(?P<line>RendezvousTimeoutError)",
+            r"(?P<line>RendezvousConnectionError: The connection to the \S+ store has failed)",
+            r"(?P<line>RendezvousClosedError)",
+            r"(?P<line>EtcdConnectionFailed)",
+        ),
+        what="the nodes did not find each other: `{line}`",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+            "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has "
+            "failed. "
+            "See inner exception for details.",
+            "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+            "etcd.EtcdConnectionFailed: Connection to etcd failed due to ReadTimeoutError",
+        ),
+        near_misses=(
+            "W0309 dynamic_rendezvous.py:1341] The node 'gpu-b_88190_0' has failed to shutdown the rendezvous 'r77' "
+            "due to "
+            "an error of type RendezvousConnectionError.",
+        ),
+        unless=(_SHUTDOWN,),
+        log_unless=(
+            r"IPv4 network addresses of .* cannot be retrieved \(gai "
+            r"error",
+            r"failed to (?:bind|listen).*Address already in use",
+        ),
+        priority=45,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/rendezvous/api.py",
+    ),
+    Signature(
+        code="rendezvous-failed",
+        role="root",
+        literals=("wait timeout after", "Socket Timeout", "Connection refused", "timed out (try="),
+        patterns=(
+            r"(?P<line>TCP client failed to connect/validate to host \S+ - timed out)",
+            r"DistStoreError: (?P<line>wait timeout after \d+ms)",
+            r"(?:RuntimeError|DistStoreError): (?P<line>Socket Timeout)",
+            r"(?:RuntimeError|DistNetworkError): (?P<line>Connection refused)",
+        ),
+        what="the store of rank 0 did not answer in time: {line}",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=(
+            "[E TCPStore.cpp:328] [c10d] TCP client failed to connect/validate to host 127.0.0.1:29558 - timed out "
+            "(try=1).",
+            "torch.distributed.DistStoreError: wait timeout after 60000ms, keys: /x",
+            "RuntimeError: Socket Timeout",
+            "RuntimeError: Connection refused",
+        ),
+        near_misses=(
+            "[W TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host 10.0.0.1:29500 - retrying "
+            "(try=0).",
+            "NCCL INFO Call to connect returned Connection refused, retrying",
+        ),
+        unless=(r"store->get|ncclUniqueId|NCCL",),
+        log_unless=(
+            r"IPv4 network addresses of .* cannot be retrieved \(gai "
+            r"error",
+            r"failed to (?:bind|listen).*Address already in use",
+        ),
+        priority=40,
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Stacks of live ranks, and what a hang looks like in them."""

@@ -1,0 +1,271 @@
+"""Python stacks as py-spy and faulthandler print them, as values; refuses to judge where a rank should be.
+
+faulthandler: https://docs.python.org/3/library/faulthandler.html; py-spy: https://github.com/benfred/py-spy.
+
+From a stack to the place that a person would name: the user's own line and what it called; refuses to judge it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from ddplaunch.values.frozen import dataclass
+
+_THREAD = re.compile(
+    r"^(?:Current thread|Thread) 0x(?P<id>[0-9a-f]+)(?: \[(?P<name>[^\]]*)\])? \(most recent call first\):$"
+)
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One call: where it stands, and the function that it stands in (qualified where the source tells)."""
+
+    file: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True)
+class ThreadStack:
+    """One thread. ``frames`` are innermost first, empty for a thread that runs no Python."""
+
+    name: str
+    frames: tuple[Frame, ...]
+
+
+@dataclass(frozen=True)
+class RankStack:
+    """Where one rank is. ``threads`` begin with the main one; empty where ``problem`` says why nothing is known.
+
+    ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
+    empty for none, ``reads`` the file that it reads from, as far as the kernel tells; ``source`` who told. ``workers``
+    are its DataLoader workers, where they were asked.
+    """
+
+    rank: int
+    pid: int
+    threads: tuple[ThreadStack, ...] = ()
+    state: str = ""
+    kernel: str = ""
+    reads: str = ""
+    source: str = ""
+    problem: str = ""
+    workers: tuple[RankStack, ...] = ()
+
+    @property
+    def main(self) -> tuple[Frame, ...]:
+        """The main thread's frames, innermost first."""
+        return self.threads[0].frames if self.threads else ()
+
+
+def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
+    """Return the threads of the last dump in ``text``, the main one first.
+
+    CPython lists the youngest thread first, so the main one is the last. Two dumps are told apart by a thread that
+    comes again.
+    """
+    threads: dict[str, tuple[str, list[Frame]]] = {}
+    frames: list[Frame] | None = None
+    for line in text.splitlines():
+        if head := _THREAD.match(line):
+            if head["id"] in threads:
+                threads = {}
+            frames = []
+            threads[head["id"]] = (head["name"] or "", frames)
+        elif frames is not None and (match := _FRAME.match(line)):
+            number = int(match["line"]) if match["line"].isdigit() else 0
+            frames.append(Frame(match["file"], number, match["function"]))
+        elif not line.startswith("  "):
+            frames = None
+    return tuple(ThreadStack(name, tuple(listed)) for name, listed in reversed(list(threads.values())))
+
+
+def from_py_spy(text: str) -> tuple[ThreadStack, ...]:
+    """Return the threads of ``py-spy dump --json``, the main one first. Raises ValueError for anything else."""
+    found = []
+    try:
+        for thread in json.loads(text):
+            frames = tuple(
+                Frame(str(each["filename"]), int(each["line"]), str(each["name"])) for each in thread["frames"]
+            )
+            is_main = thread.get("os_thread_id") == thread["pid"] or thread.get("thread_name") == "MainThread"
+            found.append((not is_main, ThreadStack(str(thread.get("thread_name") or ""), frames)))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"py-spy printed something unknown: {error!r}") from error
+    return tuple(thread for _, thread in sorted(found, key=lambda each: each[0]))
+
+
+def stack_text(stack: RankStack, who: str = "") -> str:
+    """Return all threads of a rank as text, in the order and the form of a Python traceback of faulthandler."""
+    head = f"{who or f'rank {stack.rank}'}, pid {stack.pid}" + (f", by {stack.source}" if stack.source else "")
+    lines = [head]
+    if stack.kernel:
+        lines.append(f"  waits in the kernel: {stack.kernel}" + (f", reading {stack.reads}" if stack.reads else ""))
+    if stack.problem:
+        lines.append(f"  no stack: {stack.problem}")
+    for position, thread in enumerate(stack.threads):
+        name = thread.name or ("main" if position == 0 else "another")
+        lines.append(f"  thread {name} (most recent call first):")
+        lines += [f'    File "{frame.file}", line {frame.line} in {frame.function}' for frame in thread.frames]
+    workers = (stack_text(each, f"DataLoader worker of rank {stack.rank}") for each in stack.workers)
+    return "\n".join(lines) + "\n" + "".join(workers)
+
+
+#: What a rank does there. "collective", "meeting" (making or leaving a process group) and "backward" (where DDP
+#: reduces gradients) need the other ranks; "gpu" waits for a device that may wait for them.
+Kind = Literal["collective", "meeting", "backward", "gpu", "loader", "own", "unknown"]
+
+_NEEDS_OTHERS: frozenset[Kind] = frozenset(("collective", "meeting", "backward", "gpu"))
+_LIBRARY = re.compile(
+    r"/(?:site|dist)-packages/|/lib(?:64)?/python3[^/]*/|^<(?!string>|stdin>)|/torch/(?:distributed|nn|utils|autograd|cuda)/"
+    r"|/ddplaunch/agent/"
+)
+_COLLECTIVES = re.compile(
+    r"(?:all_reduce|all_gather|all_to_all|broadcast|gather|reduce|reduce_scatter|scatter)(?:_\w+)?"
+    r"|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv"
+)
+_MEETING = frozenset(
+    ("init_process_group", "destroy_process_group", "new_group", "split_group", "rendezvous", "_store_based_barrier")
+)
+_DDP = "/torch/nn/parallel/distributed.py"
+_WRAPPERS = frozenset(
+    ("wrapper", "_wrapped_call_impl", "_call_impl", "decorate_context", "inner", "_fn", "inner_wrapper")
+)
+_CLASSES = {"dataloader.py": "DataLoader"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is. ``text`` reads ``all_reduce at train.py:88`` or ``data.py:41 in load``; ``path`` is the file."""
+
+    text: str
+    kind: Kind
+    path: str = ""
+    line: int = 0
+
+    @property
+    def needs_others(self) -> bool:
+        """Whether a rank can be there for long because of other ranks."""
+        return self.kind in _NEEDS_OTHERS
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that are at the same place."""
+
+    place: Place
+    stacks: tuple[RankStack, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Their numbers, in order."""
+        return tuple(stack.rank for stack in self.stacks)
+
+
+def place_of(stack: RankStack) -> Place:
+    """Return where the main thread of ``stack`` is."""
+    frames = stack.main
+    if not frames and stack.state in ("T", "t"):
+        return Place("stopped by a signal", "own")
+    if not frames and stack.state == "D":
+        return Place(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
+    if not frames:
+        return Place(stack.problem or "no Python frame", "unknown")
+    own = next((position for position, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), None)
+    if own is None:  # a program that is a library itself, as with `-m`
+        return Place(_plain(frames[0]), _kind(frames), frames[0].file, frames[0].line)
+    frame, inner = frames[own], frames[:own]
+    kind = _kind(inner) if inner else "own"
+    call = _call(inner, kind)
+    text = f"{call} at {short(frame.file)}:{frame.line}" if call else _plain(frame)
+    return Place(text, kind, frame.file, frame.line)
+
+
+def groups(stacks: Iterable[RankStack]) -> tuple[Group, ...]:
+    """Return the ranks by place, the odd ones out first.
+
+    Those that wait for others come last, then those whose place is not known; among the rest the smaller group leads.
+    """
+    by_place: dict[tuple[str, Kind], tuple[Place, list[RankStack]]] = {}
+    for stack in stacks:
+        place = place_of(stack)
+        by_place.setdefault((place.text, place.kind), (place, []))[1].append(stack)
+    found = [Group(place, tuple(sorted(members, key=lambda each: each.rank))) for place, members in by_place.values()]
+    return tuple(
+        sorted(
+            found,
+            key=lambda group: (group.place.kind == "unknown", group.place.needs_others, len(group.ranks), group.ranks),
+        )
+    )
+
+
+def short(path: str) -> str:
+    """Return the file's name, with its folder where the name alone says nothing."""
+    parts = path.rsplit("/", 2)
+    return "/".join(parts[-2:]) if parts[-1] in ("__init__.py", "__main__.py") else parts[-1]
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0-2``, ``ranks 0, 2-4``."""
+    parts: list[str] = []
+    ordered = sorted(ranks)
+    start = 0
+    for position, rank in enumerate(ordered):
+        if position + 1 == len(ordered) or ordered[position + 1] != rank + 1:
+            first = ordered[start]
+            together = (
+                [str(first)] if first == rank else [f"{first}-{rank}"] if rank - first > 1 else [f"{first}", f"{rank}"]
+            )
+            parts += together
+            start = position + 1
+    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
+
+
+def _plain(frame: Frame) -> str:
+    name = frame.function.rpartition(".")[2]
+    where = f"{short(frame.file)}:{frame.line}"
+    return where if name.startswith("<") else f"{where} in {name}"
+
+
+def _kind(inner: Sequence[Frame]) -> Kind:
+    """Return what the library frames do; what is outermost decides, because it is what the user asked for."""
+    for frame in reversed(inner):
+        name = frame.function.rpartition(".")[2]
+        if name in _MEETING:
+            return "meeting"
+        if "/torch/distributed/" in frame.file and _COLLECTIVES.fullmatch(name):
+            return "collective"
+        if "/torch/" in frame.file and name in ("backward", "_engine_run_backward"):
+            return "backward"
+        if frame.file.endswith(_DDP) and (
+            name.startswith(("_sync", "_verify")) or any("/torch/distributed/" in each.file for each in inner)
+        ):
+            return "collective"
+        if frame.file.endswith("/torch/utils/data/dataloader.py"):
+            return "loader"
+        if "/torch/cuda/" in frame.file and name == "synchronize":
+            return "gpu"
+    return "own"
+
+
+def _call(inner: Sequence[Frame], kind: Kind) -> str:
+    """Return the name of what the user's line called, without decorators; empty where it called no Python."""
+    if kind == "collective":
+        for frame in reversed(inner):
+            name = frame.function.rpartition(".")[2]
+            if "/torch/distributed/" in frame.file and _COLLECTIVES.fullmatch(name):
+                return name
+        return "DDP's forward"
+    if inner and inner[-1].file.startswith("<frozen importlib"):
+        return "import"
+    for frame in reversed(inner):
+        name = frame.function.rpartition(".")[2]
+        if name in _WRAPPERS or name.startswith("<"):
+            continue
+        owner = _CLASSES.get(short(frame.file))
+        return f"{owner}.{name}" if owner and name.startswith("__") else name
+    return ""

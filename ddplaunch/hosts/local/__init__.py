@@ -1,0 +1,1 @@
+"""Runs of this host: stop them, end orphans, ask ranks for their stacks."""

@@ -1,0 +1,149 @@
+"""What dead launchers left on this machine, what it holds, and ending it; refuses to touch another user's processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.machine.nvml import probe_nvml
+from ddplaunch.machine.processes.orphans import Orphans, Segment, adopts_orphans, held_segments, orphans_in
+from ddplaunch.machine.processes.process_table import Process, Table, process_table
+from ddplaunch.machine.processes.run_processes import within
+from ddplaunch.machine.processes.stop_processes import remaining, send, wait_gone
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+
+_KILLED_S = 5.0
+_FREED_S = 5.0  # the driver frees memory a moment after the process is gone
+_PAUSE_S = 0.1
+#: Files that torch, NCCL, Python and OpenMP make for one process; what a user put into /dev/shm is not among them.
+_TEMPORARY = re.compile(r"(torch_\d+_|nccl-|psm_|sem\.mp-|sem\.loky-|__KMP_REGISTERED_LIB_\d+)")
+
+#: Bytes of GPU memory by GPU index, by pid.
+GpuMemory = Mapping[int, Mapping[int, int]]
+
+
+@dataclass(frozen=True)
+class Leftovers:
+    """What was found; ``gpu_memory`` and ``segments`` are what ``own`` and ``others`` hold, as far as can be seen."""
+
+    own: tuple[Orphans, ...]
+    others: tuple[Orphans, ...]
+    gpu_memory: GpuMemory | Unavailable
+    segments: tuple[Segment, ...]
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """All processes of this user's orphans."""
+        return tuple(process for group in self.own for process in group.processes)
+
+    @property
+    def removable(self) -> tuple[Segment, ...]:
+        """Files of /dev/shm that stay behind when their holders end, and that nothing else needs."""
+        pids = {process.pid for process in self.processes}
+        return tuple(
+            segment
+            for segment in self.segments
+            if segment.named and pids >= set(segment.holders) and _TEMPORARY.match(Path(segment.path).name)
+        )
+
+
+@dataclass(frozen=True)
+class Cleaned:
+    """What became of it. ``holding`` is GPU memory that NVML still counts for processes that are gone."""
+
+    ended: tuple[Process, ...]
+    killed: tuple[Process, ...]
+    remaining: tuple[Process, ...]
+    removed: tuple[Segment, ...]
+    holding: GpuMemory
+
+
+def leftovers(table: Table, uid: int, run_id: str | None = None) -> Leftovers:
+    """Look for processes whose launcher is gone, of one run if ``run_id`` names it, and for what they hold."""
+    spared = within(table, os.getpid())  # a shell in a terminal that a rank started, say
+    groups = [_without(group, spared) for group in orphans_in(table, adopts_orphans)]
+    groups = [group for group in groups if group.processes and run_id in (None, group.run_id)]
+    own = tuple(group for group in groups if group.processes[0].uid == uid)
+    others = tuple(group for group in groups if group.processes[0].uid != uid)
+    pids = [process.pid for group in groups for process in group.processes]
+    memory: GpuMemory | Unavailable = gpu_memory(pids) if pids else {}
+    return Leftovers(own, others, memory, held_segments(pids))
+
+
+def _without(group: Orphans, pids: set[int]) -> Orphans:
+    if not any(process.pid in pids for process in group.processes):
+        return group
+    return Orphans(group.run_id, group.kind, ())
+
+
+def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:
+    """Return the GPU memory of these processes, or why NVML does not tell."""
+    facts, _ = probe_nvml(details=True)
+    if not isinstance(facts, NvmlFacts):
+        return facts
+    wanted, found = set(pids), dict[int, dict[int, int]]()
+    for gpu in facts.gpus:
+        for process in () if isinstance(gpu.processes, Unavailable) else gpu.processes:
+            if process.pid in wanted:
+                found.setdefault(process.pid, {})[gpu.index] = process.memory_bytes or 0
+    return found
+
+
+def clean(found: Leftovers, grace_s: float) -> Cleaned:
+    """End this user's orphans: SIGTERM, after ``grace_s`` seconds SIGKILL; then free what they left in /dev/shm.
+
+    Each signal goes to a process whose pid, start time and run id are still those that were found.
+    """
+    processes = found.processes
+    for process in processes:
+        send(process, signal.SIGTERM)
+    killed = wait_gone(processes, grace_s)
+    for process in killed:
+        send(process, signal.SIGKILL)
+    left = wait_gone(killed, _KILLED_S)
+    there = {process.pid for process in left}
+    hard = {process.pid for process in killed} - there
+    return Cleaned(
+        ended=tuple(process for process in processes if process.pid not in there | hard),
+        killed=tuple(process for process in killed if process.pid in hard),
+        remaining=tuple(left),
+        removed=() if left else tuple(segment for segment in _unheld(found.removable) if _unlink(segment)),
+        holding=_still_held([process for process in processes if process.pid not in there], found.gpu_memory),
+    )
+
+
+def _unheld(segments: Sequence[Segment]) -> list[Segment]:
+    """Return the files that no process holds any more."""
+    if not segments:
+        return []
+    held = {segment.path for segment in held_segments(process_table())}
+    return [segment for segment in segments if segment.path not in held]
+
+
+def _unlink(segment: Segment) -> bool:
+    try:
+        if Path(segment.path).lstat().st_uid != os.geteuid():
+            return False
+        Path(segment.path).unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _still_held(gone: Sequence[Process], before: GpuMemory | Unavailable) -> GpuMemory:
+    """Return the memory that the driver has not freed after some seconds."""
+    if isinstance(before, Unavailable) or not any(process.pid in before for process in gone):
+        return {}
+    end = time.monotonic() + _FREED_S
+    while True:
+        pids = {process.pid for process in gone} - {process.pid for process in remaining(gone)}
+        held = gpu_memory(pids)
+        if isinstance(held, Unavailable) or not held or time.monotonic() >= end:
+            return {} if isinstance(held, Unavailable) else held
+        time.sleep(_PAUSE_S)

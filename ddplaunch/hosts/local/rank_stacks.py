@@ -1,0 +1,276 @@
+"""Where ranks of this machine are now, by py-spy or by the signal that they registered; refuses to disturb others.
+
+The signal is sent only to a process that catches it and holds the memory into which it will write, see
+``ddplaunch.agent.rank_site``: to anything else it would be deadly.
+
+Asks py-spy, where it is installed and may look, for the stacks of a process; refuses to ask for more rights.
+
+https://github.com/benfred/py-spy: it reads another process's memory, for which Linux wants the rights of a debugger
+(PTRACE_MODE_ATTACH in ptrace(2)): root, or a parent's, or CAP_SYS_PTRACE in a container.
+
+How many GPUs of this machine work right now, as NVML says in a child process; refuses to guess without NVML.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, from_faulthandler, from_py_spy, place_of
+from ddplaunch.machine.files import read_bytes
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+
+_DEADLINE_S = 10.0
+
+
+def find_py_spy() -> str | None:
+    """Return py-spy's program: in PATH, or beside the interpreter, where pip puts it."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
+
+
+def dump(program: str, pid: int) -> str | Unavailable:
+    """Return what `py-spy dump --json` prints of ``pid``, or why it does not; the process pauses for a moment."""
+    try:
+        done = subprocess.run(
+            [program, "dump", "--json", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Unavailable(f"py-spy took more than {_DEADLINE_S:.0f} s")
+    except OSError as error:
+        return Unavailable(f"py-spy cannot be run: {error.strerror}")
+    if done.returncode == 0:
+        return done.stdout
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if any("permission" in line.lower() for line in said):
+        return Unavailable("py-spy may not look into the process (no right to trace it)")
+    return Unavailable(f"py-spy: {said[0].removeprefix('Error: ') if said else f'exit status {done.returncode}'}")
+
+
+#: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
+MEMORY = "ddplaunch-stacks"
+SIGNAL = int(signal.SIGRTMAX) - 6
+_ANSWER_S = 2.0
+_STABLE_S = 0.25
+_PAUSE_S = 0.005
+_AT_ONCE = 16
+_WORKERS = 8
+#: Where a main thread's stack ends, so that a dump is known to be complete.
+_BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
+#: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
+_READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
+_NOT_ASKED = "the run was started without `--stacks`"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A rank's process: ``start_ticks`` (field 22 of /proc/PID/stat) tells it from a later one of the same number."""
+
+    rank: int
+    pid: int
+    start_ticks: int
+
+
+def take_stacks(asked: Sequence[Asked]) -> tuple[RankStack, ...]:
+    """Return where each of these ranks is, in their order; takes some seconds at most, many ranks at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    program = find_py_spy()
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return tuple(pool.map(lambda each: _stack(each, program), asked))
+
+
+def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
+    """Return ``stacks`` with those of the DataLoader workers of ranks that wait for theirs."""
+    if not any(place_of(stack).kind == "loader" for stack in stacks):
+        return tuple(stacks)
+    children: dict[int, list[Asked]] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and (fields := _fields(int(name))) and fields[0] not in ("Z", "X"):
+            children.setdefault(int(fields[1]), []).append(Asked(-1, int(name), int(fields[19])))
+    program = find_py_spy()
+
+    def of(stack: RankStack) -> RankStack:
+        if place_of(stack).kind != "loader":
+            return stack
+        return replace(stack, workers=tuple(_stack(each, program) for each in children.get(stack.pid, ())[:_WORKERS]))
+
+    return tuple(of(stack) for stack in stacks)
+
+
+def _stack(asked: Asked, program: str | None) -> RankStack:
+    fields = _fields(asked.pid)
+    empty = RankStack(asked.rank, asked.pid)
+    if fields is None or int(fields[19]) != asked.start_ticks or fields[0] in ("Z", "X"):
+        return replace(empty, state="X", problem="it has ended")
+    python = _python_process(asked.pid)
+    known = replace(
+        empty, pid=python, state=(_fields(python) or fields)[0], kernel=_kernel(python), reads=_reads(python)
+    )
+    problem = "py-spy is not installed"
+    if program is not None:
+        answer = _by_py_spy(program, python)
+        if not isinstance(answer, Unavailable):
+            return replace(known, threads=answer, source="py-spy")
+        problem = answer.reason
+    if known.state in ("T", "t"):
+        return replace(known, problem=f"it is stopped, and {problem}")
+    told = _by_signal(python, asked.start_ticks if python == asked.pid else None)
+    if not isinstance(told, Unavailable):
+        return replace(known, threads=told, source="faulthandler")
+    return replace(known, problem=f"{told.reason}, and {problem}")
+
+
+def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
+    answer = dump(program, pid)
+    if isinstance(answer, Unavailable):
+        return answer
+    try:
+        return from_py_spy(answer)
+    except ValueError as error:
+        return Unavailable(str(error))
+
+
+def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | Unavailable:
+    """Send the signal and read what faulthandler writes upon it."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as error:
+        return Unavailable("it has ended" if isinstance(error, ProcessLookupError) else f"pidfd: {error.strerror}")
+    try:
+        memory = _memory(pid)
+        if memory is None or not _catches(pid):
+            return Unavailable(_NOT_ASKED)
+        if start_ticks is not None and int((_fields(pid) or ["0"] * 20)[19]) != start_ticks:
+            return Unavailable("it has ended")
+        try:
+            before = os.fstat(memory).st_size
+            signal.pidfd_send_signal(handle, SIGNAL)
+            text = _answer(memory, before)
+        finally:
+            os.close(memory)
+    except PermissionError:
+        return Unavailable("it belongs to another user")
+    except OSError as error:
+        return Unavailable(f"it did not answer: {error.strerror}")
+    finally:
+        os.close(handle)
+    threads = from_faulthandler(text)
+    return threads if threads else Unavailable("it did not answer: no thread of it returned from the kernel")
+
+
+def _answer(memory: int, before: int) -> str:
+    until_s = time.monotonic() + _ANSWER_S
+    text, grown_s = "", time.monotonic()
+    while (now_s := time.monotonic()) < until_s:
+        size = os.fstat(memory).st_size - before
+        if size > len(text):
+            text = os.pread(memory, size, before).decode("ascii", "replace")  # faulthandler writes ASCII only
+            grown_s = now_s
+        if _BOTTOM.search(text) or (text and now_s - grown_s > _STABLE_S):
+            break
+        time.sleep(_PAUSE_S)
+    return text
+
+
+def _memory(pid: int) -> int | None:
+    """Return a descriptor to the memory into which the process writes its stacks, None if it has none."""
+    folder = f"/proc/{pid}/fd"
+    for name in sorted(os.listdir(folder), key=int, reverse=True):  # noqa: PTH208
+        try:
+            if f"/memfd:{MEMORY}" in os.readlink(f"{folder}/{name}"):  # noqa: PTH115
+                return os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+    return None
+
+
+def _catches(pid: int) -> bool:
+    found = re.search(rb"^SigCgt:\s*([0-9a-f]+)$", read_bytes(f"/proc/{pid}/status") or b"", re.MULTILINE)
+    return bool(found and int(found[1], 16) >> (SIGNAL - 1) & 1)
+
+
+def _python_process(pid: int) -> int:
+    """Return the process that trains: the rank itself, or what a shell script that is the rank has started."""
+    session, candidates = str(pid).encode(), []
+    if _holds_memory(pid):
+        return pid
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and (fields := _fields(int(name))) and fields[3].encode() == session:
+            candidates.append((int(fields[19]), int(name)))
+    return next((each for _, each in sorted(candidates) if _holds_memory(each)), pid)
+
+
+def _holds_memory(pid: int) -> bool:
+    try:
+        memory = _memory(pid)
+    except OSError:
+        return False
+    if memory is not None:
+        os.close(memory)
+    return memory is not None
+
+
+def _kernel(pid: int) -> str:
+    """Return the kernel function in which the main thread waits; https://man7.org/linux/man-pages/man5/proc.5.html."""
+    text = (read_bytes(f"/proc/{pid}/wchan") or b"").decode("ascii", "replace").strip("\0\n")
+    return "" if text == "0" else text
+
+
+def _reads(pid: int) -> str:
+    """Return the file from which the main thread reads right now, empty where it does not or the kernel keeps it."""
+    words = (read_bytes(f"/proc/{pid}/syscall") or b"").split()
+    if len(words) < 2 or words[0].decode() not in _READING.get(os.uname().machine, ()):
+        return ""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115
+    except (OSError, ValueError):
+        return ""
+
+
+def _fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the third on, None if there is no such process."""
+    data = read_bytes(f"/proc/{pid}/stat")
+    return data.rpartition(b")")[2].decode().split() if data else None
+
+
+_GPU_WORK_DEADLINE_S = 20.0  # a driver that hangs is one of the reasons to be asked
+_WORKS_PERCENT = 10
+
+
+def working_gpus() -> int:
+    """Return how many GPUs are used by 10 % or more; 0 where nothing tells.
+
+    The guard has no site-packages, and a driver may not answer: a child asks, and is given up after some seconds.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddplaunch.machine"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_GPU_WORK_DEADLINE_S,
+            check=False,
+        )
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 0
+    gpus = (facts.get("nvml") or {}).get("gpus") or ()
+    used = [gpu.get("utilization_percent") for gpu in gpus if isinstance(gpu, dict)]
+    return sum(isinstance(percent, int) and percent >= _WORKS_PERCENT for percent in used)

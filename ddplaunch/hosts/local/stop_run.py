@@ -1,0 +1,176 @@
+"""Stops one run on this machine: asks its launcher, waits, then insists; refuses to choose the run.
+
+Asks other hosts by ssh, all at once, to end what they still run of a run; refuses to wait longer than a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from ddplaunch.hosts.ssh import CONNECT_S, command, environment, failure
+from ddplaunch.machine.processes.process_table import Process, process_table
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.processes.stop_processes import send, wait_gone
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.frozen import dataclass
+
+_LOOK_S = 0.25  # new processes may come while old ones go
+_KILLED_S = 5.0  # how long SIGKILL may take; longer means uninterruptible sleep
+_GUARD_S = 10.0  # how long the guard may need to write the outcome and to explain
+_RESIDENT_S = 90.0  # a launcher's own limits from SIGKILL on its hosts to having all their records
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """What became of a run's processes. ``denied`` may not be signalled by this user; ``took_s`` is in seconds."""
+
+    run: RunProcesses
+    ended: tuple[Process, ...]
+    killed: tuple[Process, ...]
+    remaining: tuple[Process, ...]
+    denied: tuple[Process, ...]
+    took_s: float
+
+
+def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
+    """Send SIGTERM to the launchers, or to the ranks where they are gone; after ``grace_s`` seconds SIGKILL to all.
+
+    Every signal goes to a process whose pid, start time and run id agree at that moment. A guard is not signalled:
+    it ends by itself when nothing is left to show.
+    """
+    begun = time.monotonic()
+    seen = {process.pid: process for process in run.all}
+    denied = _send_all(run.launchers or (*run.ranks, *run.children), signal.SIGTERM)
+    if denied:
+        return Stopped(run, (), (), run.all, denied, time.monotonic() - begun)
+    left = _wait_stopped(run, begun + grace_s, seen)
+    killed: list[Process] = []
+    if left is not None:
+        killed = [*left.launchers, *left.ranks, *left.children]
+        _send_all(killed, signal.SIGKILL)  # the launcher first, so that it restarts nothing
+    remaining = wait_gone([each for each in seen.values() if each not in run.guards], _KILLED_S)
+    remaining += wait_gone(run.guards, _GUARD_S)
+    there = {process.pid for process in remaining}
+    killed = [process for process in killed if process.pid not in there]
+    hard = {process.pid for process in killed}
+    ended = tuple(process for process in seen.values() if process.pid not in there | hard)
+    return Stopped(run, ended, tuple(killed), tuple(remaining), (), time.monotonic() - begun)
+
+
+def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grace_s: float) -> Stopped:
+    """Send SIGTERM to the launcher of a run on several hosts, which ends all of them, and wait until it is gone.
+
+    It kills what is left after its own grace. After ``grace_s`` seconds SIGINT has it do so at once; SIGKILL, after
+    which the hosts end their part by themselves, is for one that does not even answer that.
+    """
+    begun = time.monotonic()
+    if send(launcher, signal.SIGTERM) == "denied":
+        return Stopped(run, (), (), (launcher,), (launcher,), time.monotonic() - begun)
+    left = wait_gone([launcher], grace_s)
+    if left and grace_s < own_grace_s:
+        send(launcher, signal.SIGINT)
+    left = wait_gone([launcher], _RESIDENT_S) if left else []
+    killed = bool(left) and send(launcher, signal.SIGKILL) == "sent"
+    left = wait_gone([launcher], _KILLED_S) if left else []
+    gone = () if left else (launcher,)
+    return Stopped(
+        run, () if killed else gone, gone if killed else (), tuple(left), (), took_s=time.monotonic() - begun
+    )
+
+
+def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> RunProcesses | None:
+    """Wait until launcher, ranks and their children are gone; return what is left at ``end``, None if nothing.
+
+    What has lost its launcher on the way, DataLoader workers too, is asked itself, once: nobody else will.
+    """
+    asked = not run.launchers
+    while True:
+        left = next((each for each in runs_in(process_table()) if _same_run(each, run, seen)), None)
+        if left is None or not (left.launchers or left.ranks or left.children):
+            return None
+        seen.update((process.pid, process) for process in left.all)
+        if not asked and not left.launchers and not left.guards:
+            _send_all((*left.ranks, *left.children), signal.SIGTERM)
+            asked = True
+        if time.monotonic() >= end:
+            return left
+        wait_gone(left.all, min(_LOOK_S, end - time.monotonic()))
+
+
+def _same_run(one: RunProcesses, run: RunProcesses, seen: dict[int, Process]) -> bool:
+    """Whether it is this run, and not one of the same id and user that was started since."""
+    if (one.run_id, one.uid) != (run.run_id, run.uid):
+        return False
+    known = (seen.get(process.pid) for process in one.all)
+    return any(
+        each is not None and each.start_ticks == now.start_ticks for each, now in zip(known, one.all, strict=True)
+    )
+
+
+def _send_all(processes: Iterable[Process], number: signal.Signals) -> tuple[Process, ...]:
+    """Signal each; return those that this user may not signal."""
+    return tuple(process for process in processes if send(process, number) == "denied")
+
+
+_AT_ONCE = 64
+_ENDING_S = 30.0  # beyond the grace: a cold interpreter, SIGKILL, the guard's last words
+
+
+@dataclass(frozen=True)
+class HostStopped:
+    """What ended on one host: entries with ``pid``, ``role``, ``rank`` and ``by`` ("itself" or "SIGKILL").
+
+    ``remaining`` still runs; ``problem`` says why the host could not be asked.
+    """
+
+    host: str
+    ended: tuple[dict[str, Any], ...] = ()
+    remaining: tuple[dict[str, Any], ...] = ()
+    problem: Finding | None = None
+
+
+def ask_hosts(places: Sequence[tuple[str, str]], run_id: str, grace_s: float) -> tuple[HostStopped, ...]:
+    """Have each host, given with its interpreter, end this run as its own ``stop`` would; ``grace_s`` in seconds."""
+    with ThreadPoolExecutor(min(_AT_ONCE, len(places)) or 1) as pool:
+        return tuple(pool.map(lambda place: _ask(place[0], place[1], run_id, grace_s), places))
+
+
+def _ask(host: str, python: str, run_id: str, grace_s: float) -> HostStopped:
+    words = [python, "-m", "ddplaunch.cli.stop_here", run_id, f"{grace_s:g}"]
+    argv = [*command(host, python)[:-1], f"exec env PYTHONSAFEPATH=1 {shlex.join(words)}"]
+    status: int | None = None
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=CONNECT_S + grace_s + _ENDING_S,
+            check=False,
+            env=environment(),
+        )
+        status, said = done.returncode, done.stderr
+        answer = _answer(done.stdout)
+        if status == 0 and answer is not None:
+            return HostStopped(host, tuple(answer["ended"]), tuple(answer["remaining"]))
+    except subprocess.TimeoutExpired as late:
+        said = late.stderr or b""
+    except OSError as error:  # no ssh here
+        said = f"{error.strerror}: {error.filename}".encode()
+    return HostStopped(host, problem=failure(host, python, status, said.decode("utf-8", "replace")))
+
+
+def _answer(out: bytes) -> dict[str, Any] | None:
+    """Return the last line, behind whatever the login's shell printed, None where it is no answer."""
+    try:
+        answer = json.loads((out.splitlines() or [b""])[-1])
+    except ValueError:
+        return None
+    complete = isinstance(answer, dict) and {"ended", "remaining"} <= set(answer)
+    return answer if complete else None

@@ -1,0 +1,1 @@
+"""Nodes that are started by hand meet before torchrun does."""

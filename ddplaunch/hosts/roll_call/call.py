@@ -1,0 +1,314 @@
+"""Node 0's side of a roll call: wait for all, compare them, tell them the verdict; refuses to launch anything.
+
+The other nodes' side of a roll call: find node 0, say who is here, wait for its verdict; refuses to speak first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from ddplaunch.hosts.roll_call import rules as rules
+from ddplaunch.hosts.roll_call.door import Caller, Door, keep_alive
+from ddplaunch.hosts.roll_call.messages import (
+    LONGEST_LINE,
+    PROTOCOL,
+    Hello,
+    Status,
+    Verdict,
+    greeted,
+    greeting,
+    hello_line,
+    names,
+    read_hello,
+    read_status,
+    read_verdict,
+    status_line,
+    verdict_line,
+)
+from ddplaunch.launch.topology import endpoint
+from ddplaunch.machine import deadline
+from ddplaunch.values.finding import Finding, Severity
+from ddplaunch.values.frozen import dataclass
+
+_TICK_S = 1.0
+_SPREAD_S = 0.2  # with many nodes, telling each of every other one would be most of the work
+Show = Callable[[Status], None]
+Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tuple[Finding, ...]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked for: ``nodes`` nodes at ``address``:``port`` within ``timeout_s``.
+
+    ``known`` are the hosts of node ranks where somebody said them beforehand, as Slurm does.
+    """
+
+    nodes: int
+    address: str
+    port: int
+    timeout_s: float
+    known: Mapping[int, str]
+
+    @property
+    def place(self) -> str:
+        """Address and port as one word."""
+        return endpoint(self.address, self.port)
+
+
+def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show) -> Verdict:
+    """Call the roll on node 0 and return the verdict, which all others got too.
+
+    ``compare`` judges the nodes once all are in, with how far each clock is ahead. Raises OSError where the port
+    cannot be had. Whatever ends this early (a signal) is told to the nodes that wait.
+    """
+    with Door(call.port, greeting()) as door:
+        roll = _Roll(call, me, door, show)
+        try:
+            verdict = roll.wait()
+            if verdict is None:
+                found = compare(roll.joined, roll.clocks)
+                go = not any(each.severity is Severity.ERROR for each in found)
+                verdict = Verdict(go, found, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None)
+        except BaseException as problem:
+            cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
+            last = verdict_line(Verdict(False, (rules.ended_by(me.host, cause),)))
+            door.close_after(last, patience_s=0.3)  # somebody pressed Ctrl-C
+            raise
+        door.close_after(verdict_line(verdict))
+        return verdict
+
+
+class _Roll:
+    """Who came so far."""
+
+    def __init__(self, call: Call, me: Hello, door: Door, show: Show) -> None:
+        self.joined: dict[int, Hello] = {0: me}
+        self.clocks: dict[int, tuple[float, float]] = {}
+        self._call, self._door, self._show = call, door, show
+        self._started = time.monotonic()
+        self._of: dict[Caller, Hello] = {}
+        self._hosts = dict(call.known)
+        self._note: str | None = None
+        self._news = False
+        self._spread_s = 0.0
+
+    def wait(self) -> Verdict | None:
+        """Return None once all are in, or the verdict that refuses them."""
+        while len(self.joined) < self._call.nodes:
+            left = self._call.timeout_s - self._waited_s()
+            if left <= 0:
+                missing = rules.nodes_missing(self._call.nodes, self._missing(), self._waited_s(), self._call.place)
+                return Verdict(False, (missing,))
+            self._show(self._status())
+            self._spread()
+            for caller, line in self._door.lines(min(left, _SPREAD_S if self._news else _TICK_S)):
+                problem = self._heard(caller, line)
+                if problem is not None:
+                    return Verdict(False, (problem,))
+        self._show(self._status())
+        return None
+
+    def _heard(self, caller: Caller, line: bytes | None) -> Finding | None:
+        if line is None:
+            self._left(caller)
+            return None
+        hello = None if caller.known else read_hello(line)
+        if hello is None:
+            if not caller.known:
+                self._door.drop(caller)  # a stranger
+            return None
+        caller.known = True
+        problem = rules.at_the_door(self.joined, hello)
+        if problem is None:
+            self._enter(caller, hello)
+        return problem
+
+    def _enter(self, caller: Caller, hello: Hello) -> None:
+        for other, known in list(self._of.items()):
+            if known.node_rank == hello.node_rank:  # the rules found that the same host started it again
+                other.say(verdict_line(Verdict(False, (rules.replaced(hello.host, hello.pid),))))
+                del self._of[other]
+        now = time.time()
+        self._of[caller] = hello
+        self.joined[hello.node_rank] = hello
+        self._hosts[hello.node_rank] = hello.host
+        self.clocks[hello.node_rank] = (hello.clock_s - (caller.greeted_s + now) / 2, (now - caller.greeted_s) / 2)
+        self._note = None
+        self._news = True
+
+    def _left(self, caller: Caller) -> None:
+        hello = self._of.pop(caller, None)
+        if hello is not None:
+            del self.joined[hello.node_rank]
+            self._note = f"{hello.name} went away"
+            self._news = True
+
+    def _spread(self) -> None:
+        if not self._news or time.monotonic() - self._spread_s < _SPREAD_S:
+            return
+        self._news, self._spread_s = False, time.monotonic()
+        line = status_line(self._status())
+        for caller in self._of:
+            caller.say(line)
+
+    def _missing(self) -> tuple[str, ...]:
+        absent = (rank for rank in range(self._call.nodes) if rank not in self.joined)
+        return names(absent, self._hosts)
+
+    def _status(self) -> Status:
+        return Status(self._call.nodes, self._missing(), self._waited_s(), self._note, len(self.joined))
+
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._started
+
+
+_CONNECT_S = 3.0
+_GREETING_S = 5.0
+_LOOK_UP_S = 5.0
+_LEAST_S = 1.0  # an attempt that the end of the whole time cuts shorter tells less than the one before it
+_PAUSES_S = (0.05, 0.1, 0.2, 0.3)
+
+
+class _NotThere(Exception):
+    """Node 0 could not be talked to; the text says why, as a clause."""
+
+
+def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
+    """Answer node 0's call and return its verdict; refuses on its own when the time is over before that.
+
+    ``hello`` is asked anew for each attempt, because it tells the time.
+    """
+    started = time.monotonic()
+    attempts, reason = 0, "it was not tried"
+    while (left := call.timeout_s - (time.monotonic() - started)) > 0:
+        try:
+            return _attempt(call, hello, show, started, left)
+        except _NotThere as problem:
+            if not attempts or left >= _LEAST_S:
+                reason = str(problem)
+        pause = _PAUSES_S[min(attempts, len(_PAUSES_S) - 1)]
+        attempts += 1
+        waited = time.monotonic() - started
+        show(Status(call.nodes, ("node 0",), waited, reason))
+        time.sleep(max(0.0, min(pause, call.timeout_s - waited)))
+    missing = rules.node_0_missing(call.place, reason, time.monotonic() - started)
+    return Verdict(False, (missing,), heard=False)
+
+
+def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float, left_s: float) -> Verdict:
+    with _connected(call, left_s) as connection:
+        lines = _Lines(connection)
+        line = lines.next(time.monotonic() + min(_GREETING_S, left_s))
+        protocol = None if line is None else greeted(line)
+        if protocol is None:
+            raise _NotThere(f"what listens at {call.place} is no roll call: another program, or a launch without one")
+        try:
+            connection.sendall(hello_line(hello()))
+        except OSError as problem:
+            raise _NotThere(f"the connection to {call.place} broke: {_text(problem)}") from problem
+        if protocol != PROTOCOL:
+            return Verdict(False, (rules.other_protocol("node 0", protocol),))
+        return _verdict(call, lines, show, started)
+
+
+def _verdict(call: Call, lines: _Lines, show: Show, started: float) -> Verdict:
+    """Return the verdict. Once this node has joined, only node 0's time counts."""
+    status: Status | None = None
+    while True:
+        line = lines.next(time.monotonic() + _TICK_S)
+        waited = time.monotonic() - started
+        if line is not None:
+            verdict = read_verdict(line)
+            if verdict is not None:
+                return verdict
+            status = read_status(line, waited) or status
+        elif lines.ended:
+            raise _NotThere(f"node 0 at {call.place} went away")
+        if status is not None:
+            show(replace(status, waited_s=waited))
+
+
+class _Lines:
+    """Lines of a connection, with a deadline for each."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._pending = b""
+        self.ended = False
+
+    def next(self, until: float) -> bytes | None:
+        """Return the next line; None when the time is over, or with ``ended`` set when no more will come."""
+        while b"\n" not in self._pending:
+            left = until - time.monotonic()
+            if left <= 0 or self.ended:
+                return None
+            self._connection.settimeout(left)
+            try:
+                data = self._connection.recv(LONGEST_LINE)
+            except TimeoutError:
+                return None
+            except OSError:
+                data = b""
+            self.ended = not data or len(self._pending) > 16 * LONGEST_LINE
+            self._pending += data
+        line, _, self._pending = self._pending.partition(b"\n")
+        return line
+
+
+def _connected(call: Call, left_s: float) -> socket.socket:
+    problem: OSError | None = None
+    for family, address in _addresses(call.address, call.port, min(_LOOK_UP_S, left_s)):
+        connection = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(min(_CONNECT_S, left_s))
+            connection.connect(address)
+            keep_alive(connection)
+        except OSError as error:
+            connection.close()
+            problem = error
+        else:
+            if connection.getsockname() == connection.getpeername():  # TCP connects to itself where nobody listens
+                connection.close()
+                problem = ConnectionRefusedError(111, "Connection refused")
+                continue
+            return connection
+    reason = "no address" if problem is None else _text(problem)
+    raise _NotThere(f"no answer from {call.place}: {reason}") from problem
+
+
+def _addresses(host: str, port: int, within_s: float) -> list[tuple[socket.AddressFamily, tuple[str | int, ...]]]:
+    """Look ``host`` up, a name in a child process: a silent DNS server must not keep Ctrl-C waiting."""
+    host = host.strip().removeprefix("[").removesuffix("]")
+
+    def look() -> list[tuple[int, tuple[str | int, ...]]]:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return [(int(family), (*address,)) for family, _, _, _, address in found]
+
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        try:
+            (told,) = deadline.collect([deadline.start(look)], time.monotonic() + within_s)
+        except OSError as problem:  # no process to look it up in
+            raise _NotThere(f"the name `{host}` cannot be looked up: {_text(problem)}") from problem
+        if told.late:
+            raise _NotThere(f"the name `{host}` was not resolved within {within_s:.0f} s") from None
+        if told.error is not None:
+            raise _NotThere(
+                f"the name `{host}` cannot be resolved: {told.error.partition('] ')[2] or told.error}"
+            ) from None
+        found = told.value
+    else:
+        found = look()
+    return [(socket.AddressFamily(family), tuple(address)) for family, address in found]
+
+
+def _text(problem: OSError) -> str:
+    if isinstance(problem, TimeoutError):
+        return "nothing came back, as with a firewall or a host that is down"
+    return (problem.strerror or str(problem)).lower()

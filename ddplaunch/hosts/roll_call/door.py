@@ -1,0 +1,186 @@
+"""Node 0's listening port and the lines that come through it; refuses to know what they mean.
+
+Whoever connects may be a stranger: a port scanner, the torchrun of another job, somebody who never says a word. Each
+gets a bounded time and a bounded line, and there are never many of them at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Iterator
+
+from ddplaunch.hosts.roll_call.messages import LONGEST_LINE
+
+_FIRST_LINE_S = 10.0
+_STRANGERS = 128  # connections at once that have not said anything sensible
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Have the kernel notice within half a minute that the other host is gone: power off, cable pulled (tcp(7))."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def listening(port: int) -> socket.socket:
+    """Listen on ``port`` of all addresses as torch's TCPStore will: IPv6 for both families, else IPv4.
+
+    Raises OSError where that is impossible.
+    """
+    try:
+        return _bound(socket.AF_INET6, "::", port)
+    except OSError as problem:
+        if problem.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
+            raise
+    return _bound(socket.AF_INET, "0.0.0.0", port)
+
+
+def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
+    server = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        server.bind((address, port))
+        server.listen(4096)
+        server.setblocking(False)
+    except OSError:
+        server.close()
+        raise
+    return server
+
+
+class Caller:
+    """One connection: ``known`` once its first line made sense."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Take over ``connection``."""
+        self.connection = connection
+        self.since = time.monotonic()
+        self.greeted_s = time.time()
+        self.known = False
+        self.open = True
+        self.pending = b""
+
+    def say(self, line: bytes) -> None:
+        """Send a line; where it does not fit at once, nobody reads there, and the connection is given up."""
+        try:
+            if self.connection.send(line) == len(line):
+                return
+        except OSError:
+            pass
+        self.open = False
+
+
+class Door:
+    """The port while the roll is called. Use as a context manager."""
+
+    def __init__(self, port: int, greeting: bytes) -> None:
+        """Start to listen. Raises OSError where the port cannot be had."""
+        self._server: socket.socket | None = listening(port)
+        self._greeting = greeting
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+        self.callers: list[Caller] = []
+
+    def __enter__(self) -> Door:
+        """Return the door itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close everything."""
+        self._stop_listening()
+        for caller in list(self.callers):
+            self.drop(caller)
+        self._selector.close()
+
+    def lines(self, timeout_s: float) -> Iterator[tuple[Caller, bytes | None]]:
+        """Wait for what comes within ``timeout_s``; yield each line, and None where a connection ended."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.data is None:
+                self._accept()
+                continue
+            yield from self._read(key.data)
+        for caller in list(self.callers):
+            late = not caller.known and time.monotonic() - caller.since > _FIRST_LINE_S
+            if late or not caller.open:
+                self.drop(caller)
+                yield caller, None
+
+    def drop(self, caller: Caller) -> None:
+        """Close a connection."""
+        if caller in self.callers:
+            self.callers.remove(caller)
+            self._selector.unregister(caller.connection)
+            caller.connection.close()
+            caller.open = False
+
+    def close_after(self, last: bytes, patience_s: float = 3.0) -> None:
+        """Stop listening, say the ``last`` line to all who are known, and wait a while until they have closed.
+
+        They close first, so that TIME_WAIT is with them; and nobody's torchrun meets this port before node 0's own.
+        """
+        self._stop_listening()
+        for caller in list(self.callers):
+            if caller.known:
+                caller.say(last)
+            if not (caller.known and caller.open):
+                self.drop(caller)
+        until = time.monotonic() + patience_s
+        while self.callers and (left := until - time.monotonic()) > 0:
+            for _ in self.lines(left):
+                pass
+
+    def _stop_listening(self) -> None:
+        if self._server is not None:
+            self._selector.unregister(self._server)
+            self._server.close()
+            self._server = None
+
+    def _accept(self) -> None:
+        assert self._server is not None
+        try:
+            connection, _ = self._server.accept()
+        except OSError as problem:
+            if problem.errno in (errno.EMFILE, errno.ENFILE):
+                self._make_room()
+            return
+        os.set_inheritable(connection.fileno(), False)
+        connection.setblocking(False)
+        keep_alive(connection)
+        caller = Caller(connection)
+        self.callers.append(caller)
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        caller.say(self._greeting)
+        if sum(not each.known for each in self.callers) > _STRANGERS:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Drop the stranger who has been silent longest; a node tries again, wherever this hits one."""
+        strangers = [caller for caller in self.callers if not caller.known]
+        if strangers:
+            self.drop(strangers[0])
+
+    def _read(self, caller: Caller) -> Iterator[tuple[Caller, bytes | None]]:
+        if caller not in self.callers:  # dropped because of what came before in the same round
+            return
+        try:
+            data = caller.connection.recv(LONGEST_LINE)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        caller.pending += data
+        line, newline, rest = caller.pending.partition(b"\n")
+        if not data or (not newline and len(line) > LONGEST_LINE):
+            self.drop(caller)
+            yield caller, None
+        elif newline:
+            caller.pending = rest[:LONGEST_LINE]
+            yield caller, line

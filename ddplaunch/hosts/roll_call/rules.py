@@ -1,0 +1,216 @@
+"""What is wrong with the nodes that came to a roll call, or did not come, as findings; refuses to talk to any."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from time import localtime, strftime
+from typing import Any
+
+from ddplaunch.checks.all_checks import run_across
+from ddplaunch.hosts.roll_call.messages import PROTOCOL, Hello
+from ddplaunch.launch.hosts_plan import HostReport
+from ddplaunch.machine.facts import Facts, Gpu, NvmlFacts, PythonFacts, TorchFacts
+from ddplaunch.values import codec
+from ddplaunch.values.finding import Finding, Severity, error, warning
+from ddplaunch.values.resolved import Unavailable
+
+#: The comparisons that hold for nodes started by hand too. Nodes may share a machine there, and need not use all GPUs.
+COMPARED = frozenset(
+    {
+        "hosts-differ-script",
+        "hosts-differ-python",
+        "hosts-differ-torch",
+        "hosts-differ-cuda",
+        "hosts-differ-nccl",
+        "hosts-differ-driver",
+        "hosts-differ-gpu-model",
+        "clock-skew",
+    }
+)
+_NO_ROLL_CALL = "`--join-timeout 0` on every node launches without asking"
+
+
+def told(facts: Facts) -> Facts:
+    """Return what of a machine's facts travels: versions, and the names of its GPUs. Nothing there can be a secret."""
+    torch, nvml, python = facts.torch, facts.nvml, facts.python
+    if isinstance(torch, TorchFacts):
+        torch = replace(torch, path="", torchrun_flags=frozenset())
+    if isinstance(nvml, NvmlFacts):
+        nvml = replace(nvml, gpus=tuple(Gpu(index=gpu.index, uuid="", name=gpu.name) for gpu in nvml.gpus))
+    if isinstance(python, PythonFacts):
+        python = PythonFacts(executable="", version=python.version)
+    kept = {"torch": torch, "nvml": nvml, "python": python}
+    groups = ("host", "python", "torch", "torch_import", "nvidia", "nvml", "cpu", "memory", "shm", "limits", "network")
+    groups_untold: dict[str, Any] = dict.fromkeys(groups, Unavailable("not told in a roll call"))
+    return Facts(**{**groups_untold, **kept})
+
+
+def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
+    """Return why ``new`` cannot be part of the launch of ``joined``, which holds node 0; None if it can."""
+    first = joined[0]
+    if new.protocol != PROTOCOL:
+        return other_protocol(new.name, new.protocol)
+    differing = [
+        f"{flag} {word} on {new.name}, {first.launch[flag]} on {first.name}"
+        for flag, word in new.launch.items()
+        if word and first.launch.get(flag) and word != first.launch[flag]
+    ]
+    if differing:
+        return error(
+            "launches-differ",
+            f"{new.name} and {first.name} start different launches: {'; '.join(differing)}",
+            why="all nodes of a launch run the same command and differ in `--node-rank` alone; a node of an older "
+            f"launch that still waits looks the same ({_process(new)})",
+            fix=f"give the same command on both; or, if {new.name} is a left-over, end it there: `kill {new.pid}`",
+            where=(first.name, new.name),
+        )
+    other = joined.get(new.node_rank)
+    if other is None or _replaced(other, new):
+        return None
+    return error(
+        "node-rank-twice",
+        f"two nodes have `--node-rank {new.node_rank}`: {_process(other)}, and {_process(new)}",
+        why="each node needs a rank of its own; the ranks of both would get the same numbers",
+        fix=f"give one of them another `--node-rank`; or, if one is a left-over, end it there: `kill {other.pid}` on "
+        f"{other.host}, or `kill {new.pid}` on {new.host}",
+        where=(other.host, new.host),
+    )
+
+
+def _replaced(other: Hello, new: Hello) -> bool:
+    """Whether ``new`` was started in the place of a waiting node: on the same machine, later."""
+    again = other.machine == new.machine and other.pid != new.pid
+    return new.node_rank != 0 and again and other.started_s < new.started_s
+
+
+def _process(hello: Hello) -> str:
+    return f"pid {hello.pid} on {hello.host}, started {strftime('%H:%M:%S', localtime(hello.started_s))}"
+
+
+def all_together(
+    joined: Mapping[int, Hello], heard_s: Mapping[int, tuple[float, float]], script: str | None, ignore: Collection[str]
+) -> tuple[Finding, ...]:
+    """Compare the nodes of a complete roll call. ``heard_s`` is how far each clock is ahead, and how unsure that is."""
+    ordered = [joined[rank] for rank in sorted(joined)]
+    read = {text: _facts(text) for text in {hello.facts for hello in ordered}}  # most nodes are alike
+    understood = [(hello, facts) for hello in ordered if (facts := read[hello.facts]) is not None]
+    reports = tuple(
+        _report(hello, facts, ordered, heard_s.get(hello.node_rank, (0.0, 0.0)), script) for hello, facts in understood
+    )
+    found = [
+        _by_hand(finding)
+        for outcome in run_across(reports, ignore)
+        if outcome.check.code in COMPARED
+        for finding in outcome.findings
+    ]
+    return (*found, *_other_arguments(ordered))
+
+
+def _by_hand(finding: Finding) -> Finding:
+    """Put remedies for nodes that were started by hand in the place of those for a launch over ssh."""
+    if finding.severity is not Severity.ERROR:
+        return finding
+    remedy = finding.fix if finding.code == "hosts-differ-script" else "install the same version on all nodes"
+    return replace(finding, fix=f"{remedy}; `--ignore {finding.code}` on node 0 launches all the same")
+
+
+def _report(
+    hello: Hello, facts: Facts, everybody: Sequence[Hello], clock: tuple[float, float], script: str | None
+) -> HostReport:
+    alone = sum(each.host == hello.host for each in everybody) == 1
+    return HostReport(
+        name=hello.host if alone else hello.name,
+        facts=facts,
+        ddplaunch=hello.ddplaunch,
+        script_name=script,
+        script=hello.script,
+        clock_ahead_s=clock[0],
+        clock_unsure_s=clock[1],
+    )
+
+
+def _facts(text: str) -> Facts | None:
+    """Return a node's facts; None where another ddplaunch wrote what this one cannot read, which is not compared."""
+    try:
+        return codec.from_json(text, Facts)
+    except (ValueError, TypeError, RecursionError):
+        return None
+
+
+def _other_arguments(ordered: Sequence[Hello]) -> tuple[Finding, ...]:
+    others = [hello for hello in ordered if hello.arguments != ordered[0].arguments]
+    if not others:
+        return ()
+    return (
+        warning(
+            "script-arguments-differ",
+            f"the script's arguments on {_some(others)} are not those on {ordered[0].name}",
+            why="ranks that train with other numbers wait for each other or diverge; paths of a host's own are fine",
+            fix="compare what `ddplaunch run … --dry-run` prints on these nodes",
+            where=tuple(hello.host for hello in others),
+        ),
+    )
+
+
+def _some(hellos: Sequence[Hello]) -> str:
+    named = ", ".join(hello.name for hello in hellos[:4])
+    return named if len(hellos) <= 4 else f"{named} and {len(hellos) - 4} more"
+
+
+def other_protocol(name: str, protocol: int) -> Finding:
+    """Return the finding for a node whose ddplaunch holds another kind of roll call."""
+    return error(
+        "hosts-differ-ddplaunch",
+        f"the ddplaunch of {name} calls the roll by protocol {protocol}, this one by {PROTOCOL}",
+        why="they are different versions, and cannot agree on a launch",
+        fix="install the same version on all nodes: `ddplaunch --version`",
+        where=name,
+    )
+
+
+def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place: str) -> Finding:
+    """Return the finding of node 0 when the time is over: who did not come to ``place``."""
+    shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    return error(
+        "nodes-missing",
+        f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s; missing: {shown}",
+        why=f"every node connects to {place} before anything is launched; these never did, or went away",
+        fix="look at what the command says on the missing nodes, start it there, or wait longer for them with "
+        "`--join-timeout 30m`",
+        where=tuple(missing),
+    )
+
+
+def node_0_missing(place: str, reason: str, waited_s: float) -> Finding:
+    """Return the finding of a node that never heard node 0 at ``place``; ``reason`` is the latest obstacle."""
+    return error(
+        "nodes-missing",
+        f"node 0 did not call the roll at {place} within {waited_s:.0f} s: {reason}",
+        why="node 0 listens there once its own checks have passed; a firewall, a wrong address or port, or a node 0 "
+        "that was not started keep others away",
+        fix=f"start node 0, or look at what it says; compare `--master-addr` and `--master-port`; {_NO_ROLL_CALL}",
+        where="node 0",
+    )
+
+
+def ended_by(host: str, cause: str) -> Finding:
+    """Return what the others are told when node 0 ends while they wait."""
+    return error(
+        "roll-call-ended",
+        f"node 0 ({host}) {cause} while nodes were waiting for each other",
+        why="without node 0 there is no launch",
+        fix="start the command again on all nodes",
+        where=host,
+    )
+
+
+def replaced(host: str, pid: int) -> Finding:
+    """Return what a waiting node is told when the same host started the same node again."""
+    return error(
+        "roll-call-ended",
+        f"this node was started again on {host}, as pid {pid}",
+        why="a host has each node rank once; the later start counts",
+        fix="go on at the later one",
+        where=host,
+    )

@@ -1,0 +1,1 @@
+"""One ssh session per host: frames, links, the facts, the job."""

@@ -1,0 +1,178 @@
+"""What a host answers before a launch: its facts, a place to meet, what it reaches; refuses to start anything."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+_LARGEST_SCRIPT = 16 << 20
+_PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from which outgoing connections take theirs
+_REACH_S = 3.0
+
+
+class Meeting:
+    """A socket that listens where rank 0's store is going to, and tells its nonce to whoever connects."""
+
+    def __init__(self, port: int | None, nonce: str) -> None:
+        """Listen on ``port``, or on a free one. Raises OSError where it is taken."""
+        self._nonce = nonce.encode()
+        self._connections: list[socket.socket] = []
+        self._socket = _listening(port)
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when somebody is there."""
+        return self._socket.fileno()
+
+    def greet(self) -> None:
+        """Tell the nonce to whoever is there."""
+        try:
+            connection, _ = self._socket.accept()
+            self._connections.append(connection)  # it is closed last here, so that TIME_WAIT is not on this port
+            connection.send(self._nonce)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Free the port."""
+        for each in (*self._connections, self._socket):
+            each.close()
+
+
+def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Meeting | None]:
+    """Return the answer, and a meeting that the host has to keep open. Raises whatever goes wrong."""
+    what = order.get("what")
+    if what == "facts":
+        return facts(order), None
+    if what == "listen":
+        return listen(order)
+    if what == "reach":
+        found = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
+        return {"reached": {name: own for name, own, _ in found}, "at": {name: peer for name, _, peer in found}}, None
+    raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
+
+
+def facts(order: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts as JSON, and what a launch over several hosts compares beside them.
+
+    The process goes to ``cwd`` and takes on ``env`` for good: what is started later is to find what was looked at.
+    """
+    from ddplaunch import __version__
+    from ddplaunch.machine.facts import ProbeRequest
+    from ddplaunch.machine.gather import gather
+    from ddplaunch.machine.software import probe_plugin
+    from ddplaunch.values import codec
+    from ddplaunch.values.resolved import Unavailable
+
+    os.environ.update(order.get("env") or {})
+    beside = os.path.dirname(sys.executable)  # noqa: PTH120
+    if beside not in os.environ.get("PATH", "").split(os.pathsep):
+        os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH", ""))))
+    problem = _go_to(order.get("cwd"))
+    plugin = probe_plugin()
+    return {
+        "facts": codec.to_json(gather(codec.from_json(order["request"], ProbeRequest))),
+        "extra": {
+            "ddplaunch": __version__,
+            "plugin": None if isinstance(plugin, Unavailable) else plugin,
+            "cwd_problem": problem,
+            "script_sha256": None if problem else _fingerprint(order.get("script")),
+            "machine": _machine(),
+            "time_s": time.time(),
+        },
+    }
+
+
+def _go_to(directory: str | None) -> str | None:
+    if directory is None:
+        return None
+    try:
+        os.chdir(directory)
+        os.environ["PWD"] = directory
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _fingerprint(script: str | None) -> str | None:
+    """Return the script's SHA-256, "missing", or None where there is none to look at."""
+    if script is None:
+        return None
+    import hashlib  # loads OpenSSL, which a host without a script to look at has no need of
+
+    try:
+        with Path(script).open("rb") as file:
+            return hashlib.sha256(file.read(_LARGEST_SCRIPT)).hexdigest()
+    except OSError:
+        return "missing"
+
+
+def _machine() -> str:
+    """Return what two names of one machine have in common."""
+    parts = []
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net"):
+        try:
+            parts.append(str(Path(path).readlink()) if "/ns/" in path else Path(path).read_text().strip())
+        except OSError:
+            parts.append("?")
+    return " ".join(parts)
+
+
+def listen(order: dict[str, Any]) -> tuple[dict[str, Any], Meeting | None]:
+    """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
+    from ddplaunch.machine.network import probe_interfaces
+
+    asked = order.get("port")
+    try:
+        meeting = Meeting(asked, str(order["nonce"]))
+    except OSError as error:
+        return {"port_problem": error.strerror or str(error), "port": asked}, None
+    found = [each for each in probe_interfaces() if each.up and not each.loopback]
+    found.sort(key=lambda each: -(each.speed_mbps or 0))
+    addresses = [address for each in found for address in each.addresses if not address.lower().startswith("fe80")]
+    addresses.sort(key=lambda address: ":" in address)
+    return {"port": meeting.port, "addresses": addresses}, meeting
+
+
+def _listening(port: int | None) -> socket.socket:
+    first = int.from_bytes(os.urandom(2), "big") % len(_PORTS)  # two launches at once begin at different ones
+    ports = [port] if port else [*_PORTS[first : first + 20], 0]
+    families = [socket.AF_INET6, socket.AF_INET] if socket.has_dualstack_ipv6() else [socket.AF_INET]
+    problem = OSError("no port is free")
+    for candidate in ports:
+        for family in families:
+            both = family == socket.AF_INET6
+            try:
+                return socket.create_server(("", candidate), family=family, backlog=1024, dualstack_ipv6=both)
+            except OSError as error:
+                problem = error
+    raise problem
+
+
+def reached(addresses: list[str], port: int, nonce: str) -> list[tuple[str, str, str]]:
+    """Return each of the addresses at which the meeting answers, this host's own on the way there, and the peer's.
+
+    The same address elsewhere (docker0's is alike on all hosts) does not count, which the nonce tells.
+    """
+    found = []
+    until = time.monotonic() + _REACH_S
+    for address in addresses:
+        try:
+            with socket.create_connection(
+                (address, port), timeout=max(0.2, min(1.5, until - time.monotonic()))
+            ) as link:
+                if link.recv(256) == nonce.encode():
+                    found.append((address, str(link.getsockname()[0]), str(link.getpeername()[0])))
+        except OSError:
+            continue
+    return found
+
+
+def reach(addresses: list[str], port: int, nonce: str) -> dict[str, str]:
+    """Return the addresses at which the meeting answers, with this host's own on the way there."""
+    return {address: own for address, own, _ in reached(addresses, port, nonce)}

@@ -1,0 +1,205 @@
+"""The facts of many hosts at once, each with its deadline, and a place where all can meet; refuses to judge them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddplaunch.hosts.session.fan_out import FanOut, Reached, body_of
+from ddplaunch.hosts.session.frames import Kind, unpack
+from ddplaunch.hosts.session.links import Link, Links
+from ddplaunch.hosts.ssh import failure
+from ddplaunch.launch.hosts_plan import HostReport, Meeting, named
+from ddplaunch.machine.facts import Facts, ProbeRequest
+from ddplaunch.values import codec
+from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.frozen import dataclass
+
+_MEET_S = 10.0
+_SAMPLES = 3  # of the clock at most; the one that took the least time counts
+_SURE_S = 0.02
+_ECHO_S = 2.0  # for the echoes of all hosts
+_UNKNOWN_CLOCK = (0.0, 1e6)  # a host that echoed nothing in time is not to be blamed for its clock
+
+
+@dataclass(frozen=True)
+class Question:
+    """What every host is asked. ``cwd`` is the directory there, ``env`` what it gets of this shell's environment."""
+
+    request: ProbeRequest
+    python: str
+    cwd: str | None = None
+    script: str | None = None
+    env: Mapping[str, str] | None = None
+    deadline_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What became of it: reports in the order of the hosts, and a finding for each host without one."""
+
+    reports: tuple[HostReport, ...]
+    links: tuple[Link, ...]
+    missing: tuple[Finding, ...]
+
+
+def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], question: Question) -> Gathered:
+    """Ask all hosts at once. A host that does not answer costs its deadline, and the others nothing.
+
+    ``start`` opens the session of one host. Raises OSError where there is no ssh.
+    """
+    order = {
+        "id": 0,
+        "what": "facts",
+        "request": codec.to_json(replace(question.request, torch_needs_gpu=True, packages=True)),
+        "cwd": question.cwd,
+        "script": question.script,
+        "env": dict(question.env or {}),
+    }
+    reached = FanOut(links, start, order, question.deadline_s).ask(names)
+    clocks = _clocks(links, [each.link for each in reached if each.answer is not None])
+    reports, answered, missing = [], [], []
+    for each in reached:
+        finding = _problem(question, each)
+        if finding is None and each.answer is not None:
+            try:
+                reports.append(_report(each.name, question, each.answer, clocks.get(each.name, _UNKNOWN_CLOCK)))
+                answered.append(each.link)
+                continue
+            except (ValueError, KeyError, TypeError) as problem:
+                finding = _misunderstood(each.name, str(problem))
+        if finding is not None:
+            missing.append(finding)
+        links.close(each.link)
+    return Gathered(tuple(reports), tuple(answered), tuple(missing))
+
+
+def _problem(question: Question, reached: Reached) -> Finding | None:
+    if reached.answer is not None:
+        problem = reached.answer.get("problem")
+        return None if problem is None else _misunderstood(reached.name, str(problem))
+    return failure(reached.name, question.python, reached.status, reached.said, reached.tries)
+
+
+def _collect(links: Links, asked: Sequence[Link], deadline_s: float) -> dict[str, dict[str, Any]]:
+    """Return the answers by host that arrive in time."""
+    answers: dict[str, dict[str, Any]] = {}
+    waiting = {link.name for link in asked}
+    until = time.monotonic() + deadline_s
+    while waiting and (left := until - time.monotonic()) > 0:
+        for event in links.wait(left):
+            if event.link.name not in waiting:
+                continue
+            if event.kind is Kind.ANSWER:
+                answers[event.link.name] = body_of(event)
+                waiting.discard(event.link.name)
+            elif event.kind is None:
+                waiting.discard(event.link.name)
+    return answers
+
+
+def _misunderstood(name: str, problem: str) -> Finding:
+    return error(
+        "host-answer-unknown",
+        f"{name} gave an answer that this ddplaunch does not understand: {problem}",
+        why="the ddplaunch there is another version, or failed",
+        fix="install the same version on all hosts",
+        where=name,
+    )
+
+
+def _report(name: str, question: Question, answer: Mapping[str, Any], clock: tuple[float, float]) -> HostReport:
+    extra = answer["extra"]
+    return HostReport(
+        name=name,
+        facts=codec.from_json(answer["facts"], Facts),
+        ddplaunch=str(extra["ddplaunch"]),
+        plugin=extra["plugin"],
+        cwd=question.cwd or "",
+        cwd_problem=extra["cwd_problem"],
+        script_name=question.script,
+        script=extra["script_sha256"],
+        machine=str(extra["machine"]),
+        clock_ahead_s=clock[0],
+        clock_unsure_s=clock[1],
+    )
+
+
+def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float]]:
+    """Return (seconds ahead of this clock, uncertainty) of each host: Cristian's algorithm, the best of three.
+
+    One sample that came back at once is enough. A host that does not echo is waited for once.
+    """
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(_SAMPLES):
+        waiting = {link.name for link in asked if not link.closed}
+        for link in asked:
+            link.send(Kind.BEAT, {"sent": time.time()})
+        until = time.monotonic() + _ECHO_S
+        while waiting and (left := until - time.monotonic()) > 0:
+            for event in links.wait(left):
+                if event.kind is Kind.BEAT:
+                    clock = clock_of(unpack(event.body), time.time())
+                    if event.link.name not in best or clock[1] < best[event.link.name][1]:
+                        best[event.link.name] = clock
+                    waiting.discard(event.link.name)
+                elif event.kind is None:
+                    waiting.discard(event.link.name)
+        unsure = {name for name, (_, by_s) in best.items() if by_s > _SURE_S}
+        asked = [link for link in asked if link.name in unsure - waiting]
+    return best
+
+
+def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
+    """Return how far a host's clock is ahead, and by how much that may be wrong, from one beat and its echo."""
+    sent, wall = float(beat["sent"]), float(beat["wall"])
+    return wall - (sent + now_s) / 2, max(0.0, (now_s - sent) / 2)
+
+
+def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
+    """Let the first host listen on ``port`` (or a free one), and all others try its addresses.
+
+    Returns the first address that all reach; ``address`` is the user's choice. Else findings that name the hosts.
+    """
+    first, *others = asked
+    nonce = secrets.token_hex(8)
+    first.send(Kind.ASK, {"id": 1, "what": "listen", "port": port, "nonce": nonce})
+    answer = _collect(links, [first], _MEET_S).get(first.name, {"problem": "no answer"})
+    if "problem" in answer:
+        return (_misunderstood(first.name, str(answer["problem"])),)
+    if "port_problem" in answer:
+        return (_port_taken(first.name, answer),)
+    found, addresses = int(answer["port"]), [address] if address else list(map(str, answer["addresses"]))
+    for link in others:
+        link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
+    answers = _collect(links, others, _MEET_S)
+    reached = {link.name: answers.get(link.name, {}).get("reached", {}) for link in others}
+    for candidate in addresses:
+        if all(candidate in each for each in reached.values()):
+            numbers = {str(each.get("at", {}).get(candidate, candidate)) for each in answers.values()}
+            place = numbers.pop() if len(numbers) == 1 else candidate  # rank 0's name may mean 127.0.1.1 there
+            return Meeting(place, found, (place, *(str(each[candidate]) for each in reached.values())))
+    cut_off = [name for name, each in reached.items() if not each] or list(reached)
+    return (
+        error(
+            "hosts-not-connected",
+            f"{named(cut_off)} cannot reach {first.name} at {' or '.join(addresses) or 'any address'} port {found}",
+            why="all ranks meet at rank 0's host; a firewall, a missing route or another network stands between",
+            fix=f"open TCP between the hosts, or name an address of {first.name} that all reach: "
+            "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",
+            where=tuple(cut_off),
+        ),
+    )
+
+
+def _port_taken(name: str, answer: Mapping[str, Any]) -> Finding:
+    return error(
+        "port-taken",
+        f"port {answer['port']} cannot be used on {name}: {answer['port_problem']}",
+        why="rank 0's host has to listen on it",
+        fix="leave `--master-port` away, and a free port is found; or name another one",
+        where=name,
+    )

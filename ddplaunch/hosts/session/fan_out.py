@@ -1,0 +1,228 @@
+"""The first answers of many hosts: sessions begin a window at a time, dropped ones again; refuses to read an answer.
+
+sshd drops connections that have not logged in yet when there are many (``MaxStartups``, 10:30:100 by default:
+https://man.openbsd.org/sshd_config#MaxStartups), which a jump host sees first. A drop is no verdict on the host, but a
+sign to begin fewer at once, so the window halves and then grows by one for each window of sessions that came through,
+as TCP's does (https://www.rfc-editor.org/rfc/rfc5681#section-3.1).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddplaunch.hosts.session.frames import Kind, unpack
+from ddplaunch.hosts.session.links import Event, Link, Links
+from ddplaunch.hosts.ssh import was_dropped
+from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.frozen import dataclass
+
+TRIES = 8
+_PATIENCE_S = 0.5  # what a shell still wants to say after ssh's connection ended
+_SHRINK_EVERY_S = 0.5  # the drops of one burst say the same
+_FIRST_DELAY_S, _LONGEST_DELAY_S = 0.25, 2.0
+_WINDOW_LEAST, _WINDOW_PER_CPU = 64, 32
+_SLOT_S = 2.0  # a host that has not said a word by then may be dead, and holds up the others no longer
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What became of one host: its answer, or None and ssh's status (None: the session was still open)."""
+
+    name: str
+    link: Link
+    answer: dict[str, Any] | None
+    status: int | None
+    tries: int
+
+    @property
+    def said(self) -> str:
+        """What ssh and the shell there wrote."""
+        return said_by(self.link)
+
+
+class Window:
+    """How many sessions may be under way to the first word of their host."""
+
+    def __init__(self, most: int) -> None:
+        """Begin with ``most``."""
+        self._most, self._limit, self._shrunk_s = most, float(most), float("-inf")
+
+    @property
+    def limit(self) -> int:
+        """The number now, 1 at least."""
+        return max(1, int(self._limit))
+
+    def dropped(self, now_s: float) -> None:
+        """Halve it, once for all drops of a burst."""
+        if now_s - self._shrunk_s >= _SHRINK_EVERY_S:
+            self._limit, self._shrunk_s = max(1.0, self._limit / 2), now_s
+
+    def joined(self) -> None:
+        """Let it grow again."""
+        self._limit = min(self._most, self._limit + 1 / self._limit)
+
+
+def window_of(cpus: int) -> int:
+    """Return how many sessions begin together on a machine with ``cpus``: a key exchange is work for this side too."""
+    return max(_WINDOW_LEAST, _WINDOW_PER_CPU * cpus)
+
+
+def delay_s(tries: int, index: int) -> float:
+    """Return the seconds until a host's next try: longer each time, and other ones for each ``index`` of a host."""
+    longest = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** (tries - 1))
+    return longest * (0.5 + (index * 0.618034 + tries * 0.414214) % 1.0 / 2)
+
+
+def said_by(link: Link) -> str:
+    """Return what ssh and the shell's start-up files wrote in front of the first frame."""
+    return (link.frames.before + b"\n" + link.said).decode("utf-8", "replace")
+
+
+class _Place:
+    """One host while it is asked."""
+
+    def __init__(self, index: int, name: str) -> None:
+        self.index, self.name = index, name
+        self.link: Link | None = None
+        self.tries = 0
+        self.tried_s = 0.0
+        self.until_s = 0.0
+        self.reached: Reached | None = None
+
+
+class FanOut:
+    """Asks each host one thing, and each has ``deadline_s`` seconds from its own first try."""
+
+    def __init__(
+        self, links: Links, start: Callable[[str], Link], order: dict[str, Any], deadline_s: float, most: int = 0
+    ) -> None:
+        """``start`` opens a session; ``most`` at once, by default what suits this machine."""
+        self._links, self._start, self._order, self._deadline_s = links, start, order, deadline_s
+        self._window = Window(most or window_of(len(os.sched_getaffinity(0))))
+        self._connecting: set[_Place] = set()
+        self._by_link: dict[Link, _Place] = {}
+        self._again: list[tuple[float, _Place]] = []  # when it is due
+        self._deadlines: deque[_Place] = deque()  # in order, since all have the same time
+        self._left = 0
+
+    def ask(self, names: Sequence[str]) -> tuple[Reached, ...]:
+        """Return what became of each host, in their order. Raises OSError where there is no ssh, and RefusedError
+        where this machine lets no more of them be started.
+        """
+        places = [_Place(index, name) for index, name in enumerate(names)]
+        fresh = deque(places)
+        self._left = len(places)
+        while self._left:
+            now = time.monotonic()
+            self._begin(fresh, now)
+            for event in self._links.wait(self._wait_s(fresh, now)):
+                self._take(event)
+            self._count_joined(time.monotonic())
+            self._end_overdue(time.monotonic())
+        return tuple(place.reached for place in places if place.reached is not None)
+
+    def _begin(self, fresh: deque[_Place], now: float) -> None:
+        due = sorted((each for each in self._again if each[0] <= now), key=lambda each: each[0])
+        for at, place in due:
+            if len(self._connecting) >= self._window.limit:
+                return
+            self._again.remove((at, place))
+            if place.reached is None:
+                self._open(place)
+        while fresh and len(self._connecting) < self._window.limit:
+            place = fresh.popleft()
+            place.until_s = time.monotonic() + self._deadline_s
+            self._deadlines.append(place)
+            self._open(place)
+
+    def _open(self, place: _Place) -> None:
+        try:
+            place.link = self._start(place.name)
+        except FileNotFoundError:
+            raise
+        except OSError as problem:
+            raise RefusedError(_no_more(len(self._by_link), problem)) from problem
+        place.tries, place.tried_s = place.tries + 1, time.monotonic()
+        self._by_link[place.link] = place
+        self._connecting.add(place)
+        place.link.send(Kind.ASK, self._order)
+
+    def _wait_s(self, fresh: deque[_Place], now: float) -> float:
+        """Return how long nothing is due."""
+        times = [self._deadlines[0].until_s] if self._deadlines else []
+        if len(self._connecting) < self._window.limit:
+            if fresh:
+                return 0.0
+            times += [at for at, _ in self._again]
+        elif fresh or self._again:
+            times.append(min(each.tried_s for each in self._connecting) + _SLOT_S)
+        return max(0.0, min(times, default=now + self._deadline_s) - now)
+
+    def _take(self, event: Event) -> None:
+        place = self._by_link.get(event.link)
+        if place is None or place.reached is not None or event.link is not place.link:
+            return
+        if event.kind is Kind.ANSWER:
+            self._joined(place)
+            self._settle(place, body_of(event), None)
+        elif event.kind is None:
+            self._session_over(place, event.link)
+
+    def _session_over(self, place: _Place, link: Link) -> None:
+        self._connecting.discard(place)
+        status = link.reap(_PATIENCE_S)
+        now = time.monotonic()
+        if not link.frames.greeted and was_dropped(status, said_by(link)):
+            self._window.dropped(now)
+            at = now + delay_s(place.tries, place.index)
+            if place.tries < TRIES and at < place.until_s:
+                self._links.close(link)
+                self._again.append((at, place))
+                return
+        self._settle(place, None, status)
+
+    def _settle(self, place: _Place, answer: dict[str, Any] | None, status: int | None) -> None:
+        assert place.link is not None
+        place.reached = Reached(place.name, place.link, answer, status, place.tries)
+        self._connecting.discard(place)
+        self._left -= 1
+
+    def _count_joined(self, now: float) -> None:
+        for place in tuple(self._connecting):
+            if place.link is not None and place.link.frames.greeted:
+                self._joined(place)
+            elif now - place.tried_s > _SLOT_S:
+                self._connecting.discard(place)
+
+    def _joined(self, place: _Place) -> None:
+        if place in self._connecting:
+            self._connecting.discard(place)
+            self._window.joined()
+
+    def _end_overdue(self, now: float) -> None:
+        while self._deadlines and (self._deadlines[0].reached is not None or self._deadlines[0].until_s <= now):
+            place = self._deadlines.popleft()
+            if place.reached is None:
+                self._settle(place, None, None)
+
+
+def body_of(event: Event) -> dict[str, Any]:
+    """Return the answer in an event; what cannot be read is a `problem`."""
+    try:
+        return unpack(event.body)
+    except ValueError as problem:
+        return {"problem": str(problem)}
+
+
+def _no_more(started: int, problem: OSError) -> Finding:
+    return error(
+        "hosts-too-many",
+        f"after {started} sessions this machine starts no more: {problem.strerror}",
+        why="each host takes an ssh client and four open files of this machine for as long as it runs",
+        fix="`ulimit -u` and `ulimit -n` show the limits; raise them, or launch from inside a Slurm allocation, "
+        "where one `srun` reaches all hosts",
+    )

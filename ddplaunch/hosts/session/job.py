@@ -1,0 +1,218 @@
+"""The one program that a launcher had started on this host, and its end; refuses to outlive the launcher's will.
+
+The program is ``python -m ddplaunch.cli.on_host``, which checks the launch here and becomes torchrun, pid and all. It
+reads what to do from a file without a name, so that neither arguments nor secrets stand on a command line here. For
+`doctor --comm` it is another module of ddplaunch, which is told more on its stdin.
+
+What a torchrun that waits for a store which is gone keeps from its ranks: the signal to end; refuses to kill ranks.
+
+The store lives in the first node's torchrun. Where that host went without a word, the others' torchruns sit in a call
+to it, in C++, where Python runs no signal handler: for up to a quarter of an hour. A store whose host still answers,
+if only to refuse, holds nobody up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ddplaunch.machine.processes.process_table import Process, process_table
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.processes.stop_processes import send, wait_gone
+
+_PATIENCE_S = 2.0  # how long torchrun may take to pass a signal on, before anybody asks why
+_CONNECT_S = 1.0
+_LOOK_S = 0.5
+
+
+class StuckTorchrun:
+    """From the first signal on: asks once whether the store is silent, and then acts in torchrun's place."""
+
+    def __init__(self, order: Mapping[str, Any], ranks: Callable[[], Sequence[Process]]) -> None:
+        """``order`` is the body of LAUNCH, ``ranks`` returns the ranks that live here."""
+        self._store, self._ranks = store_of(order), ranks
+        self._number = signal.SIGTERM
+        self._look_at: float | None = None
+        self._told = False
+
+    def signalled(self, number: int) -> None:
+        """Torchrun got signal ``number``."""
+        if self._look_at is None:
+            self._number, self._look_at = signal.Signals(number), time.monotonic() + _PATIENCE_S
+
+    def over(self) -> bool:
+        """Look after the ranks of a torchrun that is stuck; return whether they are gone, and it may be killed."""
+        if self._look_at is None or time.monotonic() < self._look_at:
+            return False
+        if not self._told:
+            if self._store is None or not is_silent(*self._store):
+                self._store = self._look_at = None
+                return False
+            for rank in self._ranks():
+                send(rank, self._number)
+            self._told = True
+        self._look_at = time.monotonic() + _LOOK_S
+        return not self._ranks()
+
+
+def store_of(order: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return address and port of the store, None where the launch names none."""
+    try:
+        options = order["launch"]["options"]
+        return str(options["master_addr"]["value"]), int(options["master_port"]["value"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def is_silent(address: str, port: int) -> bool:
+    """Return whether nothing comes back from there, not even a refusal; it is waited for a second."""
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return False
+
+
+_PR_SET_PDEATHSIG = 1
+_GUARD_S = 3.0  # how long the guard may need to end the ranks of a torchrun that died
+_KILLED_S = 5.0
+_AFTER_GRACE_S = 3.0
+
+
+class HostJob:
+    """The program, the reading ends of its output, and how far its end has got."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        """Start it. ``order`` is the body of LAUNCH: ``python``, ``run_id``, ``grace_s``, ``terminal``, ``launch``.
+
+        With ``module`` it is that one instead, in an environment with ``environment``, and what ``give`` gets is its
+        stdin. Raises OSError where it cannot be started.
+        """
+        self.run_id = str(order["run_id"])
+        self._grace_s = float(order["grace_s"])
+        self._kill_at: float | None = None
+        self._stuck = StuckTorchrun(order, self._ranks)
+        self.streams: dict[int, str] = {}
+        todo = os.memfd_create("ddplaunch")
+        os.write(todo, json.dumps(order["launch"]).encode())
+        os.lseek(todo, 0, os.SEEK_SET)
+        self._terminal: int | None = None
+        given = [self._stream(name, order.get("terminal")) for name in ("out", "err")]
+        die_with_parent = _die_with_parent()
+        try:
+            self.process = subprocess.Popen(
+                [str(order["python"]), "-m", str(order.get("module", "ddplaunch.cli.on_host")), str(todo)],
+                stdin=subprocess.PIPE if "module" in order else subprocess.DEVNULL,
+                env={**os.environ, **order.get("environment", {})},
+                stdout=given[0],
+                stderr=given[1],
+                pass_fds=(todo,),
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        finally:
+            for descriptor in {todo, *given}:
+                os.close(descriptor)
+
+    def _stream(self, name: str, terminal: dict[str, Any] | None) -> int:
+        """Return the end that the program writes to; a terminal where the launcher has one for this stream."""
+        if terminal and name in terminal["streams"]:
+            if self._terminal is None:
+                self._terminal, slave = os.openpty()
+                attributes = termios.tcgetattr(slave)
+                attributes[1] &= ~termios.OPOST  # bytes arrive as they were written
+                termios.tcsetattr(slave, termios.TCSANOW, attributes)
+                self.resize(int(terminal["rows"]), int(terminal["columns"]))
+                self.streams[self._terminal] = name
+                self._slave = slave
+                return slave
+            return os.dup(self._slave)
+        reading, writing = os.pipe()
+        self.streams[reading] = name
+        return writing
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Pass on the size of the launcher's terminal."""
+        if self._terminal is not None:
+            fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            if hasattr(self, "process") and self.process.returncode is None:
+                os.killpg(self.process.pid, signal.SIGWINCH)  # its group: it leads one, and ranks have others
+
+    def give(self, order: dict[str, Any]) -> None:
+        """Write ``order`` to its stdin as a line of JSON; it is dropped where nobody reads."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                os.write(self.process.stdin.fileno(), json.dumps(order).encode() + b"\n")
+
+    def end(self, number: int) -> None:
+        """Ask it to end by signal ``number``; SIGKILL follows when the grace is over."""
+        now = time.monotonic()
+        if number == signal.SIGKILL:
+            self._kill_at = now
+        elif self.process.returncode is None:
+            self.process.send_signal(number)
+            self._stuck.signalled(number)
+            self._kill_at = min(self._kill_at or now + 1e9, now + self._grace_s + _AFTER_GRACE_S)
+        self.insist()
+
+    def insist(self) -> None:
+        """Kill it if its time is over, or it is stuck without ranks. The guard then ends what is left."""
+        if self._kill_at is None or self.process.returncode is not None:
+            return
+        if time.monotonic() >= self._kill_at or self._stuck.over():
+            self.process.kill()
+
+    def sweep(self, pause: Callable[[float], None]) -> list[int]:
+        """End what is left of this run when the program is gone: the guard's turn first, then SIGKILL.
+
+        Returns the pids that had to be killed. ``pause`` waits, and moves output meanwhile.
+        """
+        until = time.monotonic() + _GUARD_S
+        while (left := self._left()) and time.monotonic() < until:
+            pause(0.1)
+        for process in left:
+            send(process, signal.SIGKILL)
+        wait_gone(left, _KILLED_S)
+        return [process.pid for process in left]
+
+    def _left(self) -> list[Process]:
+        return [each for run in self._runs() for each in run.all if each.pid != os.getpid()]
+
+    def _ranks(self) -> list[Process]:
+        return [each for run in self._runs() for each in run.ranks]
+
+    def _runs(self) -> list[RunProcesses]:
+        uid = os.geteuid()
+        return [run for run in runs_in(process_table()) if run.run_id == self.run_id and run.uid == uid]
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """Return what has the kernel send SIGTERM to a child when this process dies, however it dies: prctl(2).
+
+    The child can be interrupted, too.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    parent = os.getpid()
+
+    def arrange() -> None:
+        for number in (signal.SIGHUP, signal.SIGINT):  # ignored here, and torchrun leaves alone what was ignored before
+            signal.signal(number, signal.SIG_DFL)
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:
+            sys.exit(1)
+
+    return arrange

@@ -1,0 +1,220 @@
+"""Sessions with many hosts at once: starts ssh, sends frames and hands on what arrives; refuses to judge it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from ddplaunch.hosts.session.frames import Frames, Kind, pack
+from ddplaunch.hosts.ssh import environment
+from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.frozen import dataclass
+
+_READ = 1 << 18
+_SAID = 1 << 16
+_CLOSING_S = 0.5  # for all together; a host that is gone is not waited for
+_DESCRIPTORS = 4  # for each host: stdin, stdout, stderr, and its record as it arrives
+_OWN_DESCRIPTORS = 128  # this interpreter's, and those of sessions while they are being made
+
+
+@dataclass(frozen=True)
+class Event:
+    """What arrived from a host. ``kind`` None: its session has ended."""
+
+    link: Link
+    kind: Kind | None
+    body: bytes = b""
+
+
+class Link:
+    """One host's session. ``said`` is the end of what ssh and the shell there wrote to stderr."""
+
+    def __init__(self, name: str, argv: Sequence[str], unsent: set[Link]) -> None:
+        """Start ``argv``, out of reach of this terminal's Ctrl-C; be in ``unsent`` while something is queued."""
+        self.name = name
+        self.process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=environment(),
+        )
+        self.said = b""
+        self.frames = Frames(greeting=True)
+        self.queue = bytearray()
+        self._unsent = unsent
+        self.heard_s = time.monotonic()
+        self.closed = False
+        self._open = 2
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            os.set_blocking(stream.fileno(), False)
+
+    def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
+        """Queue one frame; nothing where the session is over."""
+        if not self.closed:
+            self.queue += pack(kind, body)
+            self._unsent.add(self)
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what the pipe takes."""
+        stream = self.process.stdin
+        assert stream is not None
+        while self.queue and not self.closed:
+            try:
+                written = os.write(stream.fileno(), self.queue[:_READ])
+            except BlockingIOError:
+                return
+            except OSError:
+                self.queue.clear()
+                break
+            del self.queue[:written]
+        self._unsent.discard(self)
+
+    def ended(self) -> bool:
+        """Note the end of one stream; return whether it was the last."""
+        self._open -= 1
+        return self._open == 0
+
+    def close(self) -> None:
+        """End the session: the host ends what it runs for it. Not waited for."""
+        self.closed = True
+        self._unsent.discard(self)
+        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert stream is not None
+            if not stream.closed:
+                _close(stream)
+
+    def kill(self) -> None:
+        """End ssh at once, with a ProxyCommand of it; the host finds out by itself."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    def reap(self, deadline_s: float) -> int | None:
+        """Return ssh's status, None where it had to be killed after ``deadline_s`` seconds."""
+        try:
+            return self.process.wait(deadline_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.process.wait()
+            return None
+
+
+def _close(stream: Any) -> None:
+    with contextlib.suppress(OSError):  # what was still to be written cannot be
+        stream.close()
+
+
+class Links:
+    """All sessions of one command."""
+
+    def __init__(self) -> None:
+        """Open none yet."""
+        self.all: list[Link] = []
+        self._unsent: set[Link] = set()
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Links:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """Close every session. A host that is told nothing more ends what it runs."""
+        for link in self.all:
+            if not link.closed:
+                self.close(link)
+        until = time.monotonic() + _CLOSING_S
+        for link in self.all:
+            if link.process.returncode is None:
+                link.reap(max(0.0, until - time.monotonic()))
+
+    def open(self, name: str, argv: Sequence[str]) -> Link:
+        """Start a session. Raises OSError where there is no ssh."""
+        link = Link(name, argv, self._unsent)
+        self.all.append(link)
+        for stream in (link.process.stdout, link.process.stderr):
+            assert stream is not None
+            self._selector.register(stream, selectors.EVENT_READ, link)
+        return link
+
+    def watch(self, descriptor: int) -> None:
+        """Return from ``wait`` when ``descriptor``, which does not block, is readable; what is in it is thrown away."""
+        self._selector.register(descriptor, selectors.EVENT_READ, None)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Watch it no more."""
+        self._selector.unregister(descriptor)
+
+    def close(self, link: Link) -> None:
+        """End one session."""
+        for stream in (link.process.stdout, link.process.stderr):
+            try:
+                self._selector.unregister(stream)  # type: ignore[arg-type]
+            except (KeyError, ValueError):
+                continue
+        link.close()
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        """Return what has arrived, after ``timeout_s`` seconds at the latest."""
+        for link in tuple(self._unsent):
+            link.flush()
+        if self._unsent:
+            timeout_s = min(timeout_s, 0.02)
+        events: list[Event] = []
+        for key, _ in self._selector.select(max(0.0, timeout_s)):
+            if key.data is None:
+                os.read(key.fd, _READ)
+            else:
+                events += self._read(key.data, key.fileobj)
+        return events
+
+    def _read(self, link: Link, stream: Any) -> list[Event]:
+        try:
+            data = os.read(stream.fileno(), _READ)
+        except BlockingIOError:
+            return []
+        except OSError:
+            data = b""
+        if not data:
+            self._selector.unregister(stream)
+            return [Event(link, None)] if link.ended() else []
+        if stream is link.process.stderr:
+            link.said = (link.said + data)[-_SAID:]
+            return []
+        link.heard_s = time.monotonic()
+        try:
+            return [Event(link, kind, body) for kind, body in link.frames.feed(data)]
+        except ValueError as problem:
+            link.said += f"\n{link.name} sent what is no frame: {problem}\n".encode()
+            self._selector.unregister(stream)
+            link.kill()
+            return [Event(link, None)] if link.ended() else []
+
+
+def allow_many(hosts: int) -> None:
+    """Raise the soft limit of open files to what ``hosts`` sessions need. Raises RefusedError beyond the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise RefusedError(_too_many(hosts, wanted, hard))
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _too_many(hosts: int, wanted: int, hard: int) -> Finding:
+    return error(
+        "hosts-too-many",
+        f"{hosts} hosts need {wanted} open files here, and {hard} are allowed",
+        why="each host takes three for its ssh session, and one for its record",
+        fix=f"as root `prlimit --pid $$ --nofile={wanted}` in this shell, or a `nofile` line in "
+        "`/etc/security/limits.conf` and a new login",
+    )

@@ -1,0 +1,1 @@
+"""Slurm's programs, and following and ending its jobs."""

@@ -1,0 +1,278 @@
+"""Slurm's own programs: submit a job, ask after it, cancel it; refuses to judge what a user should do next.
+
+Why a Slurm job waits, in words: what comes by itself, what never comes; refuses to ask Slurm.
+
+https://slurm.schedmd.com/job_reason_codes.html, https://slurm.schedmd.com/resource_limits.html
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddplaunch.launch.inside.slurm import array_task
+from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.frozen import dataclass
+
+SUBMIT_DEADLINE_S = 90.0
+ASK_DEADLINE_S = 20.0
+
+#: https://slurm.schedmd.com/job_state_codes.html; SIGNALING, REQUEUED and others pass.
+_ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"}
+    | {"PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"}
+)
+_FIX = (
+    ("partition", "`sinfo -s` lists the partitions: `--partition NAME`"),
+    ("account", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--account NAME`"),
+    ("qos", "`sacctmgr show associations user=$USER format=account,partition,qos` lists yours: `--qos NAME`"),
+    ("node configuration", "ask for what a node has: `sinfo -o '%P %D %c %m %G'` shows nodes, CPUs, MB and GPUs"),
+    ("node name", "`sinfo -N` lists the nodes"),
+    ("feature", "`sinfo -o '%N %f'` lists the features of the nodes: `--constraint NAME`"),
+    ("time limit", "`sinfo -o '%P %l'` shows the limit of each partition: `--time 04:00:00`"),
+    ("unable to contact", "`scontrol ping` says whether the controller answers; try again once it does"),
+    ("unrecognized option", "`sbatch --help` lists its options: `--sbatch-arg=--OPTION=VALUE`"),
+)
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job. ``exit_code`` and ``signal`` are the batch script's, 0 while it runs.
+
+    ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT, CANCELLED, NODE_FAIL, OUT_OF_MEMORY …
+    ``end`` is when it ended or will have to, in Slurm's spelling and the cluster's time zone.
+    """
+
+    state: str
+    reason: str = ""
+    exit_code: int = 0
+    signal: int = 0
+    log: str | None = None
+    nodes: str = ""
+    restarts: int = 0
+    preempted: bool = False
+    end: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing of the job will run any more."""
+        return self.state in _ENDED
+
+
+def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str] = ()) -> str:
+    """Give a batch script to sbatch and return the job's id; the job starts in ``cwd`` with ``environ``.
+
+    ``extra`` are options that outrank those in the script.
+
+    Raises RefusedError where there is no sbatch, it refuses the job, or it does not answer.
+    """
+    if shutil.which("sbatch", path=environ.get("PATH")) is None:
+        raise RefusedError(
+            error(
+                "sbatch-missing",
+                "there is no `sbatch` on PATH",
+                why="jobs are handed to Slurm by its own program",
+                fix="run this on a login node of the cluster; `--dry-run` prints the batch script anywhere",
+            )
+        )
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", *extra],
+            input=os.fsencode(text),
+            cwd=cwd,
+            env=dict(environ),
+            capture_output=True,
+            timeout=SUBMIT_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as exception:
+        raise _unanswered("sbatch", SUBMIT_DEADLINE_S, "`squeue --me` shows whether the job arrived") from exception
+    except OSError as exception:
+        raise RefusedError(_failed([f"sbatch cannot be run: {exception.strerror}"])) from exception
+    out, said = _text(done.stdout), _text(done.stderr)
+    match = re.match(r"([0-9]+)(?:;|$)", out.strip())  # ";CLUSTER" follows on federated clusters
+    if done.returncode or match is None:
+        raise RefusedError(_failed([line for line in [*said.splitlines(), *out.splitlines()] if line.strip()]))
+    return match[1]
+
+
+def job_state(job: str, environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> JobState | None:
+    """Ask scontrol, and sacct once the controller has forgotten the job; None where neither answers.
+
+    ``job`` is a number, or ``ARRAY_TASK``; each program gets ``deadline_s``.
+    """
+    shown = _ask(["scontrol", "show", "job", job], environ, deadline_s)
+    if shown is not None and "JobState=" in shown:
+        return parse_job(shown)
+    listed = _ask(["sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode,NodeList"], environ, deadline_s)
+    fields = (listed or "").strip().splitlines()[-1:]
+    return parse_sacct(fields[0]) if fields and fields[0].count("|") == 2 else None
+
+
+def parse_job(text: str) -> JobState:
+    """Return the state from the lines of ``scontrol show job``; a path with spaces fills the rest of its line."""
+
+    def word(name: str) -> str:
+        match = re.search(rf"^(?:.* )?{name}=(\S+)", text, re.MULTILINE)
+        return match[1] if match else ""
+
+    log = re.search(r"^ *StdOut=(.+)$", text, re.MULTILINE)
+    code, _, signal = word("ExitCode").partition(":")
+    return JobState(
+        state=word("JobState") or "UNKNOWN",
+        reason="" if word("Reason") == "None" else word("Reason"),
+        exit_code=int(code) if code.isdigit() else 0,
+        signal=int(signal) if signal.isdigit() else 0,
+        log=log[1] if log else None,
+        nodes="" if word("NodeList") == "(null)" else word("NodeList"),
+        restarts=int(word("Restarts")) if word("Restarts").isdigit() else 0,
+        preempted=word("PreemptTime") not in ("", "None"),
+        end=word("EndTime"),
+    )
+
+
+def parse_sacct(line: str) -> JobState:
+    """Return the state from ``State|ExitCode|NodeList``; a cancelled job says by whom: ``CANCELLED by 1000``."""
+    state, exit_code, nodes = line.split("|", 2)
+    code, _, signal = exit_code.partition(":")
+    return JobState(
+        state=state.split(" ")[0] or "UNKNOWN",
+        exit_code=int(code) if code.isdigit() else 0,
+        signal=int(signal) if signal.isdigit() else 0,
+        nodes=nodes,
+    )
+
+
+def cancel(job: str, environ: Mapping[str, str]) -> bool:
+    """Cancel one job; return whether scancel took it."""
+    return _ask(["scancel", job], environ) is not None
+
+
+def with_end_of_job(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment with SLURM_JOB_END_TIME (epoch seconds), which Slurm sets since 23.02, asked of squeue.
+
+    Only the first task of a job or step asks, and waits at most three seconds; the others and all that is outside of
+    Slurm get the environment as it is.
+    """
+    job = environ.get("SLURM_JOB_ID", "")
+    if not job.isdigit() or "SLURM_JOB_END_TIME" in environ or environ.get("SLURM_PROCID", "0") != "0":
+        return dict(environ)
+    text = (_ask(["squeue", "-h", "-j", array_task(environ) or job, "-o", "%e"], environ, deadline_s=3) or "").strip()
+    end_s = epoch_s(text)
+    return dict(environ) if end_s is None else {**environ, "SLURM_JOB_END_TIME": str(int(end_s))}
+
+
+def epoch_s(text: str) -> float | None:
+    """Return seconds since the epoch of a time as Slurm's programs print it, None for N/A: a job without a limit."""
+    try:
+        return time.mktime(time.strptime(text, "%Y-%m-%dT%H:%M:%S"))
+    except ValueError:
+        return None
+
+
+def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> str | None:
+    """Return stdout, or None where the program is missing, fails or does not answer in time."""
+    try:
+        done = subprocess.run(
+            list(words),
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=deadline_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return _text(done.stdout) if done.returncode == 0 else None
+
+
+def _text(said: bytes) -> str:
+    return said.decode("utf-8", "surrogateescape")
+
+
+def _failed(lines: Sequence[str]) -> Finding:
+    """The last line is the verdict (``Batch job submission failed: …``), the one before often the detail."""
+    said = [re.sub(r"^sbatch: (?:(?:error|fatal): )?", "", line).strip() for line in lines]
+    spoken = [line for line in said if not line.startswith('Try "sbatch')] or ["it said nothing"]
+    verdict = spoken[-1].removeprefix("Batch job submission failed: ")
+    everything = " ".join(spoken).lower()
+    fix = next((fix for word, fix in _FIX if word in everything), "`--dry-run` prints the batch script to try by hand")
+    return error(
+        "sbatch-failed",
+        f"sbatch refused the job: {verdict}",
+        why="; ".join(spoken[:-1]) or "Slurm checks a job against its partitions, accounts and nodes",
+        fix=fix,
+    )
+
+
+def _unanswered(program: str, deadline_s: float, fix: str) -> RefusedError:
+    return RefusedError(
+        error(
+            "slurm-unanswered",
+            f"`{program}` did not answer within {deadline_s:.0f} s",
+            why="Slurm's controller is down, or has too much to do",
+            fix=f"{fix}; `scontrol ping` says whether the controller answers",
+        )
+    )
+
+
+_NEVER: Mapping[str, str] = {
+    "PartitionNodeLimit": "the partition has not that many nodes",
+    "PartitionTimeLimit": "the time is over the partition's limit",
+    "BadConstraints": "no node meets the constraint",
+    "AccountNotAllowed": "the account may not use the partition",
+    "QOSNotAllowed": "the QOS may not be used here",
+    "InvalidAccount": "the account does not exist",
+    "InvalidQOS": "the QOS does not exist",
+}
+_OF_ONE_JOB = re.compile(r"(Assoc|QOS)Max([A-Za-z]+?)Per(Job|Node)(?:Limit)?\Z")
+_THINGS = {
+    "Node": "nodes",
+    "Cpu": "CPUs",
+    "GRES": "GPUs",
+    "Mem": "memory",
+    "Memory": "memory",
+    "WallDuration": "time",
+    "CPUMinutes": "CPU minutes",
+    "GRESMinutes": "GPU minutes",
+    "BillingMinutes": "billed minutes",
+}
+_WAITS: tuple[tuple[str, str], ...] = (
+    (r"Resources|Nodes?NotAvail", "waits until enough is free"),
+    (r"Priority", "other jobs come first"),
+    (r"PartitionConfig", "no node of the partition has what it asks for, unless Slurm has not looked yet"),
+    (r"Dependency", "waits for another job"),
+    (r"BeginTime", "may not start yet; a job that was requeued waits two minutes"),
+    (r"JobHeldUser", "held; `scontrol release JOB` lets it go"),
+    (r"JobHeldAdmin", "held by an administrator"),
+    (r"launch_failed_requeued_held|JobLaunchFailure", "could not be started on its node, and is held"),
+    (r"ReqNodeNotAvail|NodeDown", "nodes that it needs are down, drained or reserved; `sinfo -R` says why"),
+    (r"Reservation", "waits for its reservation"),
+    (r"Partition(?:Down|Inactive)", "the partition starts no jobs now"),
+    (r"Licenses", "waits for a license"),
+    (
+        r"(?:Assoc|QOS)Grp\w*Minutes\w*",
+        "the account's hours are used up; it starts when more are granted or old ones expire",
+    ),
+    (r"(?:Assoc|QOS)(?:Grp|Max)\w*", "a limit of the account or QOS is reached; it starts when other jobs end"),
+)
+
+
+def never(reason: str) -> str | None:
+    """Return why a pending job will not start however long it waits, None where waiting may help."""
+    match = _OF_ONE_JOB.match(reason)
+    if match is None:
+        return _NEVER.get(reason)
+    owner = "account" if match[1] == "Assoc" else "QOS"
+    thing = _THINGS.get(match[2], match[2])
+    return f"the {owner}'s limit of {thing} for one {match[3].lower()} is lower"
+
+
+def waits_for(reason: str) -> str:
+    """Return what a pending job waits for, "" for a reason that is not known here."""
+    return next((words for pattern, words in _WAITS if re.match(rf"(?:{pattern})\b", reason)), "")

@@ -1,0 +1,51 @@
+"""What a training script can ask about the launch that it runs in; reads the environment and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from ddplaunch.values.frozen import dataclass
+
+
+@dataclass(frozen=True)
+class Current:
+    """The plan that this process was started with. ``world_size`` is 1 and the rest None outside of a launch.
+
+    ``batch_size`` is per rank, ``global_batch_size`` per optimizer step over all ranks, ``lr`` already scaled.
+    """
+
+    run_id: str | None = None
+    batch_size: int | None = None
+    accum: int | None = None
+    global_batch_size: int | None = None
+    world_size: int = 1
+    nproc: int = 1
+    nnodes: int = 1
+    lr: float | None = None
+    lr_factor: float | None = None
+    warmup_steps: int | None = None
+    steps_per_epoch: int | None = None
+    dataset_size: int | None = None
+
+    def asdict(self) -> dict[str, Any]:
+        """Return the values that are set, ready for ``wandb.config.update(...)``."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+
+def current(environment: Mapping[str, str] | None = None) -> Current:
+    """Return the launch that this process belongs to, from ``DDPLAUNCH_PLAN``.
+
+    Raises ValueError if the variable is there but is not JSON of a plan.
+    """
+    text = (os.environ if environment is None else environment).get("DDPLAUNCH_PLAN")
+    if not text:
+        return Current()
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError("DDPLAUNCH_PLAN is not a JSON object")
+    known = Current.__dataclass_fields__
+    return Current(**{key: value for key, value in values.items() if key in known})

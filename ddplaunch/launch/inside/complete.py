@@ -1,0 +1,118 @@
+"""Options completed by what Slurm, Kubeflow, MPI or SageMaker set up; refuses to override what the user said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.topology import split_nproc
+from ddplaunch.machine.facts import Facts
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
+
+if TYPE_CHECKING:
+    from ddplaunch.launch.inside.found import Found
+
+_SIGNS = ("SLURM_JOB_ID", "PET_NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SM_HOSTS")
+
+
+def recognise(environ: Mapping[str, str]) -> Found | None:
+    """Return what another launcher set up; of several, the one closest to this process.
+
+    mpirun inside of a Slurm job starts its processes itself, so it comes first, unless srun started them and set PMI's
+    variables as well. None where nobody did.
+    """
+    if not any(name in environ for name in _SIGNS):
+        return None
+    from ddplaunch.launch.inside.found import find_kubeflow, find_open_mpi, find_pmi, find_sagemaker
+    from ddplaunch.launch.inside.slurm import find_slurm, read_slurm
+
+    slurm = read_slurm(environ)
+    in_step = slurm is not None and slurm.step is not None
+    order = (find_kubeflow, find_open_mpi, find_slurm, find_pmi, find_sagemaker)
+    if not in_step:
+        order = (find_kubeflow, find_open_mpi, find_pmi, find_slurm, find_sagemaker)
+    return next((found for find in order if (found := find(environ)) is not None), None)
+
+
+def complete(options: Options, environ: Mapping[str, str]) -> Options:
+    """Return the options with what the surroundings know in place of what was not said.
+
+    Flags and profile win over the surroundings; so do MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment, which
+    ``resolve_topology`` reads: a batch script exports them on purpose. A launch that was told to be on one node stays
+    there. Raises UsageError for a malformed NPROC.
+    """
+    found = recognise(environ)
+    if found is None:
+        return options
+    nodes = _nodes_said(options)
+    several = nodes != "1" if nodes is not None else found.nnodes is not None and found.nnodes.value != "1"
+    changes: dict[str, Any] = {"run_id": found.run_id} if found.by == "Slurm" else {}
+    if several:
+        names = ["node_rank", "master_addr", "master_port", "run_id", "socket_ifname"]
+        exported = {
+            name for name in ("node_rank", "master_addr", "master_port") if environ.get(name.upper(), "").strip()
+        }
+        changes = {name: getattr(found, name) for name in names if name not in exported}
+        changes["nnodes"] = found.nnodes if nodes is None else options.nnodes
+    if options.gpus is None and (options.device is None or options.device.value != "cpu" or _by_task(found)):
+        changes["nproc"] = found.nproc
+    kept = {name: value for name, value in changes.items() if value is not None and getattr(options, name) is None}
+    return replace(options, **kept, env=(*_own_devices(options, found), *options.env))
+
+
+def _nodes_said(options: Options) -> str | None:
+    if options.nnodes is not None:
+        return options.nnodes.value.strip()
+    by_positional, _ = split_nproc(options)
+    return None if by_positional is None else str(by_positional)
+
+
+def _by_task(found: Found) -> bool:
+    """Whether a number of ranks was given to each task of several on a node, which counts on the CPU too."""
+    return found.nproc is not None and found.nproc.source.detail.startswith(("task", "OMPI", "MPI"))
+
+
+def _own_devices(options: Options, found: Found) -> tuple[Resolved[str], ...]:
+    """Hide the neighbours' GPUs by the variable whose entries they are; ``--gpus`` would count as nvidia-smi does."""
+    if not found.devices or options.gpus is not None:
+        return ()
+    return (Resolved(f"CUDA_VISIBLE_DEVICES={','.join(found.devices)}", Source(found.by, "this task's own GPUs")),)
+
+
+def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
+    """Return one clause on who set up this job, with the time that it has left where Slurm says it."""
+    found = recognise(environ)
+    if found is None:
+        return ()
+    from ddplaunch.launch.inside.found import number
+
+    end_s = number(environ, "SLURM_JOB_END_TIME") if found.by == "Slurm" else None
+    return (found.note if end_s is None else f"{found.note}, {time_left_text(end_s - now_s)} left",)
+
+
+def within_allocation(facts: Facts, environ: Mapping[str, str]) -> Facts:
+    """Return the facts with no more usable CPUs than Slurm gave to this task, which not every cluster enforces."""
+    if "SLURM_JOB_ID" not in environ:
+        return facts
+    from ddplaunch.launch.inside.slurm import read_slurm
+
+    slurm, cpu = read_slurm(environ), facts.cpu
+    if slurm is None or slurm.cpus_per_task is None or not slurm.on_node or isinstance(cpu, Unavailable):
+        return facts
+    return replace(facts, cpu=replace(cpu, usable=min(cpu.usable, slurm.cpus_per_task)))
+
+
+def time_left_text(seconds: float) -> str:
+    """Return ``40 s``, ``59 min``, ``3 h 20 min``, ``2 d 4 h``; never more than there is."""
+    whole = max(0, int(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    minutes = whole // 60
+    if minutes < 120:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"

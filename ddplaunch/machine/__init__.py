@@ -1,0 +1,1 @@
+"""One machine as frozen facts, and its processes."""

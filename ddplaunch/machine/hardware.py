@@ -1,0 +1,194 @@
+"""Where this process sits in the cgroup trees, v1 and v2; refuses to know what any limit means.
+
+How many CPUs this process may use: affinity and cgroup quota; refuses to decide how many threads that means.
+
+Host memory and /dev/shm as this process may use them; refuses to judge whether they suffice.
+
+Resource limits of this process and its cgroup's limit on processes; refuses to raise or lower any.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+from pathlib import Path
+
+from ddplaunch.machine import files
+from ddplaunch.machine.facts import CpuFacts, LimitFacts, MemoryFacts, ShmFacts
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+
+
+@dataclass(frozen=True)
+class Levels:
+    """``folders`` run from this process's own cgroup up to the mount; limits of all of them apply."""
+
+    version: int  # 1 or 2
+    folders: tuple[str, ...]
+
+    def minimum(self, name: str) -> int | None:
+        """Return the smallest number that a file of this name holds on any level, or None ("max" everywhere)."""
+        values = [files.number(f"{folder}/{name}") for folder in self.folders]
+        return min((value for value in values if value is not None), default=None)
+
+
+NOWHERE = Levels(2, ())
+
+
+def levels(controller: str, root: Path = Path("/")) -> Levels:
+    """Return the cgroups whose ``controller`` ("cpu", "memory", "pids") governs this process.
+
+    A v1 hierarchy that carries the controller wins over v2, as in the kernel: a controller lives in one of them.
+    See cgroups(7), /proc/self/cgroup and proc_pid_mountinfo(5).
+    """
+    memberships = (files.read(f"{root}/proc/self/cgroup") or "").splitlines()
+    mounts = _mounts(root)
+    unified = NOWHERE
+    for line in memberships:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if controller in controllers.split(","):
+            found = _walk(path, controller, mounts, root)
+            if found.folders:
+                return found
+        elif not controllers:
+            unified = _walk(path, None, mounts, root)
+    return unified
+
+
+def _mounts(root: Path) -> list[tuple[str, str, str, list[str]]]:
+    """Return (file system type, root inside the hierarchy, mount point, super options) of each cgroup mount."""
+    found = []
+    for line in (files.read(f"{root}/proc/self/mountinfo") or "").splitlines():
+        before, _, after = line.partition(" - ")
+        kind, _, options = after.partition(" ")
+        if kind in ("cgroup", "cgroup2"):
+            fields = before.split(" ")
+            found.append(
+                (kind, files.unescape(fields[3]), files.unescape(fields[4]), options.split(" ")[-1].split(","))
+            )
+    return found
+
+
+def _walk(path: str, controller: str | None, mounts: list[tuple[str, str, str, list[str]]], root: Path) -> Levels:
+    version = 2 if controller is None else 1
+    for kind, inside, point, options in mounts:
+        if (kind == "cgroup2") != (version == 2) or (controller is not None and controller not in options):
+            continue
+        base = f"{root}/{point.lstrip('/')}".replace("//", "/")
+        return Levels(version, tuple(_upwards(base, _below(path, inside))))
+    return Levels(version, ())
+
+
+def _below(path: str, inside: str) -> str:
+    """Return ``path`` as seen below a mount that shows the part ``inside`` of the hierarchy (Docker with v1)."""
+    if inside == "/":
+        return path
+    if path == inside or path.startswith(inside + "/"):
+        return path[len(inside) :]
+    return "/"
+
+
+def _upwards(base: str, path: str) -> list[str]:
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:  # outside of our cgroup namespace: nothing below the mount is ours but its top
+        parts = []
+    candidates = ["/".join([base, *parts[:length]]) for length in range(len(parts), -1, -1)]
+    return [folder for folder in candidates if Path(folder).is_dir()]
+
+
+def probe_cpu(root: Path = Path("/")) -> CpuFacts:
+    """Return the CPUs of the machine, of this process's affinity mask and of its cgroup quota."""
+    affinity = len(os.sched_getaffinity(0))
+    quota = _quota(levels("cpu", root))
+    usable = affinity if quota is None else min(affinity, math.floor(quota))
+    return CpuFacts(logical=os.cpu_count() or affinity, affinity=affinity, quota_cpus=quota, usable=max(1, usable))
+
+
+def _quota(levels: Levels) -> float | None:
+    """Return the tightest quota on the way up; a parent's quota binds its children too.
+
+    v1 has cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us, v2 has "QUOTA PERIOD" in cpu.max
+    (https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files).
+    """
+    quotas = []
+    for folder in levels.folders:
+        if levels.version == 1:
+            quota = files.number(f"{folder}/cpu.cfs_quota_us")
+            period = files.number(f"{folder}/cpu.cfs_period_us")
+        else:
+            quota, period = _two_numbers(files.read(f"{folder}/cpu.max") or "")
+        if quota is not None and period and quota > 0:
+            quotas.append(quota / period)
+    return min(quotas, default=None)
+
+
+def _two_numbers(text: str) -> tuple[int | None, int | None]:
+    first, _, second = text.partition(" ")
+    return (int(first), int(second)) if first.isdigit() and second.isdigit() else (None, None)
+
+
+_FILES = {  # cgroup version: limit, usage, the reclaimable page cache's line in memory.stat
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("memory.max", "memory.current", "inactive_file"),
+}
+
+
+def probe_memory(root: Path = Path("/")) -> MemoryFacts | Unavailable:
+    """Return total, limit and available bytes; a cgroup limit at or above the machine's memory counts as none."""
+    meminfo = _table(files.read(f"{root}/proc/meminfo") or "", separator=":")
+    total_kib = meminfo.get("MemTotal")
+    if total_kib is None:
+        return Unavailable("/proc/meminfo does not tell MemTotal")
+    total = total_kib * 1024
+    # kernels before 3.14 have no MemAvailable; MemFree + Cached is what free(1) then showed
+    available_kib = meminfo.get("MemAvailable", meminfo.get("MemFree", 0) + meminfo.get("Cached", 0))
+    available, tightest = available_kib * 1024, total
+    hierarchy = levels("memory", root)
+    limit_file, usage_file, cache_name = _FILES[hierarchy.version]
+    for folder in hierarchy.folders:
+        limit = files.number(f"{folder}/{limit_file}")
+        if limit is None or limit >= total:  # "max", or v1's 2^63 rounded down to a page
+            continue
+        tightest = min(tightest, limit)
+        usage = files.number(f"{folder}/{usage_file}") or 0
+        cache = _table(files.read(f"{folder}/memory.stat") or "", separator=" ").get(cache_name, 0)
+        available = min(available, max(0, limit - usage + min(cache, usage)))
+    return MemoryFacts(total_bytes=total, available_bytes=available, limit_bytes=tightest if tightest < total else None)
+
+
+def _table(text: str, separator: str) -> dict[str, int]:
+    """Return the lines "name<separator> number [kB]" as numbers."""
+    table = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(separator)
+        words = value.split()
+        if words and words[0].isdigit():
+            table[name] = int(words[0])
+    return table
+
+
+def probe_shm(root: Path = Path("/")) -> ShmFacts | Unavailable:
+    """Return the size and the free space of /dev/shm, where NCCL and DataLoader workers share memory."""
+    try:
+        status = os.statvfs(f"{root}/dev/shm")
+    except OSError as error:
+        return Unavailable(f"/dev/shm: {error.strerror}")
+    return ShmFacts(size_bytes=status.f_blocks * status.f_frsize, free_bytes=status.f_bavail * status.f_frsize)
+
+
+def probe_limits(root: Path = Path("/")) -> LimitFacts:
+    """Return soft and hard limits (None is unlimited); ranks inherit them through torchrun."""
+    files_soft, files_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return LimitFacts(
+        open_files_soft=_finite(files_soft),
+        open_files_hard=_finite(files_hard),
+        memlock_bytes=_finite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+        processes_soft=_finite(resource.getrlimit(resource.RLIMIT_NPROC)[0]),
+        cgroup_pids_max=levels("pids", root).minimum("pids.max"),
+    )
+
+
+def _finite(limit: int) -> int | None:
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,322 @@
+"""Network interfaces, InfiniBand ports and the route to a master; refuses to send a single packet.
+
+Whether a TCP port can be bound here, and who holds it if not; refuses to end or contact the holder.
+
+Host names to addresses with a deadline, /etc/hosts first; refuses to wait for a silent DNS server.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import fcntl
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ddplaunch.machine import deadline, files
+from ddplaunch.machine.facts import InfinibandPort, Interface, PortFact, Route
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+
+_SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
+_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40  # linux/if.h
+#: Of containers and virtual machines; no other host is behind them.
+_BRIDGES = ("docker", "br-", "virbr", "cni", "flannel", "cali", "veth", "podman", "lxc", "lxd")
+_IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
+
+
+def probe_interfaces(
+    root: Path = Path("/"),
+    flags_of: Callable[[str], int] | None = None,
+    ipv4: Callable[[], list[tuple[str, str]]] | None = None,
+) -> tuple[Interface, ...]:
+    """Return this network namespace's interfaces in the kernel's order; ``up`` means that it carries traffic.
+
+    /proc/net and ioctls follow the process's namespace; a /sys mounted elsewhere may not, so only the speed
+    (Mbit/s) is read there.
+    """
+    addresses: dict[str, list[str]] = {}
+    for name, address in [*(ipv4 or ipv4_addresses)(), *_ipv6_addresses(root)]:
+        addresses.setdefault(name, []).append(address)
+    found = []
+    for line in (files.read(f"{root}/proc/net/dev") or "").splitlines()[2:]:
+        name = line.partition(":")[0].strip()
+        flags = (flags_of or interface_flags)(name)
+        speed = files.number(f"{root}/sys/class/net/{name}/speed")
+        found.append(
+            Interface(
+                name=name,
+                up=bool(flags & _IFF_UP and flags & _IFF_RUNNING),
+                loopback=bool(flags & _IFF_LOOPBACK),
+                addresses=tuple(dict.fromkeys(addresses.get(name, ()))),
+                speed_mbps=speed if speed is not None and speed > 0 else None,
+            )
+        )
+    return tuple(found)
+
+
+def interface_flags(name: str) -> int:
+    """Return the IFF_ flags of an interface (netdevice(7)), 0 if it is gone."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        try:
+            answer = fcntl.ioctl(handle, _SIOCGIFFLAGS, struct.pack("16s24x", name.encode()))
+        except OSError:
+            return 0
+    return int(struct.unpack_from("H", answer, 16)[0])
+
+
+def ipv4_addresses() -> list[tuple[str, str]]:
+    """Return (interface, address) for every IPv4 address; a label such as ``eth0:1`` counts for ``eth0``."""
+    room = array.array("B", bytes(_IFREQ_BYTES * 256))
+    start, length = room.buffer_info()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        answer = fcntl.ioctl(handle, _SIOCGIFCONF, struct.pack("iP", length, start))
+    used = struct.unpack("iP", answer)[0]
+    data = room.tobytes()
+    found = []
+    for offset in range(0, used, _IFREQ_BYTES):
+        label = data[offset : offset + 16].partition(b"\0")[0].decode()
+        found.append((label.partition(":")[0], socket.inet_ntoa(data[offset + 20 : offset + 24])))
+    return found
+
+
+def _ipv6_addresses(root: Path) -> list[tuple[str, str]]:
+    found = []
+    for line in (files.read(f"{root}/proc/net/if_inet6") or "").splitlines():
+        fields = line.split()
+        found.append((fields[5], socket.inet_ntop(socket.AF_INET6, bytes.fromhex(fields[0]))))
+    return found
+
+
+def probe_infiniband(root: Path = Path("/")) -> tuple[InfinibandPort, ...]:
+    """Return the ports of InfiniBand and RoCE adapters; state is the word of "4: ACTIVE"."""
+    base = f"{root}/sys/class/infiniband"
+    return tuple(
+        InfinibandPort(
+            device=device,
+            port=int(port),
+            state=(files.read(f"{base}/{device}/ports/{port}/state") or "unknown").rpartition(": ")[2],
+            link_layer=files.read(f"{base}/{device}/ports/{port}/link_layer") or "unknown",
+        )
+        for device in files.names(base)
+        for port in files.names(f"{base}/{device}/ports")
+        if port.isdigit()
+    )
+
+
+def probe_route(
+    destination: str, addresses: tuple[str, ...] | Unavailable, interfaces: tuple[Interface, ...]
+) -> Route | Unavailable:
+    """Return how the kernel would reach the first reachable of ``addresses``, which ``destination`` resolves to.
+
+    Connecting a UDP socket only looks up the route; nothing is sent (connect(2)). A name that means 127.0.1.1 to this
+    host means its network to others: where there is only one, it is taken.
+    """
+    if isinstance(addresses, Unavailable):
+        return addresses
+    reason = "it has no address"
+    for address in addresses:
+        try:
+            local = _local_address(address)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            continue
+        if local.startswith("127.") and not _means_loopback(destination) and (alone := _only_network(interfaces)):
+            return Route(destination, *alone, True)
+        own = {known for interface in interfaces for known in interface.addresses}
+        bare = address.partition("%")[0]
+        holder = next((each.name for each in interfaces if local in each.addresses), None)
+        is_local = bare in own or bare == "::1" or bare.startswith("127.")
+        return Route(destination, holder or _loopback(local, interfaces), local, is_local)
+    return Unavailable(f"this host has no route to `{destination}`: {reason}")
+
+
+def _means_loopback(destination: str) -> bool:
+    """Whether somebody wrote loopback, and did not name a host that means it to itself alone, as Debian has it."""
+    return destination.startswith(("127.", "localhost", "ip6-l")) or ":" in destination
+
+
+def _only_network(interfaces: tuple[Interface, ...]) -> tuple[str, str] | None:
+    """Return interface and address of the one network by which others can reach this host; None unless it is one."""
+    found = [
+        (each.name, address)
+        for each in interfaces
+        if each.up and not each.loopback and not each.name.startswith(_BRIDGES)
+        for address in each.addresses[:1]
+        if not address.startswith("fe80:")
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _local_address(address: str) -> str:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as handle:
+        handle.connect((address, 9))
+        return str(handle.getsockname()[0]).partition("%")[0]
+
+
+def _loopback(local: str, interfaces: tuple[Interface, ...]) -> str | None:
+    """Return the loopback interface for 127.0.1.1 and the like, which are local without being listed."""
+    if not local.startswith("127."):
+        return None
+    return next((each.name for each in interfaces if each.loopback), None)
+
+
+_LISTEN, _TIME_WAIT = "0A", "06"  # include/net/tcp_states.h
+_COMMAND_CHARS = 200
+
+
+def probe_port(port: int, root: Path = Path("/")) -> PortFact:
+    """Return whether a store could listen on ``port`` on all addresses; if not, whose it is as far as /proc tells.
+
+    Binds as torch's TCPStore does (torch/csrc/distributed/c10d/socket.cpp): IPv6 for both families, else IPv4,
+    SO_REUSEADDR set, so connections in TIME_WAIT do not count. The port is free again on return.
+    """
+    if not 0 <= port <= 65535:
+        return PortFact(port, free=False, error="a port is a number from 0 to 65535")
+    error = _bind_error(socket.AF_INET6, "::", port) or _bind_error(socket.AF_INET, "0.0.0.0", port)
+    if error is None:
+        return PortFact(port, free=True)
+    if error.errno == errno.EACCES:
+        first = files.number(f"{root}/proc/sys/net/ipv4/ip_unprivileged_port_start") or 1024
+        text = f"{error.strerror}: ports below {first} need root or CAP_NET_BIND_SERVICE"
+        return PortFact(port, free=False, error=text)
+    pid = _holder(port, root)
+    user, command = _describe(pid, root) if pid is not None else (None, None)
+    return PortFact(port, False, error.strerror or str(error), pid, user, command)
+
+
+def _bind_error(family: socket.AddressFamily, address: str, port: int) -> OSError | None:
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            trial.bind((address, port))
+    except OSError as error:
+        missing = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
+        if family == socket.AF_INET6 and missing:  # a kernel without IPv6
+            return None
+        return error
+    return None
+
+
+def _holder(port: int, root: Path) -> int | None:
+    inodes = _inodes(port, root)
+    if not inodes:
+        return None
+    wanted = {f"socket:[{inode}]" for inode in inodes}
+    for name in files.names(f"{root}/proc"):
+        if name.isdigit() and _holds(f"{root}/proc/{name}/fd", wanted):
+            return int(name)
+    return None
+
+
+def _inodes(port: int, root: Path) -> set[str]:
+    """Return the inodes of sockets on the local port: listeners, else those of outgoing connections."""
+    listening, other = set(), set()
+    for table in ("tcp", "tcp6"):
+        for line in (files.read(f"{root}/proc/net/{table}") or "").splitlines()[1:]:
+            fields = line.split()
+            if len(fields) < 10 or int(fields[1].rpartition(":")[2], 16) != port or fields[9] == "0":
+                continue
+            if fields[3] == _LISTEN:
+                listening.add(fields[9])
+            elif fields[3] != _TIME_WAIT:
+                other.add(fields[9])
+    return listening or other
+
+
+def _holds(folder: str, wanted: set[str]) -> bool:
+    try:
+        with os.scandir(folder) as entries:
+            return any(_target(entry.path) in wanted for entry in entries)
+    except OSError:  # another user's process, or one that just ended
+        return False
+
+
+def _target(path: str) -> str:
+    try:
+        return os.readlink(path)  # noqa: PTH115  a Path for each of many thousand links is slow
+    except OSError:
+        return ""
+
+
+def _describe(pid: int, root: Path) -> tuple[str | None, str | None]:
+    try:
+        uid = (root / f"proc/{pid}").stat().st_uid
+    except OSError:
+        return None, None
+    command = (files.read(f"{root}/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
+    command = command or files.read(f"{root}/proc/{pid}/comm") or ""
+    return files.user_name(uid, str(root)), command[:_COMMAND_CHARS] or None
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A name on its way: answered at once by ``addresses``, or by ``child`` later."""
+
+    name: str
+    addresses: tuple[str, ...] = ()
+    child: deadline.Child | None = None
+
+
+def start(name: str, root: Path = Path("/")) -> Lookup:
+    """Begin to resolve ``name``; an address or a name in /etc/hosts is answered without a resolver.
+
+    Raises OSError if no child can be forked for the resolver.
+    """
+    if is_address(name):
+        return Lookup(name, (name,))
+    listed = in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
+    if listed:
+        return Lookup(name, listed)
+    return Lookup(name, child=deadline.start(lambda: _ask(name)))
+
+
+def finish(lookup: Lookup, deadline_s: float) -> tuple[str, ...] | Unavailable:
+    """Return the addresses in the resolver's order, or why there are none after ``deadline_s`` seconds."""
+    if lookup.child is None:
+        return lookup.addresses
+    answer = deadline.collect([lookup.child], time.monotonic() + deadline_s)[0]
+    if answer.late:
+        return Unavailable(f"`{lookup.name}` did not resolve within {deadline_s:g} s (the name server is silent)")
+    if answer.error is not None:
+        return Unavailable(f"`{lookup.name}` could not be resolved: {answer.error}")
+    error, addresses = answer.value
+    if error is not None:
+        return Unavailable(f"`{lookup.name}` does not resolve: {error}")
+    return tuple(addresses)
+
+
+def is_address(text: str) -> bool:
+    """Return whether ``text`` is an IPv4 or IPv6 address rather than a name."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text.partition("%")[0] if family == socket.AF_INET6 else text)
+        except (OSError, ValueError, UnicodeEncodeError):
+            continue
+        return True
+    return False
+
+
+def in_hosts_file(text: str, name: str) -> tuple[str, ...]:
+    """Return the addresses that hosts(5) text gives ``name``, in order, each once."""
+    found: dict[str, None] = {}
+    for line in text.splitlines():
+        words = line.partition("#")[0].split()
+        if name.lower() in (word.lower() for word in words[1:]):
+            found[words[0]] = None
+    return tuple(found)
+
+
+def _ask(name: str) -> tuple[str | None, tuple[str, ...]]:
+    try:
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return (getattr(error, "strerror", None) or str(error), ())
+    return (None, tuple(dict.fromkeys(str(answer[4][0]) for answer in answers)))

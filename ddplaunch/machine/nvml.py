@@ -1,0 +1,340 @@
+"""What NVML says of every GPU, through nvidia-ml-py; refuses to judge health or to honour CUDA_VISIBLE_DEVICES.
+
+Who a process id on a GPU belongs to, from /proc; refuses to ask NVML, to signal, or to judge.
+
+What the kernel says of NVIDIA GPUs without NVML; refuses to load a library or to say what it means.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pwd
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvidiaFacts, NvmlFacts
+from ddplaunch.values.resolved import Unavailable
+
+COMMAND_LENGTH = 160
+
+
+def gpu_process(pid: int, memory_bytes: int | None, proc: Path = Path("/proc")) -> GpuProcess:
+    """Return what /proc tells of ``pid``; nothing but the number if it is gone or in another pid namespace."""
+    directory = proc / str(pid)
+    return GpuProcess(pid, memory_bytes, _user(directory), _command(directory), _is_orphan(pid, proc))
+
+
+def _user(directory: Path) -> str | None:
+    try:
+        uid = directory.stat().st_uid
+    except OSError:
+        return None
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container without this user in its /etc/passwd
+        return f"uid {uid}"
+
+
+def _command(directory: Path) -> str | None:
+    words = _read(directory / "cmdline").rstrip(b"\0").split(b"\0")
+    text = " ".join(word.decode(errors="replace") for word in words).strip()
+    if not text:
+        name = _read(directory / "comm").decode(errors="replace").strip()
+        return f"[{name}]" if name else None
+    printable = "".join(letter if letter.isprintable() else " " for letter in text)
+    return printable if len(printable) <= COMMAND_LENGTH else printable[: COMMAND_LENGTH - 1] + "…"
+
+
+def _is_orphan(pid: int, proc: Path) -> bool:
+    """Tell whether this is a rank, or a DataLoader worker of one, whose parent now is whoever adopts orphans.
+
+    In a container torchrun itself may be process 1, and then parent 1 is as it should be.
+    """
+    from ddplaunch.machine.processes.orphans import adopts_orphans  # not needed where GPUs are idle
+    from ddplaunch.machine.processes.process_table import read_process
+    from ddplaunch.machine.processes.run_processes import is_launcher
+
+    process = read_process(pid, str(proc))
+    if process is None or (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:
+        return False
+    parent = read_process(process.parent, str(proc))
+    return parent is not None and not is_launcher(parent) and adopts_orphans(parent, str(proc))
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+T = TypeVar("T")
+
+LIBRARY = "libnvidia-ml.so.1"
+
+# Numbers of NVML's interface, which never change, where older nvidia-ml-py has no name for them.
+# https://docs.nvidia.com/deploy/nvml-api/group__nvmlFieldValueEnums.html
+_FIELD_RECOVERY_ACTION = 230
+_VERSION_MISMATCH = 18
+_GONE = (15, 16)  # GPU_IS_LOST, RESET_REQUIRED: no other question to this GPU makes sense
+_RECOVERY_ACTIONS = (
+    "none",
+    "reset",
+    "reboot",
+    "drain P2P",
+    "drain and reset",
+    "recover IMEX domain",
+    "bus reset",
+    "system reboot",
+)
+_COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
+# Of all reasons only these mean that something is wrong; an idle GPU or one at its power limit is as it should be.
+# https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+_SLOWDOWNS = (
+    (0x08, "hardware slowdown"),
+    (0x20, "software thermal slowdown"),
+    (0x40, "hardware thermal slowdown"),
+    (0x80, "hardware power brake"),
+)
+
+
+def start_nvml() -> tuple[Any | Unavailable, str | None]:
+    """Return nvidia-ml-py with NVML started, and NVML's own error text if it is there but does not work.
+
+    Whoever gets it calls ``nvmlShutdown`` when done.
+    """
+    try:
+        ctypes.CDLL(LIBRARY)  # 0.1 ms; importing pynvml costs 30 ms, which machines without a driver need not pay
+    except OSError as error:
+        missing = "cannot open shared object file" in str(error)
+        reason = f"`{LIBRARY}` of the NVIDIA driver is not installed" if missing else f"NVML does not load: {error}"
+        return Unavailable(reason), None if missing else str(error)
+    try:
+        import pynvml as api
+    except ImportError as error:
+        return Unavailable(f"the package nvidia-ml-py does not import: {error}"), None
+    try:
+        api.nvmlInit()
+    except api.NVMLError as error:
+        text = text_of(api, error)
+        return Unavailable(f"NVML does not start: {text}"), text
+    return api, None
+
+
+def probe_nvml(details: bool = True) -> tuple[NvmlFacts | Unavailable, str | None]:
+    """Return what NVML knows, and NVML's own error text if its library is there but does not work.
+
+    ``details=False`` asks for uuid, name, memory, compute capability and MIG only. A question that one GPU does not
+    answer is ``Unavailable`` there; a GPU that answers nothing carries ``fault``. Never raises for a broken driver.
+    """
+    api, error = start_nvml()
+    if isinstance(api, Unavailable):
+        return api, error
+    try:
+        return _facts(api, details), None
+    except api.NVMLError as error:
+        text = text_of(api, error)
+        return Unavailable(f"NVML does not answer: {text}"), text
+    finally:
+        with suppress(api.NVMLError):
+            api.nvmlShutdown()
+
+
+def _facts(api: Any, details: bool) -> NvmlFacts:
+    cuda = api.nvmlSystemGetCudaDriverVersion_v2()
+    gpus: list[Gpu] = []
+    for number in range(api.nvmlDeviceGetCount()):
+        gpu = _gpu(api, number, len(gpus), details)
+        if gpu is not None:
+            gpus.append(gpu)
+    return NvmlFacts(api.nvmlSystemGetDriverVersion(), (cuda // 1000, cuda % 1000 // 10), tuple(gpus))
+
+
+def _gpu(api: Any, number: int, index: int, details: bool) -> Gpu | None:
+    """Describe one GPU; None if this user may not use it, in which case CUDA does not count it either."""
+    gpu = Gpu(index=index, uuid="", name=f"GPU {number}")
+    try:
+        handle = api.nvmlDeviceGetHandleByIndex(number)
+        gpu = replace(gpu, uuid=api.nvmlDeviceGetUUID(handle), name=api.nvmlDeviceGetName(handle))
+        gpu = replace(gpu, **_basics(api, handle))
+        return replace(gpu, **_details(api, handle)) if details else gpu
+    except api.NVMLError as error:
+        if not gpu.uuid and error.value == api.NVML_ERROR_NO_PERMISSION:
+            return None
+        return replace(gpu, fault=text_of(api, error))
+
+
+def _basics(api: Any, handle: Any) -> dict[str, Any]:
+    memory = ask(api, lambda: memory_of(api, handle))
+    total, used = (memory, memory) if isinstance(memory, Unavailable) else memory
+    mig = ask(api, lambda: _mig_enabled(api, handle))
+    return {
+        "pci_bus_id": _pci_bus_id(api, handle),
+        "memory_total_bytes": total,
+        "memory_used_bytes": used,
+        "compute_capability": ask(api, lambda: tuple(api.nvmlDeviceGetCudaComputeCapability(handle))),
+        "mig_enabled": mig,
+        "mig_devices": _mig_devices(api, handle) if mig is True else (),
+    }
+
+
+def _details(api: Any, handle: Any) -> dict[str, Any]:
+    rows = ask(api, lambda: _remapped_rows(api, handle))
+    pending, failed = (rows, rows) if isinstance(rows, Unavailable) else rows
+    # Constants are looked up inside the questions, so that a name missing in an old nvidia-ml-py costs one fact only.
+    return {
+        "utilization_percent": ask(api, lambda: int(api.nvmlDeviceGetUtilizationRates(handle).gpu)),
+        "processes": ask(api, lambda: _processes(api, handle)),
+        "ecc_uncorrected": ask(
+            api,
+            lambda: int(
+                api.nvmlDeviceGetTotalEccErrors(handle, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC)
+            ),
+        ),
+        "remap_pending": pending,
+        "remap_failed": failed,
+        "recovery_action": ask(api, lambda: _recovery_action(api, handle)),
+        "throttle_reasons": ask(api, lambda: slowdowns(api, handle)),
+        "temperature_c": ask(api, lambda: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU))),
+        "compute_mode": ask(api, lambda: _named(_COMPUTE_MODES, api.nvmlDeviceGetComputeMode(handle))),
+    }
+
+
+def memory_of(api: Any, handle: Any) -> tuple[int, int]:
+    """Return total and used bytes; for ``ask``, because it raises NVML's errors."""
+    try:  # version 1 counts what the driver reserves (hundreds of MiB) as used
+        memory = api.nvmlDeviceGetMemoryInfo(handle, version=api.nvmlMemory_v2)
+    except (api.NVMLError, AttributeError):
+        memory = api.nvmlDeviceGetMemoryInfo(handle)
+    return int(memory.total), int(memory.used)
+
+
+def _remapped_rows(api: Any, handle: Any) -> tuple[bool, bool]:
+    _, _, pending, failed = api.nvmlDeviceGetRemappedRows(handle)
+    return bool(pending), bool(failed)
+
+
+def _pci_bus_id(api: Any, handle: Any) -> str:
+    info = ask(api, lambda: api.nvmlDeviceGetPciInfo(handle).busId)
+    if isinstance(info, Unavailable):
+        return ""
+    return info.decode(errors="replace") if isinstance(info, bytes) else str(info)
+
+
+def _mig_enabled(api: Any, handle: Any) -> bool:
+    try:
+        return bool(api.nvmlDeviceGetMigMode(handle)[0])
+    except api.NVMLError_NotSupported:  # a GPU that cannot be split is not split
+        return False
+
+
+def _mig_devices(api: Any, handle: Any) -> tuple[MigDevice, ...]:
+    most = ask(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(handle)))
+    slots = 0 if isinstance(most, Unavailable) else most
+    found = (ask(api, lambda slot=slot: _mig_device(api, handle, slot)) for slot in range(slots))  # type: ignore[misc]
+    return tuple(device for device in found if isinstance(device, MigDevice))  # slots may be empty between others
+
+
+def _mig_device(api: Any, handle: Any, slot: int) -> MigDevice:
+    device = api.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
+    name = ask(api, lambda: str(api.nvmlDeviceGetName(device)))
+    memory = ask(api, lambda: memory_of(api, device)[0])
+    return MigDevice(
+        uuid=api.nvmlDeviceGetUUID(device),
+        name="MIG device" if isinstance(name, Unavailable) else name,
+        memory_bytes=None if isinstance(memory, Unavailable) else memory,
+    )
+
+
+def _processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    running = api.nvmlDeviceGetComputeRunningProcesses(handle)
+    return tuple(gpu_process(process.pid, process.usedGpuMemory) for process in running)
+
+
+def _recovery_action(api: Any, handle: Any) -> str:
+    field = api.nvmlDeviceGetFieldValues(handle, [_FIELD_RECOVERY_ACTION])[0]
+    if field.nvmlReturn != api.NVML_SUCCESS:
+        raise api.NVMLError(field.nvmlReturn)
+    return _named(_RECOVERY_ACTIONS, field.value.uiVal)
+
+
+def slowdowns(api: Any, handle: Any) -> tuple[str, ...]:
+    """Return why the clocks are lowered where something is wrong; for ``ask``, because it raises NVML's errors."""
+    # The driver renamed "throttle" to "event" in release 535; the old name goes away in CUDA 14.
+    try:
+        mask = api.nvmlDeviceGetCurrentClocksEventReasons(handle)
+    except (AttributeError, api.NVMLError_FunctionNotFound):
+        mask = api.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    return tuple(name for bit, name in _SLOWDOWNS if mask & bit)
+
+
+def _named(names: tuple[str, ...], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else f"unknown ({number})"
+
+
+def ask(api: Any, question: Callable[[], T]) -> T | Unavailable:
+    """Return the answer, or why there is none; a GPU that is gone raises, since nothing else will answer."""
+    try:
+        return question()
+    except api.NVMLError as error:
+        if error.value in _GONE:
+            raise
+        return Unavailable(f"NVML: {text_of(api, error)}")
+    except (AttributeError, api.NVMLLibraryMismatchError):
+        return Unavailable("the installed nvidia-ml-py or the driver is too old to tell")
+
+
+def text_of(api: Any, error: Any) -> str:
+    """Return NVML's error as people search for it."""
+    # pynvml words this one differently from `nvidia-smi` and from what people search for.
+    return "Driver/library version mismatch" if error.value == _VERSION_MISMATCH else str(error)
+
+
+_NVIDIA = "0x10de"
+# PCI base class 03, display: VGA (00) as on workstation cards, 3D controller (02) as on data-centre cards.
+_GPU_CLASSES = ("0x0300", "0x0302")
+_MODULE_VERSION = re.compile(r"Kernel Module\b.*?\s(\d+\.\d+(?:\.\d+)?)\s")
+
+
+def probe_nvidia(nvml_error: str | None = None, root: Path = Path("/")) -> NvidiaFacts:
+    """Count GPUs on the PCI bus and device nodes under ``root``; ``nvml_error`` is handed through."""
+    return NvidiaFacts(
+        pci_gpus=_pci_gpus(root / "sys/bus/pci/devices"),
+        kernel_module_version=_module_version(root / "proc/driver/nvidia/version"),
+        device_nodes=_device_nodes(root / "dev"),
+        nvml_error=nvml_error,
+    )
+
+
+def _pci_gpus(devices: Path) -> int:
+    try:
+        entries = sorted(devices.iterdir())
+    except OSError:
+        return 0
+    return sum(
+        _nvidia_read(entry / "vendor") == _NVIDIA and _nvidia_read(entry / "class")[:6] in _GPU_CLASSES
+        for entry in entries
+    )
+
+
+def _module_version(path: Path) -> str | None:
+    match = _MODULE_VERSION.search(_nvidia_read(path) + "\n")
+    return match.group(1) if match else None
+
+
+def _device_nodes(directory: Path) -> int:
+    try:
+        return sum(re.fullmatch(r"nvidia[0-9]+", entry.name) is not None for entry in directory.iterdir())
+    except OSError:
+        return 0
+
+
+def _nvidia_read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""

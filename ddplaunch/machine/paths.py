@@ -1,0 +1,273 @@
+"""Data and output paths, each looked at by a child with a deadline; refuses to touch one in its own process.
+
+A dead NFS mount blocks every system call on it, `os.path.exists` included, and cannot be interrupted.
+
+The file system and the disk below a path; refuses to measure how fast they are.
+
+The newest checkpoint below an output path, by a child with a deadline; refuses to read what is in any file.
+
+Logs, settings and trackers' files do not count, because runs that fail at once write them too; nor do hidden ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import pwd
+import stat
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ddplaunch.machine import deadline, files
+from ddplaunch.machine.facts import PathFact
+from ddplaunch.values.frozen import dataclass
+
+
+def filesystem(path: str, root: Path = Path("/")) -> tuple[str | None, str]:
+    """Return the type and the source of the mount that holds ``path``, by the longest prefix in /proc/mounts.
+
+    Links are resolved, which can block on a dead mount: call it in a child with a deadline. Where two mounts
+    share a mount point, the later one covers the earlier.
+    """
+    real = os.path.realpath(path)
+    best, kind, source = -1, None, ""
+    for line in (files.read(f"{root}/proc/mounts") or "").splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = files.unescape(fields[1])
+        if len(point) >= best and (real == point or real.startswith(point.rstrip("/") + "/")):
+            best, kind, source = len(point), fields[2], files.unescape(fields[0])
+    return kind, source
+
+
+def rotational(device: int, source: str = "", root: Path = Path("/")) -> bool | None:
+    """Return whether the disk spins, by the kernel's queue/rotational; None where that means nothing.
+
+    ``device`` is a `st_dev`; btrfs and overlays have an anonymous one (major 0), then the mount's ``source``
+    is asked. Disks of virtual machines report 1 whatever lies below them, so they count as unknown.
+    """
+    if os.major(device) == 0:
+        try:
+            device = Path(source).stat().st_rdev if source.startswith("/dev/") else 0
+        except OSError:
+            device = 0
+    if not device:
+        return None
+    folder = f"{root}/sys/dev/block/{os.major(device)}:{os.minor(device)}"
+    real = os.path.realpath(folder)
+    for queue in (f"{real}/queue/rotational", f"{Path(real).parent}/queue/rotational"):  # disk, or its partition
+        value = files.number(queue)
+        if value is not None:
+            return None if _virtual(real) else value == 1
+    return None
+
+
+def _virtual(disk: str) -> bool:
+    """Return whether a disk, or any that device mapper or md builds it from, is a hypervisor's."""
+    below = [os.path.realpath(f"{disk}/slaves/{name}") for name in files.names(f"{disk}/slaves")]
+    return any("/virtio" in path or "/vbd-" in path or "/virtual/block/loop" in path for path in (disk, *below))
+
+
+Role = Literal["data", "output"]
+Look = Callable[[str, Role], dict[str, Any]]
+
+# what a mount says whose server is gone, where it says anything (soft NFS, a crashed FUSE daemon, a lost disk)
+_DEAD = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENODEV}
+_GLOB = set("*?[")
+
+
+class Looks:
+    """Looks that have been started, in order; one dead path does not hide the others."""
+
+    def __init__(self, wanted: Sequence[tuple[str, Role]], look: Look | None = None) -> None:
+        """Start one child for each path."""
+        self._paths = [path for path, _ in wanted]
+        self._children = [_start(path, role, look or describe) for path, role in wanted]
+
+    def finish(self, deadline_s: float) -> tuple[PathFact, ...]:
+        """Return the facts in order; all paths together get ``deadline_s`` seconds, late ones are "unreachable"."""
+        children = [child for child in self._children if isinstance(child, deadline.Child)]
+        answers = iter(deadline.collect(children, time.monotonic() + deadline_s))
+        facts = []
+        for path, child in zip(self._paths, self._children, strict=True):
+            answer = next(answers) if isinstance(child, deadline.Child) else deadline.Answer(error=child)
+            facts.append(_fact(path, answer, deadline_s))
+        return tuple(facts)
+
+
+def _start(path: str, role: Role, look: Look) -> deadline.Child | str:
+    try:
+        return deadline.start(lambda: look(path, role))
+    except OSError as error:
+        return f"no process could be started to look at it: {error.strerror}"
+
+
+def _fact(path: str, answer: deadline.Answer, deadline_s: float) -> PathFact:
+    if answer.late:
+        return PathFact(path, "unreachable", error=f"no answer within {deadline_s:g} s")
+    if answer.error is not None:
+        return PathFact(path, "unreachable", error=answer.error)
+    return PathFact(path=path, **answer.value)
+
+
+def describe(path: str, role: Role) -> dict[str, Any]:
+    """Return the fields of a PathFact; runs in the child and may block.
+
+    A data path that is missing and holds ``* ? [`` is expanded, and its first match stands for it.
+    """
+    try:
+        status = os.stat(path)  # noqa: PTH116  Path("") would be the working folder
+    except OSError as error:
+        return _without_status(path, role, error)
+    except ValueError as error:  # a zero byte in the path
+        return {"kind": "missing", "error": str(error)}
+    return _described(path, status)
+
+
+def _without_status(path: str, role: Role, error: OSError) -> dict[str, Any]:
+    if error.errno in _DEAD:
+        return {"kind": "unreachable", "error": error.strerror, "filesystem": filesystem(path)[0]}
+    if error.errno not in (errno.ENOENT, errno.ENOTDIR):
+        return {"kind": "other", "error": error.strerror}
+    if role == "data":
+        matches = glob.iglob(path, recursive=True)  # noqa: PTH207  Path.glob refuses absolute patterns
+        match = next(matches, None) if _GLOB & set(path) else None
+        return describe(match, role) if match else {"kind": "missing", "error": error.strerror}
+    parent = _nearest(path)
+    fields = _described(parent, Path(parent).stat())
+    # a file where a folder should be: nothing can be created below it
+    return {**fields, "kind": "missing", "readable": False, "empty": False} | (
+        {"writable": False, "error": f"{parent} is not a directory"} if fields["kind"] != "directory" else {}
+    )
+
+
+def _nearest(path: str) -> str:
+    """Return the nearest existing parent of a path that does not exist; links are followed."""
+    parent = os.path.realpath(path)
+    while not os.path.lexists(parent):
+        parent = str(Path(parent).parent)
+    return parent
+
+
+def _described(path: str, status: os.stat_result) -> dict[str, Any]:
+    space = os.statvfs(path)
+    directory = stat.S_ISDIR(status.st_mode)
+    need = os.X_OK if directory else 0
+    kind, source = filesystem(path)
+    return {
+        "kind": "directory" if directory else "file" if stat.S_ISREG(status.st_mode) else "other",
+        "readable": os.access(path, os.R_OK | need, effective_ids=True),
+        "writable": os.access(path, os.W_OK | need, effective_ids=True),
+        "empty": _empty(path) if directory else stat.S_ISREG(status.st_mode) and status.st_size == 0,
+        "free_bytes": space.f_bavail * space.f_frsize,
+        "total_bytes": space.f_blocks * space.f_frsize,
+        "free_inodes": space.f_favail if space.f_files else None,  # btrfs and some NFS servers count none
+        "filesystem": kind,
+        "rotational": rotational(status.st_dev, source),
+        "owner": _owner(status.st_uid),
+    }
+
+
+def _empty(folder: str) -> bool:
+    """Return whether a folder has no entries, without listing a million of them."""
+    try:
+        with os.scandir(folder) as entries:
+            return next(entries, None) is None
+    except OSError:
+        return False
+
+
+def _owner(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name  # may ask LDAP; this is the child with the deadline
+    except KeyError:
+        return str(uid)
+
+
+DEADLINE_S = 5.0
+_MOST = 200_000  # entries; a directory with more of them holds samples, not checkpoints
+_NO_CHECKPOINT = (".log", ".txt", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".csv", ".out", ".err", ".md", ".py")
+_NO_CHECKPOINT_EITHER = (".lock", ".tmp", ".pid", ".html", ".svg", ".png", ".pyc", ".ini", ".cfg", ".sh", ".diff")
+_OF_TRACKERS = frozenset({"wandb", "mlruns", "__pycache__"})
+
+
+@dataclass(frozen=True)
+class Newest:
+    """``path`` was changed last, at ``changed_ns`` since the epoch by the file system's clock, and has ``bytes``. All
+    are empty where there is no checkpoint; ``problem`` says why nobody can tell.
+    """
+
+    path: str = ""
+    changed_ns: int = 0
+    bytes: int = 0
+    problem: str | None = None
+
+
+def newest_below(paths: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Newest, ...]:
+    """Look below all paths at once, within ``deadline_s`` seconds together, dead mounts or not; never raises."""
+    try:
+        children = [deadline.start(lambda path=path: look(path)) for path in paths]  # type: ignore[misc]
+    except OSError as error:
+        return tuple(Newest(problem=f"no process could be started: {error.strerror}") for _ in paths)
+    answers = deadline.collect(children, time.monotonic() + deadline_s)
+    return tuple(_newest(answer, deadline_s) for answer in answers)
+
+
+def _newest(answer: deadline.Answer, deadline_s: float) -> Newest:
+    if answer.late:
+        return Newest(problem=f"did not answer within {deadline_s:g} s")
+    return Newest(problem=answer.error) if answer.error is not None else Newest(*answer.value)
+
+
+def look(path: str) -> tuple[Any, ...]:
+    """Return the fields of a ``Newest``; runs in the child and may block."""
+    best: tuple[int, int, str] = (0, 0, "")
+    try:
+        status = os.stat(path)  # noqa: PTH116  Path("") would be the working folder
+    except (OSError, ValueError):  # it is made by the script, maybe
+        return ("", 0, 0, None)
+    if not stat.S_ISDIR(status.st_mode):
+        return (path, status.st_mtime_ns, status.st_size, None)
+    seen = 0
+    for folder, folders, names in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _OF_TRACKERS]
+        for name in names:
+            seen += 1
+            if seen > _MOST:
+                return ("", 0, 0, f"holds more than {_MOST} files")
+            if is_checkpoint(name):
+                best = max(best, _file(f"{folder}/{name}"))
+    changed_ns, size, found = best
+    return (found, changed_ns, size, None)
+
+
+def _file(path: str) -> tuple[int, int, str]:
+    try:
+        status = os.stat(path)  # noqa: PTH116
+    except OSError:  # it was removed meanwhile
+        return (0, 0, "")
+    return (status.st_mtime_ns, status.st_size, path)
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a file of this name may be one: not hidden, no log, setting or half of a file."""
+    lower = name.lower()
+    return not (
+        lower.startswith((".", "events.out.tfevents", "license"))
+        or lower.endswith(_NO_CHECKPOINT)
+        or lower.endswith(_NO_CHECKPOINT_EITHER)
+    )
+
+
+def advanced(before: Newest, after: Newest) -> bool:
+    """Whether there is a checkpoint now that was not there, or was older or of another size. Both have to be known."""
+    if before.problem is not None or after.problem is not None or not after.path:
+        return False
+    return (after.changed_ns, after.bytes) != (
+        before.changed_ns,
+        before.bytes,
+    ) and after.changed_ns >= before.changed_ns

@@ -1,0 +1,168 @@
+"""Which processes of a table make up which run; refuses to read the table, or to signal any of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ddplaunch.machine.processes.process_table import Process, Table, ancestors, descendants
+from ddplaunch.values.frozen import dataclass
+
+_LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
+_LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
+_GUARD = "ddplaunch.agent.guard.guard"
+_TEMPLATE = "ddplaunch-warm"  # what ranks are forked from, with --start warm
+_DIRECTORY = re.compile(r'"directory": ?"([^"]*)"')
+
+
+@dataclass(frozen=True)
+class RunProcesses:
+    """The live processes of one run on this machine. ``ranks`` are what its launchers started (one for each node that
+    this machine is), ``children`` what those did (DataLoader workers); ``guards`` show and record what ranks print.
+    """
+
+    run_id: str
+    uid: int
+    launchers: tuple[Process, ...] = ()
+    ranks: tuple[Process, ...] = ()
+    children: tuple[Process, ...] = ()
+    guards: tuple[Process, ...] = ()
+
+    @property
+    def all(self) -> tuple[Process, ...]:
+        """Everything, launchers first."""
+        return (*self.launchers, *self.ranks, *self.children, *self.guards)
+
+    @property
+    def first(self) -> Process:
+        """The process that tells most of the run."""
+        return self.all[0]
+
+
+def is_launcher(process: Process) -> bool:
+    """Return whether the command line is that of something that starts ranks, as opposed to a rank."""
+    words = process.command
+    if not words:
+        return process.name == "pt_elastic"
+    if words[0].rpartition("/")[2] in _LAUNCHING_PROGRAMS:
+        return True
+    for position, word in enumerate(words[1:], 1):
+        if word == "-m":
+            module = words[position + 1] if position + 1 < len(words) else ""
+            return module.startswith(_LAUNCHING_MODULES) and not module.startswith("ddplaunch.examples")
+        if not word.startswith("-"):  # the script; an option's value (-W x) is not worth knowing
+            return word.rpartition("/")[2] in _LAUNCHING_PROGRAMS
+    return False
+
+
+def is_guard(process: Process) -> bool:
+    """Return whether it is what ddplaunch starts beside torchrun to show and record what the ranks print."""
+    return any(_GUARD in word for word in process.command)
+
+
+def runs_in(table: Table) -> tuple[RunProcesses, ...]:
+    """Return ddplaunch's runs, as the environment of their processes names them; the youngest first.
+
+    A shell in which the variables of a plan were exported is not part of the run: only launchers, ranks, and what
+    they started. Runs of the same id are told apart by user and, where the launch says it, by directory.
+    """
+    named = [process for process in table.values() if process.alive and _run_id(process)]
+    launchers = {
+        process.pid: _key(process) for process in named if is_launcher(process) and not _copied(process, table)
+    }
+    parts: dict[_Key, _Parts] = {key: _Parts() for key in launchers.values()}
+    for pid, key in launchers.items():
+        parts[key].launchers.append(table[pid])
+    members = {process.pid for process in named if process.mark("LOCAL_RANK") is not None or is_guard(process)}
+    members |= set(launchers) | descendants(table, members | set(launchers))
+    for pid in sorted(members - set(launchers)):
+        process = table[pid]
+        owner = _owner(process, table, launchers, parts)
+        if owner is not None and process.alive:
+            parts.setdefault(owner, _Parts()).place(process, table, launchers)
+    runs = (part.run(key) for key, part in parts.items())
+    return tuple(sorted((run for run in runs if run.all), key=lambda run: -run.first.start_ticks))
+
+
+_Key = tuple[int, str, str]  # user, run id, directory
+
+
+class _Parts:
+    """The processes of one run while they are being sorted."""
+
+    def __init__(self) -> None:
+        self.launchers: list[Process] = []
+        self.ranks: list[Process] = []
+        self.children: list[Process] = []
+        self.guards: list[Process] = []
+
+    def place(self, process: Process, table: Table, launchers: Mapping[int, _Key]) -> None:
+        if is_guard(process):
+            self.guards.append(process)
+        elif _is_rank(process, table, launchers):
+            self.ranks.append(process)
+        else:
+            self.children.append(process)
+
+    def run(self, key: _Key) -> RunProcesses:
+        ranks, launchers = sorted(self.ranks, key=rank_of), sorted(self.launchers, key=lambda each: each.start_ticks)
+        return RunProcesses(key[1], key[0], tuple(launchers), tuple(ranks), tuple(self.children), tuple(self.guards))
+
+
+def _key(process: Process) -> _Key:
+    """Return user, run id and directory; the last is what the launch told its plug-in, or empty."""
+    place = _DIRECTORY.search(process.mark("DDPLAUNCH_AGENT") or "")
+    return (process.uid, _run_id(process), place[1] if place else "")
+
+
+def _run_id(process: Process) -> str:
+    """Return ddplaunch's run id, empty where there is none.
+
+    Another user's environment may not be read, but command lines may: there the launcher's own names it.
+    """
+    if process.environment is not None:
+        return process.mark("DDPLAUNCH_RUN_ID") or ""
+    if "--logs-specs=ddplaunch" not in process.command or not is_launcher(process):
+        return ""
+    return next((word.partition("=")[2] for word in process.command if word.startswith("--rdzv-id=")), "")
+
+
+def _owner(process: Process, table: Table, launchers: Mapping[int, _Key], known: Iterable[_Key]) -> _Key | None:
+    """Return the run that a process below a launcher, or with a run's variables, belongs to."""
+    own = _key(process)
+    for each in ancestors(table, process.pid):
+        key = launchers.get(each.pid)
+        # without readable marks (setproctitle overwrites them) descent decides; other marks are a run within this one
+        if key is not None and own[1] in ("", key[1]):
+            return key
+    if not own[1]:  # below a rank whose launcher is gone
+        own = next((_key(each) for each in ancestors(table, process.pid) if _run_id(each)), own)
+    same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2])]
+    return same[0] if same else own if own[1] else None
+
+
+def _copied(process: Process, table: Table) -> bool:
+    """Whether it is a copy of the launcher made by fork, which is how ranks start with ``--start-method fork``."""
+    parent = table.get(process.parent)
+    return parent is not None and parent.command == process.command
+
+
+def _is_rank(process: Process, table: Table, launchers: Mapping[int, _Key]) -> bool:
+    """Whether a launcher started it: each rank leads a session; a DataLoader worker stays in that of its rank."""
+    if process.parent in launchers:
+        return process.session == process.pid and process.name != _TEMPLATE
+    if process.mark("LOCAL_RANK") is None or process.session != process.pid:
+        return False
+    parent = table.get(process.parent)
+    return parent is None or parent.mark("LOCAL_RANK") is None
+
+
+def rank_of(process: Process) -> tuple[int, int]:
+    """Return the rank for sorting and naming, a large number where it is not known; then the pid."""
+    text = process.mark("RANK") or ""
+    return (int(text) if text.isdecimal() else 1 << 30, process.pid)
+
+
+def within(table: Table, pid: int) -> set[int]:
+    """Return ``pid`` and its ancestors: what a command must never end, because it runs inside of them."""
+    return {pid, *(process.pid for process in ancestors(table, pid))}

@@ -1,0 +1,267 @@
+"""This interpreter and the torchrun that PATH would find; refuses to run either.
+
+Which versions of which packages are installed, by the names of folders; refuses to import or read a package.
+
+Whether torchrun would find ddplaunch's plug-in among the installed entry points; refuses to read other packages.
+
+torchrun asks ``importlib.metadata`` for the group ``torchrun.logs_specs``, which reads every distribution there is.
+Here only ddplaunch's own is looked for, in a fraction of a millisecond.
+
+Which file of a directory Python would import in the place of a library; refuses to import anything.
+
+`python -m` looks in the working directory first, unless it is started with ``-P``:
+https://docs.python.org/3/using/cmdline.html#cmdoption-P
+
+torch as its installed files describe it, in about a millisecond; refuses to import it.
+
+Who this host is: name, kernel, container, user; refuses to ask anybody but its own files and environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ddplaunch import __version__
+from ddplaunch.machine import files
+from ddplaunch.machine.facts import HostFacts, PackageFacts, PythonFacts, TorchFacts
+from ddplaunch.values.resolved import Unavailable
+
+
+def probe_python(environ: Mapping[str, str]) -> PythonFacts:
+    """Return the interpreter's path and version and whose torchrun comes first on PATH."""
+    torchrun = _on_path("torchrun", environ)
+    return PythonFacts(
+        executable=sys.executable,
+        version=".".join(str(part) for part in sys.version_info[:3]),
+        torchrun_on_path=torchrun,
+        torchrun_python=_shebang(torchrun, environ) if torchrun else None,
+    )
+
+
+def _on_path(program: str, environ: Mapping[str, str]) -> str | None:
+    for folder in environ.get("PATH", os.defpath).split(os.pathsep):
+        candidate = f"{folder or '.'}/{program}"
+        if Path(candidate).is_file() and os.access(candidate, os.X_OK):
+            return candidate
+    return None
+
+
+def _shebang(script: str, environ: Mapping[str, str]) -> str | None:
+    """Return the interpreter that runs ``script``; None for a binary or a shell wrapper.
+
+    Installers write ``#!/bin/sh`` and an exec line where the interpreter's path is too long for the kernel or
+    has a blank (distlib's "simple launcher").
+    """
+    try:
+        with open(script, "rb") as file:
+            head = os.fsdecode(file.read(4096)).splitlines()
+    except OSError:
+        return None
+    if not head or not head[0].startswith("#!"):
+        return None
+    words = head[0][2:].split()
+    if words and Path(words[0]).name == "env":
+        names = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+        return _on_path(names[0], environ) if names else None
+    if words and Path(words[0]).name == "sh":
+        return _exec_line(head[1]) if len(head) > 1 else None
+    return words[0] if words else None
+
+
+def _exec_line(line: str) -> str | None:
+    """Return PATH of distlib's second line, `'''exec' "PATH" "$0" "$@"`, with or without the quotes."""
+    if not line.startswith("'''exec' "):
+        return None
+    rest = line[len("'''exec' ") :].lstrip()
+    if rest.startswith('"'):
+        return rest[1:].partition('"')[0] or None
+    return rest.split(" ")[0] or None
+
+
+# name-version.dist-info; names hold no dash there, and .egg-info (Debian, conda) may add Python's version:
+# https://packaging.python.org/en/latest/specifications/recording-installed-packages/
+_FOLDER = re.compile(r"^([A-Za-z0-9][\w.]*?)-([^-]+)(?:-py\d[\d.]*)?\.(?:dist|egg)-info$")
+_SEPARATORS = re.compile(r"[-_.]+")
+
+
+def probe_packages(search: Iterable[str] | None = None) -> PackageFacts:
+    """Return what is installed in ``search``, the directories of ``sys.path`` by default; the first one of a name wins,
+    as it does for an import. An egg-info folder without a version in its name, as a source tree has, does not count.
+    """
+    versions: dict[str, str] = {}
+    places = []
+    for place in dict.fromkeys(sys.path if search is None else search):
+        found = [match for name in files.names(place) if (match := _FOLDER.match(name))] if place else []
+        if found:
+            places.append(place)
+        for match in found:
+            versions.setdefault(normalised(match[1]), match[2])
+    return PackageFacts(versions, tuple(places))
+
+
+def normalised(name: str) -> str:
+    """Return a distribution's name as pip compares it, `huggingface-hub` for `huggingface_hub`.
+
+    https://packaging.python.org/en/latest/specifications/name-normalization/
+    """
+    return _SEPARATORS.sub("-", name).lower()
+
+
+_GROUP = "[torchrun.logs_specs]"
+
+
+def probe_plugin(search: Iterable[str] | None = None) -> str | Unavailable:
+    """Return the file that declares the entry point, or why torchrun would not find one.
+
+    ``search`` are the directories of ``sys.path``; the working directory is none of them, since torchrun is started
+    with ``-P`` where Python has it.
+    """
+    places = [place for place in (sys.path if search is None else search) if place]
+    stale = None
+    for place in places:  # the usual case, without listing thousands of names
+        found = _declared(f"{place}/ddplaunch-{__version__}.dist-info")
+        if found:
+            return found
+    for place in places:
+        for name in files.names(place):
+            if name.startswith("ddplaunch") and name.endswith((".dist-info", ".egg-info")):
+                found = _declared(os.path.join(place, name))  # noqa: PTH118
+                if found:
+                    return found
+                stale = Path(place, name)
+    if stale is not None:
+        return Unavailable(f"{stale} was installed before ddplaunch had a plug-in for torchrun; `pip install` it again")
+    return Unavailable(f"ddplaunch is not installed in {sys.executable}, so torchrun cannot find its plug-in")
+
+
+def _declared(directory: str) -> str | None:
+    path = f"{directory}/entry_points.txt"
+    _, found, rest = (files.read(path) or "").partition(_GROUP)
+    names = [line.partition("=")[0].strip() for line in rest.partition("\n[")[0].splitlines()]
+    return path if found and "ddplaunch" in names else None
+
+
+#: What `import torch.distributed.run` imports beside the standard library, some of it only where it is installed.
+_OF_TORCH = {
+    *("filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "networkx", "numpy", "packaging", "psutil"),
+    *("pynvml", "setuptools", "sympy", "torch", "torchgen", "tqdm", "triton", "typing_extensions", "yaml"),
+}
+#: Of the standard library, but nothing that a library imports; a `test.py` is in many directories.
+_HARMLESS = {"antigravity", "idlelib", "test", "this", "turtle", "turtledemo"}
+_SUFFIXES = (".py", ".pyc", ".so")
+
+
+def shadowing_file(directory: str) -> str | None:
+    """Return the name of the first file or package in ``directory`` that is named like what torchrun imports."""
+    libraries = (sys.stdlib_module_names | _OF_TORCH) - _HARMLESS
+    for name in sorted(files.names(directory)):
+        stem, dot, _ = name.partition(".")
+        if stem not in libraries:
+            continue
+        if name.endswith(_SUFFIXES) if dot else Path(directory, name, "__init__.py").exists():
+            return name
+    return None
+
+
+_ASSIGNED = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*(?:None|'([^'\n]*)'|\"([^\"\n]*)\")", re.MULTILINE)
+_LONG_OPTION = re.compile(r"""["']--([a-z0-9][a-z0-9_-]*)["']""")
+_NCCL = re.compile(r"^nvidia_nccl_cu\d+-([0-9][^-]*)\.dist-info$")
+
+
+def probe_torch() -> TorchFacts | Unavailable:
+    """Return what the torch that this interpreter would import says of itself.
+
+    The import system finds it (so editable installs and .pth files count) but does not run it.
+    """
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # ValueError: a half-imported or faked torch in sys.modules
+        spec = None
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    if spec is None or not folders:
+        return Unavailable(f"torch is not installed in {sys.executable}")
+    folder = folders[0]
+    text = files.read(f"{folder}/version.py")
+    values = {match[1]: match[2] or match[3] or None for match in _ASSIGNED.finditer(text or "")}
+    version = values.get("__version__")
+    if version is None:
+        return Unavailable(f"`import torch` in {sys.executable} would load {folder}, which has no version.py of torch")
+    return TorchFacts(
+        version=version,
+        path=folder,
+        cuda=values.get("cuda"),
+        hip=values.get("hip"),
+        torchrun_flags=torchrun_flags(files.read(f"{folder}/distributed/run.py") or ""),
+        nccl_version=_nccl_beside(folder),
+    )
+
+
+def torchrun_flags(source: str) -> frozenset[str]:
+    """Return the long options that the source of ``torch/distributed/run.py`` declares, with dashes."""
+    _, found, parser = source.partition("def get_args_parser")  # around it are examples that declare nothing
+    parser = parser.partition("\ndef ")[0]
+    return frozenset("--" + name.replace("_", "-") for name in _LONG_OPTION.findall(parser if found else source))
+
+
+def _nccl_beside(folder: str) -> str | None:
+    """Return the version of the nvidia-nccl-cu* wheel in torch's site-packages; None if NCCL came another way."""
+    for name in files.names(str(Path(folder).parent)):
+        match = _NCCL.match(name)
+        if match:
+            return match[1]
+    return None
+
+
+# a path such as /system.slice/docker.service is Docker's daemon on a plain host, not a container: ask for an id
+_CGROUP_MARKS = (
+    ("kubernetes", re.compile(r"/kubepods[./-]|/kubepods$", re.MULTILINE)),
+    ("podman", re.compile(r"libpod-[0-9a-f]{12,}")),
+    ("docker", re.compile(r"/docker[/-][0-9a-f]{12,}")),
+    ("lxc", re.compile(r"/lxc(\.payload)?[./]")),
+)
+
+
+def probe_host(
+    addresses: tuple[str, ...] | Unavailable, environ: Mapping[str, str], root: Path = Path("/")
+) -> HostFacts:
+    """Return the host's facts; ``addresses`` is what its own name resolves to (see `names`)."""
+    system = os.uname()
+    return HostFacts(
+        name=system.nodename,
+        name_addresses=addresses,
+        kernel=system.release,
+        container=container(environ, root),
+        user=files.user_name(os.geteuid(), str(root), environ),
+    )
+
+
+def container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
+    """Return the kind of container around this process, or None.
+
+    The environment is asked first: it names the outermost manager (Kubernetes runs Docker, not the other way
+    round). ``container=`` is the convention of https://systemd.io/CONTAINER_INTERFACE.
+    """
+    if any(name.startswith(("PYXIS_", "ENROOT_")) for name in environ):
+        return "slurm-pyxis" if "SLURM_JOB_ID" in environ else "enroot"
+    if "APPTAINER_CONTAINER" in environ:
+        return "apptainer"
+    if "SINGULARITY_CONTAINER" in environ or "SINGULARITY_NAME" in environ:
+        return "singularity"
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    return _by_files(root) or environ.get("container") or None
+
+
+def _by_files(root: Path) -> str | None:
+    if (root / "run/.containerenv").exists():
+        return "podman"
+    memberships = "\n".join(files.read(f"{root}/proc/{pid}/cgroup") or "" for pid in ("self", "1"))
+    for kind, mark in _CGROUP_MARKS:
+        if mark.search(memberships):
+            return kind
+    return "docker" if (root / ".dockerenv").exists() else None

@@ -1,0 +1,121 @@
+"""A child interpreter that imports torch and reports; refuses to import torch into ddplaunch's own process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from typing import Any
+
+from ddplaunch.machine.facts import TorchImport
+from ddplaunch.values.resolved import Unavailable
+
+DEADLINE_S = 120.0
+
+
+def start() -> subprocess.Popen[bytes]:
+    """Start the child interpreter, in a session of its own so that its whole group can be ended."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddplaunch.machine.torch_child"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def finish(child: subprocess.Popen[bytes], deadline_s: float = DEADLINE_S) -> TorchImport | Unavailable:
+    """Wait at most ``deadline_s`` seconds for the child's report; a late child is killed with its group."""
+    try:
+        output, errors = child.communicate(timeout=deadline_s)
+    except subprocess.TimeoutExpired:
+        _kill(child)
+        return Unavailable(f"`import torch` in {sys.executable} did not finish within {deadline_s:g} s")
+    except BaseException:  # Ctrl-C does not reach the child's own session
+        _kill(child)
+        raise
+    try:
+        report = json.loads(output)
+        report["arch_list"] = tuple(report["arch_list"])
+        return TorchImport(**report)
+    except (ValueError, TypeError, KeyError):
+        return Unavailable(f"`import torch` failed in {sys.executable}: {_last_words(child.returncode, errors)}")
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    for pipe in (child.stdout, child.stderr):
+        if pipe is not None:
+            pipe.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # in an uninterruptible system call: the kernel's to end
+        child.wait(timeout=1.0)
+
+
+def _last_words(status: int, errors: bytes) -> str:
+    lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines() if line.strip()]
+    if status < 0:
+        return f"ended by {signal.Signals(-status).name}"
+    return lines[-1] if lines else f"exit status {status}"
+
+
+def report() -> dict[str, Any]:
+    """Import torch here and describe it in JSON's types; the child's whole work."""
+    began = time.perf_counter()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        import torch
+        import torch.distributed
+
+        import_s = time.perf_counter() - began
+        caught.clear()  # what the import itself warns of is not about CUDA
+        available = torch.cuda.is_available()
+        error = _cuda_error(torch)
+    if error is None and not available:
+        error = "torch.cuda.is_available() is False and CUDA gave no reason"
+    said = [str(warning.message) for warning in caught if "CUDA" in str(warning.message)]
+    return {
+        "import_s": import_s,
+        "version": str(torch.__version__),
+        "nccl_available": torch.distributed.is_nccl_available(),
+        "gloo_available": torch.distributed.is_gloo_available(),
+        "nccl_version": _nccl_version(torch),
+        "cuda_available": available,
+        "cuda_error": said[0] if said else error,
+        "device_count": torch.cuda.device_count(),
+        "arch_list": list(torch.cuda.get_arch_list()),
+    }
+
+
+def _cuda_error(torch: Any) -> str | None:
+    """Return why CUDA does not start. ``is_available()`` swallows the reason; ``init()`` raises it."""
+    try:
+        torch.cuda.init()
+    except Exception as error:
+        return str(error)
+    return None
+
+
+def _nccl_version(torch: Any) -> str | None:
+    if not torch.distributed.is_nccl_available():
+        return None
+    try:
+        return ".".join(str(part) for part in torch.cuda.nccl.version())
+    except Exception:  # a build that counts NCCL in and cannot say which
+        return None
+
+
+def main() -> None:
+    """Write the report to stdout; whatever torch and its plug-ins print meanwhile goes to stderr."""
+    data_fd = os.dup(1)
+    os.dup2(2, 1)
+    os.write(data_fd, json.dumps(report()).encode())
+
+
+if __name__ == "__main__":
+    main()

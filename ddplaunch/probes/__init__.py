@@ -1,1 +1,0 @@
-"""One machine as frozen facts; refuses to judge them."""

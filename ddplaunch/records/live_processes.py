@@ -1,0 +1,95 @@
+"""Which processes a run's record names, and which of them those still are; refuses to signal any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.machine.processes.process_table import Process, Table, ancestors
+from ddplaunch.records.find import node_directories, read_object
+from ddplaunch.values.frozen import dataclass
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One process as the record names it. ``start_ticks`` as in ``Process``; ``rank`` is None for no rank."""
+
+    pid: int
+    start_ticks: int
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeProcesses:
+    """``node-K/processes.json``: what ran on one node. Pids mean something on ``host`` in the boot ``boot_id`` only."""
+
+    node: int
+    run_id: str
+    host: str
+    boot_id: str
+    attempt: int
+    launcher: Recorded | None
+    ranks: tuple[Recorded, ...]
+
+
+def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
+    """Return what every node of a run noted; a file that is missing, broken or newer says nothing."""
+    found = []
+    for node, folder in node_directories(directory):
+        try:
+            data = read_object(folder / "processes.json")
+        except (OSError, ValueError):
+            continue
+        ranks = tuple(rank for each in _list(data.get("ranks")) if (rank := _recorded(each, each.get("rank"))))
+        found.append(
+            NodeProcesses(
+                node=node,
+                run_id=str(data.get("run_id", "")),
+                host=str(data.get("host", "")),
+                boot_id=str(data.get("boot_id", "")),
+                attempt=attempt if isinstance(attempt := data.get("attempt"), int) else 0,
+                launcher=_recorded(data.get("launcher")),
+                ranks=ranks,
+            )
+        )
+    return tuple(found)
+
+
+def _list(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _recorded(value: Any, rank: Any = None) -> Recorded | None:
+    if not isinstance(value, dict):
+        return None
+    pid, start = value.get("pid"), value.get("start_time")
+    if not isinstance(pid, int) or not isinstance(start, int):
+        return None
+    return Recorded(pid, start, rank if isinstance(rank, int) else None)
+
+
+def still_running(recorded: Recorded | None, node: NodeProcesses, table: Table, boot: str | None) -> Process | None:
+    """Return the live process that the record means: boot, pid, start time and run id all agree; None otherwise.
+
+    A pid alone means nothing: it is given out again. The run id is read in the process's environment, or, where that
+    cannot be read, in that of a parent.
+    """
+    if recorded is None or boot is None or node.boot_id != boot:
+        return None
+    process = table.get(recorded.pid)
+    if process is None or not process.alive or process.start_ticks != recorded.start_ticks:
+        return None
+    named = process.mark("DDPLAUNCH_RUN_ID")
+    if named is None and process.environment == {}:  # setproctitle writes its title over the environment
+        named = next((mark for each in ancestors(table, process.pid) if (mark := each.mark("DDPLAUNCH_RUN_ID"))), None)
+    return process if named == node.run_id else None
+
+
+def other_processes(nodes: tuple[NodeProcesses, ...], table: Table, boot: str | None) -> tuple[int, ...]:
+    """Return pids of the record that exist on this host and are not what was recorded, or cannot be told to be."""
+    here = [(node, each) for node in nodes if node.boot_id == boot for each in (node.launcher, *node.ranks)]
+    return tuple(
+        each.pid
+        for node, each in here
+        if each is not None and each.pid in table and still_running(each, node, table, boot) is None
+    )

@@ -1,0 +1,262 @@
+"""What is known of each run of this machine, from records and processes together; refuses to print or to end any.
+
+In which state a run is, from its record and the processes of this machine; refuses to read either.
+
+Finds the record of a run that somebody names, by directory or by live processes; refuses to change either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from ddplaunch.machine.processes.process_table import Process, Table, process_table, start_s
+from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
+from ddplaunch.records.launchers import Launched, held_by, read_launched, residents_in, with_residents
+from ddplaunch.records.live_processes import NodeProcesses, read_processes
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.frozen import dataclass
+
+#: "running": its launcher lives here. "orphaned": ranks live here, their launcher does not. "elsewhere": no outcome,
+#: and it was started on another host. "ended": nothing of it runs here, and nobody wrote how it ended. "unreadable":
+#: the record was written by a newer ddplaunch or is damaged.
+State = Literal[
+    "running", "orphaned", "succeeded", "failed", "terminated", "killed", "ended", "elsewhere", "unreadable"
+]
+_RECORDED: tuple[State, ...] = ("succeeded", "failed", "terminated", "killed")
+
+
+def state_of(
+    record: RunRecord | None, processes: RunProcesses | None, nodes: tuple[NodeProcesses, ...], host: str
+) -> State:
+    """Return the state. What runs outranks what is written: a node may end before the others do."""
+    if processes is not None:
+        return "running" if processes.launchers or processes.guards else "orphaned"
+    if record is None:
+        return "ended"
+    for state in _RECORDED:
+        if (record.outcome or {}).get("state") == state:
+            return state
+    if record.problem is not None:
+        return "unreadable"
+    hosts = {node.host for node in nodes} or {record.value("host", "host", "name")}
+    return "elsewhere" if hosts - {host, None, ""} else "ended"
+
+
+def hosts_of(record: RunRecord | None, nodes: tuple[NodeProcesses, ...], host: str) -> tuple[str, ...]:
+    """Return the hosts of a run by node, as far as the record names them; this host where it names none."""
+    named = {node.node: node.host for node in nodes if node.host}
+    for number, outcome in (record.outcomes if record is not None else {}).items():
+        if isinstance(name := outcome.get("host"), str):
+            named.setdefault(number, name)
+    if not named:
+        first = record.value("host", "host", "name") if record is not None else host
+        return (first,) if isinstance(first, str) else ()
+    return tuple(dict.fromkeys(named[number] for number in sorted(named)))
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank that lives here; ``rank`` is None where its environment does not tell."""
+
+    rank: int | None
+    pid: int
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """One run in a line. Times are in seconds since the epoch; None and empty mean "not known".
+
+    ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
+    ``relaunch_of`` is the run that failed before it, and that it was launched for.
+    """
+
+    run_id: str
+    state: State
+    directory: Path | None = None
+    script: str | None = None
+    nnodes: int | None = None
+    nproc_per_node: int | None = None
+    started_s: float | None = None
+    ended_s: float | None = None
+    exit_status: int | None = None
+    first_failed_rank: int | None = None
+    diagnosis: str | None = None
+    effective_batch: int | None = None
+    device: str | None = None
+    gpus: tuple[str, ...] | None = None
+    user: str | None = None
+    hosts: tuple[str, ...] = ()
+    launcher_pids: tuple[int, ...] = ()
+    ranks: tuple[RankProcess, ...] = ()
+    problem: str | None = None
+    relaunch_of: str | None = None
+
+
+def summaries(base: Path, table: Table, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
+    """Return what runs here, of all users as far as /proc tells, then the newest records under ``base``, and how many
+    more there are. At most ``most`` runs that have ended are read; None is all.
+    """
+    directories = run_directories(base)
+    alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
+    running = [_of(run, directory, host) for run, directory in alive]
+    busy = {directory for _, directory in alive}
+    ended = [path for path in directories if path.resolve() not in busy]
+    shown = ended if most is None else ended[:most]
+    listed = [summary(read_record(path), None, read_processes(path), host) for path in shown]
+    return (*running, *listed), len(ended) - len(shown)
+
+
+def _of(run: RunProcesses, directory: Path | None, host: str) -> RunSummary:
+    if directory is None:
+        return summary(None, run, (), host)
+    return summary(read_record(directory), run, read_processes(directory), host)
+
+
+def recorded_at(run: RunProcesses) -> Path | None:
+    """Return the run's directory as its processes name it: what its resident launcher holds, what the launch told its
+    plug-in, else their working directory; None where none may be read or nothing is there. It is resolved.
+    """
+    for process in run.launchers:
+        if (held := held_by(process)) is not None and held.name == run.run_id:
+            return held.resolve()
+    for process in run.all[:3]:
+        with suppress(OSError, ValueError):
+            settings = json.loads(process.mark("DDPLAUNCH_AGENT") or "{}")
+            named = settings.get("directory") if isinstance(settings, dict) else None
+            cwd = Path(f"/proc/{process.pid}/cwd").readlink()
+            base = process.mark("DDPLAUNCH_DIR") or ".ddplaunch"
+            path = cwd / (named if isinstance(named, str) else f"{base}/runs/{run.run_id}")
+            if path.is_dir():
+                return path.resolve()
+    return None
+
+
+def summary(
+    record: RunRecord | None, run: RunProcesses | None, nodes: tuple[NodeProcesses, ...], host: str
+) -> RunSummary:
+    """Return one run; ``record`` or ``run`` may be missing, not both."""
+    launched = None if record is None else read_launched(record.directory)
+    state = state_of(record, run, nodes, host)
+    if state == "elsewhere" and launched is not None and launched.host == host:
+        state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
+    live = run is not None
+    diagnosis = record.ended("diagnosis", dict) if record is not None else None
+    known: dict[str, Any] = {} if record is None else _recorded(record)
+    if run is not None:
+        known = {**_from_processes(run), **{key: value for key, value in known.items() if value is not None}}
+        known["user"] = _from_processes(run)["user"]
+    return RunSummary(
+        run_id=run.run_id if run is not None else record.run_id if record is not None else "",
+        state=state,
+        hosts=_launched_on(launched) or hosts_of(record, nodes, host),
+        ended_s=None if live or record is None else _number(record.ended("ended_s", object)),
+        exit_status=None if live or record is None else record.ended("exit_status", int),
+        first_failed_rank=None if live or record is None else record.ended("first_failed_rank", int),
+        diagnosis=None if live or diagnosis is None else _text(diagnosis.get("code")),
+        launcher_pids=tuple(process.pid for process in run.launchers) if run is not None else (),
+        ranks=tuple(_rank(process) for process in run.ranks) if run is not None else (),
+        problem=record.problem if record is not None else "its record is not where it can be found",
+        **known,
+    )
+
+
+def _launched_on(launched: Launched | None) -> tuple[str, ...]:
+    """Return the hosts that a launch over ssh was given, which are known before any of them has told anything."""
+    return () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
+
+
+def _recorded(record: RunRecord) -> dict[str, Any]:
+    gpus = record.value("plan", "gpus")
+    return {
+        "directory": record.directory,
+        "script": _text(record.value("plan", "target", "name")),
+        "nnodes": _whole(record.value("plan", "topology", "nnodes", "value")),
+        "nproc_per_node": _whole(record.value("plan", "topology", "nproc_per_node", "value")),
+        "started_s": record.created_s,
+        "effective_batch": _whole(record.value("plan", "numbers", "global_batch_size", "value")),
+        "device": _text(record.value("plan", "device", "value")),
+        "gpus": tuple(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None,
+        "user": _text(record.value("host", "host", "user")),
+        "relaunch_of": _text(record.value("relaunch_of")),
+    }
+
+
+def _from_processes(run: RunProcesses) -> dict[str, Any]:
+    """Return what the environment tells of a run whose record cannot be found."""
+    first = run.first
+    worker = run.ranks[0] if run.ranks else first
+    world, batch = worker.mark("WORLD_SIZE") or "", first.mark("DDPLAUNCH_GLOBAL_BATCH_SIZE") or ""
+    seen = first.mark("CUDA_VISIBLE_DEVICES")
+    return {
+        "script": script_of(worker.command) if run.ranks else None,
+        "nproc_per_node": int(world) if world.isdecimal() else None,
+        "started_s": start_s(first.start_ticks),
+        "effective_batch": int(batch) if batch.isdecimal() else None,
+        "gpus": tuple(seen.split(",")) if seen else None,
+        "user": user_name(first.uid),
+    }
+
+
+def script_of(command: Sequence[str]) -> str | None:
+    """Return what a rank's command line runs: the word behind the interpreter and its options."""
+    for position, word in enumerate(command[1:], 1):
+        if word == "-m" and position + 1 < len(command):
+            return command[position + 1]
+        if not word.startswith("-"):
+            return word
+    return command[0] if command else None
+
+
+def user_name(uid: int) -> str:
+    """Return the user's name, or ``uid 1234`` where this machine has none for it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
+
+
+def host_name() -> str:
+    """Return this machine's name, as records have it."""
+    return os.uname().nodename
+
+
+def _rank(process: Process) -> RankProcess:
+    number, pid = rank_of(process)
+    return RankProcess(number if process.mark("RANK") else None, pid)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def locate_run(base: Path, wanted: str | None, uid: int, anywhere: bool = True) -> Path:
+    """Return the run's directory: under ``base``, else where a live run of that id, or this user's only one, has it.
+
+    With ``anywhere`` False only under ``base``. Raises UsageError as ``find_run`` does.
+    """
+    try:
+        return find_run(base, wanted)
+    except UsageError as problem:
+        if not anywhere:
+            raise
+        alive = runs_in(process_table())
+        near = [run for run in alive if run.run_id == wanted or (wanted is None and run.uid == uid)]
+        places = [place for run in near if (place := recorded_at(run)) is not None]
+        if len(places) == 1:
+            return places[0]
+        raise problem from None

@@ -1,0 +1,155 @@
+"""What ``explain`` is to read: the logs and facts of a recorded run, files, or a stream; refuses to explain them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
+from ddplaunch.records.find import RunRecord, read_record
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+
+_OUTPUT = re.compile(r"rank-(\d+)\.(out|err)")
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+_TORCHRUN = re.compile(r"std(?:out|err)\.log")  # <log-dir>/<run-id>_<random>/attempt_N/<local_rank>/stdout.log
+_LOGS = (".log", ".out", ".err", ".txt")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is explained: logs, what is known beside them, and the record if it is a run's."""
+
+    names: str
+    sources: tuple[LogSource, ...]
+    facts: RunFacts | None = None
+    record: RunRecord | None = None
+
+
+def of_run(directory: Path) -> Subject:
+    """Return a run's logs of its last attempt on every node, with the facts that its record holds."""
+    record = read_record(directory)
+    sources: list[LogSource] = []
+    for node in sorted(directory.glob("node-*")):
+        host = _host(record, node)
+        attempts = sorted(
+            (int(match.group(1)), path) for path in node.iterdir() if (match := _ATTEMPT.fullmatch(path.name))
+        )
+        for path in sorted(attempts[-1][1].iterdir(), key=_rank_first) if attempts else ():
+            if match := _OUTPUT.fullmatch(path.name):
+                sources.append(LogSource(str(path.relative_to(directory)), path, int(match.group(1)), host))
+        if (node / "launcher.err").is_file():
+            sources.append(
+                LogSource(str((node / "launcher.err").relative_to(directory)), node / "launcher.err", None, host)
+            )
+    return Subject(f"run {directory.name}", tuple(sources), _facts(record), record)
+
+
+def _rank_first(path: Path) -> tuple[int, str]:
+    match = _OUTPUT.fullmatch(path.name)
+    return (int(match.group(1)) if match else -1, path.name)
+
+
+def _host(record: RunRecord, node: Path) -> str | None:
+    number = node.name.rpartition("-")[2]
+    outcome = record.outcomes.get(int(number)) if number.isdecimal() else None
+    host = outcome.get("host") if outcome else None
+    return host if isinstance(host, str) else None
+
+
+def _facts(record: RunRecord) -> RunFacts | None:
+    if not record.outcomes:
+        plan, argv = record.run.get("plan"), record.run.get("argv")
+        return RunFacts(plan=plan, argv=_words(argv)) if record.run else None
+    states = [outcome.get("state") for outcome in record.outcomes.values()]
+    bad = [state for state in states if state != "succeeded"]
+    ranks = [end for outcome in record.outcomes.values() for end in _ends(outcome)]
+    signals = [outcome.get("signal") for outcome in record.outcomes.values() if isinstance(outcome.get("signal"), int)]
+    return RunFacts(
+        ranks=tuple(ranks),
+        state=str(bad[0] if bad else states[0]),
+        signal=signals[0] if signals else None,
+        plan=record.run.get("plan"),
+        argv=_words(record.run.get("argv")),
+    )
+
+
+def _words(value: Any) -> tuple[str, ...] | None:
+    return tuple(map(str, value)) if isinstance(value, list) else None
+
+
+def _ends(outcome: Mapping[str, Any]) -> Iterable[RankEnd]:
+    attempts = outcome.get("attempts")
+    last = attempts[-1] if isinstance(attempts, list) and attempts else {}
+    for each in last.get("ranks", ()) if isinstance(last, dict) else ():
+        if isinstance(each, dict) and isinstance(each.get("rank"), int):
+            yield RankEnd(
+                each["rank"],
+                each.get("host"),
+                each.get("exit_code"),
+                each.get("signal"),
+                each.get("ended_s"),
+                each.get("ended_by"),
+            )
+
+
+def of_files(words: Sequence[str]) -> Subject:
+    """Return the files, folders of logs, and stdin (``-``) that were named.
+
+    Raises UsageError for what cannot be read or is not there.
+    """
+    sources: list[LogSource] = []
+    for word in words:
+        path = Path(word)
+        if word == "-":
+            sources.append(LogSource("stdin", sys.stdin.buffer))
+        elif path.is_dir():
+            sources += _folder(path)
+        else:
+            sources.append(LogSource(word, path))
+        for source in sources[-1:]:
+            _readable(source)
+    named = sources[0].name if len(sources) == 1 else f"{len(sources)} logs"
+    return Subject(named, tuple(sources))
+
+
+def _folder(folder: Path) -> list[LogSource]:
+    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _LOGS]
+    if not found:
+        raise usage(
+            f"`{folder}` holds no log",
+            why=f"files that end in {', '.join(_LOGS)} are looked for there, and in the folders below",
+            fix="name the files",
+        )
+    return [LogSource(shown(path), path, _rank_of(path)) for path in found]
+
+
+def _rank_of(path: Path) -> int | None:
+    """Return the rank in the paths of torchrun's ``--log-dir`` and of our records; on one node local is global."""
+    if match := _OUTPUT.fullmatch(path.name):
+        return int(match.group(1))
+    return int(path.parent.name) if _TORCHRUN.fullmatch(path.name) and path.parent.name.isdecimal() else None
+
+
+def _readable(source: LogSource) -> None:
+    if not isinstance(source.read, Path):
+        return
+    try:
+        with open(source.read, "rb"):
+            pass
+    except OSError as error:
+        raise usage(
+            f"`{source.read}` cannot be read: {error.strerror}",
+            why="`explain` reads a log, a recorded run, or describes a code",
+            fix="name a file that is there; `ddplaunch ps` lists the recorded runs",
+        ) from error
+
+
+def shown(path: Path) -> str:
+    """Return ``path`` as it is best named: from the working directory if it lies below."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

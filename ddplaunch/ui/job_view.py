@@ -1,0 +1,78 @@
+"""What is said of a job that was submitted, and of how it ended; refuses to ask after it."""
+
+from __future__ import annotations
+
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.hosts.slurm.job_end import ENDS
+from ddplaunch.hosts.slurm.programs import JobState, waits_for
+from ddplaunch.launch.job.sbatch import Batch
+from ddplaunch.records.outcome import FirstFailure
+from ddplaunch.ui.shell import quote
+from ddplaunch.ui.terminal import paint, visible, wrap
+from ddplaunch.values.finding import Finding, error
+
+_LABEL = 10  # cells before what stands beside a label
+
+
+def changed_text(job: str, state: JobState, width: int) -> str:
+    """Return the line for a job that waits or runs now."""
+    return "\n".join(wrap(visible(state_text(state)), width, f"job {job}: ", "  ")) + "\n"
+
+
+def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, width: int, styled: bool) -> str:
+    """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
+    now = [] if state is None else wrap(visible(state_text(state)), width - _LABEL)
+    rows = [("now" if i == 0 else "", line) for i, line in enumerate(now)]
+    rows += [("log", visible(log)), ("follow", f"tail -F {quote(log)}"), ("state", f"squeue -j {job}")]
+    rows.append(("cancel", f"scancel {job}"))
+    kind = "array " if batch.array else ""
+    head = paint("ddplaunch", "bold", styled) + f" submitted {kind}job {job}: {visible(batch.about)}\n"
+    return head + "".join(f"  {paint(f'{label:<{_LABEL - 2}}', 'dim', styled)}{text}\n" for label, text in rows)
+
+
+def state_text(state: JobState) -> str:
+    """Return ``pending (Resources): waits until enough is free``, ``running on gpu[1-2]``, ``completed``."""
+    word = state.state.lower().replace("_", " ")
+    if state.state == "PENDING" and state.reason:
+        waits = waits_for(state.reason)
+        return f"{word} ({state.reason})" + (f": {waits}" if waits else "")
+    return f"{word} on {state.nodes}" if state.state == "RUNNING" and state.nodes else word
+
+
+def exit_status_of(state: JobState) -> int:
+    """Return what the job's batch script exited with, 128 + signal, or 1 where Slurm ended it without either."""
+    if state.signal:
+        return 128 + state.signal
+    return state.exit_code or (0 if state.state == "COMPLETED" else 1)
+
+
+def ended_finding(
+    job: str, state: JobState, first: FirstFailure | None = None, outside: Diagnosis | None = None
+) -> Finding | None:
+    """Return what to say of a job that did not complete, None for one that did.
+
+    ``first`` is which node failed first, ``outside`` why somebody else ended the run, both from the job's record.
+    """
+    if state.state == "COMPLETED":
+        return None
+    where = state.nodes or f"Slurm: {state.state}"
+    end = ENDS.get(state.state)
+    if end is not None:
+        what, why, fix = f"job {job} {end.what}", end.why, end.fix.format(job=job)
+    elif first is not None:
+        what, why, fix = _failed(job, state, first)
+    elif outside is not None:
+        return error(outside.code, outside.what, why=outside.why, fix=" or ".join(outside.fixes), where=where)
+    else:
+        what = f"job {job} failed with exit status {exit_status_of(state)}"
+        why, fix = "the end of its log says why", f"`ddplaunch explain {job}`"
+    return error(f"slurm-{state.state.lower().replace('_', '-')}", what, why=why, fix=fix, where=where)
+
+
+def _failed(job: str, state: JobState, first: FirstFailure) -> tuple[str, str, str]:
+    rank = "" if first.rank is None else f", rank {first.rank}"
+    why = first.reason or "its record says no more"
+    if exit_status_of(state) != first.exit_status:
+        why += f"; Slurm's own status for the job, {exit_status_of(state)}, is that of a node that was ended later"
+    what = f"job {job} failed with exit status {first.exit_status} on node {first.node}{rank}"
+    return what, why, f"`ddplaunch explain {first.run_id}`"

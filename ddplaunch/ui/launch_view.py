@@ -1,0 +1,187 @@
+"""What is shown in the moment before torchrun takes over: a few lines; refuses to repeat what nobody has to read.
+
+The parts of a launch as phrases that panel, plan and dry run share; refuses to lay them out.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+
+from ddplaunch.launch.launch import Launch, Passed, Target
+from ddplaunch.launch.topology import endpoint
+from ddplaunch.machine.facts import Facts, Gpu
+from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
+from ddplaunch.ui.speech import count, findings_text
+from ddplaunch.ui.terminal import ascii_only, paint, visible, wrap
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.resolved import Unavailable
+
+
+def number_text(value: float) -> str:
+    """Return a number without the noise of binary fractions: ``0.0004``, ``1e-05``, ``60000``."""
+    if isinstance(value, int):
+        return str(value)
+    text = format_lr(value)
+    return text if len(text) <= 12 else format_factor(value)
+
+
+def target_text(target: Target | None) -> str:
+    """Return what every rank runs as it was typed, without its arguments."""
+    if target is None:
+        return "no script"
+    return f"-m {target.name}" if target.kind == "module" else target.name
+
+
+def nodes_text(launch: Launch) -> str:
+    """Return ``4 processes, this machine`` or ``16 processes, 2 nodes of 8, this is node 0, …``."""
+    topology = launch.topology
+    processes = count(topology.world_size, "process").replace("processs", "processes")
+    if topology.nnodes.value == 1:
+        return f"{processes}, this machine"
+    most = topology.nnodes.value
+    nodes = str(most) if topology.min_nodes == most else f"{topology.min_nodes} to {most}"
+    parts = [processes, f"{nodes} nodes of {topology.nproc_per_node.value}"]
+    if topology.node_rank is not None:
+        parts.append(f"this is node {topology.node_rank.value}")
+    if topology.master_addr is not None:
+        address, port = topology.master_addr.value, topology.master_port
+        parts.append(f"rank 0 at {address if port is None else endpoint(address, port.value)}")
+    return ", ".join(parts)
+
+
+def device_text(launch: Launch, facts: Facts | None = None) -> str:
+    """Return ``GPUs 0-3 (4 × NVIDIA H100 80GB HBM3)``, ``CPU``; models are named as far as ``facts`` know them."""
+    if launch.device.value == "cpu":
+        return "CPU"
+    models = _models(launch.gpus, facts)
+    if launch.gpus is None:
+        return f"every visible GPU{models}"
+    if not all(entry.isdecimal() for entry in launch.gpus):
+        return f"{count(len(launch.gpus), 'GPU')}: {', '.join(launch.gpus)}{models}"
+    return f"{'GPU' if len(launch.gpus) == 1 else 'GPUs'} {_ranges(int(entry) for entry in launch.gpus)}{models}"
+
+
+def _ranges(indices: Iterable[int]) -> str:
+    """Return ``0-3,6`` for 0, 1, 2, 3, 6; the order is kept, because local rank 0 takes the first."""
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _models(chosen: tuple[str, ...] | None, facts: Facts | None) -> str:
+    if facts is None or isinstance(facts.nvml, Unavailable):
+        return ""
+    if chosen is None:
+        names = [gpu.name for gpu in facts.nvml.gpus]
+    else:
+        known = _names(facts.nvml.gpus)
+        names = [known[entry] for entry in chosen if entry in known]
+    tally = {name: names.count(name) for name in names}
+    return f" ({', '.join(f'{number} × {name}' for name, number in tally.items())})" if tally else ""
+
+
+def _names(gpus: Iterable[Gpu]) -> Mapping[str, str]:
+    names = {}
+    for gpu in gpus:
+        names[str(gpu.index)] = names[gpu.uuid] = gpu.name
+        names.update({device.uuid: device.name for device in gpu.mig_devices})
+    return names
+
+
+def batch_text(launch: Launch) -> str:
+    """Return ``32 = 8 per GPU × 1 accumulation × 4 GPUs``, or an empty text if no batch size is known."""
+    numbers = launch.numbers
+    if numbers.global_batch_size is None:
+        return f"{numbers.batch_size.value} per process" if numbers.batch_size is not None else ""
+    total = number_text(numbers.global_batch_size.value)
+    if numbers.batch_size is None:
+        return total
+    one, many = ("GPU", "GPUs") if launch.device.value == "cuda" else ("process", "processes")
+    accum = numbers.accum.value if numbers.accum is not None else 1
+    size = numbers.world_size.value
+    return (
+        f"{total} = {numbers.batch_size.value} per {one} × {accum} accumulation × {size} {one if size == 1 else many}"
+    )
+
+
+def lr_text(numbers: Numbers) -> str:
+    """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text."""
+    if numbers.lr is None:
+        return ""
+    value = number_text(numbers.lr.value)
+    if numbers.base_lr is None or numbers.lr_factor is None:
+        return f"{value} (as given)"
+    why: str = numbers.lr_scaling.value if numbers.lr_scaling is not None else ""
+    if numbers.global_batch_size is not None and numbers.base_batch_size is not None:
+        why += f": batch {numbers.global_batch_size.value} / {numbers.base_batch_size.value}"
+    return (
+        f"{value} = {number_text(numbers.base_lr.value)} × {number_text(numbers.lr_factor.value)} ({why.strip(': ')})"
+    )
+
+
+def schedule_text(numbers: Numbers) -> str:
+    """Return ``2000 warmup steps, 1875 steps per epoch``, as far as they are known."""
+    parts = []
+    if numbers.warmup_steps is not None:
+        parts.append(count(numbers.warmup_steps.value, "warmup step"))
+    if numbers.steps_per_epoch is not None:
+        parts.append(f"{count(numbers.steps_per_epoch.value, 'step')} per epoch")
+    return ", ".join(parts)
+
+
+_LABEL = 8
+
+
+def launch_panel(
+    launch: Launch,
+    findings: Sequence[Finding],
+    width: int,
+    styled: bool,
+    *,
+    unicode: bool = True,
+    facts: Facts | None = None,
+    record: str | None = None,
+) -> str:
+    """Return the panel: what runs where, the numbers, what is passed, findings.
+
+    ``record`` is where the run's record lies, or the sentence that says why there is none.
+    """
+    rows = [
+        ("run", f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}"),
+        ("batch", batch_text(launch)),
+        ("lr", lr_text(launch.numbers)),
+        ("steps", schedule_text(launch.numbers)),
+        ("pass", "; ".join(passed_text(passed) for passed in launch.passed)),
+        ("env", _environment_text(launch)),
+        ("note", "; ".join(launch.notes)),
+        ("record", record or ""),
+    ]
+    lines = [paint("ddplaunch", "bold", styled) + " " + paint(visible(launch.run_id), "dim", styled)]
+    for label, text in rows:
+        if text:
+            lead = f"  {label:<{_LABEL}}"
+            first, *rest = wrap(visible(text), width, lead, " " * len(lead))
+            lines += [paint(lead, "dim", styled) + first[len(lead) :], *rest]
+    text = ascii_only("\n".join(lines) + "\n", unicode)
+    return text + ("\n" + findings_text(findings, width, styled, unicode) if findings else "")
+
+
+def passed_text(passed: Passed) -> str:
+    """Return ``--lr 0.0004 (train.py:31)``, or ``{lr} = 0.0004`` for a placeholder."""
+    if not passed.arguments:
+        return f"{{{passed.number}}} = {passed.value}"
+    return shlex.join(passed.arguments) + (f" ({passed.at})" if passed.at is not None else "")
+
+
+def _environment_text(launch: Launch) -> str:
+    decided = [variable for variable in launch.environment if variable.value is not None]
+    removed = len(launch.environment) - len(decided)
+    text = f"{count(len(decided), 'variable')} set"
+    if removed:
+        text += f", {removed} removed"
+    return f"{text} (`ddplaunch plan` says why)" if launch.environment else ""

@@ -1,0 +1,195 @@
+"""What a stream can show, and writing to it safely; refuses to know what is written.
+
+Emphasis, and text made harmless for a terminal; refuses to know what the text is about.
+
+rich is not used: importing ``rich.console`` takes about 40 ms, and all that is needed is bold, dim and three colours.
+
+Text into lines of a width, commands kept whole; refuses to shorten anything.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Literal, TextIO
+
+_DEFAULT_WIDTH = 80
+_LEAST_WIDTH = 20
+
+
+def width(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> int:
+    """Return the width of ``stream`` in cells: ``COLUMNS``, else the terminal's, else 80; never less than 20."""
+    columns = (os.environ if environ is None else environ).get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return max(_LEAST_WIDTH, int(columns))
+    try:
+        found = os.get_terminal_size(stream.fileno()).columns if stream is not None else 0
+    except (OSError, ValueError):  # not a terminal, closed, or without a descriptor
+        found = 0
+    return max(_LEAST_WIDTH, found or _DEFAULT_WIDTH)
+
+
+def styled(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether to use colour and bold on ``stream``.
+
+    ``NO_COLOR`` (https://no-color.org) wins over ``FORCE_COLOR`` and ``CLICOLOR_FORCE``
+    (https://bixense.com/clicolors), these over ``TERM=dumb``, ``CLICOLOR=0`` and a stream that is no terminal.
+    """
+    environ = os.environ if environ is None else environ
+    if environ.get("NO_COLOR"):
+        return False
+    if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    if environ.get("TERM") == "dumb" or environ.get("CLICOLOR") == "0":
+        return False
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def unicode_ok(stream: TextIO | None) -> bool:
+    """Return whether the encoding of ``stream`` has the signs that ddplaunch draws with."""
+    try:
+        "×…─≤≥→".encode(getattr(stream, "encoding", None) or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+def write(text: str, stream: TextIO | None = None) -> bool:
+    """Write ``text`` to ``stream`` (stdout) and flush; return False if nobody reads any more, as behind ``| head -1``.
+
+    What the encoding lacks is written as escapes. Raises OSError for what the user has to know, such as a full disk.
+    """
+    stream = sys.stdout if stream is None else stream
+    if stream is None:  # the interpreter was started with the descriptor closed
+        return False
+    try:
+        stream.write(_encodable(text, stream))
+        stream.flush()
+    except BrokenPipeError:
+        _discard(stream)
+        return False
+    except ValueError:  # I/O operation on closed file
+        return False
+    return True
+
+
+def speak(text: str, stream: TextIO | None = None) -> bool:
+    """Write ``text`` to ``stream`` (stderr); no failure to do so may stop a launch. Returns whether it was written."""
+    stream = sys.stderr if stream is None else stream
+    try:
+        return write(text, stream) if stream is not None else False
+    except OSError:
+        _discard(stream)
+        return False
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.encode(encoding, "backslashreplace").decode(encoding)
+    return text
+
+
+def _discard(stream: TextIO | None) -> None:
+    """Point the descriptor at /dev/null, so that the interpreter's last flush does not fail as well.
+
+    https://docs.python.org/3/library/signal.html#note-on-sigpipe
+    """
+    try:
+        if stream is not None:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)
+    except (OSError, ValueError):
+        pass
+
+
+Emphasis = Literal["bold", "dim", "error", "warning", "good"]
+
+_CODES: dict[Emphasis, str] = {"bold": "1", "dim": "2", "error": "1;31", "warning": "1;33", "good": "1;32"}
+
+# Only what this package writes itself; a user's own text is left to the encoding of the stream.
+_ASCII = str.maketrans({"×": "x", "…": "...", "─": "-", "≤": "<=", "≥": ">=", "→": "->"})
+
+
+def paint(text: str, emphasis: Emphasis, styled: bool) -> str:
+    """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or as it is if not ``styled``."""
+    return f"\x1b[{_CODES[emphasis]}m{text}\x1b[0m" if styled and text else text
+
+
+def ascii_only(text: str, unicode: bool) -> str:
+    """Return ``text`` with this package's own signs spelled in ASCII, unless the terminal knows ``unicode``."""
+    return text if unicode else text.translate(_ASCII)
+
+
+def visible(text: str, keep_newlines: bool = False) -> str:
+    """Return ``text`` with control characters and undecodable bytes spelled out (``\\n``, ``\\x1b``, ``\\xff``).
+
+    A path can hold any byte but NUL; printed raw it could move the cursor or fail to encode.
+    """
+    if text.isprintable():
+        return text
+    return "".join(_spell(char, keep_newlines) for char in text)
+
+
+def _spell(char: str, keep_newlines: bool) -> str:
+    if char.isprintable() or (char == "\n" and keep_newlines):
+        return char
+    code = ord(char)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8, as os.fsdecode() hands it over (PEP 383)
+        return f"\\x{code - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")
+
+
+def cells(text: str) -> int:
+    """Return how many terminal cells ``text`` takes: two for wide East Asian characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    import unicodedata  # rarely needed
+
+    wide = sum(unicodedata.east_asian_width(char) in "WF" for char in text)
+    return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
+
+
+# A run of non-space characters in which `text in backticks` counts as one, spaces and all.
+_WORD = re.compile(r"(?:`[^`]*`|\S)+")
+
+
+def words(text: str) -> Iterator[str]:
+    """Yield the parts of ``text`` between which a line may end: a command in backticks is one part."""
+    for match in _WORD.finditer(text):
+        yield match.group()
+
+
+def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]:
+    """Return lines of at most ``width`` cells, the first led by ``first``, the others by ``hanging``.
+
+    A part that is wider than a whole line stays whole on a line of its own; the terminal wraps it, and what is copied
+    from there has no newline in it. Newlines outside of backticks are kept.
+    """
+    lines: list[str] = []
+    line, empty = first, True
+    for paragraph in _paragraphs(text):
+        if lines or not empty:
+            lines.append(line.rstrip())
+            line, empty = hanging, True
+        for word in words(paragraph):
+            if not empty and cells(line) + 1 + cells(word) > width:
+                lines.append(line)
+                line, empty = hanging, True
+            line = line + word if empty else f"{line} {word}"
+            empty = False
+    lines.append(line.rstrip() if empty else line)
+    return lines
+
+
+def _paragraphs(text: str) -> list[str]:
+    """Split at newlines that are not within backticks."""
+    return re.findall(r"(?:`[^`]*`|[^\n])+", text) or [""]

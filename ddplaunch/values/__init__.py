@@ -1,0 +1,1 @@
+"""The values that every room uses: settings with their source, findings, words, JSON."""

@@ -1,0 +1,1 @@
+"""Runs while they train: samples, step rates, stragglers, and how they are shown."""

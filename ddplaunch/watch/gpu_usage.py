@@ -1,0 +1,206 @@
+"""What the GPUs do, by NVML, and which rank works on which; refuses to look at processes beyond their numbers.
+
+NVML may take a second to start and hang where the driver is ill: to be called where nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ddplaunch.machine.nvml import ask, memory_of, slowdowns, start_nvml, text_of
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.watch.samples import GpuSample, RankIdentity, RankSample
+
+T = TypeVar("T")
+_HOLDERS_EVERY_S = 5.0  # who holds memory changes seldom, and costs most to ask
+_LOOK_FOR_CUDA_EVERY_S = 10.0
+
+
+@dataclass(frozen=True)
+class GpuReading:
+    """The GPUs at one moment; ``memory_of`` is pid → GPU index → bytes (None: the driver does not say)."""
+
+    gpus: tuple[GpuSample, ...] = ()
+    memory_of: Mapping[int, Mapping[int, int | None]] | None = None
+    reason: str | None = None
+
+
+class GpuUsage:
+    """Holds NVML open between readings."""
+
+    def __init__(self) -> None:
+        """Start NVML; where that fails every reading says why."""
+        api, _ = start_nvml()
+        self._api: Any = None if isinstance(api, Unavailable) else api
+        self._reason = api.reason if isinstance(api, Unavailable) else None
+        self._handles: list[tuple[GpuSample, Any]] = []
+        self._holders: dict[int, dict[int, int | None]] = {}
+        self._holders_due_s = 0.0
+        if self._api is not None:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            for index in range(self._api.nvmlDeviceGetCount()):
+                self._handles.append(self._opened(index))
+        except self._api.NVMLError as error:
+            self._reason = f"NVML does not answer: {text_of(self._api, error)}"
+        if not self._handles and self._reason is None:
+            self._reason = "NVML shows no GPU"
+
+    def _opened(self, index: int) -> tuple[GpuSample, Any]:
+        api = self._api
+        try:
+            handle = api.nvmlDeviceGetHandleByIndex(index)
+            constant = GpuSample(
+                index,
+                uuid=self._known(lambda: str(api.nvmlDeviceGetUUID(handle))) or "",
+                power_limit_w=self._known(lambda: api.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000),
+                clock_max_mhz=self._known(lambda: int(api.nvmlDeviceGetMaxClockInfo(handle, api.NVML_CLOCK_SM))),
+            )
+        except api.NVMLError as error:
+            return GpuSample(index, fault=text_of(api, error)), None
+        return constant, handle
+
+    def sample(self) -> GpuReading:
+        """Return every GPU; a question that one does not answer is None, one that is lost has a ``fault``."""
+        if not self._handles:
+            return GpuReading(reason=self._reason)
+        gpus = tuple(self._read(constant, handle) for constant, handle in self._handles)
+        if time.monotonic() >= self._holders_due_s:
+            self._holders_due_s = time.monotonic() + _HOLDERS_EVERY_S
+            self._holders = self._read_holders()
+        return GpuReading(gpus, self._holders)
+
+    def _read(self, constant: GpuSample, handle: Any) -> GpuSample:
+        api = self._api
+        if handle is None:
+            return constant
+        try:
+            total, used = self._known(lambda: memory_of(api, handle)) or (None, None)
+            return replace(
+                constant,
+                utilization_percent=self._known(lambda: int(api.nvmlDeviceGetUtilizationRates(handle).gpu)),
+                memory_used_bytes=used,
+                memory_total_bytes=total,
+                power_w=self._known(lambda: api.nvmlDeviceGetPowerUsage(handle) / 1000),
+                temperature_c=self._known(lambda: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU))),
+                clock_mhz=self._known(lambda: int(api.nvmlDeviceGetClockInfo(handle, api.NVML_CLOCK_SM))),
+                slowdowns=self._known(lambda: slowdowns(api, handle)) or (),
+            )
+        except api.NVMLError as error:
+            return replace(constant, fault=text_of(api, error))
+
+    def _read_holders(self) -> dict[int, dict[int, int | None]]:
+        found: dict[int, dict[int, int | None]] = {}
+        for constant, handle in self._handles:
+            if handle is None:
+                continue
+            try:
+                running = self._known(lambda handle=handle: self._api.nvmlDeviceGetComputeRunningProcesses(handle))  # type: ignore[misc]
+            except self._api.NVMLError:  # it fell off the bus meanwhile
+                continue
+            for each in running or ():
+                found.setdefault(each.pid, {})[constant.index] = each.usedGpuMemory
+        return found
+
+    def _known(self, question: Callable[[], T]) -> T | None:
+        answer = ask(self._api, question)
+        return None if isinstance(answer, Unavailable) else answer
+
+    def close(self) -> None:
+        """Let NVML go."""
+        if self._api is not None:
+            ask(self._api, self._api.nvmlShutdown)
+
+
+class GpuOfRank:
+    """Finds the GPU of each rank: by who holds memory where, else by the devices that the rank was given.
+
+    In a container NVML's process ids are the host's, or none are shown; a rank that has opened CUDA's device files then
+    works on entry LOCAL_RANK of CUDA_VISIBLE_DEVICES, as every launcher's ranks do.
+    """
+
+    def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc") -> None:
+        """Read nothing yet."""
+        self._ranks = {rank.pid: rank for rank in ranks}
+        self._proc = proc
+        self._devices: dict[int, str | None] = {}
+        self._look_again_s = 0.0
+
+    def place(
+        self, ranks: Sequence[RankSample], reading: GpuReading, members: Mapping[int, int]
+    ) -> tuple[tuple[RankSample, ...], tuple[GpuSample, ...]]:
+        """Return the ranks with their GPU, and the GPUs with their ranks; ``members`` is pid → rank."""
+        if not reading.gpus:
+            return tuple(ranks), reading.gpus
+        held = self._held(reading, members)
+        self._look_for_cuda(ranks, held)
+        placed = tuple(self._placed(rank, held.get(rank.rank, {}), reading.gpus) for rank in ranks)
+        gpus = []
+        for gpu in reading.gpus:
+            here = {number for number, by_gpu in held.items() if gpu.index in by_gpu}
+            here |= {rank.rank for rank in placed if rank.gpu == gpu.index}
+            strangers = [pid for pid, by_gpu in (reading.memory_of or {}).items() if gpu.index in by_gpu]
+            others = sum(pid not in members and self._exists(pid) for pid in strangers)
+            gpus.append(replace(gpu, ranks=tuple(sorted(here)), others=others))
+        return placed, tuple(gpus)
+
+    def _held(self, reading: GpuReading, members: Mapping[int, int]) -> dict[int, dict[int, int]]:
+        """Return rank → GPU → bytes of all its processes."""
+        held: dict[int, dict[int, int]] = {}
+        for pid, by_gpu in (reading.memory_of or {}).items():
+            if pid in members:
+                own = held.setdefault(members[pid], {})
+                for index, size in by_gpu.items():
+                    own[index] = own.get(index, 0) + (size or 0)
+        return held
+
+    def _placed(self, rank: RankSample, held: Mapping[int, int], gpus: Sequence[GpuSample]) -> RankSample:
+        """The rank's GPU is that on which it holds most: a stray context elsewhere is small."""
+        if held:
+            index = max(held, key=lambda each: held[each])
+            return replace(rank, gpu=index, gpu_memory_bytes=held[index] or None)
+        device = self._devices.get(rank.pid)
+        found = next((gpu.index for gpu in gpus if device and device in (str(gpu.index), gpu.uuid)), None)
+        return replace(rank, gpu=found)
+
+    def _look_for_cuda(self, ranks: Sequence[RankSample], held: Mapping[int, object]) -> None:
+        if time.monotonic() < self._look_again_s:
+            return
+        self._look_again_s = time.monotonic() + _LOOK_FOR_CUDA_EVERY_S
+        for rank in ranks:
+            if rank.rank not in held and self._devices.get(rank.pid) is None:
+                self._devices[rank.pid] = self._device(rank)
+
+    def _device(self, rank: RankSample) -> str | None:
+        """Return an index or UUID if the rank uses CUDA, else None."""
+        folder = f"{self._proc}/{rank.pid}/fd"
+        try:
+            uses = any(os.readlink(f"{folder}/{name}").startswith("/dev/nvidia") for name in os.listdir(folder))  # noqa: PTH115, PTH208
+            with open(f"{self._proc}/{rank.pid}/environ", "rb") as file:
+                variables = file.read().split(b"\0")
+        except OSError:
+            return None
+        prefix = b"CUDA_VISIBLE_DEVICES="
+        named = next(
+            (entry[len(prefix) :].decode(errors="replace") for entry in variables if entry.startswith(prefix)), ""
+        )
+        visible = [word.strip() for word in named.split(",") if word.strip()]
+        if not uses:
+            return None
+        return (
+            str(rank.local_rank)
+            if not visible
+            else visible[rank.local_rank]
+            if rank.local_rank < len(visible)
+            else None
+        )
+
+    def _exists(self, pid: int) -> bool:
+        return os.path.exists(f"{self._proc}/{pid}")  # noqa: PTH110 - a pid of another namespace says nothing here

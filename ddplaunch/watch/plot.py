@@ -1,0 +1,242 @@
+"""Recorded samples as an SVG of small plots, a line for each rank; refuses to need a plotting library.
+
+https://www.w3.org/TR/SVG11/ is all that it uses: no script, no style sheet, no font of its own.
+
+All samples of a run as one table of what was typical and what was most; refuses to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from statistics import median
+
+from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.table import table
+from ddplaunch.ui.terminal import ascii_only, visible
+from ddplaunch.values.finding import Finding
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import age_text
+from ddplaunch.watch.samples import GpuSample, RankSample, Sample
+from ddplaunch.watch.top_view import Look
+
+_WIDTH, _HEIGHT = 460, 150  # of one plot
+_LEFT, _TOP, _GAP = 60, 70, 60
+_MOST_POINTS = 400  # more than one for each pixel is not seen
+_GIB = 1 << 30
+#: Paul Tol's bright scheme, told apart by people who see colours differently: https://personal.sron.nl/~pault/
+_COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
+_DASHES = ("", "6 3", "2 2", "8 3 2 3")  # the next eight ranks have the same colours, dashed
+
+Value = Callable[[RankSample, GpuSample | None], float | None]
+
+
+@dataclass(frozen=True)
+class _Plot:
+    title: str
+    value: Value
+    top: float | None = None
+
+
+_PLOTS = (
+    _Plot("steps per second", lambda rank, _: rank.step_rate),
+    _Plot("CPU of the rank, % of one", lambda rank, _: rank.cpu_percent, 100),
+    _Plot("CPU of its DataLoader workers, % of one", lambda rank, _: rank.workers_cpu_percent, 100),
+    _Plot("memory of the rank, GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB),
+    _Plot("GPU utilisation, %", lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100),
+    _Plot("GPU memory, GiB", lambda _, gpu: _in_gib(None if gpu is None else gpu.memory_used_bytes)),
+    _Plot("GPU power, W", lambda _, gpu: None if gpu is None else gpu.power_w),
+    _Plot("GPU temperature, °C", lambda _, gpu: None if gpu is None else gpu.temperature_c, 100),
+    _Plot("GPU clock, MHz", lambda _, gpu: None if gpu is None else gpu.clock_mhz),
+)
+
+
+def _in_gib(size_bytes: int | None) -> float | None:
+    return None if size_bytes is None else size_bytes / _GIB
+
+
+_Lines = dict[int, list[tuple[float, float | None]]]
+
+
+def metrics_svg(samples: Mapping[int, Sequence[Sample]], title: str) -> str:
+    """Return one SVG with a plot of each thing that was recorded; ``samples`` are by node. Time is from the first."""
+    everything = [sample for node in sorted(samples) for sample in samples[node]]
+    began_s = min((sample.at_s for sample in everything), default=0.0)
+    span_s = max((sample.at_s for sample in everything), default=0.0) - began_s or 1.0
+    plots = [(plot, lines) for plot in _PLOTS if (lines := _lines(plot.value, everything, began_s))]
+    ranks = sorted({rank.rank for sample in everything for rank in sample.ranks})
+    columns = 2 if len(plots) > 1 else 1
+    width = columns * (_WIDTH + _LEFT) + 20
+    below = _TOP + (len(plots) + columns - 1) // columns * (_HEIGHT + _GAP)
+    legend, height = _legend(ranks, width, below)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
+        'font-family="sans-serif" font-size="12" fill="#222222">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{_LEFT}" y="28" font-size="16">{escape(title)}</text>',
+    ]
+    for number, (plot, lines) in enumerate(plots):
+        x = _LEFT + number % columns * (_WIDTH + _LEFT)
+        y = _TOP + number // columns * (_HEIGHT + _GAP)
+        parts += _drawn(plot, lines, span_s, x, y)
+    return "\n".join([*parts, *legend, "</svg>"]) + "\n"
+
+
+def _lines(value: Value, samples: Sequence[Sample], began_s: float) -> _Lines:
+    """Return rank → (seconds, value); nothing if no rank ever had one."""
+    found: _Lines = {}
+    for sample in samples:
+        for rank in sample.ranks:
+            found.setdefault(rank.rank, []).append((sample.at_s - began_s, value(rank, sample.gpu_of(rank))))
+    known = {rank: line for rank, line in found.items() if any(each is not None for _, each in line)}
+    return {rank: _thinned(sorted(line)) for rank, line in sorted(known.items())} if known else {}
+
+
+def _thinned(line: list[tuple[float, float | None]]) -> list[tuple[float, float | None]]:
+    """Return means over equal numbers of points where there are too many; a gap stays one."""
+    each = -(-len(line) // _MOST_POINTS)
+    if each < 2:
+        return line
+    thinned: list[tuple[float, float | None]] = []
+    for start in range(0, len(line), each):
+        part = line[start : start + each]
+        known = [value for _, value in part if value is not None]
+        thinned.append((part[0][0], sum(known) / len(known) if known else None))
+    return thinned
+
+
+def _drawn(plot: _Plot, lines: _Lines, span_s: float, x: int, y: int) -> list[str]:
+    greatest = max(value for line in lines.values() for _, value in line if value is not None)
+    top = _round_up(max(greatest, plot.top or 0.0)) or 1.0
+    parts = [f'<text x="{x}" y="{y - 8}" font-weight="bold">{escape(plot.title)}</text>']
+    for share in (0.0, 0.5, 1.0):
+        at = y + _HEIGHT * (1 - share)
+        parts.append(f'<line x1="{x}" y1="{at:g}" x2="{x + _WIDTH}" y2="{at:g}" stroke="#dddddd"/>')
+        parts.append(f'<text x="{x - 6}" y="{at + 4:g}" text-anchor="end">{top * share:g}</text>')
+    for share in (0.0, 0.5, 1.0):
+        anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
+        text = _clock(span_s * share)
+        parts.append(f'<text x="{x + _WIDTH * share:g}" y="{y + _HEIGHT + 16}" text-anchor="{anchor}">{text}</text>')
+    for rank, line in lines.items():
+        path = _path(
+            [
+                (x + _WIDTH * at_s / span_s, None if value is None else y + _HEIGHT * (1 - value / top))
+                for at_s, value in line
+            ]
+        )
+        parts.append(f'<path d="{path}" {_stroke(rank)}><title>rank {rank}</title></path>')
+    return parts
+
+
+def _path(points: Sequence[tuple[float, float | None]]) -> str:
+    words, pen = [], "M"
+    for x, y in points:
+        if y is None:
+            pen = "M"
+            continue
+        words.append(f"{pen}{x:.1f} {y:.1f}")
+        if pen == "M":
+            words.append(f"L{x:.1f} {y:.1f}")  # a single point is a dot, with round ends
+        pen = "L"
+    return "".join(words)
+
+
+def _stroke(rank: int) -> str:
+    dash = _DASHES[rank // len(_COLOURS) % len(_DASHES)]
+    dashed = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'fill="none" stroke="{_COLOURS[rank % len(_COLOURS)]}" stroke-width="1.5" stroke-linecap="round"{dashed}'
+
+
+def _legend(ranks: Sequence[int], width: int, y: int) -> tuple[list[str], int]:
+    """Return a stroke and a name for each rank, and the height of everything with them."""
+    each = 90
+    columns = max(1, (width - _LEFT) // each)
+    parts = []
+    for number, rank in enumerate(ranks):
+        x, line_y = _LEFT + number % columns * each, y + number // columns * 20
+        parts.append(f'<path d="M{x} {line_y}h24" {_stroke(rank)}/>')
+        parts.append(f'<text x="{x + 30}" y="{line_y + 4}">rank {rank}</text>')
+    return parts, y + -(-len(ranks) // columns) * 20 + 10
+
+
+def _round_up(value: float) -> float:
+    """Return the next 1, 2, 2.5 or 5 times a power of ten."""
+    if value <= 0:
+        return 0.0
+    power = 10.0 ** (len(str(int(value))) - 1) if value >= 1 else 1.0
+    while value < power:
+        power /= 10
+    return next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999999)
+
+
+def _clock(seconds: float) -> str:
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600}:{whole // 60 % 60:02} h"
+    return f"{whole // 60}:{whole % 60:02} min" if whole >= 120 else f"{whole} s"
+
+
+Point = tuple[RankSample, GpuSample | None]
+
+
+def summary_lines(
+    run_id: str, samples: Mapping[int, Sequence[Sample]], findings: Sequence[Finding], look: Look
+) -> list[str]:
+    """Return the table with a line for each rank, and the findings."""
+    ranks = _by_rank(samples)
+    count = sum(map(len, samples.values()))
+    times = [sample.at_s for each in samples.values() for sample in each]
+    over = age_text(max(times) - min(times))
+    lines = [f"{visible(run_id)}  {count} samples over {over}: medians; of memory and °C the most", ""]
+    columns = {
+        name: [_typical(points, value, form, of) for points in ranks.values()] for name, value, form, of in _COLUMNS
+    }
+    columns = {"RANK": [str(rank) for rank in ranks], **{name: each for name, each in columns.items() if any(each)}}
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    lines += [
+        line[2:] for line in table(list(columns), rows, look.width + 2, look.styled, frozenset(range(len(columns))))
+    ]
+    if findings:
+        lines += ["", findings_text(findings, look.width, look.styled, look.unicode).rstrip("\n")]
+    return [ascii_only(line, look.unicode) for line in lines]
+
+
+def _by_rank(samples: Mapping[int, Sequence[Sample]]) -> dict[int, list[Point]]:
+    found: dict[int, list[Point]] = {}
+    for each in samples.values():
+        for sample in each:
+            for rank in sample.ranks:
+                found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
+    return dict(sorted(found.items()))
+
+
+def _typical(points: Sequence[Point], value: Value, form: str, of: Callable[[list[float]], float]) -> str:
+    known = [each for rank, gpu in points if (each := value(rank, gpu)) is not None]
+    return format(of(known), form) if known else ""
+
+
+def _of_gpu(name: str, per: float = 1.0) -> Value:
+    def value(_: RankSample, gpu: GpuSample | None) -> float | None:
+        found = getattr(gpu, name, None)
+        return None if found is None else found / per
+
+    return value
+
+
+def _of_a_worker(rank: RankSample, _: GpuSample | None) -> float | None:
+    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
+
+
+_COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
+    ("STEP/S", lambda rank, _: rank.step_rate, ".2f", median),
+    ("CPU %", lambda rank, _: rank.cpu_percent, ".0f", median),
+    ("MEM GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB, ".1f", max),
+    ("LOADER", lambda rank, _: rank.workers or None, ".0f", median),
+    ("% EACH", _of_a_worker, ".0f", median),
+    ("UTIL %", _of_gpu("utilization_percent"), ".0f", median),
+    ("GPU GiB", _of_gpu("memory_used_bytes", _GIB), ".1f", max),
+    ("W", _of_gpu("power_w"), ".0f", median),
+    ("°C", _of_gpu("temperature_c"), ".0f", max),
+    ("MHz", _of_gpu("clock_mhz"), ".0f", median),
+)

@@ -1,0 +1,351 @@
+"""What each rank and its DataLoader workers use, from /proc; refuses to look at GPUs and to judge.
+
+Made to be asked every second: a process that is no rank's is read once, then known by its absence from the ranks'
+sessions. Fields are those of proc_pid_stat(5) and proc_pid_status(5).
+
+What this host as a whole does: CPUs, memory, network and disks, from /proc; refuses to tell processes apart.
+
+Takes samples of a run on this host, all its parts together; refuses to keep them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ddplaunch.machine import files
+from ddplaunch.machine.files import read_bytes
+from ddplaunch.machine.hardware import probe_cpu, probe_memory
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.watch.gpu_usage import GpuOfRank, GpuUsage
+from ddplaunch.watch.samples import HostSample, Progress, RankIdentity, RankSample, Sample
+
+_PSS_EVERY_S = 10.0
+_PSS_MAX_S = 0.02  # the kernel walks the page tables under a lock that the process's own mmap(2) wants too
+
+
+@dataclass(frozen=True)
+class _Stat:
+    state: str
+    parent: int
+    session: int
+    cpu_s: float
+    threads: int
+    start_ticks: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True)
+class _Used:
+    """What a process has used so far."""
+
+    cpu_s: float
+    wait_s: float | None
+
+    def since(self, before: _Used | None, span_s: float) -> tuple[float | None, float | None]:
+        """Return percent of the time on a CPU, and waiting for one."""
+        if before is None or not span_s:
+            return None, None
+        waited = None if self.wait_s is None or before.wait_s is None else self.wait_s - before.wait_s
+        cpu = _rounded(100 * (self.cpu_s - before.cpu_s) / span_s)
+        return cpu, None if waited is None else _rounded(100 * waited / span_s)
+
+
+class RankUsage:
+    """Reads the ranks of one attempt; each call tells what was used since the call before."""
+
+    def __init__(self, ranks: Sequence[RankIdentity], proc: str = "/proc", pss: bool = True) -> None:
+        """Read nothing yet. Without ``pss`` the proportional sizes are left out: reading those costs the ranks most."""
+        self._proc = proc
+        self.ranks = tuple(ranks)
+        self._by_pid = {rank.pid: rank for rank in ranks}
+        self._strangers: set[int] = set()
+        self._used: dict[tuple[int, int], _Used] = {}  # by pid and start
+        self._io: dict[int, tuple[int, int]] = {}
+        self._at_s = 0.0
+        self._pss: dict[int, int] = {}
+        self._pss_due_s = 0.0 if pss else float("inf")
+        self._omp = {rank.pid: _omp_threads(f"{proc}/{rank.pid}/environ") for rank in ranks}
+        self.members: dict[int, int] = {}  # pid → rank, of the ranks and their children, as of the last call
+
+    def sample(self) -> tuple[RankSample, ...]:
+        """Return the ranks that still run. Processes that end while they are read count as ended."""
+        now_s = time.monotonic()
+        since_s = now_s - self._at_s if self._at_s else 0.0
+        families = self._families()
+        used: dict[tuple[int, int], _Used] = {}
+        self._read_pss(families, now_s)
+        found = [self._rank(rank, families[rank.pid], since_s, used) for rank in self.ranks if rank.pid in families]
+        self._used, self._at_s = used, now_s
+        self.members = {pid: self._by_pid[leader].rank for leader, family in families.items() for pid in family}
+        return tuple(found)
+
+    def _families(self) -> dict[int, dict[int, _Stat]]:
+        """Return, for each rank that runs, its processes: those whose session it leads.
+
+        Ranks that were forked (``--start-method fork``) lead none: theirs are those that they forked in turn.
+        """
+        families: dict[int, dict[int, _Stat]] = {}
+        leader_of: dict[int, int] = {}
+        try:
+            pids = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - half the time
+        except OSError:
+            return {}
+        self._strangers &= pids
+        for pid in sorted(pids - self._strangers, key=lambda pid: (pid not in self._by_pid, pid)):
+            rank = self._by_pid.get(pid)
+            stat = _stat(f"{self._proc}/{pid}/stat")
+            if stat is None or stat.state in "ZX":
+                continue
+            if rank is not None:
+                if stat.start_ticks == rank.start_ticks:
+                    families[pid], leader_of[pid] = {pid: stat}, pid
+                continue
+            leader = stat.session if stat.session in families else leader_of.get(stat.parent)
+            if leader is not None and stat.session != pid:
+                families[leader][pid], leader_of[pid] = stat, leader
+            else:
+                self._strangers.add(pid)
+        return families
+
+    def _rank(
+        self, rank: RankIdentity, family: dict[int, _Stat], since_s: float, used: dict[tuple[int, int], _Used]
+    ) -> RankSample:
+        cpu, wait = {}, {}
+        for pid, stat in family.items():
+            key = (pid, stat.start_ticks)
+            used[key] = now = _Used(stat.cpu_s, _wait_s(f"{self._proc}/{pid}/schedstat"))
+            cpu[pid], wait[pid] = now.since(self._used.get(key), since_s)
+        own = family[rank.pid]
+        workers = [pid for pid in family if pid != rank.pid]
+        read_s, write_s = self._io_rates(rank.pid, since_s)
+        return RankSample(
+            rank=rank.rank,
+            local_rank=rank.local_rank,
+            pid=rank.pid,
+            state=own.state,
+            cpu_percent=cpu[rank.pid],
+            rss_bytes=own.rss_bytes,
+            anon_bytes=_anon_bytes(f"{self._proc}/{rank.pid}/status"),
+            pss_bytes=self._pss.get(rank.pid),
+            threads=own.threads,
+            omp_threads=self._omp.get(rank.pid),
+            workers=len(workers),
+            workers_cpu_percent=_sum(cpu[pid] for pid in workers),
+            workers_rss_bytes=sum(family[pid].rss_bytes for pid in workers),
+            wait_percent=wait[rank.pid],
+            workers_wait_percent=_sum(wait[pid] for pid in workers),
+            read_bytes_s=read_s,
+            write_bytes_s=write_s,
+        )
+
+    def _io_rates(self, pid: int, since_s: float) -> tuple[float | None, float | None]:
+        """Return what the rank itself caused to be read from and written to disks, proc_pid_io(5)."""
+        values = _pairs(f"{self._proc}/{pid}/io", (b"read_bytes:", b"write_bytes:"))
+        before, now = self._io.get(pid), tuple(values.get(name, -1) for name in (b"read_bytes:", b"write_bytes:"))
+        if -1 in now:  # another user's, or gone
+            return None, None
+        self._io[pid] = (now[0], now[1])
+        if before is None or not since_s:
+            return None, None
+        return round((now[0] - before[0]) / since_s), round((now[1] - before[1]) / since_s)
+
+    def _read_pss(self, families: dict[int, dict[int, _Stat]], now_s: float) -> None:
+        """Read the proportional sizes now and then, and give up where that takes the kernel long."""
+        if now_s < self._pss_due_s:
+            return
+        self._pss_due_s = now_s + _PSS_EVERY_S
+        for leader, family in families.items():
+            began_s = time.thread_time()
+            sizes = [_pairs(f"{self._proc}/{pid}/smaps_rollup", (b"Pss:",)).get(b"Pss:") for pid in family]
+            self._pss.pop(leader, None)
+            if sizes and None not in sizes:
+                self._pss[leader] = 1024 * sum(size for size in sizes if size is not None)
+            if time.thread_time() - began_s > _PSS_MAX_S * len(family):
+                self._pss, self._pss_due_s = {}, float("inf")
+                return
+
+
+def _stat(path: str) -> _Stat | None:
+    fields = (read_bytes(path) or b"").rpartition(b")")[2].split()  # the name in parentheses may hold anything
+    try:
+        return _Stat(
+            state=fields[0].decode(),
+            parent=int(fields[1]),
+            session=int(fields[3]),
+            cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
+            threads=int(fields[17]),
+            start_ticks=int(fields[19]),
+            rss_bytes=int(fields[21]) * _PAGE,
+        )
+    except (IndexError, ValueError):
+        return None
+
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _anon_bytes(path: str) -> int | None:
+    """Return what belongs to the process alone but for forks: heaps and tensors, not libraries and mapped files."""
+    kib = _pairs(path, (b"RssAnon:",)).get(b"RssAnon:")
+    return None if kib is None else kib * 1024
+
+
+def _omp_threads(path: str) -> int | None:
+    for entry in (read_bytes(path) or b"").split(b"\0"):
+        if entry.startswith(b"OMP_NUM_THREADS="):
+            first = entry.partition(b"=")[2].split(b",")[0].strip()  # a list is for nested regions
+            return int(first) if first.isdigit() and len(first) < 6 else None
+    return None
+
+
+def _pairs(path: str, names: tuple[bytes, ...]) -> dict[bytes, int]:
+    """Return the numbers behind these words, each at the beginning of a line."""
+    found = {}
+    for line in (read_bytes(path) or b"").splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] in names and words[1].isdigit():
+            found[words[0]] = int(words[1])
+    return found
+
+
+def _wait_s(path: str) -> float | None:
+    """Return how long the main thread waited for a CPU so far: https://docs.kernel.org/scheduler/sched-stats.html."""
+    words = (read_bytes(path) or b"").split()
+    return int(words[1]) / 1e9 if len(words) > 1 and words[1].isdigit() else None
+
+
+def _sum(percents: Iterable[float | None]) -> float | None:
+    known = [each for each in percents if each is not None]
+    return _rounded(sum(known)) if known else None
+
+
+def _rounded(value: float) -> float:
+    return round(max(0.0, value), 1)
+
+
+_SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own is: https://docs.kernel.org/admin-guide/iostats.html
+_NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd)\d*")  # stacked on disks, or none: they would count twice
+
+
+class HostUsage:
+    """Reads the counters; each call tells what happened since the call before."""
+
+    def __init__(self, root: str = "/") -> None:
+        """Read nothing yet but what does not change."""
+        self._root = root.rstrip("/")
+        self._cpus = probe_cpu(Path(root)).usable
+        self._before: dict[str, float] = {}
+        self._at_s = 0.0
+        self._disks: dict[str, bool] = {}
+
+    def sample(self) -> HostSample:
+        """Return the state now and the rates since the last call."""
+        now_s = time.monotonic()
+        counters = {**self._cpu(), **self._network(), **self._storage()}
+        grown = {name: value - self._before[name] for name, value in counters.items() if name in self._before}
+        since_s = now_s - self._at_s
+        self._before, self._at_s = counters, now_s
+        memory = probe_memory(Path(self._root or "/"))
+        total, available = (
+            (None, None)
+            if isinstance(memory, Unavailable)
+            else (memory.limit_bytes or memory.total_bytes, memory.available_bytes)
+        )
+        return HostSample(
+            cpus=self._cpus,
+            cpu_percent=round(100 * grown["busy"] / grown["all"], 1) if grown.get("all") else None,
+            memory_total_bytes=total,
+            memory_available_bytes=available,
+            received_bytes_s=_rate(grown.get("received"), since_s),
+            sent_bytes_s=_rate(grown.get("sent"), since_s),
+            disk_read_bytes_s=_rate(grown.get("read"), since_s),
+            disk_write_bytes_s=_rate(grown.get("written"), since_s),
+        )
+
+    def _cpu(self) -> dict[str, float]:
+        """Return ticks of all CPUs, proc_stat(5): idle and iowait are not busy, guests are part of user."""
+        line = (files.read(f"{self._root}/proc/stat") or "").partition("\n")[0].split()
+        try:
+            ticks = [int(word) for word in line[1:9]]
+        except ValueError:
+            return {}
+        return {"all": sum(ticks), "busy": sum(ticks) - sum(ticks[3:5])} if len(ticks) > 4 else {}
+
+    def _network(self) -> dict[str, float]:
+        received = sent = 0
+        lines = (files.read(f"{self._root}/proc/net/dev") or "").splitlines()[2:]
+        for line in lines:
+            name, _, rest = line.partition(":")
+            words = rest.split()
+            if name.strip() != "lo" and len(words) > 8:
+                received, sent = received + int(words[0]), sent + int(words[8])
+        return {"received": received, "sent": sent} if lines else {}
+
+    def _storage(self) -> dict[str, float]:
+        read = written = 0
+        lines = (files.read(f"{self._root}/proc/diskstats") or "").splitlines()
+        for line in lines:
+            words = line.split()
+            if len(words) > 9 and self._is_disk(words[2]):
+                read, written = read + int(words[5]), written + int(words[9])
+        return {"read": read * _SECTOR_BYTES, "written": written * _SECTOR_BYTES} if lines else {}
+
+    def _is_disk(self, name: str) -> bool:
+        """Whether it is a whole disk: partitions are not in /sys/block."""
+        if name not in self._disks:
+            whole = os.path.isdir(f"{self._root}/sys/block/{name}")  # noqa: PTH112 - called for each new name
+            self._disks[name] = whole and _NO_DISK.fullmatch(name) is None
+        return self._disks[name]
+
+
+def _rate(grown: float | None, since_s: float) -> float | None:
+    return round(grown / since_s) if grown is not None and grown >= 0 and since_s > 0 else None
+
+
+ProgressOf = Callable[[], dict[int, Progress]]
+
+
+class Sampler:
+    """One attempt's ranks, the GPUs and this host. ``progress`` tells what the ranks' output says of their steps."""
+
+    def __init__(
+        self,
+        ranks: Sequence[RankIdentity],
+        attempt: int,
+        host: str,
+        progress: ProgressOf,
+        gpus: GpuUsage,
+        pss: bool = True,
+    ) -> None:
+        """Read nothing yet. ``pss`` as in ``RankUsage``."""
+        self._attempt, self._host_name = attempt, host
+        self._ranks, self._host = RankUsage(ranks, pss=pss), HostUsage()
+        self._gpus, self._places = gpus, GpuOfRank(ranks)
+        self._progress = progress
+
+    def sample(self) -> Sample:
+        """Return what is now; no ranks in it means that none runs any more."""
+        ranks = self._ranks.sample()
+        reading = self._gpus.sample()
+        progress = self._progress()
+        placed, gpus = self._places.place(ranks, reading, self._ranks.members)
+        return Sample(
+            at_s=round(time.time(), 3),
+            name=self._host_name,
+            attempt=self._attempt,
+            host=self._host.sample(),
+            ranks=tuple(_with_steps(rank, progress.get(rank.rank)) for rank in placed),
+            gpus=gpus,
+            no_gpus=reading.reason,
+        )
+
+
+def _with_steps(rank: RankSample, progress: Progress | None) -> RankSample:
+    return rank if progress is None else replace(rank, step=progress.step, step_rate=progress.rate)

@@ -1,0 +1,267 @@
+"""Samples of a run on disk, ``node-K/metrics.jsonl``, a line for each; refuses to take any.
+
+The first line is ``{"schema": 1}``; later ones are ``Sample`` as JSON, without what is as by default. A line that is
+half written is left out.
+
+The recorder of ``run --record-metrics``: a process beside the guard that writes samples; refuses to judge.
+
+It is a process of its own because NVML may block for seconds where a driver is ill, and nothing that ranks print may
+wait for that. It lives as long as its stdin has a writer, the guard, and as its ranks do; a guard that died is followed
+by one that starts another recorder.
+
+What the recorded metrics say at the end of a run; refuses to speak where nothing was recorded, or to fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ddplaunch.launch.settings import Settings
+from ddplaunch.records.find import NEWEST_SCHEMA, node_directories
+from ddplaunch.values.codec import plain
+from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
+
+NAME = "metrics.jsonl"
+SCHEMA = 1
+_MAX_INTERVAL_S = 60.0
+_PER_INTERVAL = 3600
+T = TypeVar("T", RankSample, GpuSample, HostSample)
+
+
+def interval_s(taken: int, first_s: float) -> float:
+    """Return the pause after ``taken`` samples: twice as long after each 3600 of them, at most a minute.
+
+    A week of one-second samples would fill a disk; this way the first hour is told by the second, and a day of eight
+    ranks takes some tens of MB.
+    """
+    doubled = 2.0 ** min(taken // _PER_INTERVAL, 10)
+    return max(first_s, min(first_s * doubled, _MAX_INTERVAL_S))
+
+
+class MetricsFile:
+    """Appends samples to a node's file. Writing never raises: after the first failure nothing is written any more."""
+
+    def __init__(self, node_directory: Path) -> None:
+        """Open, or create with the schema's line."""
+        self._descriptor = -1
+        try:
+            node_directory.mkdir(parents=True, exist_ok=True)
+            path = node_directory / NAME
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            if os.fstat(self._descriptor).st_size == 0:
+                self._put({"schema": SCHEMA})
+        except OSError:
+            self.close()
+
+    @property
+    def open(self) -> bool:
+        """Whether samples still go anywhere."""
+        return self._descriptor >= 0
+
+    def add(self, sample: Sample) -> None:
+        """Write one sample, as one write(2)."""
+        if self.open:
+            self._put(sample_json(sample))
+
+    def _put(self, value: Mapping[str, Any]) -> None:
+        try:
+            os.write(self._descriptor, json.dumps(value, separators=(",", ":")).encode() + b"\n")
+        except OSError:
+            self.close()
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def sample_json(sample: Sample) -> dict[str, Any]:
+    """Return a sample without what is not known, and without what is 0 where that is its default."""
+    value = plain(sample)
+    value["host"] = _without_defaults(value["host"], HostSample)
+    value["ranks"] = [_without_defaults(each, RankSample) for each in value["ranks"]]
+    value["gpus"] = [_without_defaults(each, GpuSample) for each in value["gpus"]]
+    return {name: each for name, each in value.items() if each is not None}
+
+
+def _without_defaults(value: dict[str, Any], kind: type) -> dict[str, Any]:
+    defaults = {field.name: plain(field.default) for field in fields(kind)}
+    return {name: each for name, each in value.items() if name not in defaults or each != defaults[name]}
+
+
+def read_metrics(directory: Path) -> dict[int, list[Sample]]:
+    """Return the samples of each node of a run that has some; empty where nothing was recorded."""
+    found = {}
+    for node, folder in node_directories(directory):
+        samples = list(_samples(folder / NAME))
+        if samples:
+            found[node] = samples
+    return found
+
+
+def _samples(path: Path) -> Iterator[Sample]:
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    continue
+                if not isinstance(value, dict):
+                    continue
+                schema = value.get("schema")
+                if isinstance(schema, int) and schema > NEWEST_SCHEMA:  # of a newer ddplaunch
+                    return
+                sample = sample_of(value)
+                if sample is not None:
+                    yield sample
+    except OSError:
+        return
+
+
+def sample_of(value: Mapping[str, Any]) -> Sample | None:
+    """Return the sample that ``sample_json`` wrote, None if it is none; fields of later versions are left out."""
+    try:
+        return Sample(
+            at_s=float(value["at_s"]),
+            name=str(value["name"]),
+            attempt=int(value["attempt"]),
+            host=_built(HostSample, value["host"]),
+            ranks=tuple(_built(RankSample, each) for each in value.get("ranks", ())),
+            gpus=tuple(_built(GpuSample, each) for each in value.get("gpus", ())),
+            no_gpus=value.get("no_gpus"),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def _built(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
+    known = getattr(kind, "__dataclass_fields__", {})
+    lists = {name: tuple(each) if isinstance(each, list) else each for name, each in value.items() if name in known}
+    return kind(**lists)
+
+
+_EVERY_S = 1.0
+_CODE = "import sys; sys.path.append({root!r}); from ddplaunch.watch.recording import main; main(sys.argv[1])"
+_LEFT_OUT = ("DDPLAUNCH_RUN_ID", "DDPLAUNCH_AGENT")  # or it would be taken for a part of the run, and waited for
+_PATIENCE_S = 1.0
+
+
+class Recorder:
+    """The guard's side: one recorder at a time."""
+
+    def __init__(self) -> None:
+        """Nothing records yet."""
+        self._pid = 0
+        self._hold = -1
+
+    def start(self, node_directory: str, table: Mapping[str, Any]) -> None:
+        """Record the ranks of ``table`` (processes.json) from now on, instead of those before. Never raises."""
+        self.end()
+        wanted = json.dumps({"directory": node_directory, **{key: table[key] for key in ("host", "attempt", "ranks")}})
+        with contextlib.suppress(OSError):
+            reader, self._hold = os.pipe()
+            actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
+                (os.POSIX_SPAWN_DUP2, reader, 0),
+                (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 2, os.devnull, os.O_WRONLY, 0),
+            ]
+            environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
+            try:
+                self._pid = os.posix_spawn(sys.executable, recorder_argv(wanted), environment, file_actions=actions)
+            finally:
+                os.close(reader)
+
+    def end(self) -> None:
+        """Let it end, and wait a moment until it has: each line is whole, whenever that is."""
+        if self._hold >= 0:
+            os.close(self._hold)
+        pid, self._pid, self._hold = self._pid, 0, -1
+        until_s = time.monotonic() + _PATIENCE_S
+        with contextlib.suppress(OSError):
+            while pid and os.waitpid(pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > until_s:
+                    os.kill(pid, signal.SIGKILL)
+                time.sleep(0.002)
+
+
+def recorder_argv(wanted: str) -> list[str]:
+    """Return its command line: with site-packages, unlike the guard, because nvidia-ml-py is there."""
+    root = str(Path(__file__).resolve().parents[2])
+    cache = ["-B"] if sys.dont_write_bytecode else []
+    return [sys.executable, "-I", *cache, "-c", _CODE.format(root=root), wanted]
+
+
+def main(wanted: str) -> None:
+    """Record until stdin ends or no rank runs any more; ``wanted`` is JSON: directory, host, attempt, ranks."""
+    os.closerange(3, 4096)  # what the guard reads from is not for us to hold open
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write("ddplaunch-top")
+    record(json.loads(wanted), 0)
+
+
+def record(wanted: Mapping[str, Any], descriptor: int, every_s: float = _EVERY_S) -> None:
+    """Write samples of ``wanted`` until ``descriptor`` is at its end or no rank runs any more."""
+    from ddplaunch.watch.gpu_usage import GpuUsage
+    from ddplaunch.watch.rank_usage import Sampler
+    from ddplaunch.watch.samples import RankIdentity
+    from ddplaunch.watch.step_rate import Steps
+
+    directory = Path(wanted["directory"])
+    ranks = [
+        RankIdentity(each["rank"], each["local_rank"], each["pid"], each["start_time"])
+        for each in wanted["ranks"]
+        if each["pid"] is not None and each["start_time"] is not None
+    ]
+    file = MetricsFile(directory)
+    steps = Steps(directory / f"attempt-{wanted['attempt']}", [rank.rank for rank in ranks])
+    sampler = Sampler(
+        ranks, wanted["attempt"], wanted["host"], lambda: steps.progress(time.time()), GpuUsage(), pss=False
+    )
+    sampler.sample()  # rates begin with the second
+    taken, next_s = 0, time.monotonic()
+    while file.open:
+        next_s = max(next_s + interval_s(taken, every_s), time.monotonic())
+        if select.select([descriptor], [], [], next_s - time.monotonic())[0]:
+            return
+        sample = sampler.sample()
+        if not sample.ranks:
+            return
+        file.add(sample)
+        taken += 1
+
+
+def straggler_words(settings: Settings) -> str:
+    """Return the findings about this node's ranks for stderr, and where all of it can be seen; "" if not asked for."""
+    if not settings.get("record_metrics") or not settings.get("directory"):
+        return ""
+    try:
+        return _words(Path(settings["directory"]), settings.get("node", 0))
+    except Exception as error:  # what was measured is worth less than how the run ended
+        return f"ddplaunch: the recorded metrics could not be read: {error!r}\n"
+
+
+def _words(directory: Path, node: int) -> str:
+    from ddplaunch.ui.speech import findings_text
+    from ddplaunch.ui.terminal import styled, unicode_ok, width
+    from ddplaunch.watch.stragglers import stragglers
+
+    samples = read_metrics(directory).get(node, [])
+    if not samples:
+        return "metrics: the run was too short for a sample\n"
+    found = stragglers(samples)
+    told = findings_text(found, width(sys.stderr), styled(sys.stderr), unicode_ok(sys.stderr)) + "\n" if found else ""
+    number = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}"
+    return f"{told}metrics: {number}; `ddplaunch top {directory.name} --replay`, or `--plot metrics.svg`\n"

@@ -1,0 +1,166 @@
+"""How fast each rank steps, from the ends of its recorded output; refuses to read more of it than the last few KiB.
+
+What counts up is recognised by its words: ``step 12``, ``iter: 12``, ``'step': 12``, tqdm's ``12/500 [00:03<…,
+4.1it/s]``, ``Epoch: [0][ 12/5005]`` and ``Train Epoch: 1 [640/60000``; or by a pattern of the user's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from ddplaunch.values.finding import usage
+from ddplaunch.watch.samples import Progress
+
+_TAIL_BYTES = 1 << 14
+_WINDOW_S = 10.0
+_FRESH_S = 30.0
+
+#: In order of preference, where the output of one rank has several.
+_BAR = re.compile(
+    rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
+)
+_DEFAULT = (
+    re.compile(
+        rb"(?i)\b(?:global_?)?(?:step|iter|iteration|it)[\"']?\s{0,3}[:=#\[(]?\s{0,6}"
+        rb"(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))"
+    ),
+    _BAR,
+    re.compile(rb"(?i)\bepoch:? ?\[?\d+\]? ?\[ {0,8}(\d{1,12})/\d"),
+)
+
+
+class Steps:
+    """Follows the files of one attempt's ranks. A file that is not there yet, or any more, says nothing."""
+
+    def __init__(self, folder: Path, ranks: Sequence[int], pattern: re.Pattern[bytes] | None = None) -> None:
+        """``folder`` is ``node-K/attempt-A``; ``pattern`` replaces the usual ones, see ``metric_pattern``."""
+        patterns = (pattern,) if pattern is not None else _DEFAULT
+        self._files = {
+            rank: [_File(f"{folder}/rank-{rank}.{stream}", patterns) for stream in ("out", "err")] for rank in ranks
+        }
+
+    def progress(self, now_s: float) -> dict[int, Progress]:
+        """Return each rank's progress; ``now_s`` is in seconds since the epoch."""
+        found = {}
+        for rank, files in self._files.items():
+            alike = zip(*(file.look(now_s) for file in files), strict=True)
+            counters = [counter for of_both in alike for counter in of_both]
+            known = [counter for counter in counters if counter.points]
+            if known:
+                fresh = [counter for counter in known if now_s - counter.points[-1][0] < _FRESH_S]
+                best = fresh[0] if fresh else max(known, key=lambda counter: counter.points[-1][0])
+                found[rank] = Progress(best.points[-1][1], best.rate(now_s))
+        return found
+
+
+class _Counter:
+    """One thing that counts up in one file. ``points`` are (time, number) of each change in the window."""
+
+    def __init__(self) -> None:
+        self.points: deque[tuple[float, float]] = deque()
+        self.printed: float | None = None
+        self.printed_only = False
+
+    def note(self, at_s: float, step: float | None, printed: float | None) -> None:
+        self.printed = printed
+        if step is None:  # the pattern names a rate and nothing that counts
+            self.printed_only, step = True, printed
+        if step is None or (self.points and step == self.points[-1][1]):
+            return
+        if self.points and step < self.points[-1][1]:  # the next epoch
+            self.points.clear()
+        self.points.append((at_s, step))
+        while len(self.points) > 2 and self.points[1][0] < at_s - _WINDOW_S:
+            self.points.popleft()
+
+    def rate(self, now_s: float) -> float | None:
+        """Return steps per second over the window; it falls when the next step is overdue."""
+        if self.printed_only or len(self.points) < 2:
+            return self.printed
+        times = [at_s for at_s, _ in self.points]
+        longest = max(later - earlier for earlier, later in pairwise(times))
+        overdue = now_s - times[-1] > 2 * longest + 2
+        span_s = (now_s if overdue else times[-1]) - times[0]
+        return None if span_s <= 0 else round((self.points[-1][1] - self.points[0][1]) / span_s, 4)
+
+
+class _File:
+    """One recorded stream, read from where the last look ended."""
+
+    def __init__(self, path: str, patterns: Sequence[re.Pattern[bytes]]) -> None:
+        self._path, self._patterns = path, patterns
+        self._counters = [_Counter() for _ in patterns]
+        self._position = self._size = 0
+
+    def look(self, now_s: float) -> list[_Counter]:
+        try:
+            status = os.stat(self._path)  # noqa: PTH116 - half the time
+            if status.st_size < self._position:  # begun anew
+                self._position = 0
+            if status.st_size > self._position:
+                self._read(status.st_size, min(status.st_mtime, now_s))
+        except OSError:
+            pass
+        return self._counters
+
+    def _read(self, size: int, at_s: float) -> None:
+        """Read what is new up to its last line end; an unfinished line counts when nothing was added to it."""
+        start = max(self._position, size - _TAIL_BYTES)
+        with open(self._path, "rb", buffering=0) as file:
+            file.seek(start)
+            data = file.read(size - start)
+        end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if size == self._size or (not end and len(data) >= _TAIL_BYTES):
+            end = len(data)
+        self._size, self._position = size, start + end
+        for counter, pattern in zip(self._counters, self._patterns, strict=True):
+            # a bar is begun by its \r, so that the newest is never ended; its unit tells that it is all there
+            matches = list(pattern.finditer(data, 0, len(data) if pattern is _BAR else end))
+            if matches:
+                counter.note(at_s, *_numbers(matches[-1]))
+
+
+def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
+    """Return (what counts, rate), each None where the pattern does not name it."""
+    names = match.re.groupindex
+    step = _number(match["step"]) if "step" in names else None if "rate" in names else _number(match[1])
+    rate = _number(match["rate"]) if "rate" in names else None
+    if rate and "unit" in names and match["unit"] == b"s/it":
+        rate = round(1 / rate, 4)
+    return step, rate
+
+
+def _number(text: bytes | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
+
+
+def metric_pattern(text: str) -> re.Pattern[bytes]:
+    """Return ``--metric`` as a pattern: its group counts up, or is a rate per second if called ``rate``.
+
+    Raises UsageError where it is no regular expression or has no group.
+    """
+    try:
+        pattern = re.compile(os.fsencode(text))
+    except re.error as error:
+        raise usage(
+            f"`--metric {text}` is no regular expression: {error.msg}",
+            why="it is searched for in what ranks print, with Python's `re`",
+            fix=r"`--metric 'seen (\d+) samples'`, or `--metric '(?P<rate>[\d.]+) samples/s'`",
+            where="flag: --metric",
+        ) from error
+    if not pattern.groups:
+        raise usage(
+            f"`--metric {text}` has no group",
+            why="the group is the number that counts up, or `(?P<rate>…)` one that is a rate already",
+            fix=r"`--metric 'seen (\d+) samples'`, or `--metric '(?P<rate>[\d.]+) samples/s'`",
+            where="flag: --metric",
+        )
+    return pattern

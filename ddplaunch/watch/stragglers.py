@@ -1,0 +1,360 @@
+"""Which rank of a running job holds the others back, or takes more than its share; refuses to take samples.
+
+Every rule is a function of the samples of one host over some time; medians decide, so that a checkpoint or an
+evaluation in between does not. None speaks before there are ten samples of a rank.
+
+Samples of a host sorted by rank, and the rank that steps slowest; refuses to say why.
+
+What of a rank at one moment the straggler rules compare; refuses to judge.
+
+All take a rank and its GPU, and return None where it is not known.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from statistics import median
+
+from ddplaunch.checks.check import Check
+from ddplaunch.values.finding import Finding, warning
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.watch.samples import GpuSample, RankSample, Sample
+
+LEAST_SAMPLES = 10
+_SLOWER = 0.95
+_RECENT = 10
+Point = tuple[RankSample, GpuSample | None]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One rank over time, with its GPU at each moment."""
+
+    rank: int
+    points: tuple[Point, ...]
+
+    def typical(self, value: Callable[[RankSample, GpuSample | None], float | None]) -> float | None:
+        """Return the median of what is known, None where nothing is."""
+        known = [each for rank, gpu in self.points if (each := value(rank, gpu)) is not None]
+        return median(known) if known else None
+
+    @property
+    def gpu(self) -> GpuSample | None:
+        """Its GPU as it was last, None where it uses none."""
+        return next((gpu for _, gpu in reversed(self.points) if gpu is not None), None)
+
+    @property
+    def omp_threads(self) -> int:
+        """OMP_NUM_THREADS, 0 where it is not known."""
+        return self.points[-1][0].omp_threads or 0
+
+    @property
+    def workers(self) -> int:
+        """How many DataLoader workers it usually has."""
+        return round(self.typical(lambda rank, _: rank.workers) or 0)
+
+
+def series_of(samples: Sequence[Sample]) -> tuple[Series, ...]:
+    """Return the ranks of the last attempt that have enough samples, in order."""
+    attempt = max((sample.attempt for sample in samples), default=0)
+    found: dict[int, list[Point]] = {}
+    for sample in samples:
+        for rank in sample.ranks if sample.attempt == attempt else ():
+            found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
+    return tuple(Series(rank, _training(found[rank])) for rank in sorted(found) if len(found[rank]) >= LEAST_SAMPLES)
+
+
+def _training(points: list[Point]) -> tuple[Point, ...]:
+    """Return the moments from the first step to the last where ranks tell: imports and the end are another matter."""
+    steps = [rank.step for rank, _ in points]
+    moved = [at for at, (before, now) in enumerate(pairwise(steps), 1) if now is not None and now != before]
+    stepping = points[moved[0] : moved[-1] + 1] if moved else []
+    return tuple(stepping if len(stepping) >= LEAST_SAMPLES else points)
+
+
+def slowest_rank(samples: Sequence[Sample]) -> int | None:
+    """Return the rank that steps lately at less than 95 % of the others' rate; None if none does, or ranks do not tell.
+
+    Ranks that wait for each other in every step have one rate: there the findings tell who is late.
+    """
+    recent: dict[int, list[float]] = {rank.rank: [] for rank in samples[-1].ranks} if samples else {}
+    for sample in samples[-_RECENT:]:
+        for rank in sample.ranks if sample.attempt == samples[-1].attempt else ():
+            if rank.rank in recent and rank.step_rate is not None:
+                recent[rank.rank].append(rank.step_rate)
+    rates = {rank: median(each) for rank, each in recent.items() if each}
+    if len(rates) < 2:
+        return None
+    slow = min(rates, key=lambda each: rates[each])
+    usual = median(rate for each, rate in rates.items() if each != slow)
+    return slow if rates[slow] < _SLOWER * usual else None
+
+
+def worker_percent(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the mean CPU percentage of its DataLoader workers."""
+    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
+
+
+def worker_wait(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the share of the time in which a worker wants a CPU and has none."""
+    return rank.workers_wait_percent / rank.workers if rank.workers and rank.workers_wait_percent is not None else None
+
+
+def worker_demand(rank: RankSample, gpu: GpuSample | None) -> float | None:
+    """Return what a worker would use if there were CPUs enough."""
+    percent = worker_percent(rank, gpu)
+    return None if percent is None else percent + (worker_wait(rank, gpu) or 0)
+
+
+def own_percent(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the CPU percentage of the rank's own process."""
+    return rank.cpu_percent
+
+
+def own_wait(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the share of the time in which it wants a CPU and has none."""
+    return rank.wait_percent
+
+
+def own_demand(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return what it would use if there were CPUs enough."""
+    return None if rank.cpu_percent is None else rank.cpu_percent + (rank.wait_percent or 0)
+
+
+def gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
+    """Return the utilisation of its GPU."""
+    return None if gpu is None else gpu.utilization_percent
+
+
+def gpu_memory(rank: RankSample, gpu: GpuSample | None) -> float | None:
+    """Return the bytes that it holds on its GPU, or all that is used there."""
+    return rank.gpu_memory_bytes or (None if gpu is None else gpu.memory_used_bytes)
+
+
+def host_memory(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the bytes that are its alone."""
+    return rank.anon_bytes
+
+
+_GIB = 1 << 30
+_SLOWED_SHARE = 0.3
+_BUSY_PERCENT, _IDLE_GPU_PERCENT, _IDLE_RANK_PERCENT, _FULL_PERCENT = 85, 60, 50, 95
+_WAITING_PERCENT, _LATE_PERCENT = 10, 25  # of the time, ready to run and without a CPU
+
+
+def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """A rank's GPU is slowed down by heat or by its power supply.
+
+    The hardware lowers the clocks to protect itself. Every step waits for the slowest rank, so one hot GPU slows all.
+    """
+    slowed = {}
+    for each in series_of(samples):
+        gpus = [gpu for _, gpu in each.points if gpu is not None]
+        share = sum(bool(gpu.slowdowns) for gpu in gpus) / len(each.points)
+        if share >= _SLOWED_SHARE:
+            slowed[each.rank] = (next(gpu for gpu in reversed(gpus) if gpu.slowdowns), share)
+    if not slowed:
+        return
+    others = [gpu.clock_mhz for rank, gpu in _last_gpus(samples) if rank not in slowed and gpu.clock_mhz is not None]
+    beside = f"; the others run at {median(others):.0f} MHz" if others else ""
+    rank, (gpu, share) = max(slowed.items(), key=lambda each: each[1][1])
+    indices = ",".join(str(gpu.index) for gpu, _ in slowed.values())
+    yield warning(
+        "gpu-throttled",
+        f"GPU {gpu.index} of rank {rank} slowed down in {100 * share:.0f} % of the samples: {_state(gpu)}{beside}",
+        why="every step waits for the slowest GPU",
+        fix=f"cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {indices}` tells which; "
+        "until it is mended, leave it out with `--gpus`",
+        where=tuple(f"rank {rank}" for rank in slowed),
+    )
+
+
+def _last_gpus(samples: Sequence[Sample]) -> list[tuple[int, GpuSample]]:
+    return [(each.rank, gpu) for each in series_of(samples) if (gpu := each.gpu) is not None]
+
+
+def _state(gpu: GpuSample) -> str:
+    words = [", ".join(gpu.slowdowns)]
+    words += [f"{gpu.temperature_c} °C"] if gpu.temperature_c is not None else []
+    if gpu.clock_mhz is not None:
+        words.append(f"{gpu.clock_mhz} of {gpu.clock_max_mhz} MHz" if gpu.clock_max_mhz else f"{gpu.clock_mhz} MHz")
+    return ", ".join(words)
+
+
+def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """A rank waits for its DataLoader: its workers are busy all the time, and its GPU is not.
+
+    The GPU is idle until the next batch is there, and every other rank waits for it in the next collective. Where no
+    GPU is used, the rank's own process is what should be busy.
+    """
+    starved = {each.rank: each for each in series_of(samples) if _starved(each)}
+    if not starved:
+        return
+    first, cpus, busy = next(iter(starved.values())), samples[-1].host.cpus, _host_busy(samples)
+    full = busy is not None and busy >= _FULL_PERCENT
+    yield warning(
+        "loader-starved",
+        f"rank {first.rank} waits for data: {_workers(first)}, {_idle(first)}",
+        why=f"all {cpus} CPUs are busy, and what the rank computes with waits for them"
+        if full
+        else "the workers cannot load faster, and what the rank computes with waits for them",
+        fix="load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
+        if full
+        else f"`num_workers={2 * first.workers}` in the DataLoader, or load cheaper",
+        where=tuple(f"rank {number}" for number in starved),
+    )
+
+
+def _starved(each: Series) -> bool:
+    """Whether its workers want a CPU all the time, and what they feed wants little. Getting none is wanting one too."""
+    workers = each.typical(worker_demand)
+    if not each.workers or workers is None or workers < _BUSY_PERCENT:
+        return False
+    gpu, own = each.typical(gpu_percent), each.typical(own_demand)
+    if gpu is not None:
+        return gpu < _IDLE_GPU_PERCENT
+    return each.gpu is None and own is not None and own < _IDLE_RANK_PERCENT
+
+
+def _workers(each: Series) -> str:
+    count, percent, wait = each.workers, each.typical(worker_percent) or 0, each.typical(worker_wait) or 0
+    words = f"{count} DataLoader worker{'' if count == 1 else 's'} at {percent:.0f} % of a CPU"
+    words += "" if count == 1 else " each"
+    return f"{words} and without one in {wait:.0f} % of the time" if wait >= _WAITING_PERCENT else words
+
+
+def _idle(each: Series) -> str:
+    gpu = each.gpu
+    if gpu is not None:
+        return f"GPU {gpu.index} at {each.typical(gpu_percent):.0f} %"
+    return f"the rank itself at {each.typical(own_percent) or 0:.0f} %"
+
+
+def _host_busy(samples: Sequence[Sample]) -> float | None:
+    known = [sample.host.cpu_percent for sample in samples if sample.host.cpu_percent is not None]
+    return median(known) if known else None
+
+
+def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """Ranks hold memory on a GPU that is another rank's.
+
+    Each context there costs some hundred MiB of the GPU that runs out first. It comes of CUDA calls ahead of
+    `torch.cuda.set_device(local_rank)`, and of `torch.load` without `map_location`, which puts tensors back on the GPU
+    that they were saved from.
+    """
+    if len(samples) < LEAST_SAMPLES:
+        return
+    last = samples[-1]
+    works_on = {rank.rank: rank.gpu for rank in last.ranks}
+    for gpu in last.gpus:
+        owners = [rank for rank in gpu.ranks if works_on.get(rank) == gpu.index]
+        strays = [rank for rank in gpu.ranks if works_on.get(rank) not in (gpu.index, None)]
+        if owners and strays:
+            yield warning(
+                "stray-gpu-contexts",
+                f"{_ranks(strays)} hold{'s' if len(strays) == 1 else ''} memory on GPU {gpu.index}, which is "
+                f"{_ranks(owners)}'s",
+                why="each context there takes some hundred MiB from the GPU that then runs out of memory first",
+                fix="`torch.cuda.set_device(local_rank)` ahead of every other CUDA call, and "
+                "`torch.load(path, map_location=\"cpu\")`",
+                where=tuple(f"rank {rank}" for rank in strays),
+            )  # fmt: skip
+
+
+def memory_unbalanced(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """One rank uses far more memory than the others, on its GPU or on the host.
+
+    The batch that fits is decided by the rank that has least room, so that the others' memory is wasted. What only one
+    rank keeps often grows: gathered predictions, losses that still hold their graph, checkpoints put together
+    in memory.
+    """
+    several = series_of(samples)
+    for kind, value, least, factor in (
+        ("GPU memory", gpu_memory, 2 * _GIB, 1.3),
+        ("host memory", host_memory, _GIB, 1.5),
+    ):
+        sizes = {each.rank: size for each in several if (size := each.typical(value)) is not None}
+        if len(sizes) < 2:
+            continue
+        rank = max(sizes, key=lambda each: sizes[each])
+        usual = median(size for each, size in sizes.items() if each != rank)
+        if sizes[rank] - usual > least and sizes[rank] > factor * usual:
+            yield warning(
+                "memory-unbalanced",
+                f"rank {rank} uses {sizes[rank] / _GIB:.1f} GiB of {kind}, the others {usual / _GIB:.1f} GiB",
+                why="the rank with the least room decides which batch fits, and the first that has none ends the job",
+                fix=f"look at what only rank {rank} keeps: gathered predictions, losses without `.item()`, checkpoints "
+                "put together in memory",
+                where=f"rank {rank}",
+            )
+
+
+def omp_oversubscribed(samples: Sequence[Sample]) -> Iterator[Finding]:
+    """The ranks together have more OpenMP threads than there are CPUs, and the CPUs are full.
+
+    Threads that have to wait for a CPU hold up the others of their team at the next barrier, so that more threads make
+    every operation slower. torchrun sets OMP_NUM_THREADS to 1 unless it is set; ddplaunch to the CPUs divided by the
+    processes.
+    """
+    several, busy = series_of(samples), _host_busy(samples)
+    if not several or busy is None:
+        return
+    cpus = samples[-1].host.cpus
+    threads = [each.omp_threads for each in several]
+    used = sum(each.typical(own_percent) or 0 for each in several) / 100
+    waiting = max(each.typical(own_wait) or 0 for each in several) >= _LATE_PERCENT
+    if sum(threads) <= cpus or busy < _FULL_PERCENT - 5 or not (used >= 0.7 * cpus or waiting):
+        return
+    right = max(1, cpus // len(threads))
+    yield warning(
+        "omp-oversubscribed",
+        f"{len(threads)} rank{'' if len(threads) == 1 else 's'} with OMP_NUM_THREADS={max(threads)}: "
+        f"{sum(threads)} threads on {cpus} CPUs, which are {busy:.0f} % busy",
+        why="threads that wait for a CPU hold up their whole team at the next barrier",
+        fix=f"`--env OMP_NUM_THREADS={right}`, or leave it out: ddplaunch divides the CPUs among the processes",
+    )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
+
+
+def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:
+    """Return what every rule finds in the samples of one host; a rule that fails finds nothing."""
+    found: list[Finding] = []
+    for check in CHECKS:
+        try:
+            found += check.function(samples)
+        except Exception:  # nothing here is worth a user's run
+            continue
+    return tuple(found)
+
+
+def late_rank(samples: Sequence[Sample], findings: Sequence[Finding]) -> int | None:
+    """Return the rank that the others wait for: the slowest, or the one that a finding names for being late."""
+    slowest = slowest_rank(samples)
+    named = {place for each in findings if each.code in ("gpu-throttled", "loader-starved") for place in each.where}
+    if slowest is None and len(named) == 1:
+        return int(named.pop().removeprefix("rank "))
+    return slowest
+
+
+def _declare(rule: Callable[[Sequence[Sample]], Iterator[Finding]]) -> Check:
+    title, _, rest = inspect.cleandoc(rule.__doc__ or "").partition("\n")
+    code = rule.__name__.replace("_", "-")
+    return Check(code, "running", title.rstrip("."), rest.strip(), ("samples",), rule)
+
+
+CHECKS = tuple(
+    _declare(rule)
+    for rule in (gpu_throttled, loader_starved, stray_gpu_contexts, memory_unbalanced, omp_oversubscribed)
+)
+
+
+def by_code(code: str) -> Check | None:
+    """Return the rule of that code."""
+    return next((check for check in CHECKS if check.code == code), None)
