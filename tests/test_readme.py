@@ -207,7 +207,7 @@ def test_import_order_is_the_contract() -> None:
     layers = [layer for layer in re.findall(r'"([^"]+)"', contract[1]) if layer != "__main__"]
     assert " > ".join(layers) in " ".join(DOCUMENTS["CONTRIBUTING.md"].split())
     rooms = re.findall(r"^\| `(\w+)[/.py]*` \|", DOCUMENTS["CONTRIBUTING.md"], re.M)
-    assert sorted(rooms) == sorted([*re.split(r" > | \| ", " > ".join(layers)), "current", "examples"])
+    assert sorted(rooms) == sorted([*re.split(r" > | \| ", " > ".join(layers)), "examples"])
 
 
 def test_families_are_named() -> None:
