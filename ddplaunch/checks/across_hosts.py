@@ -19,6 +19,62 @@ from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
+Reports = tuple[HostReport, ...]
+_SKEW_WARNING_S = 5.0
+
+
+def same_host_twice(hosts: Reports) -> Iterator[Finding]:
+    """Two names are one machine.
+
+    Two node ranks on it would take the same GPUs, and each would end the other's processes as left-overs of its own.
+    Remedy: name the machine once, with all its processes.
+    """
+    seen: dict[str, HostReport] = {}
+    for host in hosts:
+        other = seen.setdefault(host.machine, host) if host.machine else host
+        if other is not host:
+            yield error(
+                "same-host-twice",
+                f"{other.name} and {host.name} are the same machine",
+                why="each of them would get a node rank and take the same GPUs",
+                fix=f"leave `{host.name}` out",
+                where=(other.name, host.name),
+            )
+
+
+def host_directory_missing(hosts: Reports) -> Iterator[Finding]:
+    """The working directory does not exist on a host.
+
+    Every host starts in the directory of this launch, where the script and its relative paths are.
+    Remedy: a shared file system, a copy, or `--chdir` with a directory that all hosts have.
+    """
+    for host in hosts:
+        if host.cwd_problem is not None:
+            yield error(
+                "host-directory-missing",
+                f"`{host.cwd}` cannot be entered on {host.name}: {host.cwd_problem}",
+                why="every host starts in the directory of this launch",
+                fix="put the project there too, or name a directory that all hosts have: `--chdir DIR`",
+                where=host.name,
+            )
+
+
+def host_script_missing(hosts: Reports) -> Iterator[Finding]:
+    """The script does not exist on a host.
+
+    Scripts are not copied: each host reads its own file under the same path.
+    Remedy: a shared file system, or `rsync` in front of the launch.
+    """
+    for host in hosts:
+        if host.script == "missing" and host.cwd_problem is None:
+            yield error(
+                "host-script-missing",
+                f"there is no `{host.script_name}` in `{host.cwd}` on {host.name}",
+                why="each host reads its own file; ddplaunch copies none",
+                fix=f"`rsync -a ./ {host.name}:{host.cwd}/`, or use a directory that all hosts share: `--chdir DIR`",
+                where=host.name,
+            )
+
 
 def hosts_differ_script(hosts: Reports) -> Iterator[Finding]:
     """The script differs between hosts.
@@ -222,23 +278,6 @@ def _field(facts: Facts, group: str, name: str) -> str | None:
     return None if found is None else str(found)
 
 
-HOSTS_DIFFER_CHECKS: tuple[Check, ...] = tuple(
-    declare("hosts", check)
-    for check in (
-        hosts_differ_script,
-        hosts_differ_ddplaunch,
-        hosts_differ_python,
-        hosts_differ_torch,
-        hosts_differ_cuda,
-        hosts_differ_nccl,
-        hosts_differ_driver,
-        hosts_differ_gpu_count,
-        hosts_differ_gpu_model,
-        hosts_differ_data,
-    )
-)
-
-
 #: What a training has most to do with is said first.
 _FIRST = (
     *("numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "peft", "trl"),
@@ -342,45 +381,21 @@ def _fix(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_
     return command + (f", and so on for {_few(list(affected[1:]))}" if len(affected) > 1 else "")
 
 
-HOSTS_PACKAGES_CHECKS: tuple[Check, ...] = (declare("hosts", hosts_differ_packages),)
+def login_node_as_rank_0(hosts: Reports) -> Iterator[Finding]:
+    """The first host has no GPU while the others have.
 
-
-Reports = tuple[HostReport, ...]
-_SKEW_WARNING_S = 5.0
-
-
-def host_directory_missing(hosts: Reports) -> Iterator[Finding]:
-    """The working directory does not exist on a host.
-
-    Every host starts in the directory of this launch, where the script and its relative paths are.
-    Remedy: a shared file system, a copy, or `--chdir` with a directory that all hosts have.
+    The first host of the list gets node rank 0 and trains like all others: it is no place for a login node.
+    Remedy: leave it out; the launch may be started from it all the same.
     """
-    for host in hosts:
-        if host.cwd_problem is not None:
-            yield error(
-                "host-directory-missing",
-                f"`{host.cwd}` cannot be entered on {host.name}: {host.cwd_problem}",
-                why="every host starts in the directory of this launch",
-                fix="put the project there too, or name a directory that all hosts have: `--chdir DIR`",
-                where=host.name,
-            )
-
-
-def host_script_missing(hosts: Reports) -> Iterator[Finding]:
-    """The script does not exist on a host.
-
-    Scripts are not copied: each host reads its own file under the same path.
-    Remedy: a shared file system, or `rsync` in front of the launch.
-    """
-    for host in hosts:
-        if host.script == "missing" and host.cwd_problem is None:
-            yield error(
-                "host-script-missing",
-                f"there is no `{host.script_name}` in `{host.cwd}` on {host.name}",
-                why="each host reads its own file; ddplaunch copies none",
-                fix=f"`rsync -a ./ {host.name}:{host.cwd}/`, or use a directory that all hosts share: `--chdir DIR`",
-                where=host.name,
-            )
+    counts = [0 if isinstance(host.facts.nvml, Unavailable) else len(host.facts.nvml.gpus) for host in hosts]
+    if len(hosts) > 1 and counts[0] == 0 and all(counts[1:]):
+        yield error(
+            "login-node-as-rank-0",
+            f"{hosts[0].name} has no GPU, and the other hosts have",
+            why="the first host gets node rank 0 and trains like the others",
+            fix=f"leave `{hosts[0].name}` out of the hosts; the launch can be started from it all the same",
+            where=hosts[0].name,
+        )
 
 
 def clock_skew(hosts: Reports) -> Iterator[Finding]:
@@ -406,48 +421,24 @@ def clock_skew(hosts: Reports) -> Iterator[Finding]:
             )
 
 
-def same_host_twice(hosts: Reports) -> Iterator[Finding]:
-    """Two names are one machine.
-
-    Two node ranks on it would take the same GPUs, and each would end the other's processes as left-overs of its own.
-    Remedy: name the machine once, with all its processes.
-    """
-    seen: dict[str, HostReport] = {}
-    for host in hosts:
-        other = seen.setdefault(host.machine, host) if host.machine else host
-        if other is not host:
-            yield error(
-                "same-host-twice",
-                f"{other.name} and {host.name} are the same machine",
-                why="each of them would get a node rank and take the same GPUs",
-                fix=f"leave `{host.name}` out",
-                where=(other.name, host.name),
-            )
-
-
-def login_node_as_rank_0(hosts: Reports) -> Iterator[Finding]:
-    """The first host has no GPU while the others have.
-
-    The first host of the list gets node rank 0 and trains like all others: it is no place for a login node.
-    Remedy: leave it out; the launch may be started from it all the same.
-    """
-    counts = [0 if isinstance(host.facts.nvml, Unavailable) else len(host.facts.nvml.gpus) for host in hosts]
-    if len(hosts) > 1 and counts[0] == 0 and all(counts[1:]):
-        yield error(
-            "login-node-as-rank-0",
-            f"{hosts[0].name} has no GPU, and the other hosts have",
-            why="the first host gets node rank 0 and trains like the others",
-            fix=f"leave `{hosts[0].name}` out of the hosts; the launch can be started from it all the same",
-            where=hosts[0].name,
-        )
-
-
-CHECKS: tuple[Check, ...] = (
-    declare("hosts", same_host_twice),
-    declare("hosts", host_directory_missing),
-    declare("hosts", host_script_missing),
-    *HOSTS_DIFFER_CHECKS,
-    *HOSTS_PACKAGES_CHECKS,
-    declare("hosts", login_node_as_rank_0),
-    declare("hosts", clock_skew),
+CHECKS: tuple[Check, ...] = tuple(
+    declare("hosts", check)
+    for check in (
+        same_host_twice,
+        host_directory_missing,
+        host_script_missing,
+        hosts_differ_script,
+        hosts_differ_ddplaunch,
+        hosts_differ_python,
+        hosts_differ_torch,
+        hosts_differ_cuda,
+        hosts_differ_nccl,
+        hosts_differ_driver,
+        hosts_differ_gpu_count,
+        hosts_differ_gpu_model,
+        hosts_differ_data,
+        hosts_differ_packages,
+        login_node_as_rank_0,
+        clock_skew,
+    )
 )

@@ -18,18 +18,6 @@ from ddplaunch.checks import (
     torch_install,
     variables,
 )
-from ddplaunch.checks import (
-    gpu_state as gpu_use,
-)
-from ddplaunch.checks import (
-    script as delivery,
-)
-from ddplaunch.checks import (
-    script as numbers,
-)
-from ddplaunch.checks import (
-    torch_install as python_env,
-)
 from ddplaunch.checks.check import Check, Outcome, run_check
 from ddplaunch.values.finding import usage
 
@@ -40,17 +28,13 @@ ALL: tuple[Check, ...] = (
     *torch_install.CHECKS,
     *nvidia_driver.CHECKS,
     *gpu_choice.CHECKS,
-    *gpu_use.GPU_USE_CHECKS,
     *gpu_state.CHECKS,
-    *python_env.PYTHON_ENV_CHECKS,
     *host.CHECKS,
     *connectivity.CHECKS,
     *slurm_job.CHECKS,
     *storage.CHECKS,
     *variables.CHECKS,
     *script.CHECKS,
-    *numbers.NUMBERS_CHECKS,
-    *delivery.DELIVERY_CHECKS,
 )
 _NEAR = 0.6
 

@@ -10,11 +10,13 @@ Checks of /dev/shm; refuses to remove anything from it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
+from shlex import quote
 
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.checks.variables import user_variables
 from ddplaunch.launch.launch import Launch
-from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, NetworkFacts, ShmFacts
+from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, NetworkFacts, PythonFacts, ShmFacts
 from ddplaunch.script.declared import given
 from ddplaunch.script.report import DeclaredAt, DeclaredOption
 from ddplaunch.values.finding import Finding, error, warning
@@ -50,70 +52,30 @@ def workers_per_process(launch: Launch | None) -> int | None:
     return int(values[-1]) if values and values[-1].isascii() and values[-1].isdigit() else None
 
 
-# Open files of one rank, a rule of thumb: the interpreter and torch's libraries, tensors in flight of each worker
-# (torch.multiprocessing's file_descriptor strategy keeps one per tensor), and sockets to the other ranks.
-BASE_FILES = 256
-FILES_PER_WORKER = 32
-FILES_PER_RANK = 4
-USUAL_SOFT_LIMIT = 1024  # Linux' default; a lower one was set by somebody
-WANTED = 65535
+def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
+    """The first torchrun on PATH belongs to another Python than ddplaunch.
 
-
-def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator[Finding]:
-    """The limit on open files is lower than a rank needs.
-
-    Each DataLoader worker shares its tensors by file descriptors, and each rank holds sockets to the others; at the
-    limit they fail with "Too many open files". The estimate is 256 + 32 x workers + 4 x world size per rank.
-    Remedy: `ulimit -n 65535` in the shell that launches.
+    ddplaunch runs torchrun in its own interpreter, so its launches are not affected. A `torchrun` typed in the same
+    shell uses another environment, with another torch or none. https://github.com/pytorch/pytorch/issues/92132
+    Remedy: activate one environment, or `python -m torch.distributed.run`.
     """
-    soft = limits.open_files_soft
-    if soft is None:
+    other = python.torchrun_python
+    if other is None or not other.startswith("/") or _folder(other) == _folder(python.executable):
         return
-    workers = workers_per_process(launch) or 0
-    need, who = USUAL_SOFT_LIMIT, "one rank with a few DataLoader workers"
-    if launch:
-        world = launch.topology.world_size
-        need = BASE_FILES + FILES_PER_WORKER * workers + FILES_PER_RANK * world
-        who = f"one of {world} ranks with {workers} DataLoader workers"
-    if soft >= need:
-        return
-    hard = limits.open_files_hard
-    if hard is None or hard >= need:
-        fix = f"`ulimit -n {WANTED if hard is None else min(hard, WANTED)}` in the shell that launches"
-    else:
-        fix = f"the hard limit is {hard}: `docker run --ulimit nofile={WANTED}`, or /etc/security/limits.conf on a host"
     yield warning(
-        "open-files-low",
-        f"`ulimit -n` is {soft}, and {who} opens about {need} files",
-        why="DataLoader workers and sockets then fail with `Too many open files`",
-        fix=fix,
+        "torchrun-of-another-python",
+        f"`torchrun` on PATH is {python.torchrun_on_path}, which runs {other}, not {python.executable}",
+        why="ddplaunch uses its own interpreter; a `torchrun` typed in this shell uses the other one's packages",
+        fix=f"`export PATH={quote(str(PurePosixPath(python.executable).parent))}:$PATH`, or "
+        f"`{quote(python.executable)} -m torch.distributed.run` instead of `torchrun`",
+        where="PATH",
     )
 
 
-def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None = None) -> Iterator[Finding]:
-    """The limit on locked memory is low on a host with InfiniBand.
-
-    RDMA needs its buffers locked in memory. With a limit, registering them fails with "Cannot allocate memory" in
-    `ibv_reg_mr` or `ibv_create_cq`. NCCL's documentation asks for an unlimited one.
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
-    Remedy: `docker run --ulimit memlock=-1`, or /etc/security/limits.conf.
-    """
-    active = [f"{port.device}:{port.port}" for port in network.infiniband if port.state == "ACTIVE"]
-    if limits.memlock_bytes is None or not active:
-        return
-    if launch and (launch.device.value == "cpu" or launch.topology.nnodes.value == 1):
-        return
-    yield warning(
-        "memlock-low",
-        f"`ulimit -l` is {size(limits.memlock_bytes)}, and {', '.join(active)} "
-        f"{'is' if len(active) == 1 else 'are'} active",
-        why="NCCL locks its RDMA buffers in memory and fails with `Cannot allocate memory` at the limit",
-        fix="`docker run --ulimit memlock=-1`; on a host, `* - memlock unlimited` in /etc/security/limits.conf, "
-        "and `LimitMEMLOCK=infinity` in slurmd's unit",
-    )
-
-
-LIMITS_CHECKS: tuple[Check, ...] = tuple(declare("host", check) for check in (open_files_low, memlock_low))
+def _folder(executable: str) -> str:
+    """Return the directory of an interpreter; /bin is a link to /usr/bin on current distributions."""
+    folder = str(PurePosixPath(executable).parent)
+    return "/usr/bin" if folder == "/bin" else folder
 
 
 DOCKER_DEFAULT_BYTES = 64 * MIB  # docs.docker.com/reference/cli/docker/container/run: --shm-size
@@ -179,7 +141,67 @@ def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
         )
 
 
-SHARED_MEMORY_CHECKS: tuple[Check, ...] = tuple(declare("host", check) for check in (shm_too_small, shm_nearly_full))
+# Open files of one rank, a rule of thumb: the interpreter and torch's libraries, tensors in flight of each worker
+# (torch.multiprocessing's file_descriptor strategy keeps one per tensor), and sockets to the other ranks.
+BASE_FILES = 256
+FILES_PER_WORKER = 32
+FILES_PER_RANK = 4
+USUAL_SOFT_LIMIT = 1024  # Linux' default; a lower one was set by somebody
+WANTED = 65535
+
+
+def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator[Finding]:
+    """The limit on open files is lower than a rank needs.
+
+    Each DataLoader worker shares its tensors by file descriptors, and each rank holds sockets to the others; at the
+    limit they fail with "Too many open files". The estimate is 256 + 32 x workers + 4 x world size per rank.
+    Remedy: `ulimit -n 65535` in the shell that launches.
+    """
+    soft = limits.open_files_soft
+    if soft is None:
+        return
+    workers = workers_per_process(launch) or 0
+    need, who = USUAL_SOFT_LIMIT, "one rank with a few DataLoader workers"
+    if launch:
+        world = launch.topology.world_size
+        need = BASE_FILES + FILES_PER_WORKER * workers + FILES_PER_RANK * world
+        who = f"one of {world} ranks with {workers} DataLoader workers"
+    if soft >= need:
+        return
+    hard = limits.open_files_hard
+    if hard is None or hard >= need:
+        fix = f"`ulimit -n {WANTED if hard is None else min(hard, WANTED)}` in the shell that launches"
+    else:
+        fix = f"the hard limit is {hard}: `docker run --ulimit nofile={WANTED}`, or /etc/security/limits.conf on a host"
+    yield warning(
+        "open-files-low",
+        f"`ulimit -n` is {soft}, and {who} opens about {need} files",
+        why="DataLoader workers and sockets then fail with `Too many open files`",
+        fix=fix,
+    )
+
+
+def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None = None) -> Iterator[Finding]:
+    """The limit on locked memory is low on a host with InfiniBand.
+
+    RDMA needs its buffers locked in memory. With a limit, registering them fails with "Cannot allocate memory" in
+    `ibv_reg_mr` or `ibv_create_cq`. NCCL's documentation asks for an unlimited one.
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
+    Remedy: `docker run --ulimit memlock=-1`, or /etc/security/limits.conf.
+    """
+    active = [f"{port.device}:{port.port}" for port in network.infiniband if port.state == "ACTIVE"]
+    if limits.memlock_bytes is None or not active:
+        return
+    if launch and (launch.device.value == "cpu" or launch.topology.nnodes.value == 1):
+        return
+    yield warning(
+        "memlock-low",
+        f"`ulimit -l` is {size(limits.memlock_bytes)}, and {', '.join(active)} "
+        f"{'is' if len(active) == 1 else 'are'} active",
+        why="NCCL locks its RDMA buffers in memory and fails with `Cannot allocate memory` at the limit",
+        fix="`docker run --ulimit memlock=-1`; on a host, `* - memlock unlimited` in /etc/security/limits.conf, "
+        "and `LimitMEMLOCK=infinity` in slurmd's unit",
+    )
 
 
 # Host memory that one rank takes before it loads a model or data. CPU: 8 ranks with torch 2.13.0+cpu had 1226 MB of
@@ -287,7 +309,13 @@ def processes_low(
 
 
 CHECKS: tuple[Check, ...] = (
-    *SHARED_MEMORY_CHECKS,
-    *LIMITS_CHECKS,
-    *(declare("host", check) for check in (cpus_short, container_cpu_quota, memory_short, processes_low)),
+    declare("python_env", torchrun_of_another_python),
+    declare("host", shm_too_small),
+    declare("host", shm_nearly_full),
+    declare("host", open_files_low),
+    declare("host", memlock_low),
+    declare("host", cpus_short),
+    declare("host", container_cpu_quota),
+    declare("host", memory_short),
+    declare("host", processes_low),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.checks.script import DELIVERY_CHECKS
+from ddplaunch.checks.script import CHECKS
 from ddplaunch.launch.launch import Launch, Passed
 from ddplaunch.launch.options import Options
 from ddplaunch.scaling.numbers import Numbers
@@ -33,7 +33,7 @@ BATCH = launch("batch_size", "batch_size", 8)
 
 
 def test_healthy() -> None:
-    silent_when_healthy(DELIVERY_CHECKS)
+    silent_when_healthy(CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_healthy() -> None:
     ],
 )
 def test_a_number_for_a_script_that_listens_nowhere(option: str, number: str, value: float) -> None:
-    finding = found(DELIVERY_CHECKS, "number-not-received", launch=launch(option, number, value), script=DEAF)
+    finding = found(CHECKS, "number-not-received", launch=launch(option, number, value), script=DEAF)
     assert finding and finding.severity is Severity.WARNING
     assert f"{value} of `--{option.replace('_', '-')}`" in finding.what
     assert f"{{{number}}}" in finding.fix and f"ddplaunch.current().{number}" in finding.fix
@@ -67,15 +67,13 @@ def test_a_number_for_a_script_that_listens_nowhere(option: str, number: str, va
     ids=["declared", "global batch", "incomplete", "broken", "environment", "current()"],
 )
 def test_a_script_that_may_listen(script: ScriptReport) -> None:
-    assert found(DELIVERY_CHECKS, CODE, launch=BATCH, script=script) is None
+    assert found(CHECKS, CODE, launch=BATCH, script=script) is None
 
 
 def test_a_placeholder_delivers() -> None:
     passed = (Passed("batch_size", "8", (), None),)
-    assert (
-        found(DELIVERY_CHECKS, CODE, launch=launch("batch_size", "batch_size", 8, passed=passed), script=DEAF) is None
-    )
+    assert found(CHECKS, CODE, launch=launch("batch_size", "batch_size", 8, passed=passed), script=DEAF) is None
 
 
 def test_an_accumulation_of_one_changes_nothing() -> None:
-    assert found(DELIVERY_CHECKS, CODE, launch=launch("accum", "accum", 1), script=DEAF) is None
+    assert found(CHECKS, CODE, launch=launch("accum", "accum", 1), script=DEAF) is None

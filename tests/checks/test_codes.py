@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.checks import codes as refusals
+from ddplaunch.checks import codes
 from ddplaunch.checks.all_checks import ALL, across
 from ddplaunch.checks.check import Check
 from ddplaunch.cli.main import main
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.watch import stragglers
+from tests.conftest import Golden
 
 SOURCE = Path(ddplaunch.__file__).parent
 _CODE = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)+")
@@ -39,7 +40,8 @@ def said(path: Path) -> Iterator[str]:
 
 
 CODES = {code: path for path in sorted(SOURCE.rglob("*.py")) for code in said(path)}
-KNOWN = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS, *refusals.REFUSALS)}
+KNOWN = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS, *codes.REFUSALS)}
+EXPLAINED = (*ALL, *across(), *codes.REFUSALS)
 DIAGNOSES = {each.code for each in all_signatures()}
 
 
@@ -50,18 +52,23 @@ def test_every_code_in_the_source_has_words() -> None:
 
 
 def test_no_words_are_left_over() -> None:
-    text = "".join(path.read_text() for path in SOURCE.rglob("*.py") if not path.name.startswith("refusals"))
-    assert [each.code for each in refusals.REFUSALS if f'"{each.code}"' not in text] == []
+    text = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    assert [each.code for each in codes.REFUSALS if f'"{each.code}"' not in text] == []
     checks = {each.code for each in (*ALL, *across(), *MEASURED, *stragglers.CHECKS)}
-    assert [each.code for each in refusals.REFUSALS if each.code in checks] == []
-    codes = [each.code for each in refusals.REFUSALS]
-    assert sorted(codes) == sorted(set(codes))
+    assert [each.code for each in codes.REFUSALS if each.code in checks] == []
+    refused = [each.code for each in codes.REFUSALS]
+    assert sorted(refused) == sorted(set(refused))
 
 
-@pytest.mark.parametrize("each", refusals.REFUSALS, ids=lambda each: str(each.code))
+@pytest.mark.parametrize("each", codes.REFUSALS, ids=lambda each: str(each.code))
 def test_words_are_whole(each: Check) -> None:
     assert each.title and not each.title.endswith(".")
     assert each.explanation.endswith(".") and "  " not in each.explanation
+
+
+def test_what_explain_says_of_each_code(golden: Golden) -> None:
+    entries = (f"{each.code} ({each.family}): {each.title}\n{each.explanation}\n" for each in EXPLAINED)
+    golden("codes", "\n".join(entries))
 
 
 def test_a_refusal_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
