@@ -23,6 +23,7 @@ from ddplaunch.machine.processes.process_table import Process, process_table, re
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.run_states import host_name
 from ddplaunch.ui.clean_view import Work, clean_findings, clean_json, done_text, question_text, work_text
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Unavailable
 from tests.cli_calls import Call, call, folder, spawn
 from tests.conftest import Golden
@@ -257,7 +258,7 @@ def work(found: Leftovers, tmp_path: Path, old: int = 0) -> Work:
 @pytest.mark.parametrize("width", [80, 40])
 def test_the_listing(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setattr("ddplaunch.ui.clean_view.start_s", lambda _: 0.0)
-    text = work_text(work(FOUND, tmp_path, 5), 7200.0, width, False)
+    text = work_text(work(FOUND, tmp_path, 5), 7200.0, Terminal(width))
     assert max(map(len, text.splitlines())) <= width
     golden(f"clean-{width}", text)
 
@@ -275,12 +276,12 @@ def test_words(tmp_path: Path) -> None:
     (finding,) = clean_findings(replace(cleaned, remaining=(replace(RANK, state="D"),)), [])
     assert finding.code == "does-not-end" and "pid 4711" in finding.what and "takes no signal" in finding.why
     assert "nothing to clean: no orphans, 62 records" in work_text(
-        work(Leftovers((), (), {}, ()), tmp_path), 0, 80, False
+        work(Leftovers((), (), {}, ()), tmp_path), 0, Terminal(80)
     )
     assert "GPU memory is not known: NVML does not start" in work_text(
-        work(replace(FOUND, gpu_memory=BROKEN_NVML), tmp_path), 0, 80, False
+        work(replace(FOUND, gpu_memory=BROKEN_NVML), tmp_path), 0, Terminal(80)
     )
-    assert "GPU" not in work_text(work(replace(FOUND, gpu_memory=NO_NVML), tmp_path), 0, 80, False)
+    assert "GPU" not in work_text(work(replace(FOUND, gpu_memory=NO_NVML), tmp_path), 0, Terminal(80))
     data = json.loads(json.dumps(clean_json(work(FOUND, tmp_path, 1), cleaned, (), "h", 0.0)))
     assert [each["result"] for each in data["orphans"][0]["processes"]] == ["ended", "killed"]
     assert data["orphans"][1]["own"] is False and data["records"][0]["removed"] is False

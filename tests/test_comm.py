@@ -25,6 +25,7 @@ from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import TorchImport
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts
@@ -52,7 +53,7 @@ def mixed(hosts: int) -> Comm:
 
 @pytest.mark.parametrize(("hosts", "width"), [(6, 80), (12, 80), (6, 40)])
 def test_picture(golden: Golden, hosts: int, width: int) -> None:
-    lines = comm_text(mixed(hosts), width, False)
+    lines = comm_text(mixed(hosts), Terminal(width))
     assert max(map(len, lines)) <= width
     golden(f"comm-{hosts}-{width}", "\n".join(lines) + "\n")
 
@@ -62,13 +63,13 @@ def test_findings(golden: Golden) -> None:
     lost = replace(comm, untested=(("gpu-f", "nothing was heard of it for 15 s"),))
     two = outcome_of(2, lambda group: None)
     found = [*findings(comm), *findings(lost)[:1], *findings(two)]
-    golden("comm-findings-80", findings_text(found, 80, False))
+    golden("comm-findings-80", findings_text(found, Terminal(80)))
 
 
 def test_picture_of_many_hosts_stays_within_the_line() -> None:
     for hosts in (30, 36):
-        assert max(map(len, comm_text(mixed(hosts), 80, False))) <= 80
-    assert "x" in "".join(comm_text(mixed(36), 80, False)[1:-3])
+        assert max(map(len, comm_text(mixed(hosts), Terminal(80)))) <= 80
+    assert "x" in "".join(comm_text(mixed(36), Terminal(80))[1:-3])
 
 
 def test_picture_of_more_hosts_than_fit_lists_what_is_bad() -> None:
@@ -78,14 +79,14 @@ def test_picture_of_more_hosts_than_fit_lists_what_is_bad() -> None:
         replace(group, hosts=tuple(f"a-very-long-name-of-a-host-in-a-rack-{host}" for host in group.hosts))
         for group in comm.groups
     )
-    lines = comm_text(replace(many, groups=groups), 80, False)
+    lines = comm_text(replace(many, groups=groups), Terminal(80))
     assert sum("fails" in line for line in lines) == 2 and any("do well" in line for line in lines)
 
 
 def test_picture_of_one_host() -> None:
     alone = Comm("gloo", ("gpu-a",), (Group(("gpu-a",), 0, 2, FINE),))
-    assert comm_text(alone, 80, False)[1] == "  2 ranks: 9.6 Gbit/s, an all-reduce of 4 bytes takes 90 us"
-    assert "one rank" in "".join(comm_text(replace(alone, groups=()), 80, False))
+    assert comm_text(alone, Terminal(80))[1] == "  2 ranks: 9.6 Gbit/s, an all-reduce of 4 bytes takes 90 us"
+    assert "one rank" in "".join(comm_text(replace(alone, groups=()), Terminal(80)))
 
 
 def test_json_has_every_step_with_its_numbers() -> None:

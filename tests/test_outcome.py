@@ -18,6 +18,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Raised
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.outcome import AttemptOutcome, Outcome, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.words import duration_text
 from tests.conftest import Golden
 
@@ -230,13 +231,13 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_last_words_on_the_console(case: str, golden: Golden) -> None:
     number = signal.SIGINT if case == "interrupted" else None
-    text = outcome_text(CASES[case], ".ddplaunch/runs/r", 80, False, signal=number)
+    text = outcome_text(CASES[case], ".ddplaunch/runs/r", Terminal(80), signal=number)
     assert max(map(len, text.splitlines())) <= 80
     golden(f"outcome-{case}", text)
 
 
 def test_colour_and_ascii() -> None:
-    text = outcome_text(CASES["failed"], None, 60, True, unicode=False, unrecorded="No space left on device")
+    text = outcome_text(CASES["failed"], None, Terminal(60, True, unicode=False), unrecorded="No space left on device")
     assert "\x1b[1;31m" in text and text.isascii() and "no record: No space left on device" in text.replace("\n ", "")
 
 

@@ -16,6 +16,7 @@ from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.live_processes import NodeProcesses
 from ddplaunch.records.run_states import RunSummary, host_name, state_of
 from ddplaunch.ui.runs_view import gpus_text, ps_json, ps_text
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.words import age_text, size_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
@@ -120,17 +121,17 @@ RUNS = (
 
 @pytest.mark.parametrize("width", [120, 80, 60])
 def test_the_table(golden: Golden, width: int) -> None:
-    text = ps_text(RUNS, 12, 2000.0, "ada", width, False)
+    text = ps_text(RUNS, 12, 2000.0, "ada", Terminal(width))
     assert max(map(len, text.splitlines())) <= width
     golden(f"ps-{width}", text)
 
 
 def test_the_table_has_no_columns_for_nothing() -> None:
-    assert ps_text((), 0, 0.0, "ada", 80, False) == "no runs\n"
-    text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", 80, False)
+    assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
+    text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", Terminal(80))
     assert text == "RUN  STATE  AGE\nr    ended  9 s\n"
-    assert "\x1b[1;32mrunning\x1b[0m" in ps_text(RUNS, 0, 2000.0, "ada", 80, True)
-    assert ps_text(RUNS, 0, 2000.0, "ada", 80, False, unicode=False).isascii()
+    assert "\x1b[1;32mrunning\x1b[0m" in ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, True))
+    assert ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, unicode=False)).isascii()
 
 
 def test_json_has_it_all() -> None:

@@ -13,6 +13,7 @@ from ddplaunch.hosts.slurm.job_end import ENDS, diagnosis
 from ddplaunch.hosts.slurm.programs import JobState, never, parse_job, parse_sacct, waits_for
 from ddplaunch.ui.job_view import changed_text, ended_finding, exit_status_of, state_text
 from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.terminal import Terminal
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.test_submit import SCONTROL, programs
@@ -127,6 +128,6 @@ def test_every_end_and_every_wait_reads_well(golden: Golden) -> None:
     job = ("12", "vn[1-2]")
     findings = [ended_finding(job[0], JobState(state, nodes=job[1])) for state in (*ENDS, "FAILED")]
     waits = ("Resources", "Priority", "Dependency", "BeginTime", "JobHeldUser", "AssocGrpGRES", "PartitionConfig")
-    shown = [finding_text(finding, 80, False, True) for finding in findings if finding is not None]
+    shown = [finding_text(finding, Terminal(80, unicode=True)) for finding in findings if finding is not None]
     shown += ["".join(changed_text(job[0], JobState("PENDING", reason), 80) for reason in waits)]
     golden("slurm-ends", "\n".join(shown))

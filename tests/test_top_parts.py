@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.ui.terminal import cells
+from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import UsageError
 from ddplaunch.watch.gpu_usage import GpuOfRank, GpuReading
 from ddplaunch.watch.plot import metrics_svg, summary_lines
@@ -213,14 +213,14 @@ def test_long_runs_are_sampled_less_often() -> None:
 def test_the_screen(golden: Golden, width: int, height: int) -> None:
     hot = with_gpu(run_samples(), 2, slowdowns=("hardware thermal slowdown",), temperature_c=91, clock_mhz=1200)
     samples = with_rank(hot, 2, step_rate=9.4)
-    lines = frame(samples, ABOUT, stragglers(samples), slowest_rank(samples), Look(width, height))
+    lines = frame(samples, ABOUT, stragglers(samples), slowest_rank(samples), Look(Terminal(width), height))
     assert len(lines) == height and max(map(cells, lines)) <= width
     golden(f"top-{width}", "\n".join(line.rstrip() for line in lines) + "\n")
 
 
 def test_the_table_of_a_run_without_gpus(golden: Golden) -> None:
     samples = run_samples(12, 2, gpu=False)
-    golden("top-plain", "\n".join(frame(samples, ABOUT, (), None, Look(80, bars=False))) + "\n")
+    golden("top-plain", "\n".join(frame(samples, ABOUT, (), None, Look(Terminal(80), bars=False))) + "\n")
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -230,17 +230,17 @@ def test_it_fits_every_terminal(width: int, height: int, ranks: int) -> None:
     samples = run_samples(12, ranks)
     hot = with_gpu(samples, 0, slowdowns=("hardware slowdown",)) if ranks else samples
     for first in (0, 60, 1000):
-        look = Look(width, height, unicode=False, first_row=first)
+        look = Look(Terminal(width, unicode=False), height, first_row=first)
         lines = frame(hot, ABOUT, stragglers(hot), None, look)
         assert len(lines) == height and all(cells(line) <= width and line.isascii() for line in lines)
         assert lines[-1].startswith("q quit"[:width])
-    assert frame((), ABOUT, (), None, Look(width, height))
+    assert frame((), ABOUT, (), None, Look(Terminal(width), height))
 
 
 def test_colour_is_never_alone() -> None:
     samples = with_rank(run_samples(), 1, step_rate=3.0)
     plain, painted = (
-        frame(samples, ABOUT, stragglers(samples), slowest_rank(samples), Look(100, 24, styled))
+        frame(samples, ABOUT, stragglers(samples), slowest_rank(samples), Look(Terminal(100, styled), 24))
         for styled in (False, True)
     )
     (row,) = [line for line in plain if line.endswith("late")]
@@ -255,7 +255,7 @@ def test_bars() -> None:
 
 def test_the_sum_of_a_recording(golden: Golden) -> None:
     samples = with_gpu(run_samples(60), 2, slowdowns=("hardware thermal slowdown",), temperature_c=91)
-    look = Look(80, bars=False)
+    look = Look(Terminal(80), bars=False)
     golden("top-replay", "\n".join(summary_lines("exp-7", {0: samples}, stragglers(samples), look)) + "\n")
 
 

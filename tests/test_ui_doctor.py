@@ -15,6 +15,7 @@ from ddplaunch.ui.doctor_view import (
     scrub,
     verdict_text,
 )
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
 from tests.conftest import Golden
 from tests.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
@@ -25,13 +26,13 @@ SKIP = Outcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded")
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_findings_and_skips(golden: Golden, width: int) -> None:
-    text = doctor_text(MIXED, facts(), width, False)
+    text = doctor_text(MIXED, facts(), Terminal(width))
     assert max(map(len, text.splitlines())) <= width
     golden(f"doctor-{width}", text)
 
 
 def test_healthy_is_a_line_for_each_family_and_a_verdict() -> None:
-    lines = doctor_text(HEALTHY, facts(), 120, False).splitlines()
+    lines = doctor_text(HEALTHY, facts(), Terminal(120)).splitlines()
     assert lines[2:] == ["  host  2 passed", "  gpu   1 passed", "", "healthy: 3 checks passed"]
 
 
@@ -47,12 +48,12 @@ def test_healthy_is_a_line_for_each_family_and_a_verdict() -> None:
 )
 def test_verdict(outcomes: tuple[Outcome, ...], verdict: str) -> None:
     assert verdict_text(outcomes) == verdict
-    assert doctor_text(outcomes, facts(), 80, False).endswith(f"\n{verdict}\n")
+    assert doctor_text(outcomes, facts(), Terminal(80)).endswith(f"\n{verdict}\n")
 
 
 def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
     skips = (SKIP, Outcome(SHM_CHECK, "skipped", reason=SKIP.reason), Outcome(FILES_CHECK, "crashed", reason="E: x"))
-    text = doctor_text(skips, facts(), 80, False)
+    text = doctor_text(skips, facts(), Terminal(80))
     assert "  no NVIDIA driver is loaded: gpu-busy, shm-too-small\n" in text
     assert "a bug in ddplaunch" in text
     assert "  E: x: open-files-low\n" in text
@@ -67,7 +68,7 @@ def test_json() -> None:
 
 
 def test_list_and_explain(golden: Golden) -> None:
-    golden("checks-80", list_text(CHECKS, 80, False) + "\n" + explain_text(SHM_CHECK, 80, False))
+    golden("checks-80", list_text(CHECKS, Terminal(80)) + "\n" + explain_text(SHM_CHECK, Terminal(80)))
     assert [check["code"] for check in list_json(CHECKS)["checks"]] == ["shm-too-small", "open-files-low", "gpu-busy"]
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from ddplaunch.launch.launch import Launch, Passed, Target
 from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
+from ddplaunch.ui.terminal import Terminal
 from tests.conftest import Golden
 from tests.sample_launch import FILES, cpu_only, facts, launch, two_nodes
 
@@ -13,35 +14,35 @@ RECORD = ".ddplaunch/runs/20261121-143012-x7k2q9"
 
 
 def test_at_80_columns(golden: Golden) -> None:
-    text = launch_panel(launch(), (), 80, False, facts=facts(), record=RECORD)
+    text = launch_panel(launch(), (), Terminal(80), facts=facts(), record=RECORD)
     assert len(text.splitlines()) <= 10
     golden("panel-80", text)
 
 
 def test_at_40_columns_with_a_finding(golden: Golden) -> None:
-    text = launch_panel(launch(), (FILES,), 40, False, facts=facts(), record="none: Read-only file system")
+    text = launch_panel(launch(), (FILES,), Terminal(40), facts=facts(), record="none: Read-only file system")
     assert max(map(len, text.splitlines())) <= 40
     golden("panel-40", text)
 
 
 def test_at_120_columns_in_colour(golden: Golden) -> None:
-    golden("panel-120-colour", launch_panel(launch(), (FILES,), 120, True, facts=facts(), record=RECORD))
+    golden("panel-120-colour", launch_panel(launch(), (FILES,), Terminal(120, True), facts=facts(), record=RECORD))
 
 
 def test_two_nodes_name_this_one_and_where_rank_0_is() -> None:
-    text = launch_panel(two_nodes(), (), 200, False)
+    text = launch_panel(two_nodes(), (), Terminal(200))
     assert "train.py on 16 processes, 2 nodes of 8, this is node 0, rank 0 at node-1:29500, GPUs 0-7\n" in text
     assert "128 = 8 per GPU × 1 accumulation × 16 GPUs" in text
 
 
 def test_what_was_not_asked_for_is_not_there() -> None:
-    text = launch_panel(cpu_only(), (), 80, False)
+    text = launch_panel(cpu_only(), (), Terminal(80))
     assert "train.py on 2 processes, this machine, CPU\n" in text
     assert [label for label in ("batch", "  lr", "steps", "pass", "record") if label in text] == []
 
 
 def test_without_unicode_it_is_ascii() -> None:
-    text = launch_panel(launch(), (FILES,), 80, False, unicode=False, facts=facts(), record=RECORD)
+    text = launch_panel(launch(), (FILES,), Terminal(80, unicode=False), facts=facts(), record=RECORD)
     assert text.isascii()
     assert "32 = 8 per GPU x 1 accumulation x 4 GPUs" in text
 
@@ -50,7 +51,9 @@ def test_one_process_is_one_process() -> None:
     topology = dataclasses.replace(
         launch().topology, nproc_per_node=dataclasses.replace(launch().topology.nproc_per_node, value=1)
     )
-    assert "on 1 process, this machine, GPU 3\n" in launch_panel(launch(topology=topology, gpus=("3",)), (), 80, False)
+    assert "on 1 process, this machine, GPU 3\n" in launch_panel(
+        launch(topology=topology, gpus=("3",)), (), Terminal(80)
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,15 +76,15 @@ def test_models_are_named_where_nvml_knows_them() -> None:
 
 @pytest.mark.parametrize("name", ["bad\x1b[2Jname.py", "new\nline.py", "\udcff.py"])
 def test_a_script_of_any_name(name: str) -> None:
-    text = launch_panel(launch(target=Target("script", name)), (), 80, False)
+    text = launch_panel(launch(target=Target("script", name)), (), Terminal(80))
     text.encode("utf-8")
-    assert len(text.splitlines()) == len(launch_panel(launch(), (), 80, False).splitlines())
+    assert len(text.splitlines()) == len(launch_panel(launch(), (), Terminal(80)).splitlines())
     assert "\x1b" not in text
 
 
 def test_module_and_placeholder() -> None:
     one: Launch = launch(target=Target("module", "pkg.train"), passed=(Passed("lr", "0.0004", (), None),))
-    text = launch_panel(one, (), 80, False)
+    text = launch_panel(one, (), Terminal(80))
     assert "-m pkg.train on 4 processes" in text
     assert "{lr} = 0.0004" in text
 

@@ -11,6 +11,7 @@ from ddplaunch.launch.launch import Target, Variable
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.export import plan_env, plan_json, plan_yaml
 from ddplaunch.ui.plan_view import compare_text, plan_text
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
 from tests.sample_launch import SHM, cpu_only, facts, launch, numbers, two_nodes
@@ -20,18 +21,18 @@ NASTY = "a'b\"c\\d $HOME `id` \n\t \x1b[0m \x7f \x85 ü × 😀 \udcff #: - yes"
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_tables(golden: Golden, width: int) -> None:
-    golden(f"plan-{width}", plan_text(launch(), width, False, facts=facts()))
+    golden(f"plan-{width}", plan_text(launch(), Terminal(width), facts=facts()))
 
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_world_sizes_side_by_side_or_below_each_other(golden: Golden, width: int) -> None:
-    text = compare_text([numbers(size) for size in (1, 2, 4, 8)], width, False)
+    text = compare_text([numbers(size) for size in (1, 2, 4, 8)], Terminal(width))
     assert max(map(len, text.splitlines())) <= width
     golden(f"compare-{width}", text)
 
 
 def test_every_value_stands_beside_its_source() -> None:
-    text = plan_text(launch(), 120, False)
+    text = plan_text(launch(), Terminal(120))
     assert ["base", "learning", "rate", "0.0001", "flag:", "--base-lr"] in [line.split() for line in text.splitlines()]
     assert "flag: --gpus" in text
     assert "train.py:31" in text
@@ -39,7 +40,7 @@ def test_every_value_stands_beside_its_source() -> None:
 
 def test_no_view_shows_a_secret() -> None:
     views = [
-        plan_text(launch(), 80, False),
+        plan_text(launch(), Terminal(80)),
         json.dumps(plan_json(launch())),
         plan_yaml(launch()),
         plan_env(launch()),
@@ -48,7 +49,7 @@ def test_no_view_shows_a_secret() -> None:
 
 
 def test_a_plan_of_numbers_alone_has_no_command() -> None:
-    text = plan_text(launch(target=None), 80, False)
+    text = plan_text(launch(target=None), Terminal(80))
     assert "\ncommand\n" not in text
     assert plan_json(launch(target=None))["target"] is None
 
@@ -92,7 +93,7 @@ def test_exports_arrive_in_bash_byte_for_byte() -> None:
 
 def test_a_long_value_stands_below_the_table_and_harms_no_terminal() -> None:
     long = Variable("DDPLAUNCH_PLAN", '{"a": 1, "b": "\x1b[2J", "c": 22222222}', Source("computed"), "the whole plan")
-    lines = plan_text(launch(environment=(long, *launch().environment)), 80, False).splitlines()
+    lines = plan_text(launch(environment=(long, *launch().environment)), Terminal(80)).splitlines()
     place = next(i for i, line in enumerate(lines) if "DDPLAUNCH_PLAN=" in line)
     assert "\\x1b[2J" in lines[place]
     assert lines[place + 1] == "      the whole plan (computed)"

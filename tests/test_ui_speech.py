@@ -5,14 +5,14 @@ import dataclasses
 import pytest
 
 from ddplaunch.ui.speech import counted, finding_text, findings_text, refusal_text, where_text
-from ddplaunch.ui.terminal import cells, visible, wrap
+from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding, error
 from tests.conftest import Golden
 from tests.sample_launch import FILES, SHM
 
 
 def test_a_finding_has_the_four_parts_of_the_design_page() -> None:
-    assert finding_text(SHM, 200, False) == (
+    assert finding_text(SHM, Terminal(200)) == (
         "error[shm-too-small]: /dev/shm is 64 MiB\n"
         "  --> node-1, node-2, and 2 more hosts\n"
         "  why: NCCL and DataLoader workers allocate from it and die with SIGBUS when it is full\n"
@@ -21,7 +21,7 @@ def test_a_finding_has_the_four_parts_of_the_design_page() -> None:
 
 
 def test_at_40_columns(golden: Golden) -> None:
-    text = findings_text((SHM, FILES), 40, False)
+    text = findings_text((SHM, FILES), Terminal(40))
     assert max(map(len, text.splitlines())) <= 40
     golden("findings-40", text)
 
@@ -29,21 +29,21 @@ def test_at_40_columns(golden: Golden) -> None:
 def test_colour_changes_nothing_but_colour() -> None:
     import re
 
-    styled = finding_text(SHM, 60, True)
+    styled = finding_text(SHM, Terminal(60, True))
     assert "\x1b[" in styled
-    assert re.sub(r"\x1b\[[0-9;]*m", "", styled) == finding_text(SHM, 60, False)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", styled) == finding_text(SHM, Terminal(60))
 
 
 @pytest.mark.parametrize("width", [20, 30, 40, 60])
 def test_a_command_in_backticks_is_never_broken(width: int) -> None:
     command = "`sudo mount -o remount,size=16g /dev/shm`"
     finding = dataclasses.replace(SHM, fix=f"as root, {command}, then the same command again")
-    assert command in finding_text(finding, width, False)
+    assert command in finding_text(finding, Terminal(width))
 
 
 def test_control_characters_of_a_path_cannot_reach_the_terminal() -> None:
     finding = error("data-missing", "data path `a\nb\x1b[2J\udcff` is missing", why="w", fix="f", where="x\ny")
-    text = finding_text(finding, 80, False)
+    text = finding_text(finding, Terminal(80))
     assert "`a\\nb\\x1b[2J\\xff`" in text
     assert "--> x\\ny" in text
     assert "\x1b" not in text
@@ -64,7 +64,7 @@ def test_long_lists_of_places_are_counted(where: tuple[str, ...], text: str) -> 
 
 
 def test_errors_come_last() -> None:
-    text = findings_text((SHM, FILES), 80, False)
+    text = findings_text((SHM, FILES), Terminal(80))
     assert text.index("warning[") < text.index("error[")
 
 
@@ -77,7 +77,7 @@ def test_counted(findings: tuple[Finding, ...], text: str) -> None:
 
 
 def test_a_refusal_says_that_nothing_was_launched_and_how_to_override() -> None:
-    text = refusal_text((FILES, SHM), 80, False)
+    text = refusal_text((FILES, SHM), Terminal(80))
     assert text.startswith("nothing was launched: 1 error")
     assert "`--ignore shm-too-small`" in text.replace("\n  ", " ")
     assert "open-files-low" not in text

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddplaunch.ui.terminal import speak, styled, unicode_ok, width, write
+from ddplaunch.ui.terminal import Terminal, speak, write
 
 
-class Terminal(io.StringIO):
+class Tty(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -32,12 +32,12 @@ class Terminal(io.StringIO):
     ],
 )
 def test_styled(environ: Mapping[str, str], terminal: bool, expected: bool) -> None:
-    assert styled(Terminal() if terminal else io.StringIO(), environ) is expected
+    assert Terminal.of(Tty() if terminal else io.StringIO(), environ).styled is expected
 
 
 @pytest.mark.parametrize(("columns", "expected"), [("40", 40), ("", 80), ("0", 80), ("wide", 80), ("3", 20), ("²", 80)])
 def test_width_of_what_is_no_terminal(columns: str, expected: int) -> None:
-    assert width(io.StringIO(), {"COLUMNS": columns}) == expected
+    assert Terminal.of(io.StringIO(), {"COLUMNS": columns}).width == expected
 
 
 def test_width_of_a_real_terminal() -> None:
@@ -49,8 +49,7 @@ def test_width_of_a_real_terminal() -> None:
     try:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 47, 0, 0))
         with open(slave, "w", closefd=False) as stream:
-            assert width(stream, {}) == 47
-            assert styled(stream, {"TERM": "xterm"})
+            assert Terminal.of(stream, {"TERM": "xterm"}) == Terminal(47, styled=True, unicode=True)
     finally:
         os.close(master)
         os.close(slave)
@@ -59,14 +58,14 @@ def test_width_of_a_real_terminal() -> None:
 def test_streams_that_are_gone() -> None:
     closed = io.TextIOWrapper(io.BytesIO())
     closed.close()
-    assert (width(None, {}), styled(None, {}), unicode_ok(None)) == (80, False, False)
-    assert (width(closed, {}), styled(closed, {})) == (80, False)
+    assert Terminal.of(None, {}) == Terminal(80, styled=False, unicode=False)
+    assert Terminal.of(closed, {}) == Terminal(80, styled=False, unicode=True)
     assert write("x", closed) is False
 
 
 def test_unicode_ok_follows_the_encoding() -> None:
-    assert unicode_ok(io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
-    assert not unicode_ok(io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert Terminal.of(io.TextIOWrapper(io.BytesIO(), encoding="utf-8")).unicode
+    assert not Terminal.of(io.TextIOWrapper(io.BytesIO(), encoding="ascii")).unicode
 
 
 @pytest.mark.parametrize(

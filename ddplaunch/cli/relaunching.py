@@ -42,7 +42,7 @@ from ddplaunch.launch.relaunch import (
 from ddplaunch.launch.settings import EXECUTED, SETTINGS
 from ddplaunch.machine.paths import newest_below
 from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunching_text
-from ddplaunch.ui.terminal import width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 
 
@@ -81,9 +81,9 @@ def pause(back: Return, options: Options) -> None:
     policy = relaunch_policy(options) or Policy(back.number)
     decision = decide([back.evidence], policy, back.number)
     if decision.again:
-        tell(relaunching_text(decision, policy, back.number, width(sys.stderr)))
+        tell(relaunching_text(decision, policy, back.number, Terminal.of(sys.stderr).width))
     else:
-        tell(asking_text(back.evidence, policy, back.number, width(sys.stderr)))
+        tell(asking_text(back.evidence, policy, back.number, Terminal.of(sys.stderr).width))
     with ending_by_signals():
         time.sleep(pause_s(policy, back.number))
     with contextlib.suppress(ChildProcessError):  # the guard of the run before, which became a child of this program
@@ -97,7 +97,7 @@ def or_status_before(back: Return, launch: Callable[[], int]) -> int:
         status = launch()
     except RefusedError as refused:
         if refused.findings[0].code == NOT_RELAUNCHED:
-            tell(line_text(refused.findings[0].what, width(sys.stderr)))
+            tell(line_text(refused.findings[0].what, Terminal.of(sys.stderr).width))
         else:
             tell_findings(refused.findings)
             tell("nothing was launched\n")

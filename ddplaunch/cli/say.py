@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.terminal import speak, styled, unicode_ok, width, write
+from ddplaunch.ui.terminal import Terminal, speak, write
 from ddplaunch.values.finding import Finding
 
 
@@ -31,4 +31,4 @@ def answer_json(value: Any) -> None:
 def tell_findings(findings: Sequence[Finding]) -> None:
     """Write findings to stderr, each in four lines."""
     if findings:
-        tell(findings_text(findings, width(sys.stderr), styled(sys.stderr), unicode_ok(sys.stderr)) + "\n")
+        tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Optional
 import typer
 
 from ddplaunch.cli.flags import HELP, Flag, flags_of
-from ddplaunch.ui.terminal import width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError, usage
 
 _TYPES: dict[str, Any] = {
@@ -39,7 +39,7 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
     app = typer.Typer(
         context_settings={
             "help_option_names": ["-h", "--help"],
-            "terminal_width": min(width(sys.stdout), _WIDEST) - 2,  # on its own it would not go below 50
+            "terminal_width": min(Terminal.of(sys.stdout).width, _WIDEST) - 2,  # on its own it would not go below 50
         },
         help="Launch distributed PyTorch: what runs is torchrun, checked and explained.",
         add_completion=False,

@@ -8,7 +8,7 @@ from typing import Any
 from ddplaunch.comm.checks import rate_text, time_text
 from ddplaunch.comm.groups import Comm, Group, Verdict, verdicts
 from ddplaunch.ui.speech import count
-from ddplaunch.ui.terminal import Emphasis, cells, paint, visible, wrap
+from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 
 _SIGNS: dict[Verdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
 _EMPHASIS: dict[Verdict, Emphasis | None] = {"fine": None, "slow": "warning", "lossy": "warning", "failed": "error"}
@@ -19,27 +19,27 @@ _GAP = 2
 Cells = Mapping[tuple[int, int], tuple[str, Verdict]]
 
 
-def comm_text(comm: Comm, width: int, styled: bool) -> list[str]:
+def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
     """Return the lines of the picture: all pairs of hosts where there are some, else this host alone."""
-    title = paint(f"collectives, by {comm.backend}", "bold", styled)
+    title = terminal.paint(f"collectives, by {comm.backend}", "bold")
     if len(comm.hosts) == 1:
         told = [_alone(group) for group in comm.inside] or ["one rank alone has nobody to talk to"]
-        return [title, *(line for text in told for line in wrap(text, width, "  ", "    ")), ""]
+        return [title, *(line for text in told for line in wrap(text, terminal.width, "  ", "    ")), ""]
     found = dict(zip(comm.groups, verdicts(comm), strict=True))
     places = {host: number for number, host in enumerate(comm.hosts)}
     label = len(str(len(comm.hosts))) + 1 + max(cells(visible(host)) for host in comm.hosts)
     numbers = _numbers(found, places)
     column = max((cells(text) for text, _ in numbers.values()), default=1)
-    if 2 + label + (column + _GAP) * len(places) <= width:
-        lines = _matrix(comm.hosts, numbers, label, column, styled, lead=0, gap=_GAP)
+    if 2 + label + (column + _GAP) * len(places) <= terminal.width:
+        lines = _matrix(comm.hosts, numbers, label, column, terminal, lead=0, gap=_GAP)
         legend = _legend(comm)
-    elif 2 + label + _GAP + len(places) <= width:
-        gap = 1 if 2 + label + _GAP + 2 * len(places) <= width else 0
-        lines = _matrix(comm.hosts, _signs(found, places), label, 1, styled, lead=_GAP, gap=gap)
+    elif 2 + label + _GAP + len(places) <= terminal.width:
+        gap = 1 if 2 + label + _GAP + 2 * len(places) <= terminal.width else 0
+        lines = _matrix(comm.hosts, _signs(found, places), label, 1, terminal, lead=_GAP, gap=gap)
         legend = "# fine, s slow, ! loses packets, x fails; blank: not tested together; `--json` has the numbers"
     else:
-        lines, legend = _worst(found, width), "`--json` has the numbers"
-    return [title, *lines, *wrap(legend, width, "  ", "  "), ""]
+        lines, legend = _worst(found, terminal.width), "`--json` has the numbers"
+    return [title, *lines, *wrap(legend, terminal.width, "  ", "  "), ""]
 
 
 def _worst(found: Mapping[Group, Verdict], width: int) -> list[str]:
@@ -94,12 +94,12 @@ def _short(rate: str) -> str:
 
 
 def _matrix(
-    hosts: Sequence[str], shown: Cells, label: int, column: int, styled: bool, *, lead: int, gap: int
+    hosts: Sequence[str], shown: Cells, label: int, column: int, terminal: Terminal, *, lead: int, gap: int
 ) -> list[str]:
     """Return a line for each host. ``lead`` cells stand in front of the first column, ``gap`` in front of each."""
     digits = len(str(len(hosts)))
     heads = [str(number)[-column:].rjust(column + gap) for number in range(1, len(hosts) + 1)]
-    lines = [paint(" " * (2 + label + lead) + "".join(heads), "dim", styled)]
+    lines = [terminal.paint(" " * (2 + label + lead) + "".join(heads), "dim")]
     for row, host in enumerate(hosts):
         name = f"{row + 1:>{digits}} {visible(host)}"
         line = "  " + name + " " * (label - cells(name) + lead)
@@ -107,7 +107,7 @@ def _matrix(
             text, verdict = shown.get((row, number), ("", "fine"))
             emphasis = _EMPHASIS[verdict]
             padding = " " * (column + gap - cells(text))
-            line += padding + (paint(text, emphasis, styled) if emphasis else text)
+            line += padding + (terminal.paint(text, emphasis) if emphasis else text)
         lines.append(line.rstrip())
     return lines
 

@@ -12,7 +12,7 @@ from ddplaunch.records.old_records import OldRecords
 from ddplaunch.records.run_states import user_name
 from ddplaunch.ui.speech import count
 from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import ascii_only, paint, visible, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -37,12 +37,12 @@ class Work:
         return not self.found.own and not self.records.removable
 
 
-def work_text(work: Work, now_s: float, width: int, styled: bool, unicode: bool = True) -> str:
+def work_text(work: Work, now_s: float, terminal: Terminal) -> str:
     """Return every orphan with what it holds, this user's first, and the records beyond those to keep."""
     lines: list[str] = []
     for group in (*work.found.own, *work.found.others):
-        title, *rest = wrap(_title(group, group in work.found.others), width, "", "  ")
-        lines += [paint(title, "bold", styled), *rest, *_table(group, work.found, now_s, width, styled)]
+        title, *rest = wrap(_title(group, group in work.found.others), terminal.width, "", "  ")
+        lines += [terminal.paint(title, "bold"), *rest, *_table(group, work.found, now_s, terminal)]
     said = []
     if isinstance(work.found.gpu_memory, Unavailable) and not work.found.gpu_memory.reason.endswith("not installed"):
         said.append(f"GPU memory is not known: {work.found.gpu_memory.reason}")
@@ -57,8 +57,8 @@ def work_text(work: Work, now_s: float, width: int, styled: bool, unicode: bool 
     if not lines and not said:
         about = f" of run {visible(work.run_id)}" if work.run_id else f", {count(total, 'record')}"
         said = [f"nothing to clean: no orphans{about}"]
-    lines += [line for text in said for line in wrap(text, width, "", "  ")]
-    return ascii_only("\n".join(lines), unicode) + "\n"
+    lines += [line for text in said for line in wrap(text, terminal.width, "", "  ")]
+    return terminal.spell("\n".join(lines)) + "\n"
 
 
 def _names(paths: Sequence[Any]) -> str:
@@ -73,7 +73,7 @@ def _title(group: Orphans, foreign: bool) -> str:
     return f"{visible(names.get(group.kind, group.kind))}: its launcher is gone, {left} left{owner}"
 
 
-def _table(group: Orphans, found: Leftovers, now_s: float, width: int, styled: bool) -> list[str]:
+def _table(group: Orphans, found: Leftovers, now_s: float, terminal: Terminal) -> list[str]:
     rows = [
         (
             str(process.pid),
@@ -88,7 +88,7 @@ def _table(group: Orphans, found: Leftovers, now_s: float, width: int, styled: b
     columns = [i for i in range(len(_HEADER)) if any(row[i] for row in rows)]
     header = [_HEADER[i] for i in columns]
     right = frozenset(i for i, name in enumerate(header) if name in ("PID", "AGE"))
-    return table(header, [[row[i] for i in columns] for row in rows], width, styled, right)
+    return table(header, [[row[i] for i in columns] for row in rows], terminal, right)
 
 
 def what_of(process: Process) -> str:

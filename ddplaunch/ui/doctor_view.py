@@ -16,7 +16,7 @@ from ddplaunch.machine.facts import Facts
 from ddplaunch.ui.export import finding_json
 from ddplaunch.ui.speech import count, counted, findings_text
 from ddplaunch.ui.table import section, table
-from ddplaunch.ui.terminal import Emphasis, ascii_only, paint, visible, wrap
+from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
@@ -49,10 +49,8 @@ def machine_text(facts: Facts) -> str:
 def doctor_text(
     outcomes: Sequence[Outcome],
     facts: Facts,
-    width: int,
-    styled: bool,
+    terminal: Terminal,
     *,
-    unicode: bool = True,
     picture: Sequence[str] = (),
 ) -> str:
     """Return a line for the machine, one for each family, skips with reasons, crashes, findings, the verdict.
@@ -60,22 +58,24 @@ def doctor_text(
     ``picture`` are the lines of what was measured between the ranks.
     """
     lines = [
-        *wrap(visible(machine_text(facts)), width, "", "  "),
+        *wrap(visible(machine_text(facts)), terminal.width, "", "  "),
         "",
-        *_families(outcomes, width, styled),
+        *_families(outcomes, terminal),
         "",
         *picture,
     ]
-    lines += section("skipped", _reasons(outcomes, "skipped", width), styled)
-    lines += section("crashed (a bug in ddplaunch, not in the machine)", _reasons(outcomes, "crashed", width), styled)
+    lines += section("skipped", _reasons(outcomes, "skipped", terminal.width), terminal)
+    lines += section(
+        "crashed (a bug in ddplaunch, not in the machine)", _reasons(outcomes, "crashed", terminal.width), terminal
+    )
     findings = found(outcomes)
     if findings:
-        lines += findings_text(findings, width, styled, unicode).split("\n")
-    lines += _verdict_lines(outcomes, width, styled)
-    return ascii_only("\n".join(lines) + "\n", unicode)
+        lines += findings_text(findings, terminal).split("\n")
+    lines += _verdict_lines(outcomes, terminal)
+    return terminal.spell("\n".join(lines) + "\n")
 
 
-def _families(outcomes: Sequence[Outcome], width: int, styled: bool) -> list[str]:
+def _families(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]:
     rows = []
     for family in dict.fromkeys(outcome.check.family for outcome in outcomes):
         members = [outcome for outcome in outcomes if outcome.check.family == family]
@@ -84,7 +84,7 @@ def _families(outcomes: Sequence[Outcome], width: int, styled: bool) -> list[str
         parts += [counted(found(members))] if found(members) else []
         parts += [f"{number} {status}" for status in ("skipped", "crashed") if (number := tally(members, status))]
         rows.append([family, ", ".join(parts)])
-    return table(["", ""], rows, width, styled) if rows else []
+    return table(["", ""], rows, terminal) if rows else []
 
 
 def tally(outcomes: Iterable[Outcome], status: str) -> int:
@@ -112,14 +112,14 @@ def verdict_text(outcomes: Sequence[Outcome]) -> str:
     return f"{head}: {', '.join(rest)}"
 
 
-def _verdict_lines(outcomes: Sequence[Outcome], width: int, styled: bool) -> list[str]:
+def _verdict_lines(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]:
     severities = {finding.severity for finding in found(outcomes)}
     emphasis: Emphasis = "good"
     if Severity.ERROR in severities:
         emphasis = "error"
     elif severities or tally(outcomes, "crashed") or not tally(outcomes, "passed"):
         emphasis = "warning"
-    return [paint(line, emphasis, styled) for line in wrap(verdict_text(outcomes), width, "", "  ")]
+    return [terminal.paint(line, emphasis) for line in wrap(verdict_text(outcomes), terminal.width, "", "  ")]
 
 
 def doctor_json(outcomes: Sequence[Outcome], facts: Facts) -> dict[str, Any]:
@@ -143,13 +143,15 @@ def doctor_json(outcomes: Sequence[Outcome], facts: Facts) -> dict[str, Any]:
     }
 
 
-def list_text(checks: Sequence[Check], width: int, styled: bool) -> str:
+def list_text(checks: Sequence[Check], terminal: Terminal) -> str:
     """Return every check's code and title, grouped by family."""
     lines: list[str] = []
     for family in dict.fromkeys(check.family for check in checks):
         rows = [[check.code, check.title] for check in checks if check.family == family]
-        lines += section(family, table(["", ""], rows, width, styled), styled)
-    lines += wrap(f"{count(len(checks), 'check')}; `ddplaunch explain CODE` says more about one", width, "", "  ")
+        lines += section(family, table(["", ""], rows, terminal), terminal)
+    lines += wrap(
+        f"{count(len(checks), 'check')}; `ddplaunch explain CODE` says more about one", terminal.width, "", "  "
+    )
     return "\n".join(lines) + "\n"
 
 
@@ -159,14 +161,16 @@ def list_json(checks: Sequence[Check]) -> dict[str, Any]:
     return {"schema": SCHEMA, "checks": [{key: plain(getattr(check, key)) for key in keys} for check in checks]}
 
 
-def explain_text(check: Check, width: int, styled: bool) -> str:
+def explain_text(check: Check, terminal: Terminal) -> str:
     """Return what one check looks at and why."""
-    lines = [f"{paint(check.code, 'bold', styled)} {paint(f'({check.family})', 'dim', styled)}"]
-    lines += wrap(check.title, width, "  ", "  ")
+    lines = [f"{terminal.paint(check.code, 'bold')} {terminal.paint(f'({check.family})', 'dim')}"]
+    lines += wrap(check.title, terminal.width, "  ", "  ")
     for paragraph in check.explanation.split("\n\n") if check.explanation else ():
-        lines += ["", *wrap(" ".join(paragraph.split("\n")), width, "  ", "  ")]
+        lines += ["", *wrap(" ".join(paragraph.split("\n")), terminal.width, "  ", "  ")]
     used = [("needs", check.needs), ("wants", check.wants)]
-    said = [line for word, names in used if names for line in wrap(", ".join(names), width, f"  {word}: ", "    ")]
+    said = [
+        line for word, names in used if names for line in wrap(", ".join(names), terminal.width, f"  {word}: ", "    ")
+    ]
     lines += ["", *said] if said else []
     return "\n".join(lines) + "\n"
 
@@ -191,7 +195,7 @@ def report_text(facts: Facts, outcomes: Sequence[Outcome], versions: Mapping[str
     """Return the report: versions, the checks as `doctor` prints them, the facts as JSON."""
     lines = ["### ddplaunch doctor", ""]
     lines += [f"- {name} {version}" for name, version in versions.items()]
-    lines += ["", "```text", scrub(doctor_text(outcomes, facts, 100, False)).rstrip("\n"), "```", ""]
+    lines += ["", "```text", scrub(doctor_text(outcomes, facts, Terminal(100))).rstrip("\n"), "```", ""]
     lines += ["<details><summary>Facts</summary>", "", "```json", _facts(facts), "```", "", "</details>"]
     return "\n".join(lines) + "\n"
 

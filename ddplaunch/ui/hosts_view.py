@@ -15,7 +15,7 @@ from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.ui.export import finding_json
 from ddplaunch.ui.speech import count, counted, findings_text
 from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import Emphasis, ascii_only, cells, paint, speak, visible, width, wrap
+from ddplaunch.ui.terminal import Emphasis, Terminal, cells, speak, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
@@ -30,10 +30,8 @@ def hosts_text(
     missing: Sequence[Finding],
     findings: Sequence[Finding],
     passed: int,
-    width: int,
-    styled: bool,
+    terminal: Terminal,
     *,
-    unicode: bool = True,
     picture: Sequence[str] = (),
 ) -> str:
     """Return a row for each host that answered, what is wrong, and the verdict in a line.
@@ -42,15 +40,15 @@ def hosts_text(
     lines of what was measured between them.
     """
     rows = [row(report) for report in reports]
-    lines = [*table(_HEADER, rows, width, styled, right=frozenset({3})), "", *picture] if rows else []
+    lines = [*table(_HEADER, rows, terminal, right=frozenset({3})), "", *picture] if rows else []
     if findings:
-        lines += findings_text(findings, width, styled, unicode).split("\n")
+        lines += findings_text(findings, terminal).split("\n")
     errors = any(each.severity is Severity.ERROR for each in findings)
     emphasis: Emphasis = "error" if errors else "warning" if findings else "good"
     answered = f"{len(reports)} of {count(len(reports) + len(missing), 'host')} answered"
     verdict = f"{counted(findings) or 'healthy'}: {answered}, {count(passed, 'check')} passed"
-    lines += [paint(line, emphasis, styled) for line in wrap(verdict, width, "", "  ")]
-    return ascii_only("\n".join(lines) + "\n", unicode)
+    lines += [terminal.paint(line, emphasis) for line in wrap(verdict, terminal.width, "", "  ")]
+    return terminal.spell("\n".join(lines) + "\n")
 
 
 def row(report: HostReport) -> tuple[str, ...]:
@@ -155,7 +153,7 @@ class Progress:
             return
         if self._terminal:
             waited = f" ({status.waited_s:.0f} s)"
-            text = f"\r\x1b[K{status_text(status, width(self._stream) - len(waited))}{waited}"
+            text = f"\r\x1b[K{status_text(status, Terminal.of(self._stream).width - len(waited))}{waited}"
         else:
             text = status_text(status) + "\n"
             soon = self._last_s is not None and self._clock() - self._last_s < _PLAIN_S and status.missing

@@ -8,7 +8,7 @@ from ddplaunch.hosts.slurm.programs import JobState, waits_for
 from ddplaunch.launch.job.sbatch import Batch
 from ddplaunch.records.outcome import FirstFailure
 from ddplaunch.ui.shell import quote
-from ddplaunch.ui.terminal import paint, visible, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
 
 _LABEL = 10  # cells before what stands beside a label
@@ -19,15 +19,15 @@ def changed_text(job: str, state: JobState, width: int) -> str:
     return "\n".join(wrap(visible(state_text(state)), width, f"job {job}: ", "  ")) + "\n"
 
 
-def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, width: int, styled: bool) -> str:
+def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, terminal: Terminal) -> str:
     """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
-    now = [] if state is None else wrap(visible(state_text(state)), width - _LABEL)
+    now = [] if state is None else wrap(visible(state_text(state)), terminal.width - _LABEL)
     rows = [("now" if i == 0 else "", line) for i, line in enumerate(now)]
     rows += [("log", visible(log)), ("follow", f"tail -F {quote(log)}"), ("state", f"squeue -j {job}")]
     rows.append(("cancel", f"scancel {job}"))
     kind = "array " if batch.array else ""
-    head = paint("ddplaunch", "bold", styled) + f" submitted {kind}job {job}: {visible(batch.about)}\n"
-    return head + "".join(f"  {paint(f'{label:<{_LABEL - 2}}', 'dim', styled)}{text}\n" for label, text in rows)
+    head = terminal.paint("ddplaunch", "bold") + f" submitted {kind}job {job}: {visible(batch.about)}\n"
+    return head + "".join(f"  {terminal.paint(f'{label:<{_LABEL - 2}}', 'dim')}{text}\n" for label, text in rows)
 
 
 def state_text(state: JobState) -> str:

@@ -13,7 +13,7 @@ from ddplaunch.launch.topology import endpoint
 from ddplaunch.machine.facts import Facts, Gpu
 from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
 from ddplaunch.ui.speech import count, findings_text
-from ddplaunch.ui.terminal import ascii_only, paint, visible, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
 
@@ -140,10 +140,8 @@ _LABEL = 8
 def launch_panel(
     launch: Launch,
     findings: Sequence[Finding],
-    width: int,
-    styled: bool,
+    terminal: Terminal,
     *,
-    unicode: bool = True,
     facts: Facts | None = None,
     record: str | None = None,
 ) -> str:
@@ -161,14 +159,14 @@ def launch_panel(
         ("note", "; ".join(launch.notes)),
         ("record", record or ""),
     ]
-    lines = [paint("ddplaunch", "bold", styled) + " " + paint(visible(launch.run_id), "dim", styled)]
+    lines = [terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")]
     for label, text in rows:
         if text:
             lead = f"  {label:<{_LABEL}}"
-            first, *rest = wrap(visible(text), width, lead, " " * len(lead))
-            lines += [paint(lead, "dim", styled) + first[len(lead) :], *rest]
-    text = ascii_only("\n".join(lines) + "\n", unicode)
-    return text + ("\n" + findings_text(findings, width, styled, unicode) if findings else "")
+            first, *rest = wrap(visible(text), terminal.width, lead, " " * len(lead))
+            lines += [terminal.paint(lead, "dim") + first[len(lead) :], *rest]
+    text = terminal.spell("\n".join(lines) + "\n")
+    return text + ("\n" + findings_text(findings, terminal) if findings else "")
 
 
 def passed_text(passed: Passed) -> str:

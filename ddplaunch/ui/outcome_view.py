@@ -15,7 +15,7 @@ from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.launch.relaunch import Decision, Evidence, Policy, pause_s
 from ddplaunch.records.outcome import Outcome
 from ddplaunch.ui.speech import count, finding_text
-from ddplaunch.ui.terminal import ascii_only, paint, visible, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.words import duration_text
 
@@ -25,10 +25,8 @@ _FIXES = 2  # the best ones; `ddplaunch explain` shows more
 def outcome_text(
     outcome: Outcome,
     record: str | None,
-    width: int,
-    styled: bool,
+    terminal: Terminal,
     *,
-    unicode: bool = True,
     signal: int | None = None,
     unrecorded: str | None = None,
     stopped: bool = False,
@@ -41,16 +39,16 @@ def outcome_text(
     head, rest = ("stopped", f" (exit status {outcome.exit_status})") if stopped else _head(outcome, signal)
     where = f"record in {record}" if record and unrecorded is None else _unrecorded(record, unrecorded)
     after = duration_text(outcome.ended_s - outcome.started_s)
-    lines = wrap(visible(f"{head}{rest} after {after}, {where}"), width, "ddplaunch: ", "  ")
+    lines = wrap(visible(f"{head}{rest} after {after}, {where}"), terminal.width, "ddplaunch: ", "  ")
     label = f"ddplaunch: {head}"
     if lines[0].startswith(label):
-        lines[0] = paint(label, "good" if outcome.state == "succeeded" else "error", styled) + lines[0][len(label) :]
-    text = ascii_only("\n".join(lines), unicode) + "\n"
+        lines[0] = terminal.paint(label, "good" if outcome.state == "succeeded" else "error") + lines[0][len(label) :]
+    text = terminal.spell("\n".join(lines)) + "\n"
     attempts = attempts_text(outcome)
     if attempts:
-        text += ascii_only("\n".join(wrap(visible(attempts), width, "  ", "  ")), unicode) + "\n"
+        text += terminal.spell("\n".join(wrap(visible(attempts), terminal.width, "  ", "  "))) + "\n"
     if outcome.diagnosis is not None:
-        text += finding_text(as_finding(outcome.diagnosis, record), width, styled, unicode)
+        text += finding_text(as_finding(outcome.diagnosis, record), terminal)
     return text
 
 
@@ -177,41 +175,39 @@ _EXPLAIN_VIEW_FIXES = 3
 _CERTAINTY = {"observed": "", "likely": " (likely)", "unknown": ""}
 
 
-def explanation_text(
-    explanation: Explanation, names: str, width: int, styled: bool, unicode: bool = True, record: str = ""
-) -> str:
+def explanation_text(explanation: Explanation, names: str, terminal: Terminal, record: str = "") -> str:
     """Return the whole answer; ``names`` says in a word or two which logs were read, ``record`` where a run's lie."""
     found = explanation.diagnosis
     if found is None:
-        return "\n".join(wrap(visible(f"nothing failed in {names}"), width)) + "\n"
-    lines = [*_explain_view_head(found, width, styled), *_evidence(found, record, width, styled)]
-    lines += _followed(explanation.cascade, width, styled)
-    lines += _part("  why: ", found.why, width, styled)
+        return "\n".join(wrap(visible(f"nothing failed in {names}"), terminal.width)) + "\n"
+    lines = [*_explain_view_head(found, terminal), *_evidence(found, record, terminal)]
+    lines += _followed(explanation.cascade, terminal)
+    lines += _part("  why: ", found.why, terminal)
     for position, fix in enumerate(found.fixes[:_EXPLAIN_VIEW_FIXES]):
-        lines += _part("  fix: " if position == 0 else "   or: ", fix, width, styled)
-    return ascii_only("\n".join(lines), unicode) + "\n"
+        lines += _part("  fix: " if position == 0 else "   or: ", fix, terminal)
+    return terminal.spell("\n".join(lines)) + "\n"
 
 
-def _explain_view_head(found: Diagnosis, width: int, styled: bool) -> list[str]:
+def _explain_view_head(found: Diagnosis, terminal: Terminal) -> list[str]:
     label = f"error[{found.code}]:"
-    lines = wrap(visible(found.what) + _CERTAINTY[found.certainty], width, f"{label} ", "  ")
-    lines[0] = paint(label, "error", styled) + paint(lines[0][len(label) :], "bold", styled)
+    lines = wrap(visible(found.what) + _CERTAINTY[found.certainty], terminal.width, f"{label} ", "  ")
+    lines[0] = terminal.paint(label, "error") + terminal.paint(lines[0][len(label) :], "bold")
     where = ([f"rank {found.rank}"] if found.rank is not None else []) + ([found.host] if found.host else [])
     frame = found.raised.frame if found.raised and found.raised.frame else ""
     place = ", ".join([" on ".join(where)] * bool(where) + [frame] * (frame not in found.what))
-    return lines + (_part("  --> ", visible(place), width, styled) if place else [])
+    return lines + (_part("  --> ", visible(place), terminal) if place else [])
 
 
-def _evidence(found: Diagnosis, record: str, width: int, styled: bool) -> list[str]:
+def _evidence(found: Diagnosis, record: str, terminal: Terminal) -> list[str]:
     lines: list[str] = []
     for each in found.evidence[:_EVIDENCE]:
         file = f"{record}/{each.file}" if record and each.line else each.file
         place = f"{file}:{each.line}" if each.line else file
-        lines += _part("  evidence: ", visible(f"{place}: {each.text}"), width, styled)
+        lines += _part("  evidence: ", visible(f"{place}: {each.text}"), terminal)
     return lines
 
 
-def _followed(echoes: Sequence[Echo], width: int, styled: bool) -> list[str]:
+def _followed(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
     """Name what the cause set off, ranks that say the same in one entry."""
     kinds: dict[str, list[Echo]] = {}
     for echo in echoes:
@@ -220,7 +216,7 @@ def _followed(echoes: Sequence[Echo], width: int, styled: bool) -> list[str]:
     if not texts:
         return []
     more = f"; and {count(len(texts) - _FOLLOWED, 'other kind')} of line" if len(texts) > _FOLLOWED else ""
-    return _part("  followed by: ", visible("; ".join(texts[:_FOLLOWED]) + more), width, styled)
+    return _part("  followed by: ", visible("; ".join(texts[:_FOLLOWED]) + more), terminal)
 
 
 def _ranks(echoes: Sequence[Echo]) -> str:
@@ -231,20 +227,20 @@ def _ranks(echoes: Sequence[Echo]) -> str:
     return f"{'ranks' if len(ranks) > 1 else 'rank'} {named}: "
 
 
-def _part(label: str, text: str, width: int, styled: bool) -> list[str]:
-    lines = wrap(visible(text, keep_newlines=True), width, label, " " * len(label))
-    return [paint(label, "dim", styled) + lines[0][len(label) :], *lines[1:]]
+def _part(label: str, text: str, terminal: Terminal) -> list[str]:
+    lines = wrap(visible(text, keep_newlines=True), terminal.width, label, " " * len(label))
+    return [terminal.paint(label, "dim") + lines[0][len(label) :], *lines[1:]]
 
 
-def code_text(code: str, signatures: Sequence[Signature], width: int, styled: bool) -> str:
+def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) -> str:
     """Return what a diagnosis code stands for, from the signatures that name it: each mechanism once, then fixes."""
-    lines = [f"{paint(code, 'bold', styled)} {paint('(diagnosis of a failed run)', 'dim', styled)}"]
+    lines = [f"{terminal.paint(code, 'bold')} {terminal.paint('(diagnosis of a failed run)', 'dim')}"]
     for why in dict.fromkeys(each.why for each in signatures if each.role == "root" and "{" not in each.why):
-        lines += wrap(why, width, "  why: ", "       ")
+        lines += wrap(why, terminal.width, "  why: ", "       ")
     fixes = dict.fromkeys(fix for each in signatures for fix in each.fixes if "{" not in fix)
     for fix in list(fixes)[:6]:
-        lines += wrap(fix, width, "  fix: ", "       ")
+        lines += wrap(fix, terminal.width, "  fix: ", "       ")
     shown = dict.fromkeys(each.examples[0] for each in signatures if each.role == "root" and each.examples)
     for example in list(shown)[:3]:
-        lines += wrap(visible(example.strip()[:200]), width, "  shows as: ", "    ")
-    return ascii_only("\n".join(lines), True) + "\n"
+        lines += wrap(visible(example.strip()[:200]), terminal.width, "  shows as: ", "    ")
+    return "\n".join(lines) + "\n"

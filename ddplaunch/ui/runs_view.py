@@ -13,7 +13,7 @@ from typing import Any
 from ddplaunch.records.log_files import LogFile
 from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import ascii_only, cells, paint, visible
+from ddplaunch.ui.terminal import Terminal, cells, visible
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import age_text
 
@@ -22,26 +22,26 @@ _RIGHT = {"AGE", "SIZE", "BATCH"}
 _GPUS_IN_FULL = 4
 
 
-def ps_text(
-    runs: Sequence[RunSummary], more: int, now_s: float, me: str, width: int, styled: bool, unicode: bool = True
-) -> str:
+def ps_text(runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal) -> str:
     """Return a line for each run, columns that would be empty left out, and how many ended runs are not shown.
 
     WHO is shown where a run is somebody else's, HOSTS where one has several.
     """
     if not runs:
         return "no runs\n"
-    header, rows = _fitting(runs, now_s, me, width)
+    header, rows = _fitting(runs, now_s, me, terminal.width)
     right = frozenset(i for i, name in enumerate(header) if name in _RIGHT)
     # the table indents its lines by two
-    lines = [line[2:] if line.startswith("  ") else line for line in table(header, rows, width + 2, False, right)]
-    if styled:
+    lines = [
+        line[2:] if line.startswith("  ") else line for line in table(header, rows, Terminal(terminal.width + 2), right)
+    ]
+    if terminal.styled:
         lines = [_painted(line) for line in lines]
-        lines[0] = paint(lines[0], "dim", styled)
+        lines[0] = terminal.paint(lines[0], "dim")
     lines += [f"{visible(run.run_id)}: {visible(run.problem)}" for run in runs if run.problem]
     if more:
         lines.append(f"{more} more ended; `ddplaunch ps --all` lists them")
-    return ascii_only("\n".join(lines), unicode) + "\n"
+    return terminal.spell("\n".join(lines)) + "\n"
 
 
 #: What a narrow terminal does without, first to last; from HOSTS on, long names of scripts are cut as well.
@@ -124,7 +124,7 @@ def _script(name: str | None) -> str:
 def _painted(line: str) -> str:
     for word, emphasis in ((" running ", "good"), (" orphaned ", "error"), (" failed ", "warning")):
         if word in line:
-            return line.replace(word, f" {paint(word.strip(), emphasis, True)} ", 1)  # type: ignore[arg-type]
+            return line.replace(word, f" {Terminal(styled=True).paint(word.strip(), emphasis)} ", 1)  # type: ignore[arg-type]
     return line
 
 

@@ -16,7 +16,7 @@ from ddplaunch.launch.job.sbatch import Batch
 from ddplaunch.launch.launch import Launch, Variable
 from ddplaunch.machine.environ import redact
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
-from ddplaunch.ui.terminal import ascii_only, visible
+from ddplaunch.ui.terminal import Terminal, visible
 
 
 def quote(word: str, unicode: bool = True) -> str:
@@ -116,17 +116,19 @@ def directive_text(directive: str) -> str:
     return f'{name}{equals}"{escaped}"'
 
 
-def dry_run_text(launch: Launch, *, unicode: bool = True) -> str:
+def dry_run_text(launch: Launch, terminal: Terminal) -> str:
     """Return comments and one command: ``env -u X NAME=value … python -m torch.distributed.run …``.
 
     A variable whose name looks secret is taken from the shell that the text is pasted into, which stops if it is unset.
     """
     about = f"{launch.run_id}: {target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch)}"
     comments = [about, *(_comment(variable) for variable in launch.environment)]
-    removed = [f"-u {quote(variable.name, unicode)}" for variable in launch.environment if variable.value is None]
-    values = [_set(variable, unicode) for variable in launch.environment if variable.value is not None]
-    lines = [ascii_only(f"# {visible(comment)}", unicode) for comment in comments]
-    command = command_lines(launch.argv, _WIDTH - 4, unicode)
+    removed = [
+        f"-u {quote(variable.name, terminal.unicode)}" for variable in launch.environment if variable.value is None
+    ]
+    values = [_set(variable, terminal.unicode) for variable in launch.environment if variable.value is not None]
+    lines = [terminal.spell(f"# {visible(comment)}") for comment in comments]
+    command = command_lines(launch.argv, _WIDTH - 4, terminal.unicode)
     if removed or values:
         lines += _environment(removed, values)
         command = [f"  {line}" for line in command]

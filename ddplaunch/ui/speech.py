@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ddplaunch.ui.terminal import Emphasis, ascii_only, paint, visible, wrap
+from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
 
 _SHOWN = 2  # places named before the rest is counted
@@ -31,28 +31,28 @@ def _noun(where: Sequence[str]) -> str:
     return " hosts" if all(re.fullmatch(_HOST, place) for place in where) else ""
 
 
-def finding_text(finding: Finding, width: int, styled: bool, unicode: bool = True) -> str:
+def finding_text(finding: Finding, terminal: Terminal) -> str:
     """Return a finding in its four parts, wrapped at ``width`` cells; commands in backticks are never broken."""
     emphasis: Emphasis = "error" if finding.severity is Severity.ERROR else "warning"
     label = f"{finding.severity.value}[{finding.code}]:"
-    lines = wrap(visible(finding.what), width, f"{label} ", "  ")
-    lines[0] = paint(label, emphasis, styled) + paint(lines[0][len(label) :], "bold", styled)
+    lines = wrap(visible(finding.what), terminal.width, f"{label} ", "  ")
+    lines[0] = terminal.paint(label, emphasis) + terminal.paint(lines[0][len(label) :], "bold")
     if finding.where:
-        lines += _part("  --> ", visible(where_text(finding.where)), width, styled)
-    lines += _part("  why: ", visible(finding.why, keep_newlines=True), width, styled)
-    lines += _part("  fix: ", visible(finding.fix, keep_newlines=True), width, styled)
-    return ascii_only("\n".join(lines), unicode) + "\n"
+        lines += _part("  --> ", visible(where_text(finding.where)), terminal)
+    lines += _part("  why: ", visible(finding.why, keep_newlines=True), terminal)
+    lines += _part("  fix: ", visible(finding.fix, keep_newlines=True), terminal)
+    return terminal.spell("\n".join(lines)) + "\n"
 
 
-def _part(label: str, text: str, width: int, styled: bool) -> list[str]:
-    lines = wrap(text, width, label, " " * len(label))
-    return [paint(label, "dim", styled) + lines[0][len(label) :], *lines[1:]]
+def _part(label: str, text: str, terminal: Terminal) -> list[str]:
+    lines = wrap(text, terminal.width, label, " " * len(label))
+    return [terminal.paint(label, "dim") + lines[0][len(label) :], *lines[1:]]
 
 
-def findings_text(findings: Iterable[Finding], width: int, styled: bool, unicode: bool = True) -> str:
+def findings_text(findings: Iterable[Finding], terminal: Terminal) -> str:
     """Return all findings, errors last, because the eye lands there; an empty line between two."""
     ordered = sorted(findings, key=lambda finding: finding.severity is Severity.ERROR)
-    return "\n".join(finding_text(finding, width, styled, unicode) for finding in ordered)
+    return "\n".join(finding_text(finding, terminal) for finding in ordered)
 
 
 def counted(findings: Sequence[Finding]) -> str:
@@ -63,10 +63,12 @@ def counted(findings: Sequence[Finding]) -> str:
     return ", ".join([*parts, count(warnings, "warning")] if warnings else parts)
 
 
-def refusal_text(findings: Sequence[Finding], width: int, styled: bool) -> str:
+def refusal_text(findings: Sequence[Finding], terminal: Terminal) -> str:
     """Return the last lines of a refused launch: that nothing was launched, and the way to override."""
     codes = [finding.code for finding in findings if finding.severity is Severity.ERROR]
     ignore = " ".join(f"--ignore {code}" for code in dict.fromkeys(codes))
-    lines = wrap(f"nothing was launched: {counted(findings)}. To launch all the same, add `{ignore}`.", width, "", "  ")
+    lines = wrap(
+        f"nothing was launched: {counted(findings)}. To launch all the same, add `{ignore}`.", terminal.width, "", "  "
+    )
     head = "nothing was launched"
-    return paint(head, "error", styled) + "\n".join(lines)[len(head) :] + "\n"
+    return terminal.paint(head, "error") + "\n".join(lines)[len(head) :] + "\n"

@@ -8,7 +8,7 @@ from typing import Any
 from ddplaunch.explain.stacks.flight_recorder import Flight
 from ddplaunch.explain.stacks.parse import Group, RankStack, groups, ranks_text, stack_text
 from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import ascii_only, paint, visible, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.words import duration_text
 
 SCHEMA = 1
@@ -19,9 +19,7 @@ def stacks_text(
     stacks: Sequence[RankStack],
     cpu: Mapping[int, float],
     silent_s: float | None,
-    width: int,
-    styled: bool,
-    unicode: bool = True,
+    terminal: Terminal,
 ) -> str:
     """Return a line for each place where ranks are, the odd ones out first.
 
@@ -31,9 +29,9 @@ def stacks_text(
     quiet = "" if silent_s is None or silent_s < 1 else f"; nothing printed for {duration_text(silent_s)}"
     head = f"{run_id}: {len(stacks)} {'ranks' if len(stacks) != 1 else 'rank'} here, in {_places(found)}{quiet}"
     rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in found]
-    lines = [*wrap(visible(head), width, "", "  "), *table(("ranks", "where", "doing"), rows, width, styled)]
-    lines[0] = paint(run_id, "bold", styled) + lines[0][len(run_id) :] if lines[0].startswith(run_id) else lines[0]
-    return ascii_only("\n".join(lines), unicode) + "\n"
+    lines = [*wrap(visible(head), terminal.width, "", "  "), *table(("ranks", "where", "doing"), rows, terminal)]
+    lines[0] = terminal.paint(run_id, "bold") + lines[0][len(run_id) :] if lines[0].startswith(run_id) else lines[0]
+    return terminal.spell("\n".join(lines)) + "\n"
 
 
 def _places(found: Sequence[Group]) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.ui.terminal import cells, paint, visible, wrap
+from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 
 _GAP = 2
 _LEAST_LAST = 24  # a last column narrower than this is hard to read
 
 
 def table(
-    header: Sequence[str], rows: Sequence[Sequence[str]], width: int, styled: bool, right: frozenset[int] = frozenset()
+    header: Sequence[str], rows: Sequence[Sequence[str]], terminal: Terminal, right: frozenset[int] = frozenset()
 ) -> list[str]:
     """Return the lines of a table; the last column wraps. ``right`` are the indices of right-aligned columns.
 
@@ -20,12 +20,12 @@ def table(
     shown = [[visible(cell) for cell in row] for row in rows]
     widths = [max(cells(row[i]) for row in [list(header), *shown]) for i in range(len(header))]
     offset = 2 + sum(widths[:-1]) + _GAP * (len(header) - 1)
-    if offset + min(widths[-1], _LEAST_LAST) > width:
-        return _blocks(header, shown, width, styled)
-    head = _row(header, widths, width, right)
-    lines = [paint(head[0], "dim", styled)] if any(header) else []
+    if offset + min(widths[-1], _LEAST_LAST) > terminal.width:
+        return _blocks(header, shown, terminal)
+    head = _row(header, widths, terminal.width, right)
+    lines = [terminal.paint(head[0], "dim")] if any(header) else []
     for row in shown:
-        lines += _row(row, widths, width, right)
+        lines += _row(row, widths, terminal.width, right)
     return lines
 
 
@@ -39,17 +39,17 @@ def _row(row: Sequence[str], widths: Sequence[int], width: int, right: frozenset
     return [line.rstrip() for line in wrap(row[last], width, lead + pad, " " * cells(lead))]
 
 
-def _blocks(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, styled: bool) -> list[str]:
+def _blocks(header: Sequence[str], rows: Sequence[Sequence[str]], terminal: Terminal) -> list[str]:
     lines: list[str] = []
     for row in rows:
-        name, *rest = wrap(row[0], width, "  ", "    ")
-        lines += [paint(name, "bold", styled), *rest]
+        name, *rest = wrap(row[0], terminal.width, "  ", "    ")
+        lines += [terminal.paint(name, "bold"), *rest]
         for title, cell in zip(header[1:], row[1:], strict=True):
             if cell:
-                lines += wrap(cell, width, f"    {title}: " if title else "    ", "      ")
+                lines += wrap(cell, terminal.width, f"    {title}: " if title else "    ", "      ")
     return lines
 
 
-def section(title: str, lines: Sequence[str], styled: bool) -> list[str]:
+def section(title: str, lines: Sequence[str], terminal: Terminal) -> list[str]:
     """Return ``lines`` under a title with an empty line after them; nothing at all if there are none."""
-    return [paint(title, "bold", styled), *lines, ""] if lines else []
+    return [terminal.paint(title, "bold"), *lines, ""] if lines else []

@@ -1,10 +1,7 @@
-"""What a stream can show, and writing to it safely; refuses to know what is written.
+"""What a stream can show (``Terminal``), writing to it, and text made harmless and wrapped for it.
 
-Emphasis, and text made harmless for a terminal; refuses to know what the text is about.
-
-rich is not used: importing ``rich.console`` takes about 40 ms, and all that is needed is bold, dim and three colours.
-
-Text into lines of a width, commands kept whole; refuses to shorten anything.
+rich is not used here: importing ``rich.console`` takes 40 ms, and the path of ``run`` to torchrun needs no more than
+bold, dim and three colours.
 """
 
 from __future__ import annotations
@@ -15,13 +12,45 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Literal, TextIO
 
+from ddplaunch.values.frozen import dataclass
+
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 20
 
+Emphasis = Literal["bold", "dim", "error", "warning", "good"]
 
-def width(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> int:
-    """Return the width of ``stream`` in cells: ``COLUMNS``, else the terminal's, else 80; never less than 20."""
-    columns = (os.environ if environ is None else environ).get("COLUMNS", "")
+_CODES: dict[Emphasis, str] = {"bold": "1", "dim": "2", "error": "1;31", "warning": "1;33", "good": "1;32"}
+
+# Only what this package writes itself; a user's own text is left to the encoding of the stream.
+_ASCII = str.maketrans({"×": "x", "…": "...", "─": "-", "≤": "<=", "≥": ">=", "→": "->"})
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """What a stream shows: ``width`` in cells, colour and bold if ``styled``, the signs of ddplaunch if ``unicode``."""
+
+    width: int = _DEFAULT_WIDTH
+    styled: bool = False
+    unicode: bool = True
+
+    @classmethod
+    def of(cls, stream: TextIO | None, environ: Mapping[str, str] | None = None) -> Terminal:
+        """Return what ``stream`` can show, as far as it and the environment tell."""
+        environ = os.environ if environ is None else environ
+        return cls(_width(stream, environ), _styled(stream, environ), _unicode(stream))
+
+    def paint(self, text: str, emphasis: Emphasis) -> str:
+        """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or as it is if not ``styled``."""
+        return f"\x1b[{_CODES[emphasis]}m{text}\x1b[0m" if self.styled and text else text
+
+    def spell(self, text: str) -> str:
+        """Return ``text`` with ddplaunch's own signs in ASCII, unless the terminal knows ``unicode``."""
+        return text if self.unicode else text.translate(_ASCII)
+
+
+def _width(stream: TextIO | None, environ: Mapping[str, str]) -> int:
+    """Return ``COLUMNS``, else the terminal's width, else 80; never less than 20."""
+    columns = environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return max(_LEAST_WIDTH, int(columns))
     try:
@@ -31,13 +60,12 @@ def width(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> in
     return max(_LEAST_WIDTH, found or _DEFAULT_WIDTH)
 
 
-def styled(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether to use colour and bold on ``stream``.
+def _styled(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
+    """Return whether to use colour and bold.
 
     ``NO_COLOR`` (https://no-color.org) wins over ``FORCE_COLOR`` and ``CLICOLOR_FORCE``
     (https://bixense.com/clicolors), these over ``TERM=dumb``, ``CLICOLOR=0`` and a stream that is no terminal.
     """
-    environ = os.environ if environ is None else environ
     if environ.get("NO_COLOR"):
         return False
     if any(environ.get(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
@@ -50,7 +78,7 @@ def styled(stream: TextIO | None, environ: Mapping[str, str] | None = None) -> b
         return False
 
 
-def unicode_ok(stream: TextIO | None) -> bool:
+def _unicode(stream: TextIO | None) -> bool:
     """Return whether the encoding of ``stream`` has the signs that ddplaunch draws with."""
     try:
         "×…─≤≥→".encode(getattr(stream, "encoding", None) or "ascii")
@@ -109,24 +137,6 @@ def _discard(stream: TextIO | None) -> None:
             os.close(null)
     except (OSError, ValueError):
         pass
-
-
-Emphasis = Literal["bold", "dim", "error", "warning", "good"]
-
-_CODES: dict[Emphasis, str] = {"bold": "1", "dim": "2", "error": "1;31", "warning": "1;33", "good": "1;32"}
-
-# Only what this package writes itself; a user's own text is left to the encoding of the stream.
-_ASCII = str.maketrans({"×": "x", "…": "...", "─": "-", "≤": "<=", "≥": ">=", "→": "->"})
-
-
-def paint(text: str, emphasis: Emphasis, styled: bool) -> str:
-    """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or as it is if not ``styled``."""
-    return f"\x1b[{_CODES[emphasis]}m{text}\x1b[0m" if styled and text else text
-
-
-def ascii_only(text: str, unicode: bool) -> str:
-    """Return ``text`` with this package's own signs spelled in ASCII, unless the terminal knows ``unicode``."""
-    return text if unicode else text.translate(_ASCII)
 
 
 def visible(text: str, keep_newlines: bool = False) -> str:

@@ -8,12 +8,13 @@ All samples of a run as one table of what was typical and what was most; refuses
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from statistics import median
 
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import ascii_only, visible
+from ddplaunch.ui.terminal import visible
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text
@@ -195,11 +196,14 @@ def summary_lines(
     columns = {"RANK": [str(rank) for rank in ranks], **{name: each for name, each in columns.items() if any(each)}}
     rows = [list(row) for row in zip(*columns.values(), strict=True)]
     lines += [
-        line[2:] for line in table(list(columns), rows, look.width + 2, look.styled, frozenset(range(len(columns))))
+        line[2:]
+        for line in table(
+            list(columns), rows, replace(look.terminal, width=look.terminal.width + 2), frozenset(range(len(columns)))
+        )
     ]
     if findings:
-        lines += ["", findings_text(findings, look.width, look.styled, look.unicode).rstrip("\n")]
-    return [ascii_only(line, look.unicode) for line in lines]
+        lines += ["", findings_text(findings, look.terminal).rstrip("\n")]
+    return [look.terminal.spell(line) for line in lines]
 
 
 def _by_rank(samples: Mapping[int, Sequence[Sample]]) -> dict[int, list[Point]]:

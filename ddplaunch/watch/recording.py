@@ -255,13 +255,13 @@ def straggler_words(settings: Settings) -> str:
 
 def _words(directory: Path, node: int) -> str:
     from ddplaunch.ui.speech import findings_text
-    from ddplaunch.ui.terminal import styled, unicode_ok, width
+    from ddplaunch.ui.terminal import Terminal
     from ddplaunch.watch.stragglers import stragglers
 
     samples = read_metrics(directory).get(node, [])
     if not samples:
         return "metrics: the run was too short for a sample\n"
     found = stragglers(samples)
-    told = findings_text(found, width(sys.stderr), styled(sys.stderr), unicode_ok(sys.stderr)) + "\n" if found else ""
+    told = findings_text(found, Terminal.of(sys.stderr)) + "\n" if found else ""
     number = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}"
     return f"{told}metrics: {number}; `ddplaunch top {directory.name} --replay`, or `--plot metrics.svg`\n"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ddplaunch.ui.terminal import ascii_only, cells, paint, visible, wrap
+from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import size_text
@@ -45,10 +45,8 @@ _STATES = {"D": "waits for disk", "T": "stopped", "t": "traced"}  # proc_pid_sta
 class Look:
     """How to draw. ``height`` None is as long as need be; ``bars`` False leaves sparklines out."""
 
-    width: int
+    terminal: Terminal
     height: int | None = None
-    styled: bool = False
-    unicode: bool = True
     bars: bool = True
     first_row: int = 0
 
@@ -79,7 +77,8 @@ def columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[
         known = [[value(*point) for point in before[rank.rank]] for rank in ranks]
         most = max([top or 0.0, *(each for row in known for each in row if each is not None)])
         lines = [
-            sparkline(row, BARS, most, look.unicode) if any(each is not None for each in row) else "" for row in known
+            sparkline(row, BARS, most, look.terminal.unicode) if any(each is not None for each in row) else ""
+            for row in known
         ]
         return lines
 
@@ -101,7 +100,7 @@ def columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[
         Column("", bars(lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100), 5),
         Column("GPU GiB", [_gpu_memory(gpu) for gpu in gpus], 1),
         Column("W", [_number(_of(gpu, "power_w"), ".0f") for gpu in gpus], 4),
-        Column("°C" if look.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
+        Column("°C" if look.terminal.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
         Column("MHz", [_number(_of(gpu, "clock_mhz"), ".0f") for gpu in gpus], 9),
         Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
     ]  # fmt: skip
@@ -177,12 +176,12 @@ def frame(
     samples: Sequence[Sample], about: About, findings: Sequence[Finding], late: int | None, look: Look
 ) -> list[str]:
     """Return the lines of one screen, none wider than it; the newest sample is shown, those before give the bars."""
-    head = [paint(_clipped(_first_line(samples, about, look), look), "bold", look.styled)]
+    head = [look.terminal.paint(_clipped(_first_line(samples, about, look), look), "bold")]
     rows: list[str] = []
     if samples:
         head += _packed(_host_words(samples, look), look)
         rows = _table(samples, late, look)
-    tail = [line for note in about.notes for line in wrap(_spelled(visible(note), look), look.width, "", "  ")]
+    tail = [line for note in about.notes for line in wrap(_spelled(visible(note), look), look.terminal.width, "", "  ")]
     for finding in findings:
         tail += _finding(finding, look)
     return _fitted(head, rows, tail, about.keys, look)
@@ -190,7 +189,7 @@ def frame(
 
 def _fitted(head: list[str], rows: list[str], tail: list[str], keys: str, look: Look) -> list[str]:
     """Put the parts together: where they are too long, the table is cut before the findings, down to three ranks."""
-    foot = [paint(_clipped(keys, look), "dim", look.styled)] if keys else []
+    foot = [look.terminal.paint(_clipped(keys, look), "dim")] if keys else []
     if look.height is None:
         return [*head, *([""] if rows else []), *rows, *([""] if tail else []), *tail]
     room = look.height - len(head) - len(foot) - 1
@@ -213,7 +212,7 @@ def _fitted(head: list[str], rows: list[str], tail: list[str], keys: str, look: 
 def _first_line(samples: Sequence[Sample], about: About, look: Look) -> str:
     clock = time.strftime("%H:%M:%S", time.localtime(samples[-1].at_s)) if samples else ""
     text = _GAP.join(visible(each) for each in (about.run_id, *about.words) if each)
-    space = look.width - cells(text) - cells(clock)
+    space = look.terminal.width - cells(text) - cells(clock)
     return f"{text}{' ' * space}{clock}" if clock and space >= 2 else text
 
 
@@ -221,7 +220,11 @@ def _host_words(samples: Sequence[Sample], look: Look) -> list[str]:
     host = samples[-1].host
     words = []
     if host.cpu_percent is not None:
-        bars = sparkline([each.host.cpu_percent for each in samples], BARS, 100, look.unicode) if look.bars else ""
+        bars = (
+            sparkline([each.host.cpu_percent for each in samples], BARS, 100, look.terminal.unicode)
+            if look.bars
+            else ""
+        )
         words.append(f"{host.cpus} CPUs {host.cpu_percent:.0f} % {bars}".rstrip())
     if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
         used = host.memory_total_bytes - host.memory_available_bytes
@@ -244,7 +247,7 @@ def _packed(words: Sequence[str], look: Look) -> list[str]:
     """Return the words in as few lines as they need."""
     lines: list[str] = []
     for word in words:
-        if lines and cells(lines[-1]) + len(_GAP) + cells(word) <= look.width:
+        if lines and cells(lines[-1]) + len(_GAP) + cells(word) <= look.terminal.width:
             lines[-1] += _GAP + word
         else:
             lines.append(_clipped(word, look))
@@ -256,40 +259,40 @@ def _table(samples: Sequence[Sample], late: int | None, look: Look) -> list[str]
     if not last.ranks:
         return ["no rank runs"]
     columns = [column for column in columns_of(samples, late, look) if any(column.texts)]
-    while len(columns) > 2 and sum(column.cells + 2 for column in columns) - 2 > look.width:
+    while len(columns) > 2 and sum(column.cells + 2 for column in columns) - 2 > look.terminal.width:
         most = max(columns, key=lambda column: column.spared)
         if not most.spared:
             break
         columns.remove(most)
     lines = [_GAP.join(column.cell(column.name) for column in columns).rstrip()]
-    lines[0] = paint(_clipped(lines[0], look), "dim", look.styled)
+    lines[0] = look.terminal.paint(_clipped(lines[0], look), "dim")
     for row, rank in enumerate(last.ranks):
         text = _clipped(_GAP.join(column.cell(column.texts[row]) for column in columns).rstrip(), look)
-        lines.append(paint(text, "warning", look.styled and rank.rank == late))
+        lines.append(look.terminal.paint(text, "warning") if rank.rank == late else text)
     return lines
 
 
 def _finding(finding: Finding, look: Look) -> list[str]:
     whole = look.height is None  # a screen does not wrap: what is too long for it ends in a sign that it goes on
-    lines = wrap(_spelled(f"{finding.code}: {visible(finding.what)}", look), look.width, "! ", "  ")
+    lines = wrap(_spelled(f"{finding.code}: {visible(finding.what)}", look), look.terminal.width, "! ", "  ")
     return [
-        *(paint(line if whole else _clipped(line, look), "warning", look.styled) for line in lines),
+        *(look.terminal.paint(line if whole else _clipped(line, look), "warning") for line in lines),
         *(
             line if whole else _clipped(line, look)
-            for line in wrap(_spelled(finding.fix, look), look.width, "  fix: ", "    ")
+            for line in wrap(_spelled(finding.fix, look), look.terminal.width, "  fix: ", "    ")
         ),
     ]
 
 
 def _clipped(text: str, look: Look) -> str:
     text = _spelled(text, look)
-    if cells(text) <= look.width:
+    if cells(text) <= look.terminal.width:
         return text
-    while text and cells(text) > look.width - 1:
+    while text and cells(text) > look.terminal.width - 1:
         text = text[:-1]
-    return text + ("…" if look.unicode else ">")
+    return text + ("…" if look.terminal.unicode else ">")
 
 
 def _spelled(text: str, look: Look) -> str:
     """Return ``text`` in signs that the terminal has, ahead of counting its cells."""
-    return ascii_only(text, look.unicode).replace("°" if not look.unicode else "\0", "")
+    return look.terminal.spell(text).replace("°" if not look.terminal.unicode else "\0", "")

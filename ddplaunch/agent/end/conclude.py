@@ -31,7 +31,7 @@ from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.outcome import AttemptOutcome, Outcome, RankOutcome, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, outcome_text
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.watch.recording import straggler_words
 
 _TAIL_BYTES = 1 << 16
@@ -86,7 +86,7 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
         return elsewhere_text(attempt.attempt, settings.get("max_restarts", 0) + 1)
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _KNOWN[attempt.attempt] = diagnosis
-    return attempt_text(attempt.attempt, settings.get("max_restarts", 0) + 1, diagnosis, width(sys.stderr))
+    return attempt_text(attempt.attempt, settings.get("max_restarts", 0) + 1, diagnosis, Terminal.of(sys.stderr).width)
 
 
 _KNOWN: dict[int, Diagnosis | None] = {}  # of attempts before the last, so that none is read twice
@@ -127,9 +127,7 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     text = outcome_text(
         outcome,
         None if directory is None else shown(directory),
-        width(sys.stderr),
-        styled(sys.stderr),
-        unicode=unicode_ok(sys.stderr),
+        Terminal.of(sys.stderr),
         signal=ended.signal,
         stopped=ended.stopped is not None,
         unrecorded=ended.unrecorded or problem,

@@ -25,7 +25,7 @@ from ddplaunch.hosts.local.rank_stacks import Asked, take_stacks, with_workers, 
 from ddplaunch.machine.processes.stop_processes import process, send_signal
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.words import duration_text
 
@@ -145,4 +145,4 @@ def tell(run: GuardedRun, diagnosis: Diagnosis) -> None:
     if run.stacks_file:
         finding = replace(finding, where=(*finding.where, os.path.relpath(run.stacks_file)))
     stream = sys.stderr
-    run.console.say(finding_text(finding, width(stream), styled(stream), unicode_ok(stream)))
+    run.console.say(finding_text(finding, Terminal.of(stream)))

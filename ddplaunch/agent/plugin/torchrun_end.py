@@ -39,7 +39,7 @@ from ddplaunch.launch.settings import SETTINGS, Settings
 from ddplaunch.machine.paths import advanced, newest_below
 from ddplaunch.records.outcome import outcome_path
 from ddplaunch.ui.outcome_view import not_relaunched_text
-from ddplaunch.ui.terminal import speak, width
+from ddplaunch.ui.terminal import Terminal, speak
 from ddplaunch.values.finding import ExitStatus
 
 _MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has to fit into one piece
@@ -204,7 +204,7 @@ def relaunch(
     number = order.number + 1
     decision = decide([evidence], order.policy, number)
     if decision.reason == "spent" or (order.alone and not decision.again):
-        speak(not_relaunched_text(decision, order.policy, width(sys.stderr)))
+        speak(not_relaunched_text(decision, order.policy, Terminal.of(sys.stderr).width))
         return
     back = Return(number, order.run_id, status, evidence)
     environment = restored(os.environ, order) | {

@@ -17,7 +17,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.old_records import OldRecords, old_records, remove_record
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.clean_view import Work, clean_findings, clean_json, done_text, question_text, work_text
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.words import duration_s
 
@@ -40,7 +40,7 @@ def clean(
     grace_s = _GRACE_S if grace is None else duration_s("--grace", grace)
     work, now_s = look(runs_directory(os.environ, run_dir, Path.cwd()), keep_number, run), time.time()
     if not json:
-        answer(work_text(work, now_s, width(sys.stdout), styled(sys.stdout), unicode=unicode_ok(sys.stdout)))
+        answer(work_text(work, now_s, Terminal.of(sys.stdout)))
     if work.nothing or dry_run or not _agreed(work, bool(yes), not json):
         if json:
             answer_json(clean_json(work, None, (), host_name(), now_s))

@@ -42,7 +42,7 @@ from ddplaunch.records.directory import new_run_id
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, list_json, list_text, report_text
 from ddplaunch.ui.hosts_view import hosts_json, hosts_text
 from ddplaunch.ui.speech import count
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -151,7 +151,7 @@ def doctor(
     """Run every check and show what became of each. ``hosts`` are the flags that name other machines."""
     if list_checks:
         every = (*ALL, *across(), *MEASURED)
-        answer_json(list_json(every)) if json else answer(list_text(every, width(sys.stdout), styled(sys.stdout)))
+        answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
     asked = asked_for(bool(comm), comm_timeout)
     if any(value not in (None, []) for value in hosts.values()):
@@ -168,9 +168,9 @@ def doctor(
     elif json:
         answer_json(doctor_json(outcomes, facts) | ({} if found is None else {"comm": comm_json(found)}))
     else:
-        columns, colours = width(sys.stdout), styled(sys.stdout)
-        picture = () if found is None else comm_text(found, columns, colours)
-        answer(doctor_text(outcomes, facts, columns, colours, unicode=unicode_ok(sys.stdout), picture=picture))
+        terminal = Terminal.of(sys.stdout)
+        picture = () if found is None else comm_text(found, terminal)
+        answer(doctor_text(outcomes, facts, terminal, picture=picture))
     wrong = any(outcome.status in ("found", "crashed") for outcome in outcomes)
     return ExitStatus.FINDINGS if wrong else ExitStatus.DONE
 
@@ -259,9 +259,9 @@ def doctor_hosts(
         answer_json(hosts_json(reports, own, across, said) | ({} if comm is None else {"comm": comm_json(comm)}))
     else:
         passed = _passed(across) + sum(_passed(outcomes) for outcomes in own)
-        columns, colours, unicode = width(sys.stdout), styled(sys.stdout), unicode_ok(sys.stdout)
-        picture = () if comm is None else comm_text(comm, columns, colours)
-        answer(hosts_text(reports, gathered.missing, said, passed, columns, colours, unicode=unicode, picture=picture))
+        terminal = Terminal.of(sys.stdout)
+        picture = () if comm is None else comm_text(comm, terminal)
+        answer(hosts_text(reports, gathered.missing, said, passed, terminal, picture=picture))
     crashed = any(outcome.status == "crashed" for outcomes in (across, *own) for outcome in outcomes)
     return ExitStatus.FINDINGS if said or crashed else ExitStatus.DONE
 

@@ -22,7 +22,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, run_directories
 from ddplaunch.records.outcome import newest_run
 from ddplaunch.records.to_explain import Subject, of_files, of_run, shown
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
 #: What one node says of a failure that another node may explain.
@@ -55,7 +55,7 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         out = sys.stdout
         record = "" if subject.record is None else shown(subject.record.directory)
         names = f"{subject.names} so far: it is still running" if running else subject.names
-        answer(explanation_text(explanation, names, width(out), styled(out), unicode_ok(out), record))
+        answer(explanation_text(explanation, names, Terminal.of(out), record))
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
 
 
@@ -172,7 +172,7 @@ def _described(word: str, json: bool) -> bool:
     if check is not None:
         from ddplaunch.ui.doctor_view import explain_text
 
-        answer(explain_text(check, width(out), styled(out)))
+        answer(explain_text(check, Terminal.of(out)))
         return True
     from ddplaunch.explain.signatures import all_signatures
 
@@ -181,7 +181,7 @@ def _described(word: str, json: bool) -> bool:
         return False
     from ddplaunch.ui.outcome_view import code_text
 
-    answer(code_text(word, shown, width(out), styled(out)))
+    answer(code_text(word, shown, Terminal.of(out)))
     return True
 
 

@@ -21,7 +21,7 @@ from ddplaunch.records.log_files import LogFile, Part, blocks, has_stamps, log_f
 from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.run_states import host_name, locate_run, recorded_at
 from ddplaunch.ui.runs_view import Lines, prefix_of
-from ddplaunch.ui.terminal import styled
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.frozen import dataclass
 
@@ -111,7 +111,7 @@ def _shower(wanted: _Wanted, files: Sequence[LogFile]) -> Lines:
     hosts = {node.node: node.host for node in read_processes(wanted.directory) if node.host}
     if not hosts and isinstance(name := read_record(wanted.directory).value("host", "host", "name"), str):
         hosts = {0: name}
-    return Lines(None if single else prefix_of(hosts, styled(sys.stdout)), wanted.pattern)
+    return Lines(None if single else prefix_of(hosts, Terminal.of(sys.stdout).styled), wanted.pattern)
 
 
 def parse_ranks(text: str | None) -> frozenset[int] | None:

@@ -15,7 +15,7 @@ from ddplaunch.scaling.compute import compare as compare_sizes
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.export import compare_json, plan_env, plan_json, plan_yaml
 from ddplaunch.ui.plan_view import compare_text, plan_text
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 
 
@@ -47,10 +47,10 @@ def plan(
 
 
 def _tables(prepared: Prepared, sizes: tuple[Numbers, ...] | None) -> str:
-    columns, colour, unicode = width(sys.stdout), styled(sys.stdout), unicode_ok(sys.stdout)
+    terminal = Terminal.of(sys.stdout)
     if sizes is not None:
-        return compare_text(sizes, columns, colour, unicode=unicode)
-    return plan_text(prepared.launch, columns, colour, unicode=unicode, facts=prepared.facts)
+        return compare_text(sizes, terminal)
+    return plan_text(prepared.launch, terminal, facts=prepared.facts)
 
 
 def _compared(prepared: Prepared, text: str) -> tuple[Numbers, ...]:

@@ -12,7 +12,7 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.run_states import host_name, summaries, user_name
 from ddplaunch.ui.runs_view import ps_json, ps_text
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
 
 _RECENT = 10
@@ -26,5 +26,5 @@ def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
         answer_json(ps_json(runs, more, host, now_s))
         return ExitStatus.DONE
     me, out = user_name(os.geteuid()), sys.stdout
-    answer(ps_text(runs, more, now_s, me, width(out), styled(out), unicode=unicode_ok(out)))
+    answer(ps_text(runs, more, now_s, me, Terminal.of(out)))
     return ExitStatus.DONE

@@ -32,7 +32,7 @@ from ddplaunch.ui.export import plan_json
 from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.shell import command_lines, dry_run_text
 from ddplaunch.ui.speech import refusal_text
-from ddplaunch.ui.terminal import styled, unicode_ok, width, wrap
+from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import ExitStatus, RefusedError, error, usage
 from ddplaunch.values.words import duration_s
 
@@ -100,7 +100,7 @@ def _run(
         return ExitStatus.REFUSED if refusing else ExitStatus.DONE
     if refusing:
         tell_findings(prepared.findings)
-        tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
+        tell(refusal_text(refusing, Terminal.of(sys.stderr)))
         return ExitStatus.REFUSED
     environment = environment_of(prepared.launch)
     timeout_s = _roll_call_s(prepared.launch, join_timeout, again=back is not None)
@@ -209,7 +209,7 @@ def _print_dry_run(prepared: Prepared, json: bool) -> None:
     if json:
         answer_json(plan_json(prepared.launch, prepared.findings))
     else:
-        answer(dry_run_text(prepared.launch, unicode=unicode_ok(sys.stdout)))
+        answer(dry_run_text(prepared.launch, Terminal.of(sys.stdout)))
 
 
 def speaks_elsewhere(launch: Launch) -> bool:
@@ -223,9 +223,7 @@ def _show(prepared: Prepared, record: str) -> None:
         launch_panel(
             prepared.launch,
             prepared.findings,
-            width(sys.stderr),
-            styled(sys.stderr),
-            unicode=unicode_ok(sys.stderr),
+            Terminal.of(sys.stderr),
             facts=prepared.facts,
             record=record,
         )
@@ -272,8 +270,8 @@ def start_own_step(options: Options, environ: Mapping[str, str], dry_run: bool) 
 
 def _became(slurm: Slurm, step: tuple[str, ...]) -> list[str]:
     tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
-    said = wrap(f"{describe(slurm)}; {tasks}, by", width(sys.stderr), "ddplaunch: ", "  ")
-    return [*said, *(f"  {line}" for line in command_lines(step, width(sys.stderr) - 4))]
+    said = wrap(f"{describe(slurm)}; {tasks}, by", Terminal.of(sys.stderr).width, "ddplaunch: ", "  ")
+    return [*said, *(f"  {line}" for line in command_lines(step, Terminal.of(sys.stderr).width - 4))]
 
 
 def _wanted(slurm: Slurm, options: Options) -> bool:

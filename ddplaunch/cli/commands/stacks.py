@@ -25,7 +25,7 @@ from ddplaunch.records.log_files import log_files
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks_text
-from ddplaunch.ui.terminal import styled, unicode_ok, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, warning
 from ddplaunch.watch.rank_usage import RankUsage
 from ddplaunch.watch.samples import RankIdentity
@@ -55,9 +55,9 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
         answer_json(stacks_json(chosen.run_id, host_name(), found, cpu, silent_s, recorded))
     else:
         out = sys.stdout
-        answer(stacks_text(chosen.run_id, found, cpu, silent_s, width(out), styled(out), unicode_ok(out)))
+        answer(stacks_text(chosen.run_id, found, cpu, silent_s, Terminal.of(out)))
         if recorded is not None:
-            answer(flight_text(recorded, width(out)))
+            answer(flight_text(recorded, Terminal.of(out).width))
         if full:
             answer("\n" + full_text(found))
     if directory is not None and (others := _other_hosts(directory)):

@@ -24,7 +24,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.outcome import ended_from_outside, first_failure, newest_run
 from ddplaunch.ui.job_view import changed_text, ended_finding, exit_status_of, submitted_text
 from ddplaunch.ui.shell import sbatch_text
-from ddplaunch.ui.terminal import styled, width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 
 _FOR_KUBERNETES = ("kind", "image", "shm_size", "secret")
@@ -86,13 +86,15 @@ def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
     state = first_state(job, environ)
     log = None if state is None or batch.array or special is not None else state.log
     log = log or _log(special[1] if special is not None else str(cwd / batch.log), job)
-    columns = width(sys.stderr)
-    tell(submitted_text(job, batch, log, state, columns, styled(sys.stderr)))
+    terminal = Terminal.of(sys.stderr)
+    tell(submitted_text(job, batch, log, state, terminal))
     if not wait:
         answer(f"{job}\n")
         return ExitStatus.DONE
     try:
-        ended = follow(job, Path(log), environ, _show, lambda state: tell(changed_text(job, state, columns)), state)
+        ended = follow(
+            job, Path(log), environ, _show, lambda state: tell(changed_text(job, state, terminal.width)), state
+        )
     except KeyboardInterrupt:
         tell(f"\njob {job} goes on; `scancel {job}` ends it\n")
         raise

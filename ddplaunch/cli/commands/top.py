@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.cli.say import answer, tell
@@ -21,7 +22,7 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, node_directories, read_record, run_directories
-from ddplaunch.ui.terminal import styled, unicode_ok, width, write
+from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, Finding, UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text, duration_s
@@ -185,7 +186,7 @@ def _on_screen(watched: Watched, interval_s: float, count: int | None) -> None:
 
 def _draw(screen: Screen, watched: Watched, first: int) -> None:
     columns, lines = screen.size()
-    look = Look(columns, lines, styled(sys.stdout), unicode_ok(sys.stdout), first_row=first)
+    look = Look(replace(Terminal.of(sys.stdout), width=columns), lines, first_row=first)
     about = watched.about()
     samples = tuple(watched.samples)
     keys = "q quit"
@@ -203,7 +204,7 @@ def _draw(screen: Screen, watched: Watched, first: int) -> None:
 def _in_lines(watched: Watched, interval_s: float, wish: Wish) -> None:
     """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
     out = sys.stdout
-    look = Look(width(out), None, styled(out), unicode_ok(out), bars=False)
+    look = Look(Terminal.of(out), bars=False)
     next_s, taken = time.monotonic(), 0
     while True:
         sample = watched.look()
@@ -257,7 +258,7 @@ def show(wish: Wish) -> int:
             _play(record, samples[min(samples)], wish.interval_s or _STEP_S, _others(samples))
     else:
         out = sys.stdout
-        look = Look(width(out), None, styled(out), unicode_ok(out), bars=False)
+        look = Look(Terminal.of(out), bars=False)
         answer("\n".join(summary_lines(record.run_id, samples, _findings(samples), look)) + "\n")
     return ExitStatus.DONE
 
@@ -325,7 +326,7 @@ def _play(record: RunRecord, samples: Sequence[Sample], step_s: float, notes: tu
         while True:
             now = samples[max(0, at + 1 - _BEHIND) : at + 1]
             columns, lines = screen.size()
-            look = Look(columns, lines, styled(sys.stdout), unicode_ok(sys.stdout))
+            look = Look(replace(Terminal.of(sys.stdout), width=columns), lines)
             about = About(
                 record.run_id,
                 (f"recorded, {age_text(samples[at].at_s - samples[0].at_s)} of {_length(samples)}",),

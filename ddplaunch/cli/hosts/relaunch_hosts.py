@@ -20,7 +20,7 @@ from ddplaunch.records.find import read_object
 from ddplaunch.records.launchers import still_holding
 from ddplaunch.records.outcome import Verdict
 from ddplaunch.ui.outcome_view import not_relaunched_text, relaunching_text
-from ddplaunch.ui.terminal import width
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, RefusedError
 from ddplaunch.values.frozen import dataclass
 
@@ -61,9 +61,9 @@ def until_done(launch: Callable[[Again], Ended], policy: Policy | None) -> int:
         number += 1
         decision = decide(ended.evidence, policy, number)
         if not decision.again:
-            tell(not_relaunched_text(decision, policy, width(sys.stderr)))
+            tell(not_relaunched_text(decision, policy, Terminal.of(sys.stderr).width))
             break
-        tell(relaunching_text(decision, policy, number, width(sys.stderr), ended.pause_s))
+        tell(relaunching_text(decision, policy, number, Terminal.of(sys.stderr).width, ended.pause_s))
         with still_holding(ended.directory), ending_by_signals():
             time.sleep(max(pause_s(policy, number), ended.pause_s))
         try:

@@ -53,7 +53,7 @@ from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
-from ddplaunch.ui.terminal import styled, unicode_ok, visible, width, wrap
+from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import ExitStatus
 
 _WAITING = 64 << 20  # bytes; all of it is in the record anyway
@@ -93,7 +93,7 @@ class Console:
         if not text:
             self._put(2, b"\n" if os.isatty(2) else b"")
             return
-        lines = wrap(visible(text), width(sys.stderr), "ddplaunch: ", "  ")
+        lines = wrap(visible(text), Terminal.of(sys.stderr).width, "ddplaunch: ", "  ")
         self._put(2, ("" if self._at_line_start else "\n").encode() + "".join(f"{line}\n" for line in lines).encode())
 
     def _named(self, node: int, line: bytes) -> bytes:
@@ -168,7 +168,7 @@ def run_on_hosts(
             planned = replace(planned, findings=(*left_out, *planned.findings))
             if refusing := planned.refusing():
                 tell_findings(planned.findings)
-                tell(refusal_text(refusing, width(sys.stderr), styled(sys.stderr)))
+                tell(refusal_text(refusing, Terminal.of(sys.stderr)))
                 return Ended(ExitStatus.REFUSED)
             if dry_run:
                 return Ended(_print(gathered, planned, json))
@@ -193,7 +193,7 @@ def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
         answer_json({"schema": 1, "hosts": plans, "findings": [finding_json(each) for each in planned.findings]})
         return ExitStatus.DONE
     for report, launch in zip(gathered.reports, planned.launches, strict=True):
-        answer(f"# on {report.name}, in {report.cwd}\n{dry_run_text(launch, unicode=unicode_ok(sys.stdout))}\n")
+        answer(f"# on {report.name}, in {report.cwd}\n{dry_run_text(launch, Terminal.of(sys.stdout))}\n")
     return ExitStatus.DONE
 
 
@@ -212,9 +212,7 @@ def _launch(
         launch_panel(
             first,
             planned.findings,
-            width(sys.stderr),
-            styled(sys.stderr),
-            unicode=unicode_ok(sys.stderr),
+            Terminal.of(sys.stderr),
             facts=gathered.reports[0].facts,
             record=f"none: {noted}" if isinstance(noted, str) else _shown(noted),
         )
@@ -314,9 +312,7 @@ def _conclude(
         outcome_text(
             outcome,
             _shown(directory),
-            width(sys.stderr),
-            styled(sys.stderr),
-            unicode=unicode_ok(sys.stderr),
+            Terminal.of(sys.stderr),
             signal=interrupted,
             unrecorded=problem or ("; ".join(verdict.notes) or None),
         )
