@@ -26,6 +26,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+import ddplaunch
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.find import NEWEST_SCHEMA, node_directories
 from ddplaunch.values.codec import plain
@@ -198,7 +199,7 @@ class Recorder:
 
 def recorder_argv(wanted: str) -> list[str]:
     """Return its command line: with site-packages, unlike the guard, because nvidia-ml-py is there."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(ddplaunch.__file__).resolve().parents[1])
     cache = ["-B"] if sys.dont_write_bytecode else []
     return [sys.executable, "-I", *cache, "-c", _CODE.format(root=root), wanted]
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import ddplaunch
 from ddplaunch.agent.plugin.outlets import Console, Outlet, alone, close, kinds, open_outlets, open_pipe, pipe_bytes
 from ddplaunch.agent.protocol import Failure, Rank, receive, send
 from ddplaunch.launch.settings import Settings
@@ -81,7 +82,7 @@ def start_guard(environ: Mapping[str, str], stderr: int = 2) -> Guard:
 
 def guard_argv(descriptor: int) -> list[str]:
     """Return the guard's command line. The package is looked up last, so nothing beside it shadows the library."""
-    root = str(Path(__file__).resolve().parents[2])
+    root = str(Path(ddplaunch.__file__).resolve().parents[1])
     cache = ["-B"] if sys.dont_write_bytecode else []
     return [sys.executable, "-ISE", *cache, "-c", _CODE.format(root=root), str(descriptor)]
 
