@@ -20,8 +20,9 @@ from ddplaunch.agent.guard.hang_watch import Movement, Usage, idle
 from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.rank_stacks import working_gpus
-from ddplaunch.launch.capture import time_limits
+from ddplaunch.launch.capture import with_time_limits
 from ddplaunch.launch.options import Options
+from ddplaunch.launch.settings import Settings
 from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
@@ -38,7 +39,8 @@ DEADLINE_S = 240
 
 def asked(**said: Any) -> dict[str, object]:
     values: dict[str, Any] = {name: Resolved(value, Source("flag", name)) for name, value in said.items()}
-    return time_limits(Options(**values))
+    told: dict[str, object] = json.loads(with_time_limits(Settings(), Options(**values)).to_json())
+    return {name: value for name, value in told.items() if name not in json.loads(Settings().to_json())}
 
 
 def test_time_limits_are_read_and_bring_stacks() -> None:

@@ -61,7 +61,7 @@ def test_first_failed_is_the_accused_if_it_failed_by_itself() -> None:
 
 def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
     """A node whose ranks end because another node failed: torchrun's own messages say who sent the signal."""
-    settings: Settings = {"directory": str(tmp_path), "node": 1}
+    settings = Settings(directory=str(tmp_path), node=1)
     assert closed_by_torchrun(settings) == frozenset()
     (tmp_path / "node-1").mkdir()
     log = "W1 api.py:1037] Sending process 102 closing signal SIGTERM\nW1 Sending process 103 closing signal SIGINT\n"
@@ -139,11 +139,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     files.mkdir(parents=True)
     (files / "rank-0.out").write_text("waiting\n")
     (files / "rank-1.out").write_text(TRACEBACK)
-    return {"run_id": "r", "directory": str(tmp_path / "runs" / "r"), "node": 0, "show": "0", "max_restarts": 3}
+    return Settings(run_id="r", directory=str(tmp_path / "runs" / "r"), max_restarts=3)
 
 
 def two_ranks(settings: Settings, number: int = 0) -> EndedAttempt:
-    files = Path(settings["directory"]) / "node-0" / "attempt-0"
+    files = Path(settings.directory) / "node-0" / "attempt-0"
     return attempt(rank(0, files, **TERMINATED), rank(1, files, exit_code=1, ended_s=5.0), first=1, number=number)
 
 
@@ -154,7 +154,7 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     assert lines[0] == "ddplaunch: failed (exit status 1) after 10 s, record in runs/r"
     assert lines[1].startswith("error[script-exception]: ") and "bad batch" in lines[1]
     assert "runs/r/node-0/attempt-0/rank-1.out:7" in lines[2] and lines[-1].startswith("  fix: ")
-    path = Path(settings["directory"]) / "outcome.json"
+    path = Path(settings.directory) / "outcome.json"
     assert oct(path.stat().st_mode & 0o777) == "0o600"
     outcome = json.loads(path.read_text())
     assert outcome["schema"] == 1 and outcome["first_failed_rank"] == 1 and outcome["state"] == "failed"
@@ -176,16 +176,16 @@ def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
     run = ended(attempt(rank(0), rank(1)), state="succeeded")
     assert conclude(settings, run, heard) == 0
     assert heard.text == "ddplaunch: done after 10 s, record in runs/r\n"
-    directory = Path(settings["directory"]) / "file"
+    directory = Path(settings.directory) / "file"
     directory.write_text("in the way")
     heard = Heard()
-    assert conclude({**settings, "directory": str(directory)}, run, heard) == 0
+    assert conclude(settings._replace(directory=str(directory)), run, heard) == 0
     assert "incomplete: Not a directory" in heard.text or "incomplete: File exists" in heard.text
 
 
 def test_nothing_known_but_the_exit(settings: Settings) -> None:
     heard = Heard()
-    bare: Settings = {}
+    bare = Settings()
     assert conclude(bare, ended(state="error", error="RendezvousTimeoutError"), heard) == 1
     assert "error[" in heard.text and "no record" in heard.text
 

@@ -17,6 +17,7 @@ from ddplaunch.records.live_processes import NodeProcesses
 from ddplaunch.records.run_states import RunSummary, host_name, state_of
 from ddplaunch.ui.runs_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.variables import SETTINGS
 from ddplaunch.values.words import age_text, size_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
@@ -83,7 +84,7 @@ def test_a_live_run_is_found_from_any_directory(
     start_run: StartRun, call: Call, folder: Path, tmp_path: Path, marked: bool
 ) -> None:
     place = record(tmp_path / ("elsewhere" if marked else ".ddplaunch"), "to-be-renamed")
-    settings = {"DDPLAUNCH_AGENT": json.dumps({"directory": str(place)})} if marked else {}
+    settings = {SETTINGS: json.dumps({"directory": str(place)})} if marked else {}
     run = start_run("live", **settings)
     if not marked:  # a launch without the plug-in: its working directory tells
         place = place.rename(place.parent / run.run_id)

@@ -15,6 +15,7 @@ from ddplaunch.machine.processes.orphans import adopts_orphans, orphans_in
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in
 from ddplaunch.records.live_processes import read_processes, still_running
+from ddplaunch.values.variables import SETTINGS
 from tests.fake_runs import StartRun, processes_json, record, start_run, unique
 
 __all__ = ["start_run"]
@@ -91,7 +92,7 @@ def test_a_run_within_a_run_is_another_run() -> None:
 def test_runs_of_one_id_are_told_apart_by_directory_and_user() -> None:
     def one(pid: int, place: str, uid: int = 7) -> Process:
         settings = json.dumps({"run_id": "r", "directory": place})
-        return process(pid, uid=uid, command=TORCHRUN, environment={**OURS, "DDPLAUNCH_AGENT": settings})
+        return process(pid, uid=uid, command=TORCHRUN, environment={**OURS, SETTINGS: settings})
 
     assert [run.launchers for run in runs_in(table(one(10, "/a"), one(11, "/b"), one(12, "/a")))] == [
         (one(11, "/b"),),

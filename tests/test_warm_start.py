@@ -11,10 +11,10 @@ import pytest
 from ddplaunch.cli.prepare import interpreter, shadowing
 from ddplaunch.launch.capture import decide_start
 from ddplaunch.launch.launch import Launch, Target
-from ddplaunch.launch.settings import SETTINGS
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.software import shadowing_file
 from ddplaunch.values.finding import UsageError
+from ddplaunch.values.variables import SETTINGS
 from tests.checks.healthy import healthy_facts
 from tests.test_launch_resolve import TRAIN, decide, variables
 from tests.test_launch_topology import said
@@ -69,7 +69,7 @@ def test_what_cannot_be_warm_says_why_and_starts_cold(options: dict[str, Any], w
 
 def test_a_program_of_its_own_is_never_forked() -> None:
     start = decide_start(said(start="warm", preload="a"), Target("executable", "./train.sh", ()), None)
-    assert not start.warm and start.settings == {}
+    assert not start.warm and start.preload == ()
     (note,) = start.notes
     assert note.startswith("cold start: `./train.sh` is a program of its own")
     assert decide_start(said(start="warm"), Target("module", "train", ()), None).warm

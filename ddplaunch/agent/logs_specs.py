@@ -14,7 +14,6 @@ before, and its errors would be taken for this run's.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import sys
@@ -35,7 +34,8 @@ from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.rank_site.breakpoints import breakpoints
 from ddplaunch.agent.torch_patches import Pause, forward_started, name_methods_quickly, notice_failures, notice_start
 from ddplaunch.agent.warm.why_cold import skip_the_spread
-from ddplaunch.launch.settings import SETTINGS, Settings
+from ddplaunch.launch.settings import Settings
+from ddplaunch.values.variables import SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.warm.template import Template
@@ -112,7 +112,7 @@ class CapturedLogs(api.LogsSpecs):
         self._template: Template | None = None
         self._pause = Pause()
         self._console = 2
-        self._trace = Trace({}, {})
+        self._trace = Trace(Settings(), {})
         self._ranks: dict[int, int] = {}  # by local rank, in the attempt that runs
         try:
             settings = _settings()
@@ -144,13 +144,13 @@ class CapturedLogs(api.LogsSpecs):
     def _prepared(self, settings: Settings) -> Template | None:
         """Fork the process that ranks are forked from, if that was asked for. It leaves by a BaseException here."""
         try:
-            if settings.get("start") != "warm":
+            if settings.start != "warm":
                 skip_the_spread()
                 return None
             self._trace.begins("fork the template")
             from ddplaunch.agent.warm.template import prepare
 
-            template = prepare(settings.get("preload", ()), self._say)
+            template = prepare(settings.preload, self._say)
             self._console = os.dup(2)  # before torchrun's own messages go elsewhere
             return template
         except Exception as exception:
@@ -173,12 +173,12 @@ class CapturedLogs(api.LogsSpecs):
 
     def _open(self, settings: Settings) -> None:
         self._trace.begins("start the guard")
-        self._log_dir = settings.get("directory", self._log_dir)
-        if self._log_dir and settings.get("directory"):
+        if settings.directory:
+            self._log_dir = settings.directory
             with contextlib.suppress(OSError):
-                set_aside(Path(self._log_dir), settings.get("node", 0))
+                set_aside(Path(settings.directory), settings.node)
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
-        session = Session(settings, {**os.environ, **before, SETTINGS: json.dumps(settings)}, read_console())
+        session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, read_console())
         os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start
         session.take_stderr()
         session.lost = lambda: _lost(session)
@@ -206,11 +206,11 @@ class CapturedLogs(api.LogsSpecs):
             outs[local_rank] = path_of(descriptors[0])
             errs[local_rank] = path_of(descriptors[-1])
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
-            shown_alone = alone(session.settings.get("show", "0"), rank)
+            shown_alone = alone(session.settings.show, rank)
             envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
-            marks = str(file_of(directory, rank)) if directory and session.settings.get("trace") else None
-            if session.settings.get("stacks") or marks:
+            marks = str(file_of(directory, rank)) if directory and session.settings.trace else None
+            if session.settings.stacks or marks:
                 envs[local_rank].update(showing_stacks(os.environ, marks))
         return _destination(outs, errs, errors)
 
@@ -240,10 +240,8 @@ class CapturedLogs(api.LogsSpecs):
 
 def _settings() -> Settings:
     """Return what the launch decided; the directory is relative to where torchrun was started."""
-    settings: Settings = json.loads(os.environ.get(SETTINGS) or "{}")
-    if settings.get("directory"):
-        settings["directory"] = str(Path.cwd() / settings["directory"])
-    return settings
+    settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
+    return settings._replace(directory=str(Path.cwd() / settings.directory)) if settings.directory else settings
 
 
 def _destination(outs: dict[int, str], errs: dict[int, str], errors: dict[int, str]) -> Any:

@@ -16,10 +16,11 @@ from ddplaunch.cli.prepare import prepare
 from ddplaunch.cli.say import tell_findings
 from ddplaunch.cli.target import parse_target
 from ddplaunch.launch.hosts_plan import options_from_json
-from ddplaunch.launch.settings import SETTINGS
+from ddplaunch.launch.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.write import write
 from ddplaunch.values.finding import DdplaunchError, ExitStatus
+from ddplaunch.values.variables import SETTINGS
 
 
 def on_host(order: dict[str, Any]) -> int:
@@ -32,7 +33,7 @@ def on_host(order: dict[str, Any]) -> int:
         return ExitStatus.REFUSED
     environment = environment_of(prepared.launch)
     if SETTINGS in environment:  # the launcher has the last word
-        environment[SETTINGS] = json.dumps({**json.loads(environment[SETTINGS]), "silent": True})
+        environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True).to_json()
     told = environment
     if options.relaunch is not None:  # the launcher decides, from what this host leaves in the record
         from ddplaunch.cli.relaunching import with_order

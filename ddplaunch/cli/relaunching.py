@@ -8,7 +8,6 @@ SIGTERM and SIGHUP while ddplaunch waits break the wait off in order; refuses to
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -39,11 +38,12 @@ from ddplaunch.launch.relaunch import (
     read_return,
     relaunch_policy,
 )
-from ddplaunch.launch.settings import EXECUTED, SETTINGS
+from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.paths import newest_below
 from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunching_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
+from ddplaunch.values.variables import EXECUTED, SETTINGS
 
 
 @contextmanager
@@ -130,8 +130,8 @@ def with_order(
         outputs=tuple(zip(outputs, newest_below(outputs), strict=True)),
         alone=alone,
     )
-    settings = {**json.loads(environment[SETTINGS]), "relaunch": order_json(order)}
-    return {**environment, SETTINGS: json.dumps(settings, separators=(",", ":"))}
+    settings = Settings.from_json(environment[SETTINGS])._replace(relaunch=order_json(order))
+    return {**environment, SETTINGS: settings.to_json()}
 
 
 def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Finding | None:

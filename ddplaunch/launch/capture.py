@@ -7,36 +7,36 @@ Whether ranks are forked from one process that has torch already, or start cold;
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 from ddplaunch.launch.launch import Target, Topology, Variable
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import relaunch_policy
-from ddplaunch.launch.settings import SETTINGS
+from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.variables import SETTINGS
 from ddplaunch.values.words import duration_s
 
 _SHORTEST_S = 1.0
 
 
-def time_limits(options: Options) -> dict[str, object]:
-    """Return ``timeout_s``, ``hang_timeout_s``, ``on_hang`` and ``stacks``, each only where it was asked for.
+def with_time_limits(settings: Settings, options: Options) -> Settings:
+    """Return ``settings`` with ``timeout_s``, ``hang_timeout_s``, ``on_hang`` and ``stacks`` as the options ask.
 
     A hang is explained by stacks, so that ranks of a run with `--hang-timeout` show theirs. Raises UsageError.
     """
-    found: dict[str, object] = {}
-    if options.timeout is not None:
-        found["timeout_s"] = _seconds("--timeout", options.timeout)
-    if options.hang_timeout is not None:
-        found["hang_timeout_s"] = _seconds("--hang-timeout", options.hang_timeout)
-    if options.on_hang is not None:
-        found["on_hang"] = _on_hang(options.on_hang, options.hang_timeout)
-    wanted = bool(found) if options.stacks is None else options.stacks.value
-    return {**found, "stacks": True} if wanted else found
+    timeout_s = None if options.timeout is None else _seconds("--timeout", options.timeout)
+    hang_timeout_s = None if options.hang_timeout is None else _seconds("--hang-timeout", options.hang_timeout)
+    return settings._replace(
+        timeout_s=timeout_s,
+        hang_timeout_s=hang_timeout_s,
+        on_hang=None if options.on_hang is None else _on_hang(options.on_hang, options.hang_timeout),
+        stacks=options.stacks.value if options.stacks else timeout_s is not None or hang_timeout_s is not None,
+    )
 
 
 def _seconds(flag: str, said: Resolved[str]) -> float:
@@ -51,7 +51,7 @@ def _seconds(flag: str, said: Resolved[str]) -> float:
     return seconds
 
 
-def _on_hang(said: Resolved[str], hang_timeout: Resolved[str] | None) -> str:
+def _on_hang(said: Resolved[str], hang_timeout: Resolved[str] | None) -> Literal["report", "stop"]:
     if said.value not in ("report", "stop"):
         raise usage(
             f"`--on-hang {said.value}` is neither report nor stop",
@@ -66,11 +66,10 @@ def _on_hang(said: Resolved[str], hang_timeout: Resolved[str] | None) -> str:
             fix=f"`--hang-timeout 10m --on-hang {said.value}`",
             where=str(said.source),
         )
-    return said.value
+    return "stop" if said.value == "stop" else "report"
 
 
 LOGS_SPECS = "--logs-specs=ddplaunch"
-_DEFAULT_GRACE_S = 30.0  # torchrun's own
 _ALL = "all"
 
 #: Options with which a user decides about the ranks' output, and one whose ranks open their files by themselves.
@@ -116,16 +115,16 @@ def decide_capture(
     torch: TorchFacts | Unavailable,
     plugin: str | Unavailable,
     extra: Sequence[str],
-    about: Mapping[str, object],
+    about: Settings,
 ) -> Capture:
     """Decide. ``plugin`` is where torchrun finds the entry point, ``extra`` the user's own words to torchrun.
 
-    ``about`` is the run: ``run_id``, ``directory``, and what was decided of its start.
+    ``about`` has ``run_id``, ``directory``, and what was decided of the start.
     Raises UsageError for a ``--show`` that names no ranks.
     """
     show = shown_ranks(options.show) if options.show else "0"
     _refuse_absent(options, show, topology.world_size)
-    limits = time_limits(options)
+    settings = with_time_limits(about, options)
     relaunch_policy(options)  # refused here, with everything else that cannot be
     flags = None if isinstance(torch, Unavailable) else torch.torchrun_flags
     argv, notes = _grace(options, flags, extra)
@@ -134,22 +133,19 @@ def decide_capture(
     reason = _unusable(flags, plugin, extra)
     if reason is not None:
         return Capture(argv, (), (*notes, f"no capture: {reason}", *_without(options, "no capture")))
-    settings: dict[str, object] = {
-        **about,
-        "node": topology.node_rank.value if topology.node_rank else 0,
-        "show": show,
-        "verbose": bool(options.verbose and options.verbose.value),
-        "grace_s": options.grace.value if options.grace else _DEFAULT_GRACE_S,
-        "max_restarts": options.max_restarts.value if options.max_restarts else 0,
-    }
-    settings.update(limits)
-    if options.record_metrics and options.record_metrics.value:
-        settings["record_metrics"] = True
-    if options.trace is not None:
-        settings["trace"] = options.trace.value
+    settings = settings._replace(
+        node=topology.node_rank.value if topology.node_rank else 0,
+        show=show,
+        verbose=bool(options.verbose and options.verbose.value),
+        max_restarts=options.max_restarts.value if options.max_restarts else 0,
+        record_metrics=bool(options.record_metrics and options.record_metrics.value),
+        trace=options.trace.value if options.trace else "",
+    )
+    if options.grace:
+        settings = settings._replace(grace_s=options.grace.value)
     variable = Variable(
         SETTINGS,
-        json.dumps(settings, separators=(",", ":")),
+        settings.to_json(),
         Source("computed"),
         "what records the ranks' output, shows it, and explains a failure",
     )
@@ -236,10 +232,10 @@ _AS_AUTO = "cold"  # docs/warm-start.md says why
 
 @dataclass(frozen=True)
 class Start:
-    """``settings`` are what the plug-in is told, ``notes`` what a user may not expect."""
+    """Whether ranks are forked, what is imported before they are, and what a user may not expect."""
 
     warm: bool
-    settings: Mapping[str, object]
+    preload: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -254,11 +250,11 @@ def decide_start(options: Options, target: Target | None, shadowing: str | None)
     if asked == "warm":
         reason = _why_cold(target, shadowing)
         if reason is None:
-            return Start(True, {"start": "warm", **({"preload": list(preload)} if preload else {})})
+            return Start(True, preload)
     notes = [f"cold start: {reason}"] if reason else []
     if preload and reason is None:
         notes.append("`--preload` without effect: only ranks that `--start warm` forks get what was imported once")
-    return Start(False, {}, tuple(notes))
+    return Start(False, (), tuple(notes))
 
 
 def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from ddplaunch.launch.launch import Device, Topology, Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.settings import SETTINGS
 from ddplaunch.machine.facts import Facts, NetworkFacts
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Source, Unavailable
+from ddplaunch.values.variables import SETTINGS
 
 
 @dataclass(frozen=True)

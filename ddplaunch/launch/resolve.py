@@ -12,6 +12,7 @@ from ddplaunch.launch.gpus import Selection, visible
 from ddplaunch.launch.launch import Device, Launch, Target, Topology, Variable
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.script_arguments import Forwarded, complete_from_script, forward, texts
+from ddplaunch.launch.settings import Settings
 from ddplaunch.launch.topology import resolve_topology, split_nproc
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
 from ddplaunch.machine.facts import Facts
@@ -59,7 +60,8 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     extra = extra_arguments(options, torch if isinstance(torch, Unavailable) else torch.torchrun_flags)
     below = f"{situation.cwd}/" if situation.cwd else ""  # a shorter path, which a pasted command takes elsewhere too
     start = decide_start(options, target, situation.shadowing)
-    about = {"run_id": situation.run_id, "directory": situation.record.removeprefix(below), **start.settings}
+    directory = situation.record.removeprefix(below)
+    about = Settings(situation.run_id, directory, "warm" if start.warm else "cold", start.preload)
     capture = decide_capture(options, topology, torch, situation.plugin, extra, about)
     plan = (*plan_variables(situation.run_id, numbers, topology), *capture.variables)
     gpus = None if device.value == "cpu" else _entries(situation.selection)

@@ -1,41 +1,92 @@
-"""What a launch tells torchrun's plug-in and the guard, as JSON in one environment variable."""
+"""What a launch tells torchrun's plug-in and the guard: one value, written and read as JSON in ``DDPLAUNCH_AGENT``.
+
+It is a NamedTuple because the guard reads it too: `dataclasses` brings in `inspect`, 8 of the 20 ms that the guard's
+interpreter takes to start.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypedDict
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
-#: The environment variable with which a launch tells the plug-in its ``Settings``, as JSON.
-SETTINGS = "DDPLAUNCH_AGENT"
-#: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
-EXECUTED = "DDPLAUNCH_EXECUTED"
+#: Written even if they have their defaults.
+_ALWAYS = frozenset({"run_id", "directory", "node", "show", "verbose", "grace_s", "max_restarts"})
+_LARGEST = 1 << 31
 
 
-class Settings(TypedDict, total=False):
-    """What the launch decided for the plug-in and the guard; every key may be missing.
+class Settings(NamedTuple):
+    """What the launch decided. The order of the fields is that of the JSON text."""
 
-    ``directory`` is the run's (``…/runs/RUN_ID``), ``node`` the number in ``node-K``, ``show`` is "0", "all" or ranks
-    with commas, ``grace_s`` how long ranks get to end, ``verbose`` shows torchrun's own messages too. ``silent`` leaves
-    the last words to somebody who speaks for all nodes. ``record_metrics`` asks for ``node-K/metrics.jsonl``,
-    ``stacks`` for ranks that show where they are. ``start`` is how ranks begin, ``preload`` what is imported before
-    they are forked. ``trace`` is the file for the phases of the launch. ``timeout_s`` and ``hang_timeout_s`` are how
-    long the run may take, and how long it may stand still; ``on_hang`` is what becomes of it then. ``relaunch`` is an
-    order of ``launch/relaunch_order.py``.
-    """
+    run_id: str = ""
+    #: The run's directory (``…/runs/RUN_ID``), empty if nothing is recorded.
+    directory: str = ""
+    #: How ranks begin, and what is imported before they are forked.
+    start: Literal["cold", "warm"] = "cold"
+    preload: tuple[str, ...] = ()
+    #: The number in ``node-K``.
+    node: int = 0
+    #: "all", or the ranks that are shown, with commas.
+    show: str = "0"
+    #: Show torchrun's own messages too.
+    verbose: bool = False
+    #: How long ranks have to end after SIGTERM; torchrun's own default.
+    grace_s: float = 30.0
+    max_restarts: int = 0
+    #: How long the run may take, how long it may stand still, and what happens then.
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    on_hang: Literal["report", "stop"] | None = None
+    #: Let ranks print their stacks on a signal.
+    stacks: bool = False
+    #: Write ``node-K/metrics.jsonl``.
+    record_metrics: bool = False
+    #: The file for the phases of the launch.
+    trace: str = ""
+    #: Leave the last words to the launcher, which speaks for all hosts.
+    silent: bool = False
+    #: An ``Order`` of ``launch/relaunch.py`` as JSON.
+    relaunch: Mapping[str, Any] | None = None
 
-    run_id: str
-    directory: str
-    node: int
-    show: str
-    verbose: bool
-    grace_s: float
-    max_restarts: int
-    silent: bool
-    record_metrics: bool
-    stacks: bool
-    start: Literal["cold", "warm"]
-    preload: list[str]
-    trace: str
-    timeout_s: float
-    hang_timeout_s: float
-    on_hang: Literal["report", "stop"]
-    relaunch: dict[str, Any]
+    @property
+    def node_directory(self) -> str | None:
+        """This node's folder in the run's directory, None if nothing is recorded."""
+        return f"{self.directory}/node-{self.node}" if self.directory else None
+
+    def to_json(self) -> str:
+        """Return the text; what was not asked for is left out."""
+        default = Settings._field_defaults
+        said = {name: value for name, value in self._asdict().items() if name in _ALWAYS or value != default[name]}
+        return json.dumps(said, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Return what ``to_json`` wrote, here or in another version. Raises ValueError for what no launch writes."""
+        said = json.loads(text)
+        if not isinstance(said, dict):
+            raise ValueError("the settings are no JSON object")
+        known: dict[str, Any] = {name: value for name, value in said.items() if name in cls._fields}
+        for name, value in known.items():
+            if not _fits(name, value):
+                raise ValueError(f"{name} is {str(value)[:80]!r}")
+        if "preload" in known:
+            known["preload"] = tuple(known["preload"])
+        return cls(**known)
+
+
+_CHOICES = {"start": ("cold", "warm"), "on_hang": ("report", "stop")}
+
+
+def _fits(name: str, value: object) -> bool:
+    """Say whether a launch can have written ``value`` for the field ``name``."""
+    if name in _CHOICES:
+        return value in _CHOICES[name]
+    if name == "preload":
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if name == "relaunch":
+        return isinstance(value, dict)
+    if name.endswith("_s"):
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    kind = type(Settings._field_defaults[name])  # str, bool or int
+    return type(value) is kind and (kind is not int or 0 <= value < _LARGEST)  # type: ignore[operator]

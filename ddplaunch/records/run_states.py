@@ -7,7 +7,6 @@ Finds the record of a run that somebody names, by directory or by live processes
 
 from __future__ import annotations
 
-import json
 import os
 import pwd
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.processes.process_table import Process, Table, process_table, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
 from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
@@ -22,6 +22,7 @@ from ddplaunch.records.launchers import Launched, held_by, read_launched, reside
 from ddplaunch.records.live_processes import NodeProcesses, read_processes
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variables import SETTINGS
 
 #: "running": its launcher lives here. "orphaned": ranks live here, their launcher does not. "elsewhere": no outcome,
 #: and it was started on another host. "ended": nothing of it runs here, and nobody wrote how it ended. "unreadable":
@@ -128,11 +129,10 @@ def recorded_at(run: RunProcesses) -> Path | None:
             return held.resolve()
     for process in run.all[:3]:
         with suppress(OSError, ValueError):
-            settings = json.loads(process.mark("DDPLAUNCH_AGENT") or "{}")
-            named = settings.get("directory") if isinstance(settings, dict) else None
+            named = Settings.from_json(process.mark(SETTINGS) or "{}").directory
             cwd = Path(f"/proc/{process.pid}/cwd").readlink()
             base = process.mark("DDPLAUNCH_DIR") or ".ddplaunch"
-            path = cwd / (named if isinstance(named, str) else f"{base}/runs/{run.run_id}")
+            path = cwd / (named or f"{base}/runs/{run.run_id}")
             if path.is_dir():
                 return path.resolve()
     return None

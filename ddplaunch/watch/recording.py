@@ -30,6 +30,7 @@ import ddplaunch
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.find import NEWEST_SCHEMA, node_directories
 from ddplaunch.values.codec import plain
+from ddplaunch.values.variables import SETTINGS
 from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
 
 NAME = "metrics.jsonl"
@@ -155,7 +156,7 @@ def _built(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
 
 _EVERY_S = 1.0
 _CODE = "import sys; sys.path.append({root!r}); from ddplaunch.watch.recording import main; main(sys.argv[1])"
-_LEFT_OUT = ("DDPLAUNCH_RUN_ID", "DDPLAUNCH_AGENT")  # or it would be taken for a part of the run, and waited for
+_LEFT_OUT = ("DDPLAUNCH_RUN_ID", SETTINGS)  # or it would be taken for a part of the run, and waited for
 _PATIENCE_S = 1.0
 
 
@@ -246,10 +247,10 @@ def record(wanted: Mapping[str, Any], descriptor: int, every_s: float = _EVERY_S
 
 def straggler_words(settings: Settings) -> str:
     """Return the findings about this node's ranks for stderr, and where all of it can be seen; "" if not asked for."""
-    if not settings.get("record_metrics") or not settings.get("directory"):
+    if not settings.record_metrics or not settings.directory:
         return ""
     try:
-        return _words(Path(settings["directory"]), settings.get("node", 0))
+        return _words(Path(settings.directory), settings.node)
     except Exception as error:  # what was measured is worth less than how the run ended
         return f"ddplaunch: the recorded metrics could not be read: {error!r}\n"
 

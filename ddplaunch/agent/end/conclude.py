@@ -83,10 +83,10 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
         return None
     attempt = attributed(attempt, closed_by_torchrun(settings))
     if not any(failed_by_itself(each) for each in attempt.ranks):
-        return elsewhere_text(attempt.attempt, settings.get("max_restarts", 0) + 1)
+        return elsewhere_text(attempt.attempt, settings.max_restarts + 1)
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _KNOWN[attempt.attempt] = diagnosis
-    return attempt_text(attempt.attempt, settings.get("max_restarts", 0) + 1, diagnosis, Terminal.of(sys.stderr).width)
+    return attempt_text(attempt.attempt, settings.max_restarts + 1, diagnosis, Terminal.of(sys.stderr).width)
 
 
 _KNOWN: dict[int, Diagnosis | None] = {}  # of attempts before the last, so that none is read twice
@@ -102,11 +102,11 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     first = first_failed(last, accused) if last is not None and ended.stopped is None else None
     failed = accused if ended.stopped is not None else None if first is None else first.rank
     status = exit_status(ended, first)
-    directory = Path(settings["directory"]) if settings.get("directory") else None
+    directory = Path(settings.directory) if settings.directory else None
     outcome = Outcome(
-        run_id=settings.get("run_id", ""),
+        run_id=settings.run_id,
         host=ended.host,
-        node=settings.get("node", 0),
+        node=settings.node,
         state=state_of(ended),
         exit_status=status,
         started_s=round(ended.started_s, 3),
@@ -132,7 +132,7 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         stopped=ended.stopped is not None,
         unrecorded=ended.unrecorded or problem,
     )
-    if not settings.get("silent") and not _node_0_says_it(settings, outcome):
+    if not settings.silent and not _node_0_says_it(settings, outcome):
         console.say(straggler_words(settings) + text)
     return status
 
@@ -140,17 +140,17 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
 def _node_0_says_it(settings: Settings, outcome: Outcome) -> bool:
     """Whether this node ended like all others of a Slurm step, whose words srun puts on one console."""
     alike = outcome.state in ("succeeded", "terminated")
-    return alike and bool(settings.get("node", 0)) and "SLURM_STEP_ID" in os.environ
+    return alike and bool(settings.node) and "SLURM_STEP_ID" in os.environ
 
 
 def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
     """Ask Slurm why it sent SIGTERM, on node 0 alone: one controller serves all. What is known is on disk by then."""
     told = ended.state == "signal" and ended.signal == signal.SIGTERM and ended.stopped is None
-    if not told or "SLURM_JOB_ID" not in os.environ or settings.get("node", 0):
+    if not told or "SLURM_JOB_ID" not in os.environ or settings.node:
         return None
     from ddplaunch.hosts.slurm.job_end import why_ended
 
-    return why_ended(os.environ, settings.get("grace_s", 0.0), ended.ended_s)
+    return why_ended(os.environ, settings.grace_s, ended.ended_s)
 
 
 def _explained(settings: Settings, last: EndedAttempt | None, ended: EndedRun) -> Explanation:
@@ -213,4 +213,4 @@ def _rank(settings: Settings, rank: EndedRank, host: str) -> RankOutcome:
 
 
 def _relative(settings: Settings, path: Path | None) -> str | None:
-    return None if path is None else os.path.relpath(path, settings.get("directory") or ".")
+    return None if path is None else os.path.relpath(path, settings.directory or ".")

@@ -115,14 +115,14 @@ def _elsewhere(ended: EndedRun) -> Diagnosis:
 
 def sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> list[LogSource]:
     """Return the files of the attempt, and torchrun's own messages where the run is over."""
-    base = settings.get("directory") or "."
+    base = settings.directory or "."
     host = ended.host if ended is not None else os.uname().nodename
     found = []
     for rank in () if attempt is None else attempt.ranks:
         for path in (rank.out, rank.err):
             if path is not None and path.is_file():
                 found.append(LogSource(os.path.relpath(path, base), path, rank.rank, host))
-    launcher = Path(base) / f"node-{settings.get('node', 0)}" / "launcher.err"
+    launcher = Path(base) / f"node-{settings.node}" / "launcher.err"
     if ended is not None and launcher.is_file():
         found.append(LogSource(os.path.relpath(launcher, base), launcher, None, host))
     return found
@@ -130,8 +130,8 @@ def sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | 
 
 def facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> RunFacts:
     """Return what is known beside the files."""
-    directory = Path(settings["directory"]) if settings.get("directory") else None
-    record = run_record(directory, settings.get("node", 0))
+    directory = Path(settings.directory) if settings.directory else None
+    record = run_record(directory, settings.node)
     host = ended.host if ended is not None else os.uname().nodename
     shm = space("/dev/shm")
     now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")

@@ -87,7 +87,7 @@ _TAIL_BYTES = 1 << 20
 
 def closed_by_torchrun(settings: Settings) -> frozenset[int]:
     """Return the pids that torchrun says it has ended; none where its messages are not recorded."""
-    path = Path(settings.get("directory") or ".") / f"node-{settings.get('node', 0)}" / "launcher.err"
+    path = Path(settings.directory or ".") / f"node-{settings.node}" / "launcher.err"
     try:
         with open(path, "rb") as file:
             file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))

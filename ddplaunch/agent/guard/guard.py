@@ -7,7 +7,6 @@ A light interpreter of its own (no site, no torch), so that neither a busy agent
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -17,8 +16,9 @@ from ddplaunch.agent.end.handover import conclude_run
 from ddplaunch.agent.guard.guarded_run import RECORD_PATIENCE_S, GuardedRun
 from ddplaunch.agent.guard.output import RecordFile
 from ddplaunch.agent.protocol import send
-from ddplaunch.launch.settings import SETTINGS, Settings
+from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.processes.stop_processes import make_room
+from ddplaunch.values.variables import SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedRun
@@ -71,9 +71,9 @@ def _ended(run: GuardedRun) -> EndedRun:
 def main(descriptor: int) -> None:
     """Guard the run whose plug-in holds the other end of the socket ``descriptor``; never returns."""
     status = 70  # EX_SOFTWARE: the plug-in starts another guard
-    settings: Settings = {}
+    settings = Settings()
     try:
-        settings = json.loads(os.environ.get(SETTINGS) or "{}")
+        settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
         make_room("ddplaunch-guard")
         channel = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
@@ -90,7 +90,7 @@ def main(descriptor: int) -> None:
 def _leave_a_note(settings: Settings, error: BaseException) -> None:
     import traceback
 
-    note = RecordFile(f"{settings.get('directory')}/node-{settings.get('node', 0)}/launcher.err")
-    if settings.get("directory"):
+    note = RecordFile(f"{settings.node_directory}/launcher.err")
+    if settings.directory:
         note.open()
     note.write("".join(["ddplaunch: the guard failed\n", *traceback.format_exception(error)]).encode())

@@ -42,8 +42,7 @@ class GuardedRun:
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.console = Console(self.wake)
         self.console.hurried = self._hurried
-        directory = settings.get("directory")
-        self.directory = f"{directory}/node-{settings.get('node', 0)}" if directory else None
+        self.directory = settings.node_directory
         self.capture = Capture(self.loop, self.console, self.wake, self.directory, self.host)
         self.attempts: list[Attempt] = []
         self.sweeps = Sweeps()
@@ -57,7 +56,7 @@ class GuardedRun:
         self.stopped: Diagnosis | None = None  # why the guard ended the run itself
         self.stacks_file = ""
         self.hang: HangWatch | None = None
-        if {"hang_timeout_s", "timeout_s"} & settings.keys():
+        if settings.hang_timeout_s is not None or settings.timeout_s is not None:
             from ddplaunch.agent.guard.hang_watch import HangWatch
 
             self.hang = HangWatch(self)
@@ -103,7 +102,7 @@ class GuardedRun:
             self._attempt_over(self.attempts[-1], message.get("failures_before", ()))
         attempt = Attempt(message["attempt"], message["ranks"])
         self.attempts.append(attempt)
-        show = self.settings.get("show") or "0"
+        show = self.settings.show
         position = 0
         for rank in message["ranks"]:
             streams = len(rank["streams"])
@@ -118,12 +117,12 @@ class GuardedRun:
         for handle in attempt.started(message["pids"], self.launcher.seen):
             self.loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
         if self.directory:
-            table = process_table(self.settings.get("run_id"), self.host, self.launcher.seen, attempt)
+            table = process_table(self.settings.run_id, self.host, self.launcher.seen, attempt)
             self.capture.in_background(lambda: replace_json(f"{self.directory}/processes.json", table))
             self._record_metrics(self.directory, table)
 
     def _record_metrics(self, directory: str, table: dict[str, Any]) -> None:
-        if not self.settings.get("record_metrics"):
+        if not self.settings.record_metrics:
             return
         from ddplaunch.watch.recording import Recorder  # for the few runs that ask for it
 
@@ -131,7 +130,7 @@ class GuardedRun:
         self.recorder.start(directory, table)
 
     def _told_launcher(self, _: dict[str, Any], descriptors: list[int]) -> None:
-        self.capture.add_launcher(descriptors[0], verbose=bool(self.settings.get("verbose")))
+        self.capture.add_launcher(descriptors[0], verbose=self.settings.verbose)
 
     def _told_signal(self, message: dict[str, Any], _: list[int]) -> None:
         self.signal = message["signal"]
@@ -221,7 +220,7 @@ class GuardedRun:
     def _find(self, attempt: Attempt, *, workers_only: bool = False) -> Callable[[], list[PinnedProcess]]:
         def find() -> list[PinnedProcess]:
             if not attempt.announced and attempt is self.attempts[-1]:  # else they would be those of a later attempt
-                for one in unannounced(own_processes(), self.settings.get("run_id", ""), self.launcher.seen):
+                for one in unannounced(own_processes(), self.settings.run_id, self.launcher.seen):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
             return left_by(attempt.owners, workers_only=workers_only)
 

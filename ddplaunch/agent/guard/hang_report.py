@@ -123,7 +123,7 @@ def gpus_work(diagnosis: Diagnosis, pids: Mapping[int, int]) -> bool:
 
 def time_is_up(run: GuardedRun, stacks: tuple[RankStack, ...]) -> Diagnosis:
     """Return the diagnosis of a run that moved when its time was up."""
-    limit_s = float(run.settings.get("timeout_s", 0.0))
+    limit_s = run.settings.timeout_s or 0.0
     found = groups(stacks)
     where = "; ".join(
         f"{ranks_text(group.ranks)} at {group.place.text}" for group in found[:_PLACES] if group.place.path

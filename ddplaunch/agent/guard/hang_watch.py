@@ -147,7 +147,6 @@ _SAMPLES = 4  # of stacks, over the time-out, where every rank computes
 _LONGEST_WINDOW_S = 60.0
 _SHORTEST_WINDOW_S = 1.0
 _LONGER_S = 20.0  # than the grace: a torchrun that waits in C++ runs no handler
-_GRACE_S = 30.0
 
 
 class HangWatch:
@@ -156,9 +155,9 @@ class HangWatch:
     def __init__(self, run: GuardedRun) -> None:
         """Begin to watch; the time of the run counts from torchrun's start, also for a second guard."""
         self._run = run
-        self._hang_s = run.settings.get("hang_timeout_s")
-        self._stops = run.settings.get("on_hang") == "stop"
-        limit_s = run.settings.get("timeout_s")
+        self._hang_s = run.settings.hang_timeout_s
+        self._stops = run.settings.on_hang == "stop"
+        limit_s = run.settings.timeout_s
         started_s = run.launcher.seen.started_s if run.launcher.seen else time.time()
         self._until_s = None if limit_s is None else time.monotonic() + limit_s - max(0.0, time.time() - started_s)
         quick = [each for each in (self._hang_s, limit_s) if each is not None]
@@ -315,6 +314,6 @@ class HangWatch:
         if self._run.end and self._run.stopped is None:
             return
         self._run.stopped = diagnosis
-        self._kill_s = time.monotonic() + float(self._run.settings.get("grace_s", _GRACE_S)) + _LONGER_S
+        self._kill_s = time.monotonic() + self._run.settings.grace_s + _LONGER_S
         if (launcher := self._run.launcher.seen) is not None:
             send_signal(launcher, signal.SIGTERM)

@@ -146,7 +146,7 @@ class Session:
 
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Announce an attempt of these (rank, local rank); return for each what it writes into. Raises OSError."""
-        show = self.settings.get("show", "0")
+        show = self.settings.show
         wanted = [kinds(alone(show, rank), self._console) for rank, _ in ranks]
         size = pipe_bytes(sum(map(len, wanted)))
         opened: list[list[Outlet]] = []
@@ -203,10 +203,9 @@ class Session:
 
     def directory(self) -> Path | None:
         """Return where this attempt's files go on this node, created; None if that is impossible."""
-        base = self.settings.get("directory")
-        if not base:
+        if self.settings.node_directory is None:
             return None
-        path = Path(base) / f"node-{self.settings.get('node', 0)}" / f"attempt-{self.attempt}"
+        path = Path(self.settings.node_directory, f"attempt-{self.attempt}")
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError:

@@ -35,12 +35,13 @@ from ddplaunch.launch.relaunch import (
     order_from_json,
     return_text,
 )
-from ddplaunch.launch.settings import SETTINGS, Settings
+from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.paths import advanced, newest_below
 from ddplaunch.records.outcome import outcome_path
 from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
 from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.variables import SETTINGS
 
 _MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has to fit into one piece
 _ERROR_CHARS = 4_000
@@ -113,7 +114,7 @@ class Ending:
         _flush()
         with contextlib.suppress(Exception):
             self._after()
-        if guarded and "relaunch" in self._session.settings and message["state"] != "succeeded":
+        if guarded and self._session.settings.relaunch is not None and message["state"] != "succeeded":
             self._relaunch(answered, lived_s)
         os._exit(answered)
 
@@ -194,7 +195,7 @@ def relaunch(
     there is no record that knows better. Raises OSError where ddplaunch cannot be executed,
     KeyError or TypeError for an order that is none.
     """
-    order = order_from_json(settings["relaunch"])
+    order = order_from_json(settings.relaunch or {})
     outcome = _outcome(settings)
     evidence = evidence_of(order, outcome or {"attempts": [{"started_s": 0.0, "ended_s": about_s}]})
     _note(settings, evidence)
@@ -210,7 +211,7 @@ def relaunch(
     environment = restored(os.environ, order) | {
         RETURN: return_text(back, os.getpid()),
         "DDPLAUNCH_RUN_ID": order.run_id,  # by these two `ps` and `stop` find what waits to launch again
-        SETTINGS: json.dumps({"directory": settings.get("directory")}),
+        SETTINGS: Settings(directory=settings.directory).to_json(),
     }
     signals.give_back()
     _let_go()
@@ -228,8 +229,8 @@ def _let_go() -> None:
 def _stopped(settings: Settings, status: int, outcome: Mapping[str, Any], signals: Signals) -> bool:
     """Whether a signal or `--timeout` ended the run. A hang that `--on-hang stop` ended is a failure like another."""
     state = outcome.get("state")
-    timed_out = status == ExitStatus.TIMED_OUT and "timeout_s" in settings and state is None
-    hung = status == ExitStatus.TIMED_OUT and settings.get("on_hang") == "stop" and state == "failed"
+    timed_out = status == ExitStatus.TIMED_OUT and settings.timeout_s is not None and state is None
+    hung = status == ExitStatus.TIMED_OUT and settings.on_hang == "stop" and state == "failed"
     told = signals.first is not None and not hung  # the guard tells torchrun to end a hang by the same signal
     return told or timed_out or signals.late is not None or state == "terminated"
 
@@ -258,13 +259,13 @@ def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
 
 def _outcome(settings: Settings) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
-        found = json.loads(outcome_path(Path(settings.get("directory") or ""), settings.get("node", 0)).read_bytes())
+        found = json.loads(outcome_path(Path(settings.directory or ""), settings.node).read_bytes())
         return found if isinstance(found, dict) else {}
     return {}
 
 
 def _note(settings: Settings, evidence: Evidence) -> None:
     """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
-    path = Path(settings.get("directory") or "") / f"node-{settings.get('node', 0)}" / "relaunch.json"
+    path = Path(settings.directory or "") / f"node-{settings.node}" / "relaunch.json"
     with contextlib.suppress(OSError):
         path.write_text(json.dumps({"schema": 1, **evidence_json(evidence)}) + "\n")

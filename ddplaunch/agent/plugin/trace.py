@@ -14,7 +14,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.launch.settings import EXECUTED, Settings
+from ddplaunch.launch.settings import Settings
+from ddplaunch.values.variables import EXECUTED
 
 Phase = tuple[str, float, float]  # name, seconds since 1970 at its begin and at its end
 Marks = Mapping[str, float]
@@ -74,7 +75,7 @@ class Trace:
     def __init__(self, settings: Settings, environ: MutableMapping[str, str]) -> None:
         """Note what is past: ddplaunch's own part, until it became torchrun, and the import of torch."""
         self._settings = settings
-        self._path = settings.get("trace")
+        self._path = settings.trace
         self._marks: list[tuple[str, float]] = []
         executed = environ.pop(EXECUTED, None)  # it is for this torchrun, not for one that a rank may start
         if self._path and executed:
@@ -90,14 +91,14 @@ class Trace:
         """Write the file, now that the last phase is over; what cannot be written is not."""
         if not self._path:
             return
-        node = self._settings.get("node", 0)
+        node = self._settings.node
         path = Path(self._path)
         if node:
             path = path.with_name(f"{path.stem}.node-{node}{path.suffix}")
         phases = with_parts(phases_of(self._marks, time.time()), self._attempts())
         about = {
-            "run_id": self._settings.get("run_id", ""),
-            "start": self._settings.get("start", "cold"),
+            "run_id": self._settings.run_id,
+            "start": self._settings.start,
             "node": node,
         }
         text = as_svg(about, phases) if path.suffix == ".svg" else json.dumps(as_json(about, phases), indent=2) + "\n"
@@ -105,12 +106,11 @@ class Trace:
             path.write_text(text, encoding="utf-8", errors="replace")
 
     def _attempts(self) -> list[list[Marks]]:
-        directory = self._settings.get("directory")
-        if not directory:
+        node = self._settings.node_directory
+        if node is None:
             return []
-        node = Path(directory) / f"node-{self._settings.get('node', 0)}"
         started = [name for name, _ in self._marks].count(SCRIPT)
-        return [read_marks(node / f"attempt-{number}") for number in range(started)]
+        return [read_marks(Path(node, f"attempt-{number}")) for number in range(started)]
 
 
 def phases_of(marks: list[tuple[str, float]], end_s: float) -> list[Phase]:

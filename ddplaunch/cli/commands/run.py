@@ -24,7 +24,6 @@ from ddplaunch.launch.job.sbatch import step_argv
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import RETURN
-from ddplaunch.launch.settings import EXECUTED, SETTINGS
 from ddplaunch.launch.topology import node_range
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.write import write
@@ -34,6 +33,7 @@ from ddplaunch.ui.shell import command_lines, dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import ExitStatus, RefusedError, error, usage
+from ddplaunch.values.variables import EXECUTED, SETTINGS
 from ddplaunch.values.words import duration_s
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json as json_format
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
@@ -14,6 +13,7 @@ from typing import Any
 from ddplaunch.cli.say import answer_json, tell, tell_findings
 from ddplaunch.cli.which_run import called, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
+from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import Process, Table, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
@@ -36,6 +36,7 @@ from ddplaunch.ui.stop_view import (
     together_text,
 )
 from ddplaunch.values.finding import ExitStatus, Finding, usage
+from ddplaunch.values.variables import SETTINGS
 from ddplaunch.values.words import duration_s
 
 LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
@@ -198,10 +199,9 @@ def choose(alive: Sequence[RunProcesses], wanted: str | None, uid: int) -> RunPr
 def _grace_of(run: RunProcesses) -> float:
     """Return how long the launch lets its ranks take, in seconds, as it told its plug-in."""
     try:
-        grace = json_format.loads(run.first.mark("DDPLAUNCH_AGENT") or "{}").get("grace_s")
-    except (ValueError, AttributeError):
-        grace = None
-    return float(grace) if isinstance(grace, (int, float)) else _GRACE_S
+        return Settings.from_json(run.first.mark(SETTINGS) or "{}").grace_s
+    except ValueError:
+        return Settings().grace_s
 
 
 def _other_hosts(directory: Path, host: str) -> list[str]:

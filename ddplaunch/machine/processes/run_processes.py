@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ddplaunch.machine.processes.process_table import Process, Table, ancestors, descendants
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variables import SETTINGS
 
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
@@ -111,7 +112,7 @@ class _Parts:
 
 def _key(process: Process) -> _Key:
     """Return user, run id and directory; the last is what the launch told its plug-in, or empty."""
-    place = _DIRECTORY.search(process.mark("DDPLAUNCH_AGENT") or "")
+    place = _DIRECTORY.search(process.mark(SETTINGS) or "")
     return (process.uid, _run_id(process), place[1] if place else "")
 
 

@@ -1,0 +1,8 @@
+"""The environment variables by which ddplaunch's own processes find and tell each other."""
+
+from __future__ import annotations
+
+#: With which a launch tells torchrun's plug-in its ``Settings`` (``launch/settings.py``), as JSON.
+SETTINGS = "DDPLAUNCH_AGENT"
+#: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
+EXECUTED = "DDPLAUNCH_EXECUTED"
