@@ -13,20 +13,15 @@ import pytest
 
 from ddplaunch.agent.guard.attempt import Attempt
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, of_ranks, unannounced
-from ddplaunch.machine.processes.stop_processes import (
-    PinnedProcess,
-    own_processes,
-    process,
-    send_signal,
-    status_of_reaped,
-)
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
+from ddplaunch.machine.processes.stop_processes import send_signal, status_of_reaped
 from tests.guarded import until
 
 STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
 
 
-def row(pid: int, parent: int, session: int, start: int, state: bytes = b"S", name: bytes = b"python") -> PinnedProcess:
-    return PinnedProcess(pid, STAT % (pid, name, state, parent, pid, session, start, 0))
+def row(pid: int, parent: int, session: int, start: int, state: bytes = b"S", name: bytes = b"python") -> ProcessStat:
+    return ProcessStat(pid, STAT % (pid, name, state, parent, pid, session, start, 0))
 
 
 def owner(pid: int, start: int, own_session: bool = True) -> Owner:
@@ -37,7 +32,7 @@ def owner(pid: int, start: int, own_session: bool = True) -> Owner:
 
 def test_names_may_hold_anything() -> None:
     one = row(7, 1, 7, 90, name=b"a) R (b")
-    assert (one.name, one.state, one.parent, one.session, one.start) == (b"a) R (b", "S", 1, 7, 90)
+    assert (one.name, one.state, one.parent, one.session, one.start_ticks) == ("a) R (b", "S", 1, 7, 90)
     assert one.alive and not row(7, 1, 7, 90, b"Z").alive
 
 
@@ -64,7 +59,7 @@ def test_a_forked_rank_without_a_session_has_only_its_own_children() -> None:
 
 
 def test_a_rank_that_nobody_told_of_is_found_by_the_run_id() -> None:
-    launcher = process(os.getpid())
+    launcher = read_stat(os.getpid())
     environment = {**os.environ, "DDPLAUNCH_RUN_ID": "run-a"}
     other = {**os.environ, "DDPLAUNCH_RUN_ID": "run-b"}
     code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
@@ -101,13 +96,13 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_run_id() -> None:
 
 def test_a_signal_reaches_only_the_process_that_was_meant() -> None:
     child = subprocess.Popen(["sleep", "60"])
-    seen = process(child.pid)
+    seen = read_stat(child.pid)
     assert seen is not None and abs(seen.started_s - time.time()) < 5
-    seen.start += 1
-    assert not send_signal(seen, signal.SIGKILL) and child.poll() is None
-    seen.start -= 1
-    assert send_signal(seen, signal.SIGKILL) and child.wait(10) == -signal.SIGKILL
-    assert not send_signal(seen, signal.SIGKILL)
+    seen.start_ticks += 1
+    assert send_signal(seen, signal.SIGKILL) == "other" and child.poll() is None
+    seen.start_ticks -= 1
+    assert send_signal(seen, signal.SIGKILL) == "sent" and child.wait(10) == -signal.SIGKILL
+    assert send_signal(seen, signal.SIGKILL) == "gone"
 
 
 def test_the_status_of_a_process_that_was_reaped_is_right_where_the_kernel_keeps_it() -> None:
@@ -129,8 +124,8 @@ def test_ends_are_seen_and_signals_sent_where_the_kernel_knows_no_pidfd(monkeypa
     assert attempt.started({"0": child.pid}, None) == []
     attempt.look()
     assert attempt.ranks[0].ended_s is None
-    seen = process(child.pid)
-    assert seen is not None and send_signal(seen, signal.SIGKILL)
+    seen = read_stat(child.pid)
+    assert seen is not None and send_signal(seen, signal.SIGKILL) == "sent"
 
     def looked() -> bool:
         attempt.look()

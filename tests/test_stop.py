@@ -18,7 +18,7 @@ from ddplaunch.cli.commands.stop import choose
 from ddplaunch.hosts.local.stop_run import Stopped
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.machine.processes.stop_processes import is_same, send, wait_gone
+from ddplaunch.machine.processes.stop_processes import is_same, send_signal, wait_gone
 from ddplaunch.ui.stop_view import begin_text, stop_findings, stopped_text
 from ddplaunch.values.finding import UsageError
 from tests.cli_calls import Call, call, folder
@@ -47,13 +47,13 @@ def test_a_recycled_pid_is_not_signalled(start_run: StartRun) -> None:
     rank = seen(run.rank_pids[0])
     assert rank.environment is not None
     earlier = replace(rank, start_ticks=rank.start_ticks - 1)  # the pid was somebody else's before
-    assert send(earlier, signal.SIGKILL) == "other" and not is_same(earlier)
+    assert send_signal(earlier, signal.SIGKILL) == "other" and not is_same(earlier)
     stranger = replace(rank, environment={**rank.environment, "DDPLAUNCH_RUN_ID": "another"})
-    assert send(stranger, signal.SIGKILL) == "other"
+    assert send_signal(stranger, signal.SIGKILL) == "other"
     assert runs(rank.pid)
-    assert send(rank, signal.SIGKILL) == "sent"
+    assert send_signal(rank, signal.SIGKILL) == "sent"
     assert wait_gone([rank], 30) == []
-    assert wait_for(lambda: send(rank, signal.SIGKILL) in ("gone", "sent"))  # a zombie until its parent looks
+    assert wait_for(lambda: send_signal(rank, signal.SIGKILL) in ("gone", "sent"))  # a zombie until its parent looks
 
 
 def test_an_old_kernel_has_no_pidfd(start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +63,8 @@ def test_an_old_kernel_has_no_pidfd(start_run: StartRun, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "pidfd_open", missing)
     run = start_run("old", ranks=1)
     rank = seen(run.rank_pids[0])
-    assert send(replace(rank, start_ticks=1), signal.SIGKILL) == "other" and runs(rank.pid)
-    assert send(rank, signal.SIGKILL) == "sent" and wait_gone([rank], 30) == []
+    assert send_signal(replace(rank, start_ticks=1), signal.SIGKILL) == "other" and runs(rank.pid)
+    assert send_signal(rank, signal.SIGKILL) == "sent" and wait_gone([rank], 30) == []
 
 
 def test_a_record_with_forged_pids_ends_nobody(call: Call, folder: Path, bystander: subprocess.Popen[bytes]) -> None:
@@ -175,7 +175,7 @@ def test_another_users_run_is_not_ended(start_run: StartRun, tmp_path: Path) -> 
     child = os.fork()
     if child == 0:
         os.setuid(65534)
-        os.write(writer, send(replace(rank, environment=None), signal.SIGKILL).encode())
+        os.write(writer, send_signal(replace(rank, environment=None), signal.SIGKILL).encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 10) == b"denied"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.machine.files import boot_id
-from ddplaunch.machine.processes.process_table import Process, Table, read_process
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher
 from ddplaunch.records.find import read_object
 from ddplaunch.values.frozen import dataclass
@@ -123,7 +123,7 @@ def _place(node: Mapping[str, Any]) -> Place:
     return Place(int(node["node"]), str(node["host"]), str(node["python"]))
 
 
-def launcher_of(launched: Launched, table: Table, boot: str | None, host: str) -> Process | None:
+def launcher_of(launched: Launched, table: ProcessTable, boot: str | None, host: str) -> Process | None:
     """Return the launcher if it still lives: host, boot, pid and start time agree, and it holds this run's file open.
 
     None otherwise, and where another user's process may not be looked at.
@@ -146,7 +146,7 @@ def _holds(pid: int, path: Path) -> bool:
     return False
 
 
-def residents_in(table: Table, host: str, boot: str | None = None) -> tuple[tuple[Launched, Process], ...]:
+def residents_in(table: ProcessTable, host: str, boot: str | None = None) -> tuple[tuple[Launched, Process], ...]:
     """Return the launchers of runs on several hosts that live here, wherever their records are; the youngest first.
 
     Those of other users are found by root alone.

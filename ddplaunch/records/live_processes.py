@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.machine.processes.process_table import Process, Table, ancestors
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors
 from ddplaunch.records.find import node_directories, read_object
 from ddplaunch.values.frozen import dataclass
 
@@ -68,7 +68,9 @@ def _recorded(value: Any, rank: Any = None) -> Recorded | None:
     return Recorded(pid, start, rank if isinstance(rank, int) else None)
 
 
-def still_running(recorded: Recorded | None, node: NodeProcesses, table: Table, boot: str | None) -> Process | None:
+def still_running(
+    recorded: Recorded | None, node: NodeProcesses, table: ProcessTable, boot: str | None
+) -> Process | None:
     """Return the live process that the record means: boot, pid, start time and run id all agree; None otherwise.
 
     A pid alone means nothing: it is given out again. The run id is read in the process's environment, or, where that
@@ -85,7 +87,7 @@ def still_running(recorded: Recorded | None, node: NodeProcesses, table: Table, 
     return process if named == node.run_id else None
 
 
-def other_processes(nodes: tuple[NodeProcesses, ...], table: Table, boot: str | None) -> tuple[int, ...]:
+def other_processes(nodes: tuple[NodeProcesses, ...], table: ProcessTable, boot: str | None) -> tuple[int, ...]:
     """Return pids of the record that exist on this host and are not what was recorded, or cannot be told to be."""
     here = [(node, each) for node in nodes if node.boot_id == boot for each in (node.launcher, *node.ranks)]
     return tuple(

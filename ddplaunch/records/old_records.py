@@ -8,7 +8,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-from ddplaunch.machine.processes.process_table import Table
+from ddplaunch.machine.processes.process_table import ProcessTable
 from ddplaunch.records.find import read_record, run_directories
 from ddplaunch.records.live_processes import NodeProcesses, read_processes
 from ddplaunch.records.run_states import state_of
@@ -27,7 +27,13 @@ class OldRecords:
 
 
 def old_records(
-    base: Path, keep: int, busy: Collection[Path], table: Table, host: str, boot: str | None, now_s: float | None = None
+    base: Path,
+    keep: int,
+    busy: Collection[Path],
+    table: ProcessTable,
+    host: str,
+    boot: str | None,
+    now_s: float | None = None,
 ) -> OldRecords:
     """Return the records that are not among the newest ``keep``. ``busy`` are directories of runs that live here."""
     now_s = time.time() if now_s is None else now_s
@@ -43,7 +49,7 @@ def old_records(
 
 
 def _reason_to_keep(
-    directory: Path, busy: Collection[Path], table: Table, host: str, boot: str | None, now_s: float
+    directory: Path, busy: Collection[Path], table: ProcessTable, host: str, boot: str | None, now_s: float
 ) -> str | None:
     record, nodes = read_record(directory), read_processes(directory)
     if directory.resolve() in busy or any(_lives(node, table, boot) for node in nodes):
@@ -58,7 +64,7 @@ def _reason_to_keep(
     return None
 
 
-def _lives(node: NodeProcesses, table: Table, boot: str | None) -> bool:
+def _lives(node: NodeProcesses, table: ProcessTable, boot: str | None) -> bool:
     """Whether a pid and start time of the record live, whatever their environment says: in doubt it is kept."""
     if node.boot_id != boot:
         return False

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.processes.process_table import Process, Table, process_table, start_s
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
 from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
 from ddplaunch.records.launchers import Launched, held_by, read_launched, residents_in, with_residents
@@ -100,7 +100,7 @@ class RunSummary:
     relaunch_of: str | None = None
 
 
-def summaries(base: Path, table: Table, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
+def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
     """Return what runs here, of all users as far as /proc tells, then the newest records under ``base``, and how many
     more there are. At most ``most`` runs that have ended are read; None is all.
     """

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ddplaunch.machine.nvml import ask, memory_of, slowdowns, start_nvml, text_of
+from ddplaunch.machine.processes.process_table import read_variable
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.watch.samples import GpuSample, RankIdentity, RankSample
@@ -183,14 +184,9 @@ class GpuOfRank:
         folder = f"{self._proc}/{rank.pid}/fd"
         try:
             uses = any(os.readlink(f"{folder}/{name}").startswith("/dev/nvidia") for name in os.listdir(folder))  # noqa: PTH115, PTH208
-            with open(f"{self._proc}/{rank.pid}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
         except OSError:
             return None
-        prefix = b"CUDA_VISIBLE_DEVICES="
-        named = next(
-            (entry[len(prefix) :].decode(errors="replace") for entry in variables if entry.startswith(prefix)), ""
-        )
+        named = (read_variable(rank.pid, b"CUDA_VISIBLE_DEVICES", self._proc) or b"").decode(errors="replace")
         visible = [word.strip() for word in named.split(",") if word.strip()]
         if not uses:
             return None

@@ -20,6 +20,7 @@ from pathlib import Path
 from ddplaunch.machine import files
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
+from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat, read_variable
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.watch.gpu_usage import GpuOfRank, GpuUsage
@@ -27,17 +28,6 @@ from ddplaunch.watch.samples import HostSample, Progress, RankIdentity, RankSamp
 
 _PSS_EVERY_S = 10.0
 _PSS_MAX_S = 0.02  # the kernel walks the page tables under a lock that the process's own mmap(2) wants too
-
-
-@dataclass(frozen=True)
-class _Stat:
-    state: str
-    parent: int
-    session: int
-    cpu_s: float
-    threads: int
-    start_ticks: int
-    rss_bytes: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +60,7 @@ class RankUsage:
         self._at_s = 0.0
         self._pss: dict[int, int] = {}
         self._pss_due_s = 0.0 if pss else float("inf")
-        self._omp = {rank.pid: _omp_threads(f"{proc}/{rank.pid}/environ") for rank in ranks}
+        self._omp = {rank.pid: _omp_threads(rank.pid, proc) for rank in ranks}
         self.members: dict[int, int] = {}  # pid → rank, of the ranks and their children, as of the last call
 
     def sample(self) -> tuple[RankSample, ...]:
@@ -85,22 +75,19 @@ class RankUsage:
         self.members = {pid: self._by_pid[leader].rank for leader, family in families.items() for pid in family}
         return tuple(found)
 
-    def _families(self) -> dict[int, dict[int, _Stat]]:
+    def _families(self) -> dict[int, dict[int, ProcessStat]]:
         """Return, for each rank that runs, its processes: those whose session it leads.
 
         Ranks that were forked (``--start-method fork``) lead none: theirs are those that they forked in turn.
         """
-        families: dict[int, dict[int, _Stat]] = {}
+        families: dict[int, dict[int, ProcessStat]] = {}
         leader_of: dict[int, int] = {}
-        try:
-            pids = {int(name) for name in os.listdir(self._proc) if name.isdecimal()}  # noqa: PTH208 - half the time
-        except OSError:
-            return {}
-        self._strangers &= pids
-        for pid in sorted(pids - self._strangers, key=lambda pid: (pid not in self._by_pid, pid)):
+        present = set(pids(self._proc))
+        self._strangers &= present
+        for pid in sorted(present - self._strangers, key=lambda pid: (pid not in self._by_pid, pid)):
             rank = self._by_pid.get(pid)
-            stat = _stat(f"{self._proc}/{pid}/stat")
-            if stat is None or stat.state in "ZX":
+            stat = read_stat(pid, self._proc)
+            if stat is None or not stat.alive:
                 continue
             if rank is not None:
                 if stat.start_ticks == rank.start_ticks:
@@ -114,7 +101,7 @@ class RankUsage:
         return families
 
     def _rank(
-        self, rank: RankIdentity, family: dict[int, _Stat], since_s: float, used: dict[tuple[int, int], _Used]
+        self, rank: RankIdentity, family: dict[int, ProcessStat], since_s: float, used: dict[tuple[int, int], _Used]
     ) -> RankSample:
         cpu, wait = {}, {}
         for pid, stat in family.items():
@@ -155,7 +142,7 @@ class RankUsage:
             return None, None
         return round((now[0] - before[0]) / since_s), round((now[1] - before[1]) / since_s)
 
-    def _read_pss(self, families: dict[int, dict[int, _Stat]], now_s: float) -> None:
+    def _read_pss(self, families: dict[int, dict[int, ProcessStat]], now_s: float) -> None:
         """Read the proportional sizes now and then, and give up where that takes the kernel long."""
         if now_s < self._pss_due_s:
             return
@@ -171,38 +158,15 @@ class RankUsage:
                 return
 
 
-def _stat(path: str) -> _Stat | None:
-    fields = (read_bytes(path) or b"").rpartition(b")")[2].split()  # the name in parentheses may hold anything
-    try:
-        return _Stat(
-            state=fields[0].decode(),
-            parent=int(fields[1]),
-            session=int(fields[3]),
-            cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS,
-            threads=int(fields[17]),
-            start_ticks=int(fields[19]),
-            rss_bytes=int(fields[21]) * _PAGE,
-        )
-    except (IndexError, ValueError):
-        return None
-
-
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-
-
 def _anon_bytes(path: str) -> int | None:
     """Return what belongs to the process alone but for forks: heaps and tensors, not libraries and mapped files."""
     kib = _pairs(path, (b"RssAnon:",)).get(b"RssAnon:")
     return None if kib is None else kib * 1024
 
 
-def _omp_threads(path: str) -> int | None:
-    for entry in (read_bytes(path) or b"").split(b"\0"):
-        if entry.startswith(b"OMP_NUM_THREADS="):
-            first = entry.partition(b"=")[2].split(b",")[0].strip()  # a list is for nested regions
-            return int(first) if first.isdigit() and len(first) < 6 else None
-    return None
+def _omp_threads(pid: int, proc: str) -> int | None:
+    first = (read_variable(pid, b"OMP_NUM_THREADS", proc) or b"").split(b",")[0].strip()  # a list: nested regions
+    return int(first) if first.isdigit() and len(first) < 6 else None
 
 
 def _pairs(path: str, names: tuple[bytes, ...]) -> dict[bytes, int]:

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.agent.guard.sweep import Owner
 from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.machine.files import boot_id
-from ddplaunch.machine.processes.stop_processes import process, status_of_reaped
+from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.machine.processes.stop_processes import status_of_reaped
 
 _ORDERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt, EndedBy
-    from ddplaunch.machine.processes.stop_processes import PinnedProcess
+    from ddplaunch.machine.processes.process_table import ProcessStat
 
 
 class Watched:
@@ -76,7 +77,7 @@ class Attempt:
         self.ordered_to_end = False
         self.announced = False
 
-    def started(self, pids: dict[str, int], launcher: PinnedProcess | None) -> list[int]:
+    def started(self, pids: dict[str, int], launcher: ProcessStat | None) -> list[int]:
         """Note the pids of what ``launcher`` started; return a pidfd for each rank that can still be watched."""
         self.announced = True
         now_s = time.time()
@@ -86,13 +87,13 @@ class Attempt:
             if watched is None:
                 continue
             watched.pid = pid
-            seen = process(pid)
-            self.owners[pid] = Owner(pid, seen, launcher.start if launcher else 0)
+            seen = read_stat(pid)
+            self.owners[pid] = Owner(pid, seen, launcher.start_ticks if launcher else 0)
             if seen is None:  # ended, and torchrun has its status already
                 watched.started_s = watched.ended_s = now_s
                 self.order.append(watched)
                 continue
-            watched.start_time, watched.started_s = seen.start, seen.started_s
+            watched.start_time, watched.started_s = seen.start_ticks, seen.started_s
             try:
                 handle = os.pidfd_open(pid)
             except OSError:  # a kernel before 5.3, or a sandbox
@@ -114,8 +115,8 @@ class Attempt:
     def look(self) -> None:
         """Note the ends of those that no pidfd tells of."""
         for watched in list(self.looked_at):
-            seen = process(watched.pid or 0)
-            if seen is None or not seen.alive or seen.start != watched.start_time:
+            seen = read_stat(watched.pid or 0)
+            if seen is None or not seen.alive or seen.start_ticks != watched.start_time:
                 self.looked_at.remove(watched)
                 self._note(watched)
 
@@ -123,8 +124,8 @@ class Attempt:
         watched.ended_s = time.time()
         watched.told_to_end = self.ordered_to_end
         self.order.append(watched)
-        if watched.pid is not None and (seen := process(watched.pid)) and seen.start == watched.start_time:
-            watched.status = None if seen.alive else seen.status
+        if watched.pid is not None and (seen := read_stat(watched.pid)) and seen.start_ticks == watched.start_time:
+            watched.status = None if seen.alive else seen.exit_status
 
     def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
         """Fill in what only torchrun saw, and decide who was first."""
@@ -191,16 +192,16 @@ class Attempt:
         return EndedAttempt(self.number, self.started_s, self.ended_s or time.time(), ranks, self.first)
 
 
-def process_table(run_id: str | None, host: str, launcher: PinnedProcess | None, attempt: Attempt) -> dict[str, Any]:
+def process_table(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> dict[str, Any]:
     """Return what ``processes.json`` holds; ``start_time`` tells a process from a later one of the same number."""
-    own = process(os.getpid())
+    own = read_stat(os.getpid())
     return {
         "schema": 1,
         "run_id": run_id,
         "host": host,
         "boot_id": boot_id() or "",
-        "launcher": launcher and {"pid": launcher.pid, "start_time": launcher.start},
-        "guard": own and {"pid": own.pid, "start_time": own.start},
+        "launcher": launcher and {"pid": launcher.pid, "start_time": launcher.start_ticks},
+        "guard": own and {"pid": own.pid, "start_time": own.start_ticks},
         "attempt": attempt.number,
         "ranks": [
             {"rank": one.rank, "local_rank": one.local_rank, "pid": one.pid, "start_time": one.start_time}

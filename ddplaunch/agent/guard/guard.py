@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -17,7 +18,6 @@ from ddplaunch.agent.guard.guarded_run import RECORD_PATIENCE_S, GuardedRun
 from ddplaunch.agent.guard.output import RecordFile
 from ddplaunch.agent.protocol import send
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.processes.stop_processes import make_room
 from ddplaunch.values.variables import SETTINGS
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def main(descriptor: int) -> None:
     settings = Settings()
     try:
         settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
-        make_room("ddplaunch-guard")
+        _make_room()
         channel = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
         exit_status = guard(GuardedRun(channel, settings))
@@ -85,6 +85,14 @@ def main(descriptor: int) -> None:
         _leave_a_note(settings, error)
     finally:
         os._exit(status)  # threads may hang in a write for ever
+
+
+def _make_room() -> None:
+    """Name this process for process tables, and let it open as many files as it may."""
+    with open("/proc/self/comm", "w", encoding="ascii") as file:
+        file.write("ddplaunch-guard")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _leave_a_note(settings: Settings, error: BaseException) -> None:

@@ -18,7 +18,8 @@ from ddplaunch.agent.guard.output import Console, replace_json
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, unannounced
 from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.processes.stop_processes import PinnedProcess, own_processes, process, send_signal
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
+from ddplaunch.machine.processes.stop_processes import send_signal
 
 if TYPE_CHECKING:
     from ddplaunch.agent.guard.hang_watch import HangWatch
@@ -209,7 +210,7 @@ class GuardedRun:
         """Follow the window, and tell the ranks that are shown as their terminal would."""
         shown = set(self.capture.resize())
         for watched in self.attempts[-1].ranks.values() if self.attempts else ():
-            if watched.rank in shown and watched.pid is not None and (seen := process(watched.pid)):
+            if watched.rank in shown and watched.pid is not None and (seen := read_stat(watched.pid)):
                 send_signal(seen, signal.SIGWINCH)
 
     def _hurried(self) -> bool:
@@ -217,8 +218,8 @@ class GuardedRun:
 
     # Ends
 
-    def _find(self, attempt: Attempt, *, workers_only: bool = False) -> Callable[[], list[PinnedProcess]]:
-        def find() -> list[PinnedProcess]:
+    def _find(self, attempt: Attempt, *, workers_only: bool = False) -> Callable[[], list[ProcessStat]]:
+        def find() -> list[ProcessStat]:
             if not attempt.announced and attempt is self.attempts[-1]:  # else they would be those of a later attempt
                 for one in unannounced(own_processes(), self.settings.run_id, self.launcher.seen):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import resource
 import signal
 import sys
@@ -22,7 +21,8 @@ from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.hang import Stillness, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, ranks_text, stack_text
 from ddplaunch.hosts.local.rank_stacks import Asked, take_stacks, with_workers, working_gpus
-from ddplaunch.machine.processes.stop_processes import process, send_signal
+from ddplaunch.machine.processes.process_table import read_stat, read_variable
+from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
@@ -46,7 +46,7 @@ def look(
 
     ``fatally`` ends ranks of which none tells, by SIGABRT, upon which faulthandler prints where they are.
     """
-    asked = [Asked(rank, pid, seen.start) for rank, pid in sorted(pids.items()) if (seen := process(pid))]
+    asked = [Asked(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
     stacks = take_stacks(asked)
     if fatally and stacks and not any(stack.threads for stack in stacks):
         stacks = _by_abort(run, stacks)
@@ -65,12 +65,12 @@ def _by_abort(run: GuardedRun, stacks: tuple[RankStack, ...]) -> tuple[RankStack
     """End the ranks by SIGABRT, without core dumps, and read what faulthandler printed upon it."""
     run.stopped = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ())  # until more is known
     for stack in stacks:
-        if (seen := process(stack.pid)) is not None:
+        if (seen := read_stat(stack.pid)) is not None:
             with contextlib.suppress(OSError, ValueError):
                 resource.prlimit(stack.pid, resource.RLIMIT_CORE, (0, 0))
             send_signal(seen, signal.SIGABRT)
     until_s = time.monotonic() + _DUMP_S
-    while time.monotonic() < until_s and any((seen := process(stack.pid)) and seen.alive for stack in stacks):
+    while time.monotonic() < until_s and any((seen := read_stat(stack.pid)) and seen.alive for stack in stacks):
         time.sleep(0.01)
     time.sleep(0.05)  # what was printed goes through the loop into the record
     run.capture.settle(_DUMP_S)
@@ -104,11 +104,8 @@ def describe(
 
 
 def _world_size(pid: int) -> int:
-    try:
-        found = re.search(rb"(?:^|\0)WORLD_SIZE=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
+    size = read_variable(pid, b"WORLD_SIZE") or b""
+    return int(size) if size.isdigit() else 0
 
 
 def gpus_work(diagnosis: Diagnosis, pids: Mapping[int, int]) -> bool:

@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.machine.processes.stop_processes import own_processes, send_signal
+from ddplaunch.machine.processes.process_table import own_processes
+from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.values.frozen import dataclass
 
 if TYPE_CHECKING:
@@ -89,10 +90,6 @@ def idle(shares: Mapping[int, float]) -> frozenset[int]:
     return frozenset(rank for rank, share in shares.items() if share < IDLE_SHARE)
 
 
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
 def usage(pids: Mapping[int, int]) -> Usage:
     """Return what each rank of ``pids`` (rank to pid), and what is in its session, has used since it started.
 
@@ -106,9 +103,8 @@ def usage(pids: Mapping[int, int]) -> Usage:
     for one in own_processes():
         rank = ranks.get(one.session, ranks.get(one.pid))
         if rank is not None:
-            used_s, faults = _cpu_s(one.pid)
-            cpu_s[rank] += used_s + _starved_s(one.pid)
-            io_bytes[rank] += _io_bytes(one.pid) + faults * _PAGE_BYTES
+            cpu_s[rank] += one.cpu_s + one.children_cpu_s + _starved_s(one.pid)
+            io_bytes[rank] += _io_bytes(one.pid) + one.major_fault_bytes
     return Usage(time.monotonic(), cpu_s, io_bytes)
 
 
@@ -122,12 +118,6 @@ def uses_gpu(pid: int) -> bool:
         )
     except OSError:
         return False
-
-
-def _cpu_s(pid: int) -> tuple[float, int]:
-    """Return CPU seconds and major faults."""
-    fields = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
-    return (sum(map(int, fields[11:15])) / _TICKS_PER_S, int(fields[9])) if len(fields) > 15 else (0.0, 0)
 
 
 def _starved_s(pid: int) -> float:

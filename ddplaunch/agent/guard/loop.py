@@ -15,7 +15,7 @@ import select
 import signal
 from collections.abc import Callable
 
-from ddplaunch.machine.processes.stop_processes import PinnedProcess, process
+from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
 
 
 class Loop:
@@ -50,7 +50,7 @@ class Launcher:
     def __init__(self, pid: int) -> None:
         """Look at it while it lives."""
         self.pid = pid
-        self.seen: PinnedProcess | None = process(pid)
+        self.seen: ProcessStat | None = read_stat(pid)
 
     def watch(self, loop: Loop, ended: Callable[[], None]) -> None:
         """Call ``ended()`` once at its end. A socket alone would not tell: what torchrun forks may hold it open."""

@@ -11,13 +11,8 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ddplaunch.machine.processes.stop_processes import (
-    PinnedProcess,
-    command_line,
-    has_variable,
-    own_processes,
-    send_signal,
-)
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_variable
+from ddplaunch.machine.processes.stop_processes import send_signal
 
 KILL_AFTER_S = 1.0
 _EVERY_S = 0.05
@@ -29,23 +24,23 @@ class Owner:
 
     __slots__ = ("command", "own_session", "pid", "start")
 
-    def __init__(self, pid: int, seen: PinnedProcess | None, since: int = 0) -> None:
+    def __init__(self, pid: int, seen: ProcessStat | None, since: int = 0) -> None:
         """Read what will be gone when the rank is. One that is gone had a session, and began after ``since``."""
-        self.pid, self.start = pid, seen.start if seen else since
+        self.pid, self.start = pid, seen.start_ticks if seen else since
         self.own_session = seen.session == pid if seen else True
-        self.command = command_line(pid) if seen else b""
+        self.command = read_command(pid) if seen else ()
 
 
-def of_ranks(table: Iterable[PinnedProcess], owners: Mapping[int, Owner]) -> list[PinnedProcess]:
+def of_ranks(table: Iterable[ProcessStat], owners: Mapping[int, Owner]) -> list[ProcessStat]:
     """Return the processes of these ranks: the ranks, their sessions, and what they forked without one (fork start)."""
-    found: dict[int, PinnedProcess] = {}
-    for one in sorted(table, key=lambda each: each.start):  # a parent before its children
+    found: dict[int, ProcessStat] = {}
+    for one in sorted(table, key=lambda each: each.start_ticks):  # a parent before its children
         owner = owners.get(one.pid)
         in_session = owners.get(one.session)
         if owner:
-            mine = owner.start == one.start
+            mine = owner.start == one.start_ticks
         elif in_session and in_session.own_session:
-            mine = one.start >= in_session.start
+            mine = one.start_ticks >= in_session.start
         else:
             mine = one.parent in found and not _leads(one)
         if mine:
@@ -53,25 +48,29 @@ def of_ranks(table: Iterable[PinnedProcess], owners: Mapping[int, Owner]) -> lis
     return list(found.values())
 
 
-def _leads(one: PinnedProcess) -> bool:
+def _leads(one: ProcessStat) -> bool:
     return one.session == one.pid  # it was given a session of its own: somebody meant it to stay
 
 
-def is_multiprocessing(one: PinnedProcess, commands: frozenset[bytes]) -> bool:
+def is_multiprocessing(one: ProcessStat, commands: frozenset[tuple[bytes, ...]]) -> bool:
     """Say whether it is a child that multiprocessing made: a fork of a rank, a spawned one, or one of its helpers."""
-    command = command_line(one.pid)
-    return command in commands or b"multiprocessing." in command or one.name.startswith(b"pt_data")
+    command = read_command(one.pid)
+    spawned = any(b"multiprocessing." in word for word in command)
+    return spawned or command in commands or one.name.startswith("pt_data")
 
 
-def unannounced(table: Iterable[PinnedProcess], run_id: str, launcher: PinnedProcess | None) -> list[PinnedProcess]:
+def unannounced(table: Iterable[ProcessStat], run_id: str, launcher: ProcessStat | None) -> list[ProcessStat]:
     """Return ranks that torchrun, ``launcher``, started but did not tell of before it died: they lead sessions."""
     if launcher is None or not run_id:
         return []
-    variable = f"DDPLAUNCH_RUN_ID={run_id}".encode()
     own = os.getpid()
     table = list(table)
     running = {
-        one.pid for one in table if one.pid != own and one.start >= launcher.start and has_variable(one.pid, variable)
+        one.pid
+        for one in table
+        if one.pid != own
+        and one.start_ticks >= launcher.start_ticks
+        and read_variable(one.pid, b"DDPLAUNCH_RUN_ID") == run_id.encode()
     }
     return [
         one
@@ -80,7 +79,7 @@ def unannounced(table: Iterable[PinnedProcess], run_id: str, launcher: PinnedPro
     ]
 
 
-def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[PinnedProcess]:
+def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessStat]:
     """Return what runs of these ranks now; with ``workers_only`` what multiprocessing made, and nothing else."""
     if not owners:
         return []
@@ -92,7 +91,7 @@ def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[PinnedPr
 
 
 class _Sweep:
-    def __init__(self, find: Callable[[], list[PinnedProcess]], kill_s: float) -> None:
+    def __init__(self, find: Callable[[], list[ProcessStat]], kill_s: float) -> None:
         self.find, self.kill_s = find, kill_s
         self.asked: set[tuple[int, int]] = set()
 
@@ -106,7 +105,7 @@ class Sweeps:
         self._next_s = 0.0
         self.ended: set[int] = set()
 
-    def begin(self, find: Callable[[], list[PinnedProcess]], *, at_once: bool = False) -> None:
+    def begin(self, find: Callable[[], list[ProcessStat]], *, at_once: bool = False) -> None:
         """End what ``find()`` returns, now and as long as it returns anything; ``at_once`` leaves SIGTERM out."""
         now_s = time.monotonic()
         self._sweeps.append(_Sweep(find, now_s if at_once else now_s + KILL_AFTER_S))
@@ -135,11 +134,11 @@ class Sweeps:
             if not left or now_s > sweep.kill_s + _GIVE_UP_AFTER_S:
                 self._sweeps.remove(sweep)
 
-    def _end(self, sweep: _Sweep, one: PinnedProcess, now_s: float) -> None:
+    def _end(self, sweep: _Sweep, one: ProcessStat, now_s: float) -> None:
         self.ended.add(one.pid)
         if now_s >= sweep.kill_s:
             send_signal(one, signal.SIGKILL)
-        elif (one.pid, one.start) not in sweep.asked:
-            sweep.asked.add((one.pid, one.start))
+        elif (one.pid, one.start_ticks) not in sweep.asked:
+            sweep.asked.add((one.pid, one.start_ticks))
             send_signal(one, signal.SIGTERM)
             send_signal(one, signal.SIGCONT)  # one that was stopped would not see it otherwise

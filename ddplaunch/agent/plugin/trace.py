@@ -150,7 +150,9 @@ def as_svg(about: dict[str, Any], phases: list[Phase]) -> str:
 
 def process_start_s() -> float:
     """Return when this process was started, which is before it became torchrun; seconds since 1970. Raises OSError."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    ticks = int(fields[19])  # starttime, the 22nd field: https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.time() - age_s
+    from ddplaunch.machine.processes.process_table import read_stat
+
+    stat = read_stat(os.getpid())
+    if stat is None:
+        raise FileNotFoundError("/proc/self/stat")
+    return stat.started_s

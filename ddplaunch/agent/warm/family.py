@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.machine.processes.stop_processes import process
+from ddplaunch.machine.processes.process_table import read_stat
 
 #: Seconds for which one of them may be stopped (SIGSTOP, a debugger) before ranks start without them.
 STOPPED_S = 5.0
@@ -70,7 +70,7 @@ def end(pids: Sequence[int]) -> None:
 
 
 def _is_stopped(pid: int) -> bool:
-    one = process(pid)
+    one = read_stat(pid)
     return one is not None and one.state in "Tt"
 
 
@@ -79,7 +79,7 @@ def _reaped(pid: int) -> bool:
     try:
         return os.waitpid(pid, os.WNOHANG)[0] == pid
     except ChildProcessError:
-        one = process(pid)
+        one = read_stat(pid)
         return one is None or not one.alive
 
 

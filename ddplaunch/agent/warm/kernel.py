@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddplaunch.machine.processes.process_table import read_stat
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
@@ -66,8 +68,10 @@ def is_shown_as(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     if not start:
         return
     ctypes.memmove(start, arguments + variables, len(arguments) + len(variables))
-    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
-    borders = [libc.sbrk(0) if number is None else int(fields[number - 3]) for number in _BORDERS]
+    stat = read_stat(os.getpid())
+    if stat is None:
+        return
+    borders = [libc.sbrk(0) if number is None else stat.field(number) for number in _BORDERS]
     middle = start + len(arguments)
     borders[-4:] = [start, middle, middle, middle + len(variables)]
     memory = _MemoryMap(*borders, None, 0, 0xFFFFFFFF)

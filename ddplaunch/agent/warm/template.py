@@ -21,7 +21,7 @@ from ddplaunch.agent.warm.family import WarmProcess
 from ddplaunch.agent.warm.nursery import Nursery
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, skip_the_spread, why_no_template, why_not_forked
-from ddplaunch.machine.processes.stop_processes import process
+from ddplaunch.machine.processes.process_table import read_stat
 
 Say = Callable[[str], None]
 Cold = Callable[[], Any]  # what torchrun itself starts, by Popen
@@ -207,7 +207,7 @@ class Template:
         self._hear("born", _FORK_S)
         rank, _ = self._newborn[-1]
         deadline = time.monotonic() + family.STOPPED_S
-        while (seen := process(rank.pid)) is not None and seen.parent != os.getpid():
+        while (seen := read_stat(rank.pid)) is not None and seen.parent != os.getpid():
             if time.monotonic() > deadline:
                 raise TimeoutError
             time.sleep(0.0005)

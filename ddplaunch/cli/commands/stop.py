@@ -15,7 +15,7 @@ from ddplaunch.cli.which_run import called, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import boot_id
-from ddplaunch.machine.processes.process_table import Process, Table, process_table
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, read_record
@@ -154,7 +154,7 @@ def _is_over(base: Path, alive: Sequence[RunProcesses], run: str | None) -> bool
 
 
 def _stop_here(
-    chosen: RunProcesses | None, directory: Path | None, grace_s: float | None, json: bool, table: Table
+    chosen: RunProcesses | None, directory: Path | None, grace_s: float | None, json: bool, table: ProcessTable
 ) -> int:
     """End what runs here, and say which other hosts have a part of it."""
     if chosen is None:

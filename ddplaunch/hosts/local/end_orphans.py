@@ -12,9 +12,9 @@ from pathlib import Path
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.machine.nvml import probe_nvml
 from ddplaunch.machine.processes.orphans import Orphans, Segment, adopts_orphans, held_segments, orphans_in
-from ddplaunch.machine.processes.process_table import Process, Table, process_table
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
 from ddplaunch.machine.processes.run_processes import within
-from ddplaunch.machine.processes.stop_processes import remaining, send, wait_gone
+from ddplaunch.machine.processes.stop_processes import remaining, send_signal, wait_gone
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
@@ -64,7 +64,7 @@ class Cleaned:
     holding: GpuMemory
 
 
-def leftovers(table: Table, uid: int, run_id: str | None = None) -> Leftovers:
+def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Leftovers:
     """Look for processes whose launcher is gone, of one run if ``run_id`` names it, and for what they hold."""
     spared = within(table, os.getpid())  # a shell in a terminal that a rank started, say
     groups = [_without(group, spared) for group in orphans_in(table, adopts_orphans)]
@@ -102,10 +102,10 @@ def clean(found: Leftovers, grace_s: float) -> Cleaned:
     """
     processes = found.processes
     for process in processes:
-        send(process, signal.SIGTERM)
+        send_signal(process, signal.SIGTERM)
     killed = wait_gone(processes, grace_s)
     for process in killed:
-        send(process, signal.SIGKILL)
+        send_signal(process, signal.SIGKILL)
     left = wait_gone(killed, _KILLED_S)
     there = {process.pid for process in left}
     hard = {process.pid for process in killed} - there

@@ -28,6 +28,7 @@ from typing import Any
 
 from ddplaunch.explain.stacks.parse import RankStack, ThreadStack, from_faulthandler, from_py_spy, place_of
 from ddplaunch.machine.files import read_bytes
+from ddplaunch.machine.processes.process_table import pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
@@ -102,9 +103,9 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     if not any(place_of(stack).kind == "loader" for stack in stacks):
         return tuple(stacks)
     children: dict[int, list[Asked]] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit() and (fields := _fields(int(name))) and fields[0] not in ("Z", "X"):
-            children.setdefault(int(fields[1]), []).append(Asked(-1, int(name), int(fields[19])))
+    for pid in pids():
+        if (stat := read_stat(pid)) and stat.alive:
+            children.setdefault(stat.parent, []).append(Asked(-1, pid, stat.start_ticks))
     program = find_py_spy()
 
     def of(stack: RankStack) -> RankStack:
@@ -116,13 +117,13 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
 
 
 def _stack(asked: Asked, program: str | None) -> RankStack:
-    fields = _fields(asked.pid)
+    stat = read_stat(asked.pid)
     empty = RankStack(asked.rank, asked.pid)
-    if fields is None or int(fields[19]) != asked.start_ticks or fields[0] in ("Z", "X"):
+    if stat is None or stat.start_ticks != asked.start_ticks or not stat.alive:
         return replace(empty, state="X", problem="it has ended")
     python = _python_process(asked.pid)
     known = replace(
-        empty, pid=python, state=(_fields(python) or fields)[0], kernel=_kernel(python), reads=_reads(python)
+        empty, pid=python, state=(read_stat(python) or stat).state, kernel=_kernel(python), reads=_reads(python)
     )
     problem = "py-spy is not installed"
     if program is not None:
@@ -158,7 +159,7 @@ def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | U
         memory = _memory(pid)
         if memory is None or not _catches(pid):
             return Unavailable(_NOT_ASKED)
-        if start_ticks is not None and int((_fields(pid) or ["0"] * 20)[19]) != start_ticks:
+        if start_ticks is not None and ((stat := read_stat(pid)) is None or stat.start_ticks != start_ticks):
             return Unavailable("it has ended")
         try:
             before = os.fstat(memory).st_size
@@ -209,13 +210,11 @@ def _catches(pid: int) -> bool:
 
 def _python_process(pid: int) -> int:
     """Return the process that trains: the rank itself, or what a shell script that is the rank has started."""
-    session, candidates = str(pid).encode(), []
     if _holds_memory(pid):
         return pid
-    for name in os.listdir("/proc"):  # noqa: PTH208
-        if name.isdigit() and (fields := _fields(int(name))) and fields[3].encode() == session:
-            candidates.append((int(fields[19]), int(name)))
-    return next((each for _, each in sorted(candidates) if _holds_memory(each)), pid)
+    session = [stat for each in pids() if (stat := read_stat(each)) and stat.session == pid]
+    session.sort(key=lambda stat: (stat.start_ticks, stat.pid))
+    return next((stat.pid for stat in session if _holds_memory(stat.pid)), pid)
 
 
 def _holds_memory(pid: int) -> bool:
@@ -243,12 +242,6 @@ def _reads(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115
     except (OSError, ValueError):
         return ""
-
-
-def _fields(pid: int) -> list[str] | None:
-    """Return the fields of /proc/PID/stat from the third on, None if there is no such process."""
-    data = read_bytes(f"/proc/{pid}/stat")
-    return data.rpartition(b")")[2].decode().split() if data else None
 
 
 _GPU_WORK_DEADLINE_S = 20.0  # a driver that hangs is one of the reasons to be asked

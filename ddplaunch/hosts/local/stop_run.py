@@ -17,7 +17,7 @@ from typing import Any
 from ddplaunch.hosts.ssh import CONNECT_S, command, environment, failure
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.machine.processes.stop_processes import send, wait_gone
+from ddplaunch.machine.processes.stop_processes import send_signal, wait_gone
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
@@ -71,13 +71,13 @@ def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grac
     which the hosts end their part by themselves, is for one that does not even answer that.
     """
     begun = time.monotonic()
-    if send(launcher, signal.SIGTERM) == "denied":
+    if send_signal(launcher, signal.SIGTERM) == "denied":
         return Stopped(run, (), (), (launcher,), (launcher,), time.monotonic() - begun)
     left = wait_gone([launcher], grace_s)
     if left and grace_s < own_grace_s:
-        send(launcher, signal.SIGINT)
+        send_signal(launcher, signal.SIGINT)
     left = wait_gone([launcher], _RESIDENT_S) if left else []
-    killed = bool(left) and send(launcher, signal.SIGKILL) == "sent"
+    killed = bool(left) and send_signal(launcher, signal.SIGKILL) == "sent"
     left = wait_gone([launcher], _KILLED_S) if left else []
     gone = () if left else (launcher,)
     return Stopped(
@@ -116,7 +116,7 @@ def _same_run(one: RunProcesses, run: RunProcesses, seen: dict[int, Process]) ->
 
 def _send_all(processes: Iterable[Process], number: signal.Signals) -> tuple[Process, ...]:
     """Signal each; return those that this user may not signal."""
-    return tuple(process for process in processes if send(process, number) == "denied")
+    return tuple(process for process in processes if send_signal(process, number) == "denied")
 
 
 _AT_ONCE = 64

@@ -30,7 +30,7 @@ from typing import Any
 
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.machine.processes.stop_processes import send, wait_gone
+from ddplaunch.machine.processes.stop_processes import send_signal, wait_gone
 
 _PATIENCE_S = 2.0  # how long torchrun may take to pass a signal on, before anybody asks why
 _CONNECT_S = 1.0
@@ -61,7 +61,7 @@ class StuckTorchrun:
                 self._store = self._look_at = None
                 return False
             for rank in self._ranks():
-                send(rank, self._number)
+                send_signal(rank, self._number)
             self._told = True
         self._look_at = time.monotonic() + _LOOK_S
         return not self._ranks()
@@ -185,7 +185,7 @@ class HostJob:
         while (left := self._left()) and time.monotonic() < until:
             pause(0.1)
         for process in left:
-            send(process, signal.SIGKILL)
+            send_signal(process, signal.SIGKILL)
         wait_gone(left, _KILLED_S)
         return [process.pid for process in left]
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterable
 
 from ddplaunch.machine import files
-from ddplaunch.machine.processes.process_table import Process, Table, descendants
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, descendants
 from ddplaunch.machine.processes.run_processes import is_guard, is_launcher, rank_of
 from ddplaunch.values.frozen import dataclass
 
@@ -36,7 +36,7 @@ class Orphans:
     processes: tuple[Process, ...]
 
 
-def orphans_in(table: Table, adopts: Callable[[Process], bool]) -> tuple[Orphans, ...]:
+def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[Orphans, ...]:
     """Return what dead launchers left, by run. ``adopts`` tells whether a parent is one that adopts orphans.
 
     In doubt a process is no orphan: it has to be a Python process that torchelastic or deepspeed started, adopted by
@@ -91,7 +91,7 @@ def _is_python(process: Process) -> bool:
     return program.startswith(("python", "pypy", "pt_"))
 
 
-def _orphans(key: tuple[int, str, str, str], roots: list[Process], table: Table) -> Orphans:
+def _orphans(key: tuple[int, str, str, str], roots: list[Process], table: ProcessTable) -> Orphans:
     pids = {process.pid for process in _python(roots)}
     pids |= descendants(table, pids)
     processes = [table[pid] for pid in pids if table[pid].uid == key[0] and table[pid].alive]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from ddplaunch.machine.processes.process_table import Process, Table, ancestors, descendants
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, descendants
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variables import SETTINGS
 
@@ -61,7 +61,7 @@ def is_guard(process: Process) -> bool:
     return any(_GUARD in word for word in process.command)
 
 
-def runs_in(table: Table) -> tuple[RunProcesses, ...]:
+def runs_in(table: ProcessTable) -> tuple[RunProcesses, ...]:
     """Return ddplaunch's runs, as the environment of their processes names them; the youngest first.
 
     A shell in which the variables of a plan were exported is not part of the run: only launchers, ranks, and what
@@ -97,7 +97,7 @@ class _Parts:
         self.children: list[Process] = []
         self.guards: list[Process] = []
 
-    def place(self, process: Process, table: Table, launchers: Mapping[int, _Key]) -> None:
+    def place(self, process: Process, table: ProcessTable, launchers: Mapping[int, _Key]) -> None:
         if is_guard(process):
             self.guards.append(process)
         elif _is_rank(process, table, launchers):
@@ -128,7 +128,7 @@ def _run_id(process: Process) -> str:
     return next((word.partition("=")[2] for word in process.command if word.startswith("--rdzv-id=")), "")
 
 
-def _owner(process: Process, table: Table, launchers: Mapping[int, _Key], known: Iterable[_Key]) -> _Key | None:
+def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key], known: Iterable[_Key]) -> _Key | None:
     """Return the run that a process below a launcher, or with a run's variables, belongs to."""
     own = _key(process)
     for each in ancestors(table, process.pid):
@@ -142,13 +142,13 @@ def _owner(process: Process, table: Table, launchers: Mapping[int, _Key], known:
     return same[0] if same else own if own[1] else None
 
 
-def _copied(process: Process, table: Table) -> bool:
+def _copied(process: Process, table: ProcessTable) -> bool:
     """Whether it is a copy of the launcher made by fork, which is how ranks start with ``--start-method fork``."""
     parent = table.get(process.parent)
     return parent is not None and parent.command == process.command
 
 
-def _is_rank(process: Process, table: Table, launchers: Mapping[int, _Key]) -> bool:
+def _is_rank(process: Process, table: ProcessTable, launchers: Mapping[int, _Key]) -> bool:
     """Whether a launcher started it: each rank leads a session; a DataLoader worker stays in that of its rank."""
     if process.parent in launchers:
         return process.session == process.pid and process.name != _TEMPLATE
@@ -164,6 +164,6 @@ def rank_of(process: Process) -> tuple[int, int]:
     return (int(text) if text.isdecimal() else 1 << 30, process.pid)
 
 
-def within(table: Table, pid: int) -> set[int]:
+def within(table: ProcessTable, pid: int) -> set[int]:
     """Return ``pid`` and its ancestors: what a command must never end, because it runs inside of them."""
     return {pid, *(process.pid for process in ancestors(table, pid))}
