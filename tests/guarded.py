@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ddplaunch.agent.end.ended import EndedRun
 from ddplaunch.agent.protocol import Failure, receive, send
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 ROOT = Path(__file__).parents[1]
 CODE = (

@@ -234,8 +234,8 @@ def test_segments_of_this_process(shared_file: str) -> None:
 
 RANK = Process(4711, 1, 4711, "S", 100, 7, "python", ("/opt/env/bin/python", "-u", "train.py", "--epochs", "20"),
                {"RANK": "3", "LOCAL_RANK": "3"})  # fmt: skip
-LOADER = replace(RANK, pid=4799, parent=4711)
-THEIRS = replace(RANK, pid=5000, session=5000, uid=4_000_000_000)
+LOADER = RANK._replace(pid=4799, parent=4711)
+THEIRS = RANK._replace(pid=5000, session=5000, uid=4_000_000_000)
 SEGMENTS = (
     Segment("/dev/shm/torch_4711_1_0", 64 << 20, True, (4711, 4799)),
     Segment("/dev/shm/dataset", 1 << 30, True, (4711,)),
@@ -273,7 +273,7 @@ def test_words(tmp_path: Path) -> None:
         "ended 2 processes, 1 of them by SIGKILL, 12 GiB of GPU 3 are free\n"
         "removed 1 file in /dev/shm\nremoved 2 records\n"
     )
-    (finding,) = clean_findings(replace(cleaned, remaining=(replace(RANK, state="D"),)), [])
+    (finding,) = clean_findings(replace(cleaned, remaining=(RANK._replace(state="D"),)), [])
     assert finding.code == "does-not-end" and "pid 4711" in finding.what and "takes no signal" in finding.why
     assert "nothing to clean: no orphans, 62 records" in work_text(
         work(Leftovers((), (), {}, ()), tmp_path), 0, Terminal(80)

@@ -16,7 +16,7 @@ from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.software import probe_plugin
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 from tests.checks.healthy import healthy_facts, healthy_torch
 from tests.test_launch_resolve import decide
 from tests.test_launch_topology import said

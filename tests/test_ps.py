@@ -17,7 +17,7 @@ from ddplaunch.records.live_processes import NodeProcesses
 from ddplaunch.records.run_states import RunSummary, host_name, state_of
 from ddplaunch.ui.runs_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import age_text, size_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden

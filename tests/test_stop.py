@@ -46,9 +46,9 @@ def test_a_recycled_pid_is_not_signalled(start_run: StartRun) -> None:
     run = start_run("recycled")
     rank = seen(run.rank_pids[0])
     assert rank.environment is not None
-    earlier = replace(rank, start_ticks=rank.start_ticks - 1)  # the pid was somebody else's before
+    earlier = rank._replace(start_ticks=rank.start_ticks - 1)  # the pid was somebody else's before
     assert send_signal(earlier, signal.SIGKILL) == "other" and not is_same(earlier)
-    stranger = replace(rank, environment={**rank.environment, "DDPLAUNCH_RUN_ID": "another"})
+    stranger = rank._replace(environment={**rank.environment, "DDPLAUNCH_RUN_ID": "another"})
     assert send_signal(stranger, signal.SIGKILL) == "other"
     assert runs(rank.pid)
     assert send_signal(rank, signal.SIGKILL) == "sent"
@@ -63,7 +63,7 @@ def test_an_old_kernel_has_no_pidfd(start_run: StartRun, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "pidfd_open", missing)
     run = start_run("old", ranks=1)
     rank = seen(run.rank_pids[0])
-    assert send_signal(replace(rank, start_ticks=1), signal.SIGKILL) == "other" and runs(rank.pid)
+    assert send_signal(rank._replace(start_ticks=1), signal.SIGKILL) == "other" and runs(rank.pid)
     assert send_signal(rank, signal.SIGKILL) == "sent" and wait_gone([rank], 30) == []
 
 
@@ -157,7 +157,7 @@ def test_what_is_left_is_a_finding_with_a_fix() -> None:
     denied = Stopped(run, (), (), run.all, run.all, 0.0)
     (finding,) = stop_findings(denied, ())
     assert finding.code == "not-permitted" and "sudo ddplaunch stop r" in finding.fix
-    stuck = replace(run.launchers[0], state="D")
+    stuck = run.launchers[0]._replace(state="D")
     (finding,) = stop_findings(replace(denied, remaining=(stuck,), denied=()), ())
     assert (finding.code, finding.what) == ("does-not-end", "torchrun (pid 10) does not end")
     assert "takes no signal" in finding.why and "-p 10" in finding.fix
@@ -175,7 +175,7 @@ def test_another_users_run_is_not_ended(start_run: StartRun, tmp_path: Path) -> 
     child = os.fork()
     if child == 0:
         os.setuid(65534)
-        os.write(writer, send_signal(replace(rank, environment=None), signal.SIGKILL).encode())
+        os.write(writer, send_signal(rank._replace(environment=None), signal.SIGKILL).encode())
         os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 10) == b"denied"

@@ -15,7 +15,7 @@ import pytest
 from ddplaunch.agent.plugin.trace import Trace, as_svg, file_of, phases_of, process_start_s, read_marks, with_parts
 from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.launch.settings import Settings
-from ddplaunch.values.variables import EXECUTED
+from ddplaunch.values.variable_names import EXECUTED
 
 
 def test_each_phase_ends_where_the_next_begins() -> None:

@@ -14,7 +14,7 @@ from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.software import shadowing_file
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 from tests.checks.healthy import healthy_facts
 from tests.test_launch_resolve import TRAIN, decide, variables
 from tests.test_launch_topology import said

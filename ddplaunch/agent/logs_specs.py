@@ -35,7 +35,7 @@ from ddplaunch.agent.rank_site.breakpoints import breakpoints
 from ddplaunch.agent.torch_patches import Pause, forward_started, name_methods_quickly, notice_failures, notice_start
 from ddplaunch.agent.warm.why_cold import skip_the_spread
 from ddplaunch.launch.settings import Settings
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.warm.template import Template

@@ -20,7 +20,7 @@ from ddplaunch.launch.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.write import write
 from ddplaunch.values.finding import DdplaunchError, ExitStatus
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 
 def on_host(order: dict[str, Any]) -> int:

@@ -43,7 +43,7 @@ from ddplaunch.machine.paths import newest_below
 from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunching_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
-from ddplaunch.values.variables import EXECUTED, SETTINGS
+from ddplaunch.values.variable_names import EXECUTED, SETTINGS
 
 
 @contextmanager

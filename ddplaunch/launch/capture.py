@@ -18,7 +18,7 @@ from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import duration_s
 
 _SHORTEST_S = 1.0

@@ -9,7 +9,7 @@ from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import Facts, NetworkFacts
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Source, Unavailable
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from ddplaunch.records.launchers import Launched, held_by, read_launched, reside
 from ddplaunch.records.live_processes import NodeProcesses, read_processes
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 #: "running": its launcher lives here. "orphaned": ranks live here, their launcher does not. "elsewhere": no outcome,
 #: and it was started on another host. "ended": nothing of it runs here, and nobody wrote how it ended. "unreadable":

@@ -30,7 +30,7 @@ import ddplaunch
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.find import NEWEST_SCHEMA, node_directories
 from ddplaunch.values.codec import plain
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
 
 NAME = "metrics.jsonl"

@@ -18,7 +18,7 @@ from ddplaunch.agent.guard.guarded_run import RECORD_PATIENCE_S, GuardedRun
 from ddplaunch.agent.guard.output import RecordFile
 from ddplaunch.agent.protocol import send
 from ddplaunch.launch.settings import Settings
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedRun

@@ -41,7 +41,7 @@ from ddplaunch.records.outcome import outcome_path
 from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 _MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has to fit into one piece
 _ERROR_CHARS = 4_000

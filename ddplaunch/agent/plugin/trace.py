@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.launch.settings import Settings
-from ddplaunch.values.variables import EXECUTED
+from ddplaunch.values.variable_names import EXECUTED
 
 Phase = tuple[str, float, float]  # name, seconds since 1970 at its begin and at its end
 Marks = Mapping[str, float]

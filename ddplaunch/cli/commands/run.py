@@ -33,7 +33,7 @@ from ddplaunch.ui.shell import command_lines, dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import ExitStatus, RefusedError, error, usage
-from ddplaunch.values.variables import EXECUTED, SETTINGS
+from ddplaunch.values.variable_names import EXECUTED, SETTINGS
 from ddplaunch.values.words import duration_s
 
 if TYPE_CHECKING:

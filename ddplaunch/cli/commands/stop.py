@@ -36,7 +36,7 @@ from ddplaunch.ui.stop_view import (
     together_text,
 )
 from ddplaunch.values.finding import ExitStatus, Finding, usage
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import duration_s
 
 LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 #: What torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to the processes they start.
 #: https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/local_elastic_agent.py
@@ -89,8 +89,7 @@ class ProcessStat:
         return self.field(52)
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(NamedTuple):  # no dataclass: the guard reads this file too, see launch/settings.py
     """One process of a table. ``environment`` holds only what marks a launch; None where it may not be read."""
 
     pid: int

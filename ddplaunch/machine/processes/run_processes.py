@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, descendants
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variables import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS
 
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
