@@ -54,7 +54,7 @@ def test_a_probe_that_breaks_becomes_unavailable(monkeypatch: pytest.MonkeyPatch
     for module in (
         "hardware.probe_cpu",
         "network.probe_interfaces",
-        "paths.Looks",
+        "paths.PathLooks",
         "network.start",
         "environ.probe_environment",
     ):

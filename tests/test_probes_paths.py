@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.machine import deadline, paths
 from ddplaunch.machine.facts import PathFact
-from ddplaunch.machine.paths import Looks, Role, describe
+from ddplaunch.machine.paths import PathLooks, Role, describe
 
 
 def children() -> set[int]:
@@ -31,7 +31,7 @@ def hang_on_dead(path: str, role: Role) -> dict[str, Any]:
 
 
 def look(path: str, role: Role) -> PathFact:
-    return Looks([(path, role)]).finish(20)[0]
+    return PathLooks([(path, role)]).finish(20)[0]
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_empty_and_full_folders(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
     (tmp_path / "bare").mkdir()
-    full, bare, nothing = Looks([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")]).finish(20)
+    full, bare, nothing = PathLooks([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")]).finish(20)
     assert (full.kind, full.empty) == ("directory", False)
     assert (bare.kind, bare.empty) == ("directory", True)
     assert (nothing.kind, nothing.empty) == ("file", True)
@@ -87,7 +87,7 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
 
 def test_a_dead_path_does_not_hide_the_others_and_leaves_nothing(tmp_path: Path) -> None:
     processes, descriptors = children(), open_files()
-    dead, alive = Looks([("/dead", "data"), (str(tmp_path), "data")], hang_on_dead).finish(2)
+    dead, alive = PathLooks([("/dead", "data"), (str(tmp_path), "data")], hang_on_dead).finish(2)
     assert (dead.kind, dead.error) == ("unreachable", "no answer within 2 s")
     assert alive.kind == "directory"
     assert children() == processes
@@ -99,7 +99,7 @@ def test_a_look_that_crashes_is_an_answer() -> None:
         os.kill(os.getpid(), signal.SIGKILL) if role == "output" else 1 / 0
         return {}
 
-    divided, killed = Looks([("/x", "data"), ("/x", "output")], crash).finish(20)
+    divided, killed = PathLooks([("/x", "data"), ("/x", "output")], crash).finish(20)
     assert divided.error == "ZeroDivisionError: division by zero"
     assert killed.error == "the child process that looked died without an answer"
 
@@ -125,7 +125,7 @@ def test_a_real_mount_whose_server_never_answers(tmp_path: Path) -> None:
         pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
     try:
         before = children()
-        dead, below, alive = Looks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")]).finish(3)
+        dead, below, alive = PathLooks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")]).finish(3)
         assert (dead.kind, below.kind, alive.kind) == ("unreachable", "unreachable", "directory")
         assert children() == before
     finally:

@@ -32,7 +32,7 @@ from ddplaunch.launch.relaunch import (
     relaunched_id,
     return_text,
 )
-from ddplaunch.machine.paths import Newest, advanced, is_checkpoint, newest_below
+from ddplaunch.machine.paths import NewestCheckpoint, advanced, is_checkpoint, newest_below
 from ddplaunch.ui.outcome_view import asking_text, not_relaunched_text, relaunching_text
 from ddplaunch.values.finding import RefusedError, UsageError, error
 from ddplaunch.values.resolved import DEFAULT, Resolved
@@ -110,7 +110,10 @@ def order(**changes: Any) -> Order:
         "policy": POLICY,
         "command": ("/python", "-m", "ddplaunch", "run", "--", "a\udcff.py"),
         "restore": {"OMP_NUM_THREADS": None, "PATH": "/mine"},
-        "outputs": (("out", Newest("out/a.pt", 5, 6)), ("dead", Newest(problem="did not answer within 5 s"))),
+        "outputs": (
+            ("out", NewestCheckpoint("out/a.pt", 5, 6)),
+            ("dead", NewestCheckpoint(problem="did not answer within 5 s")),
+        ),
         "alone": True,
     }
     return Order(**{**said, **changes})
@@ -148,30 +151,30 @@ def test_what_was_left_for_this_process_is_taken_once() -> None:
 def test_newest_checkpoint(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (before,) = newest_below([str(out)])
-    assert before == Newest()
+    assert before == NewestCheckpoint()
     (out / "deep").mkdir(parents=True)
     for name in ("train.log", "args.json", "events.out.tfevents.1", ".hidden.pt", "half.pt.tmp"):
         (out / name).write_text("x")
     (out / "wandb").mkdir()
     (out / "wandb" / "run.wandb").write_text("x")
-    assert newest_below([str(out)]) == (Newest(),)  # none of these is a checkpoint
+    assert newest_below([str(out)]) == (NewestCheckpoint(),)  # none of these is a checkpoint
     (out / "old.pt").write_text("123")
     os.utime(out / "old.pt", ns=(5, 5))
     (first,) = newest_below([str(out)])
-    assert first == Newest(str(out / "old.pt"), 5, 3)
+    assert first == NewestCheckpoint(str(out / "old.pt"), 5, 3)
     (out / "deep" / "model.safetensors").write_text("12")
     file, folder = newest_below([str(out / "old.pt"), str(out)])
     assert file == first and folder.path == str(out / "deep" / "model.safetensors")
     assert advanced(before, first) and advanced(first, folder)
     assert not advanced(folder, folder) and not advanced(folder, first)  # the newer one was removed
-    assert advanced(first, Newest("same", 5, 4)) and not advanced(first, Newest())
+    assert advanced(first, NewestCheckpoint("same", 5, 4)) and not advanced(first, NewestCheckpoint())
 
 
 def test_an_output_that_does_not_answer_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddplaunch.machine.paths.look", lambda path: time.sleep(60))
     (late,) = newest_below([str(tmp_path)], 0.05)
     assert late.problem == "did not answer within 0.05 s"
-    assert not advanced(Newest(), late) and not advanced(late, Newest("a.pt", 1, 1))
+    assert not advanced(NewestCheckpoint(), late) and not advanced(late, NewestCheckpoint("a.pt", 1, 1))
     monkeypatch.setattr("ddplaunch.machine.paths.look", lambda path: 1 / 0)
     assert "ZeroDivisionError" in (newest_below([str(tmp_path)])[0].problem or "")
 
@@ -192,7 +195,9 @@ def test_names_of_checkpoints(name: str) -> None:
 
 def test_evidence_of_a_node(tmp_path: Path) -> None:
     (tmp_path / "a.pt").touch()
-    here = order(outputs=(("dead", Newest(problem="did not answer within 5 s")), (str(tmp_path), Newest())))
+    here = order(
+        outputs=(("dead", NewestCheckpoint(problem="did not answer within 5 s")), (str(tmp_path), NewestCheckpoint()))
+    )
     outcome = {"attempts": [{"started_s": 1.0, "ended_s": 9.0, "ranks": []}]}
     assert evidence_of(here, outcome) == Evidence(8.0, f"{tmp_path}/a.pt", "dead did not answer within 5 s")
     (now,) = newest_below([str(tmp_path)])

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from ddplaunch.launch.options import Options
-from ddplaunch.machine.paths import Newest
+from ddplaunch.machine.paths import NewestCheckpoint
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_s
@@ -159,7 +159,7 @@ class Order:
     policy: Policy
     command: tuple[str, ...]
     restore: Mapping[str, str | None]
-    outputs: tuple[tuple[str, Newest], ...]
+    outputs: tuple[tuple[str, NewestCheckpoint], ...]
     alone: bool
 
 
@@ -195,7 +195,7 @@ def order_from_json(data: Mapping[str, Any]) -> Order:
         policy=Policy(*data["policy"]),
         command=tuple(data["command"]),
         restore=data["restore"],
-        outputs=tuple((path, Newest(*newest)) for path, *newest in data["outputs"]),
+        outputs=tuple((path, NewestCheckpoint(*newest)) for path, *newest in data["outputs"]),
         alone=data["alone"],
     )
 

@@ -1,4 +1,4 @@
-"""`python -m ddplaunch.machine` prints this machine's facts as JSON; refuses to read stdin unless told to."""
+"""`python -m ddplaunch.machine [--request -]` prints this machine's facts as JSON."""
 
 from __future__ import annotations
 

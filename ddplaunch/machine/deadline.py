@@ -1,4 +1,4 @@
-"""Work that may hang for ever (a dead mount, a silent DNS server) in forked children; refuses to outwait a deadline."""
+"""Runs work that may hang for ever (a dead mount, a silent DNS server) in forked children, and kills the late ones."""
 
 from __future__ import annotations
 

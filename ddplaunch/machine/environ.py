@@ -1,4 +1,4 @@
-"""The part of the environment that decides a launch, without its secrets; refuses to interpret any of it."""
+"""The environment variables that decide a launch, with secrets replaced by "***"."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One machine as frozen values, the only thing that checks ever see; refuses to look at the machine."""
+"""One machine as frozen values: everything that checks see of it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Small files of /proc, /sys and /etc as text; refuses to raise for one that is absent or unreadable.
-
-Reads files of /proc, whose process may end meanwhile; refuses to parse them, and to import more than ``os``.
-"""
+"""Reads small files of /proc, /sys and /etc; one that is absent or unreadable is None."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All probes of one machine together, each on its own risk; refuses to raise, to judge or to wait past a deadline."""
+"""Runs all probes of one machine and returns its facts; a probe that fails becomes an ``Unavailable``."""
 
 from __future__ import annotations
 
@@ -7,24 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from ddplaunch.machine import environ as environment
-from ddplaunch.machine import (
-    hardware,
-    network,
-    paths,
-    software,
-)
-from ddplaunch.machine import (
-    network as names,
-)
-from ddplaunch.machine import (
-    network as ports,
-)
-from ddplaunch.machine import (
-    software as host,
-)
-from ddplaunch.machine import (
-    software as torch_files,
-)
+from ddplaunch.machine import hardware, network, paths, software
 from ddplaunch.machine.facts import (
     NO_MASTER,
     NO_PORT,
@@ -33,7 +16,6 @@ from ddplaunch.machine.facts import (
     NetworkFacts,
     NvidiaFacts,
     NvmlFacts,
-    PackageFacts,
     PathFact,
     PortFact,
     ProbeRequest,
@@ -45,8 +27,8 @@ from ddplaunch.values.resolved import Unavailable
 T = TypeVar("T")
 
 _DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")  # dxg: WSL, kfd: AMD
-OWN_NAME_DEADLINE_S = 1.0
-MASTER_NAME_DEADLINE_S = 3.0
+_OWN_NAME_DEADLINE_S = 1.0
+_MASTER_NAME_DEADLINE_S = 3.0
 
 
 def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> Facts:
@@ -57,17 +39,18 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     """
     env = dict(os.environ if environ is None else environ)
     torch_import = _begin_import(request)
-    own_name = ask(lambda: names.start(os.uname().nodename))
+    own_name = ask(lambda: network.start(os.uname().nodename))
     master = request.master_addr
-    master_name = ask(lambda: names.start(master)) if master else NO_MASTER
+    master_name = ask(lambda: network.start(master)) if master else NO_MASTER
     data, output = _begin_paths(request, "data"), _begin_paths(request, "output")
     nvml, nvidia = _gpus(request.gpu_details)
-    own_addresses = ask(lambda: _resolved(own_name, OWN_NAME_DEADLINE_S))
+    own_addresses = ask(lambda: _resolved(own_name, _OWN_NAME_DEADLINE_S))
     network_facts = ask(lambda: _network(master, master_name))
+    variables = ask(lambda: environment.probe_environment(env))
     return Facts(
-        host=ask(lambda: host.probe_host(own_addresses, env)),
+        host=ask(lambda: software.probe_host(own_addresses, env)),
         python=ask(lambda: software.probe_python(env)),
-        torch=ask(torch_files.probe_torch),
+        torch=ask(software.probe_torch),
         nvidia=nvidia,
         nvml=nvml,
         cpu=ask(hardware.probe_cpu),
@@ -76,11 +59,11 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
         limits=ask(hardware.probe_limits),
         network=network_facts,
         master_port=ask(lambda: _port(request, network_facts)),
-        environment=_environment(env),
+        environment={} if isinstance(variables, Unavailable) else variables,
         data_paths=data(),
         output_paths=output(),
         torch_import=torch_import(),
-        packages=ask(_packages) if request.packages else NOT_ASKED,
+        packages=ask(software.probe_packages) if request.packages else NOT_ASKED,
     )
 
 
@@ -103,15 +86,9 @@ def _begin_import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailab
     return lambda: ask(lambda: torch_child.finish(child))
 
 
-def _packages() -> PackageFacts:
-    from ddplaunch.machine.software import probe_packages  # only a launch over several hosts compares them
-
-    return probe_packages()
-
-
 def _begin_paths(request: ProbeRequest, role: paths.Role) -> Callable[[], tuple[PathFact, ...]]:
     wanted = request.data_paths if role == "data" else request.output_paths
-    looks = ask(lambda: paths.Looks([(path, role) for path in wanted]))
+    looks = ask(lambda: paths.PathLooks([(path, role) for path in wanted]))
 
     def finish() -> tuple[PathFact, ...]:
         found = looks if isinstance(looks, Unavailable) else ask(lambda: looks.finish(request.path_deadline_s))
@@ -123,30 +100,22 @@ def _begin_paths(request: ProbeRequest, role: paths.Role) -> Callable[[], tuple[
 
 
 def _gpus(details: bool) -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavailable]:
-    def look() -> tuple[NvmlFacts | Unavailable, str | None]:
-        from ddplaunch.machine.nvml import probe_nvml  # pynvml loads only where GPUs are asked for
+    from ddplaunch.machine.nvml import probe_nvidia, probe_nvml
 
-        return probe_nvml(details)
-
-    def kernel(nvml_error: str | None) -> NvidiaFacts:
-        from ddplaunch.machine.nvml import probe_nvidia
-
-        return probe_nvidia(nvml_error)
-
-    found = ask(look)
+    found = ask(lambda: probe_nvml(details))
     nvml, error = (found, found.reason) if isinstance(found, Unavailable) else found
-    return nvml, ask(lambda: kernel(error))
+    return nvml, ask(lambda: probe_nvidia(error))
 
 
-def _resolved(lookup: names.Lookup | Unavailable, deadline_s: float) -> tuple[str, ...] | Unavailable:
-    return lookup if isinstance(lookup, Unavailable) else names.finish(lookup, deadline_s)
+def _resolved(lookup: network.Lookup | Unavailable, deadline_s: float) -> tuple[str, ...] | Unavailable:
+    return lookup if isinstance(lookup, Unavailable) else network.finish(lookup, deadline_s)
 
 
-def _network(master: str | None, lookup: names.Lookup | Unavailable) -> NetworkFacts:
+def _network(master: str | None, lookup: network.Lookup | Unavailable) -> NetworkFacts:
     interfaces = network.probe_interfaces()
     route: Route | Unavailable = NO_MASTER
     if master:
-        addresses = _resolved(lookup, MASTER_NAME_DEADLINE_S)
+        addresses = _resolved(lookup, _MASTER_NAME_DEADLINE_S)
         route = ask(lambda: network.probe_route(master, addresses, interfaces))
     return NetworkFacts(interfaces, network.probe_infiniband(), route)
 
@@ -160,9 +129,4 @@ def _port(request: ProbeRequest, found: NetworkFacts | Unavailable) -> PortFact 
         return Unavailable(f"whether `{request.master_addr}` is this host is unknown: {route.reason}")
     if isinstance(route, Route) and not route.is_local:
         return Unavailable(f"port {request.master_port} is bound on `{request.master_addr}`, not on this host")
-    return ports.probe_port(request.master_port)
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    found = ask(lambda: environment.probe_environment(environ))
-    return {} if isinstance(found, Unavailable) else found
+    return network.probe_port(request.master_port)

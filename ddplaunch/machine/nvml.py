@@ -1,9 +1,4 @@
-"""What NVML says of every GPU, through nvidia-ml-py; refuses to judge health or to honour CUDA_VISIBLE_DEVICES.
-
-Who a process id on a GPU belongs to, from /proc; refuses to ask NVML, to signal, or to judge.
-
-What the kernel says of NVIDIA GPUs without NVML; refuses to load a library or to say what it means.
-"""
+"""What NVML says of every GPU, through nvidia-ml-py; whose the processes on GPUs are; what the kernel says."""
 
 from __future__ import annotations
 
@@ -14,62 +9,48 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddplaunch.machine import files
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvidiaFacts, NvmlFacts
 from ddplaunch.values.resolved import Unavailable
+
+if TYPE_CHECKING:
+    from ddplaunch.machine.processes.process_table import Process
 
 COMMAND_LENGTH = 160
 
 
 def gpu_process(pid: int, memory_bytes: int | None, proc: Path = Path("/proc")) -> GpuProcess:
     """Return what /proc tells of ``pid``; nothing but the number if it is gone or in another pid namespace."""
-    directory = proc / str(pid)
-    return GpuProcess(pid, memory_bytes, _user(directory), _command(directory), _is_orphan(pid, proc))
+    from ddplaunch.machine.processes.process_table import read_process  # not needed where GPUs are idle
 
-
-def _user(directory: Path) -> str | None:
+    process = read_process(pid, str(proc))
+    if process is None:
+        return GpuProcess(pid, memory_bytes, None, None)
     try:
-        uid = directory.stat().st_uid
-    except OSError:
-        return None
-    try:
-        return pwd.getpwuid(uid).pw_name
+        user = pwd.getpwuid(process.uid).pw_name
     except KeyError:  # a container without this user in its /etc/passwd
-        return f"uid {uid}"
+        user = f"uid {process.uid}"
+    text = " ".join(process.command).strip() or f"[{process.name}]"
+    command = "".join(letter if letter.isprintable() else " " for letter in text)
+    shown = command if len(command) <= COMMAND_LENGTH else command[: COMMAND_LENGTH - 1] + "…"
+    return GpuProcess(pid, memory_bytes, user, shown, _is_orphan(process, str(proc)))
 
 
-def _command(directory: Path) -> str | None:
-    words = _read(directory / "cmdline").rstrip(b"\0").split(b"\0")
-    text = " ".join(word.decode(errors="replace") for word in words).strip()
-    if not text:
-        name = _read(directory / "comm").decode(errors="replace").strip()
-        return f"[{name}]" if name else None
-    printable = "".join(letter if letter.isprintable() else " " for letter in text)
-    return printable if len(printable) <= COMMAND_LENGTH else printable[: COMMAND_LENGTH - 1] + "…"
-
-
-def _is_orphan(pid: int, proc: Path) -> bool:
+def _is_orphan(process: Process, proc: str) -> bool:
     """Tell whether this is a rank, or a DataLoader worker of one, whose parent now is whoever adopts orphans.
 
     In a container torchrun itself may be process 1, and then parent 1 is as it should be.
     """
-    from ddplaunch.machine.processes.orphans import adopts_orphans  # not needed where GPUs are idle
+    from ddplaunch.machine.processes.orphans import adopts_orphans
     from ddplaunch.machine.processes.process_table import read_process
     from ddplaunch.machine.processes.run_processes import is_launcher
 
-    process = read_process(pid, str(proc))
-    if process is None or (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:
+    if (process.mark("TORCHELASTIC_RUN_ID") or process.mark("CROSS_RANK")) is None:
         return False
-    parent = read_process(process.parent, str(proc))
-    return parent is not None and not is_launcher(parent) and adopts_orphans(parent, str(proc))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    parent = read_process(process.parent, proc)
+    return parent is not None and not is_launcher(parent) and adopts_orphans(parent, proc)
 
 
 T = TypeVar("T")
@@ -183,12 +164,18 @@ def _basics(api: Any, handle: Any) -> dict[str, Any]:
 
 
 def _details(api: Any, handle: Any) -> dict[str, Any]:
-    rows = ask(api, lambda: _remapped_rows(api, handle))
-    pending, failed = (rows, rows) if isinstance(rows, Unavailable) else rows
+    rows = ask(api, lambda: tuple(api.nvmlDeviceGetRemappedRows(handle)))
+    pending, failed = (rows, rows) if isinstance(rows, Unavailable) else (bool(rows[2]), bool(rows[3]))
     # Constants are looked up inside the questions, so that a name missing in an old nvidia-ml-py costs one fact only.
     return {
         "utilization_percent": ask(api, lambda: int(api.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        "processes": ask(api, lambda: _processes(api, handle)),
+        "processes": ask(
+            api,
+            lambda: tuple(
+                gpu_process(process.pid, process.usedGpuMemory)
+                for process in api.nvmlDeviceGetComputeRunningProcesses(handle)
+            ),
+        ),
         "ecc_uncorrected": ask(
             api,
             lambda: int(
@@ -211,11 +198,6 @@ def memory_of(api: Any, handle: Any) -> tuple[int, int]:
     except (api.NVMLError, AttributeError):
         memory = api.nvmlDeviceGetMemoryInfo(handle)
     return int(memory.total), int(memory.used)
-
-
-def _remapped_rows(api: Any, handle: Any) -> tuple[bool, bool]:
-    _, _, pending, failed = api.nvmlDeviceGetRemappedRows(handle)
-    return bool(pending), bool(failed)
 
 
 def _pci_bus_id(api: Any, handle: Any) -> str:
@@ -248,11 +230,6 @@ def _mig_device(api: Any, handle: Any, slot: int) -> MigDevice:
         name="MIG device" if isinstance(name, Unavailable) else name,
         memory_bytes=None if isinstance(memory, Unavailable) else memory,
     )
-
-
-def _processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
-    running = api.nvmlDeviceGetComputeRunningProcesses(handle)
-    return tuple(gpu_process(process.pid, process.usedGpuMemory) for process in running)
 
 
 def _recovery_action(api: Any, handle: Any) -> str:
@@ -302,39 +279,18 @@ _MODULE_VERSION = re.compile(r"Kernel Module\b.*?\s(\d+\.\d+(?:\.\d+)?)\s")
 
 def probe_nvidia(nvml_error: str | None = None, root: Path = Path("/")) -> NvidiaFacts:
     """Count GPUs on the PCI bus and device nodes under ``root``; ``nvml_error`` is handed through."""
+    version = _MODULE_VERSION.search((files.read(f"{root}/proc/driver/nvidia/version") or "") + "\n")
     return NvidiaFacts(
-        pci_gpus=_pci_gpus(root / "sys/bus/pci/devices"),
-        kernel_module_version=_module_version(root / "proc/driver/nvidia/version"),
-        device_nodes=_device_nodes(root / "dev"),
+        pci_gpus=_pci_gpus(f"{root}/sys/bus/pci/devices"),
+        kernel_module_version=version[1] if version else None,
+        device_nodes=sum(re.fullmatch(r"nvidia[0-9]+", name) is not None for name in files.names(f"{root}/dev")),
         nvml_error=nvml_error,
     )
 
 
-def _pci_gpus(devices: Path) -> int:
-    try:
-        entries = sorted(devices.iterdir())
-    except OSError:
-        return 0
-    return sum(
-        _nvidia_read(entry / "vendor") == _NVIDIA and _nvidia_read(entry / "class")[:6] in _GPU_CLASSES
-        for entry in entries
-    )
+def _pci_gpus(devices: str) -> int:
+    def word(name: str, file: str) -> str:
+        return files.read(f"{devices}/{name}/{file}") or ""
 
-
-def _module_version(path: Path) -> str | None:
-    match = _MODULE_VERSION.search(_nvidia_read(path) + "\n")
-    return match.group(1) if match else None
-
-
-def _device_nodes(directory: Path) -> int:
-    try:
-        return sum(re.fullmatch(r"nvidia[0-9]+", entry.name) is not None for entry in directory.iterdir())
-    except OSError:
-        return 0
-
-
-def _nvidia_read(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace").strip()
-    except OSError:
-        return ""
+    names = files.names(devices)
+    return sum(word(name, "vendor") == _NVIDIA and word(name, "class")[:6] in _GPU_CLASSES for name in names)

@@ -1,12 +1,7 @@
-"""Data and output paths, each looked at by a child with a deadline; refuses to touch one in its own process.
+"""Looks at data and output paths, each in a child with a deadline: file system, disk, space, newest checkpoint.
 
-A dead NFS mount blocks every system call on it, `os.path.exists` included, and cannot be interrupted.
-
-The file system and the disk below a path; refuses to measure how fast they are.
-
-The newest checkpoint below an output path, by a child with a deadline; refuses to read what is in any file.
-
-Logs, settings and trackers' files do not count, because runs that fail at once write them too; nor do hidden ones.
+A dead NFS mount blocks every system call on it, `os.path.exists` included, and cannot be interrupted. Logs, settings
+and trackers' files are no checkpoints, because runs that fail at once write them too; nor are hidden files.
 """
 
 from __future__ import annotations
@@ -80,7 +75,7 @@ _DEAD = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN, errno.EHOSTUN
 _GLOB = set("*?[")
 
 
-class Looks:
+class PathLooks:
     """Looks that have been started, in order; one dead path does not hide the others."""
 
     def __init__(self, wanted: Sequence[tuple[str, Role]], look: Look | None = None) -> None:
@@ -188,15 +183,17 @@ def _owner(uid: int) -> str:
         return str(uid)
 
 
-DEADLINE_S = 5.0
+_NEWEST_DEADLINE_S = 5.0
 _MOST = 200_000  # entries; a directory with more of them holds samples, not checkpoints
-_NO_CHECKPOINT = (".log", ".txt", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".csv", ".out", ".err", ".md", ".py")
-_NO_CHECKPOINT_EITHER = (".lock", ".tmp", ".pid", ".html", ".svg", ".png", ".pyc", ".ini", ".cfg", ".sh", ".diff")
+_NO_CHECKPOINT = (
+    *(".log", ".txt", ".json", ".jsonl", ".yaml", ".yml", ".toml", ".csv", ".out", ".err", ".md", ".py"),
+    *(".lock", ".tmp", ".pid", ".html", ".svg", ".png", ".pyc", ".ini", ".cfg", ".sh", ".diff"),
+)
 _OF_TRACKERS = frozenset({"wandb", "mlruns", "__pycache__"})
 
 
 @dataclass(frozen=True)
-class Newest:
+class NewestCheckpoint:
     """``path`` was changed last, at ``changed_ns`` since the epoch by the file system's clock, and has ``bytes``. All
     are empty where there is no checkpoint; ``problem`` says why nobody can tell.
     """
@@ -207,24 +204,24 @@ class Newest:
     problem: str | None = None
 
 
-def newest_below(paths: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[Newest, ...]:
+def newest_below(paths: Sequence[str], deadline_s: float = _NEWEST_DEADLINE_S) -> tuple[NewestCheckpoint, ...]:
     """Look below all paths at once, within ``deadline_s`` seconds together, dead mounts or not; never raises."""
     try:
-        children = [deadline.start(lambda path=path: look(path)) for path in paths]  # type: ignore[misc]
+        children = [deadline.start(lambda path=path: _newest_checkpoint(path)) for path in paths]  # type: ignore[misc]
     except OSError as error:
-        return tuple(Newest(problem=f"no process could be started: {error.strerror}") for _ in paths)
+        return tuple(NewestCheckpoint(problem=f"no process could be started: {error.strerror}") for _ in paths)
     answers = deadline.collect(children, time.monotonic() + deadline_s)
     return tuple(_newest(answer, deadline_s) for answer in answers)
 
 
-def _newest(answer: deadline.Answer, deadline_s: float) -> Newest:
+def _newest(answer: deadline.Answer, deadline_s: float) -> NewestCheckpoint:
     if answer.late:
-        return Newest(problem=f"did not answer within {deadline_s:g} s")
-    return Newest(problem=answer.error) if answer.error is not None else Newest(*answer.value)
+        return NewestCheckpoint(problem=f"did not answer within {deadline_s:g} s")
+    return NewestCheckpoint(problem=answer.error) if answer.error is not None else NewestCheckpoint(*answer.value)
 
 
-def look(path: str) -> tuple[Any, ...]:
-    """Return the fields of a ``Newest``; runs in the child and may block."""
+def _newest_checkpoint(path: str) -> tuple[Any, ...]:
+    """Return the fields of a ``NewestCheckpoint``; runs in the child and may block."""
     best: tuple[int, int, str] = (0, 0, "")
     try:
         status = os.stat(path)  # noqa: PTH116  Path("") would be the working folder
@@ -256,18 +253,12 @@ def _file(path: str) -> tuple[int, int, str]:
 def is_checkpoint(name: str) -> bool:
     """Whether a file of this name may be one: not hidden, no log, setting or half of a file."""
     lower = name.lower()
-    return not (
-        lower.startswith((".", "events.out.tfevents", "license"))
-        or lower.endswith(_NO_CHECKPOINT)
-        or lower.endswith(_NO_CHECKPOINT_EITHER)
-    )
+    return not (lower.startswith((".", "events.out.tfevents", "license")) or lower.endswith(_NO_CHECKPOINT))
 
 
-def advanced(before: Newest, after: Newest) -> bool:
+def advanced(before: NewestCheckpoint, after: NewestCheckpoint) -> bool:
     """Whether there is a checkpoint now that was not there, or was older or of another size. Both have to be known."""
     if before.problem is not None or after.problem is not None or not after.path:
         return False
-    return (after.changed_ns, after.bytes) != (
-        before.changed_ns,
-        before.bytes,
-    ) and after.changed_ns >= before.changed_ns
+    differs = (after.changed_ns, after.bytes) != (before.changed_ns, before.bytes)
+    return differs and after.changed_ns >= before.changed_ns

@@ -1,20 +1,7 @@
-"""This interpreter and the torchrun that PATH would find; refuses to run either.
+"""What is installed on this host, read from files: Python, torch, packages, ddplaunch's plug-in; and the host itself.
 
-Which versions of which packages are installed, by the names of folders; refuses to import or read a package.
-
-Whether torchrun would find ddplaunch's plug-in among the installed entry points; refuses to read other packages.
-
-torchrun asks ``importlib.metadata`` for the group ``torchrun.logs_specs``, which reads every distribution there is.
-Here only ddplaunch's own is looked for, in a fraction of a millisecond.
-
-Which file of a directory Python would import in the place of a library; refuses to import anything.
-
-`python -m` looks in the working directory first, unless it is started with ``-P``:
-https://docs.python.org/3/using/cmdline.html#cmdoption-P
-
-torch as its installed files describe it, in about a millisecond; refuses to import it.
-
-Who this host is: name, kernel, container, user; refuses to ask anybody but its own files and environment.
+Nothing is imported or run. torchrun asks ``importlib.metadata`` for the group ``torchrun.logs_specs``, which reads
+every distribution there is; looking for ddplaunch's own takes a fraction of a millisecond.
 """
 
 from __future__ import annotations

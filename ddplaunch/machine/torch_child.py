@@ -1,4 +1,4 @@
-"""A child interpreter that imports torch and reports; refuses to import torch into ddplaunch's own process."""
+"""A child interpreter that imports torch and reports what it finds; ddplaunch's own process never imports torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which processes of a table have lost their launcher, so that nobody looks after them; refuses to signal any.
-
-Which files of /dev/shm a process holds, from its mappings and descriptors; refuses to remove any.
-"""
+"""Finds the processes of a table whose launcher is gone, and the files of /dev/shm that processes hold."""
 
 from __future__ import annotations
 

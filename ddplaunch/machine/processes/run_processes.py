@@ -1,4 +1,4 @@
-"""Which processes of a table make up which run; refuses to read the table, or to signal any of them."""
+"""Sorts a table's processes into runs: launchers, ranks, their children, guards."""
 
 from __future__ import annotations
 
