@@ -17,6 +17,7 @@ from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.flags import OWN, flags_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.launch.current import Current
 from ddplaunch.launch.script_arguments import NAMES
 from ddplaunch.values.finding import ExitStatus
@@ -172,7 +173,7 @@ def test_codes_in_the_documents_exist() -> None:
 def test_the_table_of_diagnoses_is_complete() -> None:
     (table,) = re.findall(r"^## Codes\n(.*?)(?=^[^|\n])", DOCUMENTS["docs/failures.md"], re.M | re.S)
     rows = re.findall(r"^\| `([a-z0-9-]+)` \|", table, re.M)
-    named = {signature.code for signature in all_signatures() if signature.role != "cascade"}
+    named = {signature.code for signature in all_signatures() if signature.tier != Tier.ECHO}
     assert sorted(rows) == sorted(named | {"hang", "script-exception", "unknown"})  # these three have no signature
 
 

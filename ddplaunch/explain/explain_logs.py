@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ddplaunch.explain.decide.candidates import NOISE
-from ddplaunch.explain.decide.decide import Decision, decide
+from ddplaunch.explain.decide.decide import RootCause, decide
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
 from ddplaunch.explain.read.lines import Line, Speaker, numbered_lines, read_lines
 from ddplaunch.explain.read.scan import scan
@@ -17,20 +17,20 @@ from ddplaunch.explain.wording import filled, worded
 _MOST = 12
 
 
-def cascade(decision: Decision) -> tuple[Echo, ...]:
+def cascade(cause: RootCause) -> tuple[Echo, ...]:
     """Return the kinds of consequences in the order of their first lines."""
     groups: dict[tuple[str, int | None, str | None], list[Evidence]] = {}
     entries = [
         (hit.line.at, filled(hit.signature.what, hit.groups), hit.line.speaker, hit.line)
-        for hit in decision.echoes
+        for hit in cause.echoes
         if hit.signature.code not in NOISE
     ]
-    for loser in decision.losers:
-        if loser.code == decision.code:
+    for loser in cause.losers:
+        if loser.code == cause.code:
             continue
         what = loser.code
         if loser.signature is not None:
-            what = filled(loser.signature.what, dict(loser.groups))
+            what = filled(loser.signature.what, loser.groups)
         elif loser.raised is not None:
             what = f"{loser.raised.type}: {loser.raised.message}"[:160]
         entries.append((loser.line.at, what, loser.speaker, loser.line))
@@ -48,10 +48,10 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
     Raises OSError if a file cannot be read.
     """
     scanned = scan(_lines(sources))
-    decision = decide(scanned, facts)
-    if decision is None:
+    cause = decide(scanned, facts)
+    if cause is None:
         return Explanation(None)
-    return Explanation(worded(decision, scanned, facts), cascade(decision))
+    return Explanation(worded(cause, scanned, facts), cascade(cause))
 
 
 def _lines(sources: Sequence[LogSource]) -> Iterator[Line]:

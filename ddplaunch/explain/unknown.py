@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from ddplaunch.explain.decide.candidates import NOISE
-from ddplaunch.explain.decide.decide import Decision
+from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import signal_number, status_text
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.scan import Hit
@@ -27,15 +27,15 @@ class Words:
     fixes: tuple[str, ...]
 
 
-def exception_words(decision: Decision) -> Words:
+def exception_words(cause: RootCause) -> Words:
     """Return the words for an exception of the user's code or of a library that it calls."""
-    candidate = decision.candidate
+    candidate = cause.candidate
     assert candidate is not None and candidate.raised is not None
     raised = candidate.raised
     name = raised.type.rpartition(".")[2]
     said = f"{name}: {raised.message}" if raised.message else name
     what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
-    who = f"rank {decision.rank}" if decision.rank is not None else "the script"
+    who = f"rank {cause.rank}" if cause.rank is not None else "the script"
     where = f"look at `{raised.frame.split(' ')[0]}`" if raised.frame else "look at the traceback above this line"
     return Words(
         what,
@@ -44,30 +44,30 @@ def exception_words(decision: Decision) -> Words:
     )
 
 
-def ended_words(decision: Decision, facts: RunFacts | None) -> Words:
+def ended_words(cause: RootCause, facts: RunFacts | None) -> Words:
     """Return the words for a rank whose end is known and whose reason is not."""
-    assert decision.ended is not None
-    who = "a rank" if decision.rank is None else f"rank {decision.rank}"
-    how = status_text(decision.ended.exit.code)
-    if decision.code == "killed":
+    assert cause.ended is not None
+    who = "a rank" if cause.rank is None else f"rank {cause.rank}"
+    how = status_text(cause.ended.exit.code)
+    if cause.code == "killed":
         return Words(
             f"{who} ended by {how}, and nothing says who sent it",
             "SIGKILL leaves no message; mostly it is the kernel, because the node or the cgroup has no memory left",
             (_DMESG, "fewer DataLoader workers, less loaded into host memory by each rank; else ask who ended it"),
         )
-    if decision.code == "segmentation-fault":
+    if cause.code == "segmentation-fault":
         return Words(
             f"{who} ended by {how} in native code",
             "a C, C++ or CUDA library read or wrote memory that is not its own; Python cannot say which",
             (_NATIVE, "look at extensions built for another torch, and at libraries that were updated last"),
         )
-    if decision.code == "aborted":
+    if cause.code == "aborted":
         return Words(
             f"{who} ended by {how} without a message",
             "native code called abort(); mostly a line of C++ above says why, here none does",
             (_NATIVE, _RECORD),
         )
-    if signal_number(decision.ended.exit.code) == signal.SIGBUS:
+    if signal_number(cause.ended.exit.code) == signal.SIGBUS:
         return Words(
             f"{who} ended by {how}, and no line says why",
             "a page of a mapped file could not be had: mostly /dev/shm was full, else a file was cut while it was read",
@@ -76,13 +76,13 @@ def ended_words(decision: Decision, facts: RunFacts | None) -> Words:
                 _NATIVE,
             ),
         )
-    if decision.code == "terminated":
+    if cause.code == "terminated":
         return Words(
             f"{who} was ended from outside by {how}",
             "the launcher did not send it: a person, a scheduler or a supervisor asked this process to end",
             (_ASKED,),
         )
-    told = own_echo(decision)
+    told = own_echo(cause)
     if told is not None:
         return Words(
             f"{who} ended with {how} because it lost another rank, and that one says nothing here",
@@ -96,27 +96,27 @@ def ended_words(decision: Decision, facts: RunFacts | None) -> Words:
     )
 
 
-def own_echo(decision: Decision) -> Hit | None:
+def own_echo(cause: RootCause) -> Hit | None:
     """Return what a rank whose end nothing else explains said of another one that it lost."""
-    if decision.code != "unknown" or decision.ended is None or decision.rank is None:
+    if cause.code != "unknown" or cause.ended is None or cause.rank is None:
         return None
-    own = (hit for hit in decision.echoes if hit.line.speaker.rank == decision.rank)
+    own = (hit for hit in cause.echoes if hit.line.speaker.rank == cause.rank)
     return next((hit for hit in own if hit.signature.code not in NOISE), None)
 
 
-def beside_words(decision: Decision, fixes: tuple[str, ...]) -> Words:
+def kernel_words(cause: RootCause, fixes: tuple[str, ...]) -> Words:
     """Return the words for an end that only something outside of the logs explains."""
-    assert decision.beside is not None
-    who = "a process of the run" if decision.rank is None else f"rank {decision.rank}"
-    how = f" by {status_text(decision.ended.exit.code)}" if decision.ended is not None else ""
-    what = f"{who} was ended{how}: {decision.beside.file} says: {decision.beside.text.strip()[:120]}"
+    assert cause.outside is not None
+    who = "a process of the run" if cause.rank is None else f"rank {cause.rank}"
+    how = f" by {status_text(cause.ended.exit.code)}" if cause.ended is not None else ""
+    what = f"{who} was ended{how}: {cause.outside.file} says: {cause.outside.text.strip()[:120]}"
     why = "what is in no log: the kernel ends a process that it has no memory for, without a word to it"
     return Words(what, why, fixes or (_DMESG,))
 
 
-def outside_words(decision: Decision, facts: RunFacts | None) -> Words:
+def launcher_words(cause: RootCause, facts: RunFacts | None) -> Words:
     """Return the words for a run that was ended from outside."""
-    if decision.code == "killed":
+    if cause.code == "killed":
         return Words(
             "torchrun was killed and could not end its ranks; they were ended after it",
             "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
@@ -141,10 +141,10 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def unknown_words(decision: Decision) -> Words:
+def unknown_words(cause: RootCause) -> Words:
     """Return the words where only survivors speak, or where the log just ends."""
-    if decision.witness is not None and decision.witness.raised is not None:
-        raised = decision.witness.raised
+    if cause.witness is not None and cause.witness.raised is not None:
+        raised = cause.witness.raised
         return Words(
             f"{raised.type.rpartition('.')[2]} tells of others, not what happened to them: {raised.message[:120]}",
             "the process that raised it survived another one, or passes on what a library said elsewhere",
@@ -153,7 +153,7 @@ def unknown_words(decision: Decision) -> Words:
                 _RECORD,
             ),
         )
-    if decision.echoes:
+    if cause.echoes:
         return Words(
             "ranks lost their connection to another one, and that one says nothing here",
             "these lines are printed by survivors; the cause is in the log of the rank or host that they lost",

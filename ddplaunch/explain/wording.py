@@ -1,4 +1,4 @@
-"""A decision to the diagnosis that people read: what, why, fixes and evidence; refuses to decide.
+"""A cause to the diagnosis that people read: what, why, fixes and evidence; refuses to decide.
 
 Fixes for this very run: the whole command with other numbers; refuses to change what nobody asked about.
 
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.explain.decide.collectives import Stuck, Waited, uneven
-from ddplaunch.explain.decide.decide import Decision
+from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
@@ -21,10 +21,10 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.unknown import (
     Words,
-    beside_words,
     ended_words,
     exception_words,
-    outside_words,
+    kernel_words,
+    launcher_words,
     own_echo,
     unknown_words,
 )
@@ -128,33 +128,33 @@ _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS o
 _NAMED = 6
 
 
-def stuck_words(decision: Decision) -> Words | None:
+def stuck_words(cause: RootCause) -> Words | None:
     """Return the words for a time-out whose ranks are known, None where the signature's own words say as much."""
-    found = decision.stuck
+    found = cause.stuck
     if found is None or not found.waited:
         return None
-    if decision.code == "collective-mismatch":
-        return _mismatch(decision, found)
-    if decision.code == "gpu-p2p-broken":
+    if cause.code == "collective-mismatch":
+        return _mismatch(cause, found)
+    if cause.code == "gpu-p2p-broken":
         return Words(
             f"all {len(found.waited)} ranks hang in their first collective ({_call(found.waited[0])})",
             "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
             (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
         )
-    if decision.code == "collective-timeout" and decision.rank is not None and decision.rank in found.absent:
+    if cause.code == "collective-timeout" and cause.rank is not None and cause.rank in found.absent:
         waited = [each.rank for each in found.waited]
         return Words(
-            f"rank {decision.rank} did not come to {_call(found.waited[0])}; {ranks_text(waited)} waited in vain",
+            f"rank {cause.rank} did not come to {_call(found.waited[0])}; {ranks_text(waited)} waited in vain",
             "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
-            (f"look at what rank {decision.rank} did last; {_STACKS}", _UNEVEN),
+            (f"look at what rank {cause.rank} did last; {_STACKS}", _UNEVEN),
         )
     return None
 
 
-def _mismatch(decision: Decision, found: Stuck) -> Words | None:
+def _mismatch(cause: RootCause, found: Stuck) -> Words | None:
     why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
-    if decision.mismatched is not None:
-        first, other = decision.mismatched
+    if cause.mismatched is not None:
+        first, other = cause.mismatched
         what = f"rank {first.rank} waited in {_call(first)}, rank {other.rank} in {_call(other)}"
         return Words(
             what,
@@ -165,10 +165,8 @@ def _mismatch(decision: Decision, found: Stuck) -> Words | None:
                 _UNEVEN,
             ),
         )
-    if found.left and decision.rank is not None:
-        what = (
-            f"rank {decision.rank} was done while {ranks_text([each.rank for each in found.waited])} still waited in "
-        )
+    if found.left and cause.rank is not None:
+        what = f"rank {cause.rank} was done while {ranks_text([each.rank for each in found.waited])} still waited in "
         return Words(what + _call(found.waited[0]), why, (_UNEVEN, _ORDER))
     apart = uneven(found)
     if apart is None:
@@ -208,48 +206,48 @@ def filled(template: str, groups: Mapping[str, str]) -> str:
     return _FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
 
 
-def worded(decision: Decision, scanned: Scanned, facts: RunFacts | None) -> Diagnosis:
+def worded(cause: RootCause, scanned: Scanned, facts: RunFacts | None) -> Diagnosis:
     """Return the diagnosis of what was decided."""
-    words = _words(decision, facts)
-    raised = decision.candidate.raised if decision.candidate is not None else None
+    words = _words(cause, facts)
+    raised = cause.candidate.raised if cause.candidate is not None else None
     return Diagnosis(
-        decision.code,
-        _certainty(decision),
+        cause.code,
+        _certainty(cause),
         words.what,
         words.why,
-        _fixes(decision, words, facts),
-        decision.rank,
-        decision.host,
-        _evidence(decision),
+        _fixes(cause, words, facts),
+        cause.rank,
+        cause.host,
+        _evidence(cause),
         raised,
     )
 
 
-def _fixes(decision: Decision, words: Words, facts: RunFacts | None) -> tuple[str, ...]:
+def _fixes(cause: RootCause, words: Words, facts: RunFacts | None) -> tuple[str, ...]:
     """Put the fixes for this run before those for every run; the general form of a concrete one is left out."""
-    groups = dict(decision.candidate.groups) if decision.candidate is not None else {}
-    concrete = concrete_fixes(decision.code, groups, facts)
+    groups = cause.candidate.groups if cause.candidate is not None else {}
+    concrete = concrete_fixes(cause.code, groups, facts)
     said = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
     return (*concrete, *said)
 
 
-def _words(decision: Decision, facts: RunFacts | None) -> Words:
-    candidate = decision.candidate
-    if decision.told:
-        return outside_words(decision, facts)
-    if decision.beside is not None:
-        return beside_words(decision, _fixes_of(decision.code))
+def _words(cause: RootCause, facts: RunFacts | None) -> Words:
+    candidate = cause.candidate
+    if cause.told:
+        return launcher_words(cause, facts)
+    if cause.outside is not None:
+        return kernel_words(cause, _fixes_of(cause.code))
     if candidate is None:
-        return unknown_words(decision) if decision.ended is None else ended_words(decision, facts)
-    words = stuck_words(decision)
+        return unknown_words(cause) if cause.ended is None else ended_words(cause, facts)
+    words = stuck_words(cause)
     if words is not None:
         return words
     if candidate.signature is None:
-        return exception_words(decision)
+        return exception_words(cause)
     signature = candidate.signature
-    if signature.code != decision.code:
-        signature = next((each for each in all_signatures() if each.code == decision.code), signature)
-    return _of_signature(signature, dict(candidate.groups))
+    if signature.code != cause.code:
+        signature = next((each for each in all_signatures() if each.code == cause.code), signature)
+    return _of_signature(signature, candidate.groups)
 
 
 def _fixes_of(code: str) -> tuple[str, ...]:
@@ -263,33 +261,33 @@ def _of_signature(signature: Signature, groups: Mapping[str, str]) -> Words:
     return Words(filled(signature.what, groups), filled(signature.why, groups), fixes)
 
 
-def _certainty(decision: Decision) -> Certainty:
-    if decision.code == "unknown":
+def _certainty(cause: RootCause) -> Certainty:
+    if cause.code == "unknown":
         return "unknown"
-    if decision.told:
+    if cause.told:
         return "observed"
-    if decision.candidate is None and decision.beside is None:
-        return "likely" if decision.code in ("killed", "aborted", "terminated") else "observed"
-    return "likely" if decision.candidate is not None and decision.candidate.likely else "observed"
+    if cause.candidate is None and cause.outside is None:
+        return "likely" if cause.code in ("killed", "aborted", "terminated") else "observed"
+    return "likely" if cause.candidate is not None and cause.candidate.is_hint else "observed"
 
 
-def _evidence(decision: Decision) -> tuple[Evidence, ...]:
+def _evidence(cause: RootCause) -> tuple[Evidence, ...]:
     lines: list[Line] = []
-    if decision.candidate is not None:
-        lines.append(decision.candidate.line)
-    told = own_echo(decision)
+    if cause.candidate is not None:
+        lines.append(cause.candidate.line)
+    told = own_echo(cause)
     if told is not None:
         lines.append(told.line)
-    if decision.ended is not None:
-        lines.append(decision.ended.exit.line)
-    if decision.beside is not None:
-        lines.append(decision.beside)
-    if decision.mismatched is not None:
-        lines += [each.line for each in decision.mismatched]
-    if decision.witness is not None:
-        lines.append(decision.witness.line)
-    if not lines and decision.echoes:
-        lines.append(decision.echoes[0].line)
+    if cause.ended is not None:
+        lines.append(cause.ended.exit.line)
+    if cause.outside is not None:
+        lines.append(cause.outside)
+    if cause.mismatched is not None:
+        lines += [each.line for each in cause.mismatched]
+    if cause.witness is not None:
+        lines.append(cause.witness.line)
+    if not lines and cause.echoes:
+        lines.append(cause.echoes[0].line)
     return tuple(dict.fromkeys(evidence(line) for line in lines))
 
 

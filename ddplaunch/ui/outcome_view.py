@@ -235,12 +235,12 @@ def _part(label: str, text: str, terminal: Terminal) -> list[str]:
 def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) -> str:
     """Return what a diagnosis code stands for, from the signatures that name it: each mechanism once, then fixes."""
     lines = [f"{terminal.paint(code, 'bold')} {terminal.paint('(diagnosis of a failed run)', 'dim')}"]
-    for why in dict.fromkeys(each.why for each in signatures if each.role == "root" and "{" not in each.why):
+    for why in dict.fromkeys(each.why for each in signatures if each.is_root and "{" not in each.why):
         lines += wrap(why, terminal.width, "  why: ", "       ")
     fixes = dict.fromkeys(fix for each in signatures for fix in each.fixes if "{" not in fix)
     for fix in list(fixes)[:6]:
         lines += wrap(fix, terminal.width, "  fix: ", "       ")
-    shown = dict.fromkeys(each.examples[0] for each in signatures if each.role == "root" and each.examples)
+    shown = dict.fromkeys(each.examples[0] for each in signatures if each.is_root and each.examples)
     for example in list(shown)[:3]:
         lines += wrap(visible(example.strip()[:200]), terminal.width, "  shows as: ", "    ")
     return "\n".join(lines) + "\n"

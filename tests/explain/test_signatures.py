@@ -6,8 +6,10 @@ from importlib import import_module
 
 import pytest
 
-from ddplaunch.explain.signatures import all_signatures, collective, echoes, gpu_memory, nccl
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.read.lines import NOBODY, Line
+from ddplaunch.explain.read.scan import matcher
+from ddplaunch.explain.signatures import all_signatures, collective, gpu_memory
+from ddplaunch.explain.signatures.signature import Signature, Tier
 from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
 
 #: What is told apart together: the files of ``explain/signatures`` that may match the same line.
@@ -50,12 +52,12 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert idle(signature) == []
     assert unfilled(signature) == []
     assert slow(signature, seconds=1.0) == []
-    assert bool(signature.fixes) == (signature.role != "cascade")
+    assert bool(signature.fixes) == (signature.tier != Tier.ECHO)
 
 
 @pytest.mark.parametrize(("family", "code"), [(family, code) for family in FAMILIES for code in CASES[family].CODES])
 def test_code_has_a_root(family: str, code: str) -> None:
-    assert any(each.code == code and each.role == "root" for each in SIGNATURES[family])
+    assert any(each.code == code and each.is_root for each in SIGNATURES[family])
 
 
 @pytest.mark.parametrize(
@@ -63,7 +65,7 @@ def test_code_has_a_root(family: str, code: str) -> None:
 )
 def test_neighbours_are_told_apart(family: str, line: str, code: str | None) -> None:
     found = [each for each in SIGNATURES[family] if matched(each, line) is not None]
-    best = max(found, key=lambda each: each.priority).code if found else None
+    best = min(found, key=lambda each: each.tier).code if found else None
     assert best == code
 
 
@@ -73,15 +75,20 @@ def test_memory_is_measured() -> None:
         "39.38 GiB "
         "of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
     )
-    (signature,) = [each for each in gpu_memory.SIGNATURES if each.priority == 65 and matched(each, line)]
+    signature = next(each for each in gpu_memory.SIGNATURES if matched(each, line))
     match = matched(signature, line)
     assert match is not None
     assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
 
 
-def test_echoes_never_outweigh_a_root() -> None:
-    roots = [each.priority for each in nccl.SIGNATURES if each.role == "root"]
-    assert all(each.priority < min(roots) for each in echoes.SIGNATURES if each.role == "cascade")
+def test_every_example_is_told_by_its_own_code_among_all_signatures() -> None:
+    wrong = []
+    for signature in all_signatures():
+        for text in signature.examples:
+            best = matcher().hits(Line(0, "train.log", 1, text, NOBODY))[0].signature
+            if signature.is_root and best.code != signature.code:
+                wrong.append((signature.code, best.code, text))
+    assert wrong == []
 
 
 def test_the_late_rank_is_named() -> None:

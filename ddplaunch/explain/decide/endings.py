@@ -37,19 +37,19 @@ _SURVIVED = 4  # steps; a rank that lost the others gets no further than one or 
 
 
 @dataclass(frozen=True)
-class Ended:
+class BareExit:
     """An exit that no line explains, and what its status alone says."""
 
     code: str
     exit: RankExit
 
 
-def unexplained(exits: Sequence[RankExit]) -> Ended | None:
+def unexplained(exits: Sequence[RankExit]) -> BareExit | None:
     """Return the exit that says most; what the agent sent itself says nothing."""
     own = [each for each in exits if not each.by_agent]
     if not own:
         return None
-    kinds = [Ended(exit_code(each.code), each) for each in own]
+    kinds = [BareExit(exit_code(each.code), each) for each in own]
     kinds.sort(key=lambda ended: (_ORDER.index(ended.code), ended.exit.code == 1, ended.exit.line.at))
     return kinds[0]
 
@@ -145,14 +145,14 @@ def _steps(texts: Iterable[str]) -> set[str]:
     return {match.group(1) for text in texts if (match := _STEP.search(text))}
 
 
-class Progress:
+class StepReports:
     """Where each speaker reported steps, to tell an error that was survived from one that ended the work."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
         self._places: dict[Speaker, list[tuple[int, str]]] = {}
 
-    def survived(self, line: Line) -> bool:
+    def go_on_after(self, line: Line) -> bool:
         """Return whether the speaker of ``line`` reported several further steps after it."""
         places = self._places.get(line.speaker)
         if places is None:

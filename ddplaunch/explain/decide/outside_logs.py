@@ -54,7 +54,7 @@ def kernel_hits(facts: RunFacts | None) -> list[Hit]:
     hits: list[Hit] = []
     for position, text in enumerate(facts.dmesg):
         found = matcher().hits(Line(position, "dmesg", 0, text, NOBODY))
-        hits += [hit for hit in found[:1] if hit.signature.role == "root" and hit.signature.code in _KERNEL]
+        hits += [hit for hit in found[:1] if hit.signature.is_root and hit.signature.code in _KERNEL]
     return hits
 
 

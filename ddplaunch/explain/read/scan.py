@@ -91,7 +91,7 @@ class Matcher:
             groups = compiled.match(line.text)
             if groups is not None:
                 found.append(Hit(compiled.signature, line, groups))
-        found.sort(key=lambda hit: -hit.signature.priority)
+        found.sort(key=lambda hit: hit.signature.tier)
         return found
 
 

@@ -40,7 +40,7 @@ _FOREIGN = 12  # lines of others that may stand inside a traceback
 
 
 @dataclass(frozen=True)
-class Part:
+class ChainedException:
     """One exception of a chain. ``link`` says how it follows the one before: "", "during", "cause" or "original"."""
 
     raised: Raised
@@ -58,7 +58,7 @@ class Traceback:
     torchrun or another launcher itself. ``bare``: only the last line of it was printed.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[ChainedException, ...]
     speaker: Speaker
     handled: bool
     logged: bool
@@ -73,7 +73,7 @@ class Traceback:
         return self.launcher and not functions.isdisjoint(_BEGUN)
 
     @property
-    def root(self) -> Part:
+    def root(self) -> ChainedException:
         """The exception of the chain that the others were raised from, cache misses and retries aside."""
         inner = [part for part in self.parts if part.link == "original"]
         if inner:
@@ -90,7 +90,7 @@ class _Open:
 
     def __init__(self) -> None:
         self.frames: list[tuple[str, int, str]] = []
-        self.parts: list[Part] = []
+        self.parts: list[ChainedException] = []
         self.first = -1
         self.seen = -1
         self.header = False
@@ -191,7 +191,7 @@ class Tracebacks:
 
     def _raised(self, line: Line, match: re.Match[str], state: _Open) -> None:
         raised = Raised(match.group(1), (match.group(2) or "").strip(), own_frame(state.frames))
-        state.parts.append(Part(raised, line, state.first, state.link, tuple(state.frames)))
+        state.parts.append(ChainedException(raised, line, state.first, state.link, tuple(state.frames)))
         state.header, state.link, state.seen = False, "", line.at
         self.inside.add(line.at)
 
@@ -200,7 +200,7 @@ class Tracebacks:
         if match is None:
             return
         raised = Raised(match.group(1), (match.group(2) or "").strip())
-        part = Part(raised, line, line.at, "", ())
+        part = ChainedException(raised, line, line.at, "", ())
         self.done.append(Traceback((part,), line.speaker, False, False, False, False, True))
 
     def _close(self, who: Speaker, state: _Open) -> None:

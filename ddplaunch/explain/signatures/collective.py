@@ -9,7 +9,7 @@ How waiting in vain shows in gloo, barriers and the first NCCL call; refuses wai
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _CODE = "collective-mismatch"
 _SAME = (
@@ -27,7 +27,7 @@ _UNEVEN = (
 _MISMATCH: tuple[Signature, ...] = (
     Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
         code=_CODE,
-        role="confirmation",
+        tier=Tier.HINT,
         literals=("Watchdog caught collective operation timeout",),
         patterns=(r"Watchdog caught collective operation timeout: Work\w+\(",),
         what="ranks waited in different collectives, or one had issued fewer of them than the others",
@@ -35,11 +35,10 @@ _MISMATCH: tuple[Signature, ...] = (
         fixes=(_SAME, _UNEVEN, _DETAIL),
         examples=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE)",),
         near_misses=("[Rank 0] Some NCCL operations have failed or timed out.",),
-        priority=5,
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=("Detected mismatch between collectives on ranks",),
         patterns=(
             r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:collective: )?.{0,80}?"
@@ -58,12 +57,11 @@ _MISMATCH: tuple[Signature, ...] = (
             "SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[4]).",
         ),
         near_misses=("Detected mismatch between the checkpoint and the model",),
-        priority=68,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
     ),
     Signature(  # up to 1.12 the other rank is not told
         code=_CODE,
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=("Detected mismatch between collectives on ranks",),
         patterns=(
             r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:inconsistent )?"
@@ -77,12 +75,11 @@ _MISMATCH: tuple[Signature, ...] = (
             "CollectiveFingerPrint(OpType=ALLREDUCE, TensorShape=[20, 10])",
         ),
         near_misses=("Detected mismatch between the checkpoint and the model",),
-        priority=67,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=("Monitored Barrier encountered error",),
         patterns=(
             r"(?P<message>ProcessGroupWrapper: Monitored Barrier encountered error running collective: "
@@ -99,11 +96,10 @@ _MISMATCH: tuple[Signature, ...] = (
             "monitoredBarrier in 9000 ms",
         ),
         near_misses=("Rank 0 failed to pass monitoredBarrier in 9000 ms",),
-        priority=56,
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=("Received data size doesn't match expected size", "op.preamble.length <= op.nbytes", "op.nbytes"),
         patterns=(
             r"(?P<message>op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<expected>\d+))",
@@ -125,11 +121,10 @@ _MISMATCH: tuple[Signature, ...] = (
             "collective mismatch in your code?",
         ),
         near_misses=("checkpoint: received data size 40 vs 16",),
-        priority=62,
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=(
             "Received data size doesn't match expected size",
             "Mismatched collective detected",
@@ -162,12 +157,11 @@ _MISMATCH: tuple[Signature, ...] = (
             "NCCL WARN NET/Socket : peer 10.1.2.3<47> message truncated : receiving 524288 bytes instead of 65536",
         ),
         near_misses=("UserWarning: message truncated to 100 characters",),
-        priority=60,
         source="https://github.com/NVIDIA/nccl/pull/605",
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=(
             "different number of batches",
             "Cannot apply desired operation due to shape mismatches",
@@ -188,7 +182,6 @@ _MISMATCH: tuple[Signature, ...] = (
             "mismatches. All shapes across devices must be valid.",
         ),
         near_misses=("each rank draws from a different number of files",),
-        priority=64,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/algorithms/join.py",
     ),
 )
@@ -212,7 +205,7 @@ WHY = "one rank was late, stuck or gone, or issued another collective; the ranks
 _TIMEOUT: tuple[Signature, ...] = (
     Signature(
         code=_COLLECTIVE_TIMEOUT_CODE,
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("Watchdog caught collective operation timeout",),
         patterns=(
             r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
@@ -241,12 +234,11 @@ _TIMEOUT: tuple[Signature, ...] = (
             "ran for 1800655 milliseconds before timing out.",
         ),
         near_misses=("WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)",),
-        priority=43,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     ),
     Signature(  # OpType alone 1.9-1.11, SeqNum from 1.12, NumelIn from 2.1
         code=_COLLECTIVE_TIMEOUT_CODE,
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("Watchdog caught collective operation timeout",),
         patterns=(
             r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: Work\w+\("
@@ -273,12 +265,11 @@ _TIMEOUT: tuple[Signature, ...] = (
             "ran for 1800100 milliseconds before timing out.",
         ),
         near_misses=("NCCL INFO Watchdog started, Timeout(ms)=600000",),
-        priority=42,
         source="https://github.com/pytorch/pytorch/issues/118369",
     ),
     Signature(
         code=_COLLECTIVE_TIMEOUT_CODE,
-        role="confirmation",
+        tier=Tier.HINT,
         literals=(
             "Timeout at NCCL work",
             "failure detected by watchdog at work sequence id",
@@ -303,11 +294,10 @@ _TIMEOUT: tuple[Signature, ...] = (
             "work: 1248, last completed work: 1247",
         ),
         near_misses=("[Rank 0] Some NCCL operations have failed or timed out.",),
-        priority=30,
     ),
     Signature(
         code=_COLLECTIVE_TIMEOUT_CODE,
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=(
             "watchdog got stuck for",
             "Heartbeat monitor timed out",
@@ -338,11 +328,10 @@ _TIMEOUT: tuple[Signature, ...] = (
             "[PG ID 0 PG GUID 0 Rank 5] Received a dump signal due to a collective timeout from this local rank",
         ),
         near_misses=("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=480",),
-        priority=41,
     ),
     Signature(
         code=_COLLECTIVE_TIMEOUT_CODE,
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("WorkNCCL", "c10::DistBackendError"),
         patterns=(
             r"^(?:\w+Error: )?(?P<op>NCCL) communicator was aborted on rank (?P<rank>\d+)\..*Original reason for "
@@ -363,7 +352,6 @@ _TIMEOUT: tuple[Signature, ...] = (
             "blocking wait.",
         ),
         near_misses=("NCCL communicator was aborted on rank 1.",),
-        priority=42,
     ),
 )
 
@@ -373,7 +361,7 @@ _COLLECTIVE_WAITS_CODE = "collective-timeout"
 _WAITS: tuple[Signature, ...] = (
     Signature(
         code=_COLLECTIVE_WAITS_CODE,
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("is setting up NCCL communicator",),
         patterns=(
             r"\[(?P<waiting>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId from "
@@ -403,12 +391,11 @@ _WAITS: tuple[Signature, ...] = (
             "by key '0', but "
             "store->get('0') got error: Connection reset by peer",
         ),
-        priority=44,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
     ),
     Signature(
         code=_COLLECTIVE_WAITS_CODE,
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("Timed out waiting", "gloo::IoException", "Application timeout caused pair closure"),
         patterns=(
             r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<op>\w+) operation",
@@ -431,11 +418,10 @@ _WAITS: tuple[Signature, ...] = (
             "Timed out waiting for clients",
             "Timed out after 31 seconds waiting for clients. 1/2 clients joined.",
         ),
-        priority=42,
     ),
     Signature(
         code=_COLLECTIVE_WAITS_CODE,
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("failed to pass monitoredBarrier", "failed to pass monitored_barrier"),
         patterns=(
             r"Rank(?:s|\(s\))? (?P<culprit>\d+(?:, ?\d+)*),? failed to pass monitored_?[bB]arrier in "
@@ -453,7 +439,6 @@ _WAITS: tuple[Signature, ...] = (
             "Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from "
             "rank 0.",
         ),
-        priority=46,
         source="https://pytorch.org/docs/stable/distributed.html#torch.distributed.monitored_barrier",
     ),
 )

@@ -5,7 +5,7 @@ Signatures of hosts that do not reach each other: ports, names, rendezvous, inte
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _TAKEN_WHY = (
     "Another process listens on the rendezvous port: an older run that was not stopped, a second job with the same "
@@ -27,7 +27,7 @@ _DOWNLOADS = r"urllib3|requests[./]|huggingface|hf\.co|wandb|httpx|botocore|aioh
 ADDRESSES: tuple[Signature, ...] = (
     Signature(
         code="port-taken",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("EADDRINUSE", "ddress already in use", "another process is utilizing"),
         patterns=(
             r"(?:Error|error): .*port: (?P<port>\d+),.*(?:code: -(?:98|48)|EADDRINUSE)",
@@ -57,12 +57,11 @@ ADDRESSES: tuple[Signature, ...] = (
             "TensorBoard could not bind to port 6006, it was already in use",
         ),
         unless=(_NOT_TRAINING,),
-        priority=70,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
     ),
     Signature(
         code="port-taken",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("ddress already in use",),
         patterns=(
             r"(?:RuntimeError|OSError|socket\.error|error|DistNetworkError): (?:\[Errno (?:98|48)\] )?"
@@ -80,12 +79,11 @@ ADDRESSES: tuple[Signature, ...] = (
         near_misses=('log: "Address already in use" means that TensorBoard runs twice',),
         unless=(_NOT_TRAINING,),
         log_unless=(r"[Tt]ensor[Bb]oard could not bind",),
-        priority=65,
         source="https://github.com/pytorch/pytorch/issues/73320",
     ),
     Signature(
         code="port-taken",
-        role="confirmation",
+        tier=Tier.HINT,
         literals=("Address already in use",),
         patterns=(
             r"server socket has failed to (?:bind|listen).*:(?P<port>\d+) \(errno: (?:98|48) - Address already in "
@@ -99,12 +97,11 @@ ADDRESSES: tuple[Signature, ...] = (
             "already in use).",
         ),
         near_misses=("[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - x).",),
-        priority=40,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
     ),
     Signature(
         code="host-name-unresolvable",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("cannot be retrieved (gai error", "resolve hostname", "gethostbyname", "ENOTFOUND", "Unknown host"),
         patterns=(
             r"(?<!IPv6 )network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",
@@ -126,12 +123,11 @@ ADDRESSES: tuple[Signature, ...] = (
             "Unknown host gpu7",
         ),
         near_misses=("[W socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",),
-        priority=70,
         source="https://man7.org/linux/man-pages/man3/getaddrinfo.3.html",
     ),
     Signature(
         code="host-name-unresolvable",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("IPv6 network addresses of",),
         patterns=(r"IPv6 network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",),
         what="the name `{host}` has no address on this node",
@@ -149,12 +145,11 @@ ADDRESSES: tuple[Signature, ...] = (
         ),
         unless=(r"errno: 1(?:10|11|13)\b",),
         log_unless=(r"errno: 1(?:10|11|13)\b",),
-        priority=62,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
     ),
     Signature(
         code="host-name-unresolvable",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=(
             "gaierror",
             "Name or service not known",
@@ -190,7 +185,6 @@ ADDRESSES: tuple[Signature, ...] = (
         ),
         unless=(_DOWNLOADS,),
         log_unless=(_DOWNLOADS,),
-        priority=65,
         source="https://docs.python.org/3/library/socket.html#socket.gaierror",
     ),
 )
@@ -212,7 +206,7 @@ SIGNATURES: tuple[Signature, ...] = (
     *ADDRESSES,
     Signature(
         code="wrong-network-interface",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("o socket interface found", "No interface found", "No usable listening interface"),
         patterns=(
             r"(?P<line>[Nn]o socket interface found)",
@@ -229,12 +223,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "bootstrap.cc:43 NCCL WARN NET/Socket : No usable listening interface found",
         ),
         near_misses=("NCCL INFO NET/IB : No device found.", "NCCL INFO Bootstrap : Using enp5s0:192.168.0.31<0>"),
-        priority=68,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
     ),
     Signature(
         code="wrong-network-interface",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Unable to find", "unsupported gloo device", "makeDeviceFor", "ifa != nullptr"),
         patterns=(
             r"(?P<line>Unable to find (?:address|interface) for: ?\S+)",
@@ -257,12 +250,11 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("Unable to find hostfile, will proceed with training with local resources only.",),
         unless=(r"hostfile",),
-        priority=66,
         source="https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/device.cc",
     ),
     Signature(
         code="wrong-network-interface",
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=("Connect to ", "onnect", "connect ["),
         patterns=(
             r"Connect to "
@@ -289,12 +281,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: Connection refused, "
             "remote=[10.77.0.1]:6492",
         ),
-        priority=56,
         source="https://github.com/NVIDIA/nccl/blob/master/src/misc/socket.cc",
     ),
     Signature(
         code="wrong-network-interface",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("No route to host", "Network is unreachable", "Call to connect timeout", "Connect timeout ["),
         patterns=(
             r"(?P<line>Connect to [\d.]+<\d+> failed : (?:No route to host|Network is unreachable))",
@@ -318,12 +309,11 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("NCCL INFO Call to connect returned Connection refused, retrying",),
         log_unless=(r"[Nn]ode failure|NODE FAILURE",),
-        priority=48,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#networking-issues",
     ),
     Signature(
         code="wrong-network-interface",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("onnectFullMesh failed",),
         patterns=(r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.0\.1|::1|localhost)\]",),
         what="a rank announced its loopback address {address} to the others",
@@ -340,12 +330,11 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=(
             "Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.",
         ),
-        priority=35,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupGloo.cpp",
     ),
     Signature(
         code="wrong-network-interface",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("onnectFullMesh failed", "] connect ["),
         patterns=(
             r"(?P<line>connectFullMesh failed with .{0,160})",
@@ -362,7 +351,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.9]:40411: Connection refused",
         ),
         near_misses=("[Gloo] Rank 0 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1",),
-        priority=30,
         source="https://github.com/pytorch/gloo/blob/main/gloo/transport/tcp/pair.cc",
     ),
 )

@@ -7,7 +7,7 @@ How a hub or URL that cannot be reached shows; refuses retries that succeed late
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _FIT_WHY = (
     "Names and shapes in the file have to equal those of the model: DDP puts `module.` before every name, and another "
@@ -31,7 +31,7 @@ _READ_FIXES = (
 CHECKPOINTS: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-mismatch",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("in loading state_dict for",),
         patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),
         what="the checkpoint does not fit the model {model}",
@@ -39,12 +39,11 @@ CHECKPOINTS: tuple[Signature, ...] = (
         fixes=_FIT_FIXES,
         examples=("RuntimeError: Error(s) in loading state_dict for DistributedDataParallel:",),
         near_misses=("Some weights of GPT2 were not initialized from the model checkpoint and are newly initialized",),
-        priority=70,
         source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
     ),
     Signature(
         code="checkpoint-mismatch",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("loaded state dict", "state_dict", "While copying the parameter", "DP world size", "from checkpoint"),
         patterns=(
             r"(?P<problem>loaded state dict (?:contains a parameter group that doesn't match|has a different number "
@@ -71,12 +70,11 @@ CHECKPOINTS: tuple[Signature, ...] = (
             "AssertionError: num_layers value from checkpoint (24) is not equal to the input argument value (12).",
         ),
         near_misses=("unexpected keys: []", "state_dict saved to out/last.pt", "resuming from checkpoint 12"),
-        priority=66,
         source="https://github.com/pytorch/pytorch/blob/main/torch/optim/optimizer.py",
     ),
     Signature(
         code="checkpoint-mismatch",
-        role="confirmation",
+        tier=Tier.HINT,
         literals=("key(s) in state_dict", "size mismatch for "),
         patterns=(
             r"(?P<problem>(?:Missing|Unexpected) key\(s\) in state_dict): ",
@@ -90,12 +88,11 @@ CHECKPOINTS: tuple[Signature, ...] = (
             "\tsize mismatch for enc.stem.weight: copying a param with shape torch.Size([32, 3]) from checkpoint",
         ),
         near_misses=("_IncompatibleKeys(missing_keys=[], unexpected_keys=[])",),
-        priority=60,
         source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
     ),
     Signature(
         code="checkpoint-corrupt",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "PytorchStreamReader failed",
             "file might be corrupted",
@@ -125,12 +122,11 @@ CHECKPOINTS: tuple[Signature, ...] = (
             "KeyError: \"filename 'storages' not found\"",
         ),
         near_misses=("RuntimeError: PytorchStreamWriter failed writing file data/211: file write failed",),
-        priority=68,
         source="https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc",
     ),
     Signature(
         code="checkpoint-corrupt",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Ran out of input", "UnpicklingError"),
         patterns=(
             r"EOFError: (?P<problem>Ran out of input)",
@@ -145,12 +141,11 @@ CHECKPOINTS: tuple[Signature, ...] = (
             "EOFError: Compressed file ended before the end-of-stream marker was reached",
         ),
         log_unless=(r"in spawn_main|from_parent",),
-        priority=60,
         source="https://docs.python.org/3/library/pickle.html#pickle.UnpicklingError",
     ),
     Signature(
         code="checkpoint-corrupt",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Weights only load failed",),
         patterns=(r"(?P<problem>Weights only load failed)",),
         what="torch.load refuses the checkpoint: {problem}",
@@ -162,7 +157,6 @@ CHECKPOINTS: tuple[Signature, ...] = (
         ),
         examples=("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",),
         near_misses=("FutureWarning: You are using `torch.load` with `weights_only=False`",),
-        priority=66,
         source="https://pytorch.org/docs/stable/notes/serialization.html#torch-load-with-weights-only-true",
     ),
 )
@@ -181,7 +175,7 @@ _RETRY = r"Retrying|retrying|will retry|retry \d|entering retry loop|WARNING"
 DOWNLOADS: tuple[Signature, ...] = (
     Signature(
         code="download-failed",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("connect to 'http", "ConnectionPool(host=", "Couldn't reach ", " for url: "),
         patterns=(
             r"couldn't connect to '(?P<url>https?://[^']+)'",
@@ -208,12 +202,11 @@ DOWNLOADS: tuple[Signature, ...] = (
             "wandb: Network error (ConnectionError), entering retry loop.",
         ),
         unless=(_RETRY,),
-        priority=64,
         source="https://huggingface.co/docs/huggingface_hub/package_reference/utilities#errors",
     ),
     Signature(
         code="download-failed",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "HfHubHTTPError",
             "RepositoryNotFoundError",
@@ -256,12 +249,11 @@ DOWNLOADS: tuple[Signature, ...] = (
         ),
         near_misses=("except LocalEntryNotFoundError as e:", "wandb: Network connection restored."),
         unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
-        priority=62,
         source="https://huggingface.co/docs/huggingface_hub/package_reference/utilities#errors",
     ),
     Signature(
         code="download-failed",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "<urlopen error",
             "HTTP Error ",
@@ -298,7 +290,6 @@ DOWNLOADS: tuple[Signature, ...] = (
             "INFO httpx: HTTP Request: GET https://x 200 OK",
         ),
         unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
-        priority=58,
         source="https://requests.readthedocs.io/en/latest/user/quickstart/#errors-and-exceptions",
     ),
 )
@@ -328,7 +319,7 @@ SIGNATURES: tuple[Signature, ...] = (
     *CHECKPOINTS,
     Signature(
         code="dataset-missing",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("No such file or directory", "Is a directory", "Not a directory", "errno = 2,"),
         patterns=(
             r"(?:FileNotFoundError|IOError|OSError): \[Errno 2\] No such file or directory: "
@@ -360,12 +351,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "OSError: libcudart.so.12: cannot open shared object file: No such file or directory",
         ),
         unless=(_NOT_DATA,),
-        priority=62,
         source="https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
     ),
     Signature(
         code="dataset-missing",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Couldn't find",
             "ataset not found",
@@ -414,12 +404,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "OSError: ./bert does not appear to have a file named config.json.",
         ),
         near_misses=("Found 0 unused parameters", "Found 1200 files in /data", "Unable to find hostfile, will proceed"),
-        priority=64,
         source="https://github.com/pytorch/vision/blob/main/torchvision/datasets/folder.py",
     ),
     Signature(
         code="dataset-missing",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("FileNotFoundError: ", "does not exist", "doesn't exist", "not found", "is missing"),
         patterns=(
             r"FileNotFoundError: (?P<problem>(?!\[Errno|Caught )\S.*)",
@@ -446,12 +435,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: operator torchvision::nms does not exist",
         ),
         unless=(_NOT_DATA, r"\.so\b|[Mm]odule|attribute|/bin/"),
-        priority=52,
         source="https://docs.python.org/3/library/exceptions.html#FileNotFoundError",
     ),
     Signature(
         code="dataset-race",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("FileExistsError", "Directory not empty", ".incomplete", ".lock"),
         patterns=(
             r"FileExistsError: \[Errno 17\] File exists: '(?P<path>[^']+)'",
@@ -471,12 +459,11 @@ SIGNATURES: tuple[Signature, ...] = (
         unless=(
             r"(?i:/(?:out|output|outputs|log|logs|run|runs|results?|exps?|experiments?|checkpoints?|ckpts?)(?:/|'))",
         ),
-        priority=58,
         source="https://github.com/NVIDIA-NeMo/Megatron-Bridge/issues/3886",
     ),
     Signature(
         code="dataset-race",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "not found or corrupted",
             "Compressed file ended",
@@ -507,7 +494,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("[checkpoint] write of step_5000.tmp failed: [Errno 116] Stale file handle, retry 1/3",),
         unless=(r"torch\.load|PytorchStreamReader",),
-        priority=52,
         source="https://github.com/pytorch/vision/issues/2512",
     ),
 )

@@ -9,12 +9,12 @@ How a run that stopped because of NaN or infinity shows; refuses values that a t
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _GROUP: tuple[Signature, ...] = (
     Signature(
         code="parameter-mismatch",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("appears not to match",),
         patterns=(
             r"(?:\[(?P<rank>\d+)\]: )?(?:params|replicas\[\d+\])\[(?P<index>\d+)\] in this process with sizes "
@@ -38,12 +38,11 @@ _GROUP: tuple[Signature, ...] = (
             "same param in process 0.",
         ),
         near_misses=("size mismatch for fc.weight: copying a param with shape [10, 8] from checkpoint",),
-        priority=70,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp",
     ),
     Signature(
         code="parameter-mismatch",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("DDP expects same model across all ranks",),
         patterns=(
             r"DDP expects same model across all ranks, but Rank (?P<one>\d+) has (?P<count>\d+) params, while "
@@ -65,11 +64,10 @@ _GROUP: tuple[Signature, ...] = (
             "DDP expects same model across all ranks, but Rank 1 has 62 params, while rank 0 has inconsistent 0 "
             "params.",
         ),
-        priority=70,
     ),
     Signature(
         code="process-group-not-initialized",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "process group is not initialized",
             "process group has not been initialized",
@@ -115,7 +113,6 @@ _GROUP: tuple[Signature, ...] = (
             "    raise RuntimeError('Default process group is not initialized')",
             "UserWarning: Default process group has not been initialized, please make sure to call init_process_group.",
         ),
-        priority=66,
     ),
 )
 
@@ -125,7 +122,7 @@ _NAMES = "name them: `--env TORCH_DISTRIBUTED_DEBUG=INFO`"
 _MODEL: tuple[Signature, ...] = (
     Signature(
         code="unused-parameters",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Expected to have finished reduction in the prior iteration",),
         patterns=(r"Expected to have finished reduction in the prior iteration before starting a new one",),
         unless=(r"UserWarning",),
@@ -151,12 +148,11 @@ _MODEL: tuple[Signature, ...] = (
             "not find any unused "
             "parameters in the forward pass.",
         ),
-        priority=68,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp",
     ),
     Signature(
         code="unused-parameters",
-        role="confirmation",
+        tier=Tier.HINT,
         literals=("which did not receive grad for rank",),
         patterns=(
             r"(?:Parameter indices|Parameters) which did not receive grad for rank (?P<rank>\d+)(?: ?in prior "
@@ -171,11 +167,10 @@ _MODEL: tuple[Signature, ...] = (
             "Parameters which did not receive grad for rank 0: head.weight, head.bias",
         ),
         near_misses=("parameters which did not receive grad: none",),
-        priority=68,
     ),
     Signature(
         code="unused-parameters",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Your training graph has changed in this iteration",),
         patterns=(r"Your training graph has changed in this iteration",),
         what="DDP: other parameters were used than in the first iteration, which `static_graph=True` forbids",
@@ -186,12 +181,11 @@ _MODEL: tuple[Signature, ...] = (
             "iteration, but then got used in the second iteration.",
         ),
         near_misses=("[W reducer.cpp] Warning: static_graph is set, and the graph has not changed",),
-        priority=66,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp",
     ),
     Signature(
         code="parameter-ready-twice",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Expected to mark a variable ready only once",
             "marked as ready twice",
@@ -220,12 +214,11 @@ _MODEL: tuple[Signature, ...] = (
             "Parameter indices 3 marked ready twice: Parameter at index 3 has been marked as ready twice",
         ),
         near_misses=("[W reducer.cpp:1280] parameter ready hooks installed",),
-        priority=68,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp",
     ),
     Signature(
         code="inplace-modification",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("has been modified by an inplace operation", "a leaf Variable that requires grad"),
         patterns=(
             r"one of the variables needed for gradient computation has been modified by an inplace operation: "
@@ -256,11 +249,10 @@ _MODEL: tuple[Signature, ...] = (
             "by an inplace operation: [CPUFloatType [4]] is at version 1; expected version 0",
         ),
         near_misses=("a view of a leaf is not modified by an inplace operation",),
-        priority=66,
     ),
     Signature(  # up to 1.4, without the tensor
         code="inplace-modification",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("has been modified by an inplace operation",),
         patterns=(r"one of the variables needed for gradient computation has been modified by an inplace operation",),
         what="a tensor was changed in place before backward used it",
@@ -276,7 +268,6 @@ _MODEL: tuple[Signature, ...] = (
             "operation",
         ),
         near_misses=("the buffer has been modified by an inplace operation, as intended",),
-        priority=64,
     ),
 )
 
@@ -303,7 +294,7 @@ _BAD = r"\b(?:nan|NaN|Nan|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity|non-finit
 _NUMBERS: tuple[Signature, ...] = (
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("nan", "NaN", "NAN", "inf", "Inf", "FloatingPointError"),
         patterns=(
             rf"{_RAISED}(?P<message>.*{_QUANTITY}.*?{_BAD}.*)",
@@ -328,11 +319,10 @@ _NUMBERS: tuple[Signature, ...] = (
             "ValueError: cannot convert float NaN to integer",
             "KeyError: 'information'",
         ),
-        priority=66,
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "nan",
             "NaN",
@@ -387,11 +377,10 @@ _NUMBERS: tuple[Signature, ...] = (
             "grad norm is nan, skipping this step instead of stopping",
             "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0",
         ),
-        priority=66,
     ),
     Signature(  # TORCH_NCCL_NAN_CHECK=1
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("isnan(",),
         patterns=(r"(?:block: \[.*|NaN ?[Cc]heck.*)Assertion [`'](?P<message>!\w*isnan\(.*?\))[`'] failed",),
         what="NCCL's check found NaN in a tensor that was about to be sent (`{message}`)",
@@ -405,7 +394,6 @@ _NUMBERS: tuple[Signature, ...] = (
             "`!isnan(val)` failed.",
         ),
         near_misses=("    assert not torch.isnan(loss)",),
-        priority=75,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/NanCheck.cu",
     ),
 )

@@ -5,7 +5,7 @@ What NCCL prints on the ranks that are left when another rank died; refuses to c
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _PEER = "the other end of the connection went away; its own failure comes first"
 _STORE = "the process that hosts the TCPStore (rank 0 or the launcher) has ended"
@@ -13,8 +13,7 @@ _STORE = "the process that hosts the TCPStore (rank 0 or the launcher) has ended
 _COLLECTIVE: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=(
             "Connection closed by peer",
             "Read error [",
@@ -50,8 +49,7 @@ _COLLECTIVE: tuple[Signature, ...] = (
     ),
     Signature(
         code="peer-lost",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=("successfully reached monitoredBarrier, but received errors",),
         patterns=(r"Rank (?P<rank>\d+) successfully reached monitoredBarrier, but received errors",),
         what="rank {rank} reached the barrier, but rank 0 gave up",
@@ -65,8 +63,7 @@ _COLLECTIVE: tuple[Signature, ...] = (
     ),
     Signature(
         code="store-lost",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=(
             "recvValue",
             "recvVector",
@@ -104,8 +101,7 @@ _COLLECTIVE: tuple[Signature, ...] = (
     ),
     Signature(
         code="stale-rendezvous",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=("connectFullMesh failed", "timed out connecting: SO_ERROR", "failed to connect, willRetry"),
         patterns=(
             r"(?P<event>connectFullMesh failed) with .*Connection refused",
@@ -133,8 +129,7 @@ _NCCL_PEER = "the other end of a connection went away; its own failure comes fir
 _NCCL: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=(
             "Connection closed by remote peer",
             "Call to recv from",
@@ -171,8 +166,7 @@ _NCCL: tuple[Signature, ...] = (
     ),
     Signature(
         code="peer-lost",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=(
             "ncclRemoteError",
             "remote process exited or there was a network error",
@@ -214,8 +208,7 @@ _NCCL: tuple[Signature, ...] = (
     ),
     Signature(
         code="peer-lost",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=(
             "Failed to execute operation",
             "raised the following async exception",
@@ -255,8 +248,7 @@ _NCCL: tuple[Signature, ...] = (
     ),
     Signature(
         code="infiniband-echo",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=("Got completion ",),
         patterns=(r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)(?P<status>5)\b",),
         what="InfiniBand flushed the open requests (status {status})",
@@ -269,8 +261,7 @@ _NCCL: tuple[Signature, ...] = (
     ),
     Signature(
         code="nccl-watchdog-abort",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=(
             "taking the entire process down",
             "watchdog thread terminated with exception",
@@ -308,8 +299,7 @@ _NCCL: tuple[Signature, ...] = (
     ),
     Signature(
         code="peer-lost",
-        role="cascade",
-        priority=10,
+        tier=Tier.ECHO,
         literals=("inconsistent 0 params",),
         patterns=(
             r"Rank (?P<rank>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent 0 params",

@@ -7,7 +7,7 @@ What launchers and schedulers print about an end that they did not cause, and he
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _OOM = (
     r"[Oo]ut of memory: Kill",
@@ -48,7 +48,7 @@ def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
 SIGNALS: tuple[Signature, ...] = (
     Signature(
         code="killed",
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=("SIGKILL", "return code = -9", "Killed", "signal 9"),
         patterns=_ends(9, "SIGKILL", "Killed"),
         what="a process was ended by SIGKILL, and no line says who sent it: {line}",
@@ -72,12 +72,11 @@ SIGNALS: tuple[Signature, ...] = (
         ),
         unless=(r"^\w+: \"",),
         log_unless=(*_OOM, r"forcefully exiting via"),
-        priority=32,
         source="https://man7.org/linux/man-pages/man7/signal.7.html",
     ),
     Signature(
         code="segmentation-fault",
-        role="root",
+        tier=Tier.UNCERTAIN,
         literals=("egmentation fault", "SIGSEGV", "return code = -11", "Segfault encountered", "segfault at"),
         patterns=(
             r"(?P<line>Fatal Python error: Segmentation fault)",
@@ -106,12 +105,11 @@ SIGNALS: tuple[Signature, ...] = (
             "Segmentation fault (core dumped)",
         ),
         near_misses=('label: "Segmentation fault" of class 3', "Enable faulthandler to see segmentation faults"),
-        priority=54,
         source="https://docs.python.org/3/library/faulthandler.html",
     ),
     Signature(
         code="aborted",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=(
             "Aborted",
             "SIGABRT",
@@ -159,12 +157,11 @@ SIGNALS: tuple[Signature, ...] = (
             "Aborted (core dumped)",
         ),
         near_misses=("srun: Job step aborted: Waiting up to 32 seconds", "Aborted by user request: no"),
-        priority=30,
         source="https://man7.org/linux/man-pages/man3/abort.3.html",
     ),
     Signature(
         code="aborted",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("without an active exception",),
         patterns=(r"(?P<line>terminate called without an active exception)",),
         what="a process aborted while its threads were still running: {line}",
@@ -177,7 +174,6 @@ SIGNALS: tuple[Signature, ...] = (
         ),
         examples=("terminate called without an active exception",),
         near_misses=("terminate called after throwing an instance of 'std::runtime_error'",),
-        priority=22,
         source="https://en.cppreference.com/w/cpp/thread/thread/~thread",
     ),
 )
@@ -189,7 +185,7 @@ def _echo(
     """A cascade signature: it says what followed and offers no fix."""
     return Signature(
         code=code,
-        role="cascade",
+        tier=Tier.ECHO,
         literals=literals,
         patterns=patterns,
         what=what,
@@ -197,7 +193,6 @@ def _echo(
         fixes=(),
         examples=examples,
         near_misses=(near,),
-        priority=10,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/multiprocessing/api.py",
     )
 
@@ -369,7 +364,7 @@ def _ended(name: str, number: int, fix: str) -> Signature:
     """The launcher's lines about signal ``name``: Python before 3.11 writes the name, later ones the number."""
     return Signature(
         code="terminated",
-        role="root",
+        tier=Tier.GENERAL,
         literals=("death signal", "got signal: ", f"closing signal {name}")
         if name != "SIGTERM"
         else ("death signal", "got signal: "),
@@ -389,7 +384,6 @@ def _ended(name: str, number: int, fix: str) -> Signature:
         ),
         near_misses=("WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 2 closing signal SIGTERM",),
         log_unless=_STEP_ENDED,
-        priority=48,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/multiprocessing/api.py",
     )
 
@@ -405,7 +399,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _ended("SIGUSR2", 12, "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."),
     Signature(
         code="terminated",
-        role="root",
+        tier=Tier.GENERAL,
         literals=("SIGTERM", "SIGINT", "SIGUSR", "SIGCONT", "KeyboardInterrupt", "^C", "Hangup", "Terminated"),
         patterns=(
             r"(?P<line>Main process received SIG(?:TERM|INT), exiting)",
@@ -443,7 +437,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "handler for SIGTERM installed",
         ),
         log_unless=_STEP_ENDED,
-        priority=40,
         source="https://docs.python.org/3/library/signal.html",
     ),
 )

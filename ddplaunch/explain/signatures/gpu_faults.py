@@ -5,7 +5,7 @@ How a driver, fabric or build that does not fit the GPU shows; refuses to probe 
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _SANITIZE = (
     "find the kernel: run one rank under `compute-sanitizer python train.py`, or with `--env CUDA_LAUNCH_BLOCKING=1`"
@@ -16,7 +16,7 @@ _ASYNC = "the Python frame is only where the error was noticed: kernels run asyn
 _FAULTS: tuple[Signature, ...] = (
     Signature(
         code="device-side-assert",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Assertion `",),
         patterns=(
             r"(?P<file>[\w.-]+\.(?:cu|cuh|h|hpp|cpp|py))[:(]\d+[:)].*?: block: ?\[(?P<block>[\d, ]+)\], thread: "
@@ -48,11 +48,11 @@ _FAULTS: tuple[Signature, ...] = (
             "Assertion `srcIndex < srcSelectDimSize` failed.",
         ),
         near_misses=("python: malloc.c:2617: sysmalloc: Assertion `(old_top == initial_top (av))' failed.",),
-        priority=72,
+        unless=(r"checkForNaN|NaN Check",),
     ),
     Signature(
         code="device-side-assert",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("device-side assert triggered",),
         patterns=(
             r"(?:CUDA|Cuda|cuda|HIP)\b.{0,60}device-side assert "
@@ -75,11 +75,10 @@ _FAULTS: tuple[Signature, ...] = (
             "RuntimeError: Triton Error [CUDA]: device-side assert triggered",
         ),
         near_misses=("Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.",),
-        priority=66,
     ),
     Signature(
         code="gpu-fault",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("NVRM: Xid",),
         patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>(?!45\b|43\b|31\b|13\b)\d+)\b,?(?P<detail>.*)",),
         what="the driver reported Xid {xid} for the GPU at {device}:{detail}",
@@ -100,12 +99,11 @@ _FAULTS: tuple[Signature, ...] = (
         near_misses=(
             "NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
         ),
-        priority=74,
         source="https://docs.nvidia.com/deploy/xid-errors/",
     ),
     Signature(
         code="gpu-fault",
-        role="confirmation",
+        tier=Tier.HINT,
         literals=("NVRM: Xid",),
         patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>13|31|43)\b",),
         what="the driver reported Xid {xid} for the GPU at {device}",
@@ -116,7 +114,7 @@ _FAULTS: tuple[Signature, ...] = (
     ),
     Signature(
         code="gpu-fault",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "uncorrectable ECC error",
             "uncorrectable NVLink error",
@@ -152,11 +150,10 @@ _FAULTS: tuple[Signature, ...] = (
             "recover this GPU",
         ),
         near_misses=("Volatile Uncorr. ECC                           | 0 |", "PCIe Bus Error: severity=Corrected"),
-        priority=74,
     ),
     Signature(
         code="gpu-fault",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "an illegal memory access was encountered",
             "misaligned address",
@@ -210,7 +207,6 @@ _FAULTS: tuple[Signature, ...] = (
             "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment",
             "Search for `cudaErrorMisalignedAddress' in https://docs.nvidia.com/cuda/",
         ),
-        priority=62,
     ),
 )
 
@@ -222,7 +218,7 @@ _DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter se
 _DRIVER: tuple[Signature, ...] = (
     Signature(
         code="driver-too-old",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("driver on your system is too old",),
         patterns=(r"NVIDIA driver on your system is too old \(found version (?P<major>\d{1,2})0(?P<minor>\d)0\)",),
         log_unless=(_OTHER_EXCEPTION,),
@@ -241,12 +237,11 @@ _DRIVER: tuple[Signature, ...] = (
             "The NVIDIA driver on your system is too old (found version 9010).",
         ),
         near_misses=("NVIDIA driver 535.104.05 on your system",),
-        priority=66,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/cuda/Module.cpp",
     ),
     Signature(
         code="driver-too-old",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "driver version is insufficient",
             "forward compatibility",
@@ -285,11 +280,10 @@ _DRIVER: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
         ),
         near_misses=("NCCL INFO cudaDriverVersion 12040",),
-        priority=66,
     ),
     Signature(
         code="cuda-arch-mismatch",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "no kernel image is available",
             "invalid device function",
@@ -326,11 +320,10 @@ _DRIVER: tuple[Signature, ...] = (
             "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
         ),
         near_misses=("undefined symbol: ncclCommRegister",),
-        priority=66,
     ),
     Signature(
         code="cuda-arch-mismatch",
-        role="confirmation",
+        tier=Tier.HINT,
         literals=(
             "is not compatible with the current PyTorch installation",
             "which is of cuda capability",
@@ -351,11 +344,10 @@ _DRIVER: tuple[Signature, ...] = (
             "    Found GPU0 GeForce GT 710 which is of cuda capability 3.5.",
         ),
         near_misses=("The current PyTorch install supports CUDA capabilities sm_50 sm_60 sm_70 sm_80 sm_86 sm_90.",),
-        priority=50,
     ),
     Signature(
         code="fabric-manager-down",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "system not yet initialized",
             "Fabric Manager or NVSwitches",
@@ -386,7 +378,6 @@ _DRIVER: tuple[Signature, ...] = (
             "cuInit failed: CUDA_ERROR_SYSTEM_NOT_READY",
         ),
         near_misses=("process group not yet initialized", "nvidia-fabricmanager.service: active (running)"),
-        priority=68,
         source="https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _CODE = "cuda-out-of-memory"
 _SMALLER = (
@@ -17,7 +17,7 @@ _SIZE = r"(?P<wanted>[\d.]+ [KMGTE]i?B)"
 SIGNATURES: tuple[Signature, ...] = (
     Signature(  # 2.1 and later, every process that sits on the GPU is listed
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("has a total capac",),
         patterns=(
             rf"Tried to allocate {_SIZE}\. GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ \w+) of which "
@@ -40,12 +40,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of "
             "39.38 GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory",
         ),
-        priority=66,
         source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp",
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("has a total capac",),
         patterns=(
             rf"Tried to allocate {_SIZE}\. GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ \w+) of which "
@@ -65,12 +64,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "23.69 GiB of which 10.06 MiB is free. ",
         ),
         near_misses=("GPU 0 has a total capacity of 80 GiB, of which 71 GiB is free before training",),
-        priority=65,
         source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp",
     ),
     Signature(  # 0.4 to 2.0
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("total capacity;",),
         patterns=(
             rf"Tried to allocate {_SIZE} \(GPU (?P<gpu>\d+); (?P<total>[\d.]+ \w+) total capacity; "
@@ -86,12 +84,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "already allocated; 3.56 MiB free; 787.74 MiB cached)",
         ),
         near_misses=("GPU 0; 47.54 GiB total capacity; 5.11 GiB already allocated",),
-        priority=65,
         source="https://github.com/pytorch/pytorch/blob/v1.13.0/c10/cuda/CUDACachingAllocator.cpp",
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("out of memory", "OutOfMemoryError", "Encountered OOM"),
         patterns=(
             r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA) out of memory\. Tried to allocate",
@@ -118,11 +115,10 @@ SIGNATURES: tuple[Signature, ...] = (
             "| epoch 003 | loss 2.31 | gnorm 0.7 | oom 0.000 |",
             "batch size 64: CUDA out of memory. Tried to allocate 2.00 GiB, retrying with 32",
         ),
-        priority=60,
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
         patterns=(
             r"CUDA(?: driver)? error(?: 2)?: out of memory\b",
@@ -150,12 +146,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "Out of memory: Killed process 812 (python)",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=17.0. Some of the step tasks have been OOM Killed.",
         ),
-        priority=60,
         source="https://github.com/NVIDIA/nccl/issues/962",
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=("to CUDA ",),
         patterns=(r"NCCL WARN Failed to CUDA (?:calloc|malloc)(?: async)? (?P<size>\d+) bytes",),
         what="NCCL could not allocate {size} bytes on its GPU",
@@ -163,12 +158,11 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(_SMALLER, _WHO, "leave room for NCCL: `torch.cuda.set_per_process_memory_fraction(0.95)`"),
         examples=("node:2134736:2285781 [0] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 6291456 bytes",),
         near_misses=("NCCL INFO CUDA calloc 64 bytes",),
-        priority=58,
         source="https://github.com/NVIDIA/nccl/issues/962",
     ),
     Signature(
         code=_CODE,
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "CUBLAS_STATUS_ALLOC_FAILED",
             "CUDNN_STATUS_ALLOC_FAILED",
@@ -199,7 +193,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm( handle)`",
             "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
         ),
-        priority=55,
         source="https://github.com/pytorch/pytorch/issues/24838",
     ),
 )

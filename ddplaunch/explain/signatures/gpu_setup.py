@@ -7,7 +7,7 @@ Signatures about GPUs: visibility, driver, memory, faults and libraries; refuses
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
 _GLOO = "to train without GPUs: `--device cpu` and `init_process_group('gloo')`"
@@ -15,7 +15,7 @@ _GLOO = "to train without GPUs: `--device cpu` and `init_process_group('gloo')`"
 _VISIBLE: tuple[Signature, ...] = (
     Signature(
         code="cuda-unavailable",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Torch not compiled with CUDA enabled",
             "_cuda_setDevice",
@@ -39,12 +39,11 @@ _VISIBLE: tuple[Signature, ...] = (
             "RuntimeError: PyTorch is not linked with support for cuda devices",
         ),
         near_misses=("    torch._C._cuda_setDevice(device)", "torch.cuda.is_available() is False: using the CPU"),
-        priority=65,
         source="https://github.com/pytorch/pytorch/blob/main/torch/cuda/__init__.py",
     ),
     Signature(
         code="cuda-unavailable",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "No CUDA GPUs are available",
             "no CUDA-capable device is detected",
@@ -100,11 +99,10 @@ _VISIBLE: tuple[Signature, ...] = (
             "/torch/cuda/__init__.py:80: UserWarning: CUDA initialization: No CUDA GPUs are available",
             "CUDA is not available, training on the CPU",
         ),
-        priority=62,
     ),
     Signature(
         code="cuda-unavailable",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Found no NVIDIA driver on your system",),
         patterns=(r"Found no NVIDIA driver on your system",),
         unless=(r"UserWarning",),
@@ -125,12 +123,11 @@ _VISIBLE: tuple[Signature, ...] = (
         near_misses=(
             "/torch/cuda/__init__.py:107: UserWarning: CUDA initialization: Found no NVIDIA driver on your system.",
         ),
-        priority=65,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/cuda/Module.cpp",
     ),
     Signature(  # what libraries and scripts say when they find no GPU
         code="cuda-unavailable",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("GPU", "CUDA", "is_available() is False"),
         patterns=(
             r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*\b(?:[Nn]o (?:CUDA |NVIDIA |GPU "
@@ -157,11 +154,10 @@ _VISIBLE: tuple[Signature, ...] = (
             "No GPU found, using the CPU",
             "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         ),
-        priority=56,
     ),
     Signature(
         code="invalid-device-ordinal",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "invalid device ordinal",
             "GPU device may be out of range",
@@ -191,11 +187,10 @@ _VISIBLE: tuple[Signature, ...] = (
             "AssertionError: Invalid device id",
         ),
         near_misses=("    torch.cuda.set_device(device_ordinal)",),
-        priority=68,
     ),
     Signature(
         code="duplicate-gpu",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Duplicate GPU detected",),
         patterns=(
             r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device "
@@ -216,7 +211,6 @@ _VISIBLE: tuple[Signature, ...] = (
             "device ca000",
         ),
         near_misses=("Duplicate GPU ids in --gpus 0,0",),
-        priority=70,
         source="https://github.com/NVIDIA/nccl/blob/master/src/init.cc",
     ),
 )
@@ -225,7 +219,7 @@ _VISIBLE: tuple[Signature, ...] = (
 _LIBRARIES: tuple[Signature, ...] = (
     Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
         code="gpu-p2p-broken",
-        role="confirmation",
+        tier=Tier.HINT,
         literals=("Watchdog caught collective operation timeout",),
         patterns=(r"collective operation timeout: Work\w+\(SeqNum=1, ",),
         what="the first collective never completed, on any rank",
@@ -239,12 +233,11 @@ _LIBRARIES: tuple[Signature, ...] = (
         ),
         examples=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE)",),
         near_misses=("[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)",),
-        priority=5,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     ),
     Signature(
         code="cudnn-error",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "CUDNN_STATUS_",
             "CUBLAS_STATUS_",
@@ -294,11 +287,10 @@ _LIBRARIES: tuple[Signature, ...] = (
             "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
             "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
         ),
-        priority=54,
     ),
     Signature(
         code="gpu-p2p-broken",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=(
             "peer access is not supported",
             "peer mapping resources exhausted",
@@ -330,12 +322,11 @@ _LIBRARIES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: peer access has not been enabled",
         ),
         near_misses=("NCCL INFO P2P is disabled between connected GPUs 1 and 0.",),
-        priority=67,
         source="https://github.com/ray-project/ray_lightning/issues/24",
     ),
     Signature(
         code="gpu-p2p-broken",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("IO_PAGE_FAULT", "DMAR:"),
         patterns=(
             r"nvidia\S* (?P<device>[0-9a-f:.]+): .*(?P<message>IO_PAGE_FAULT)",
@@ -355,7 +346,6 @@ _LIBRARIES: tuple[Signature, ...] = (
             "is not set",
         ),
         near_misses=("DMAR: IOMMU enabled", "DMAR: DRHD base: 0x000000fbffc000 flags: 0x0"),
-        priority=55,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     ),
 )

@@ -7,7 +7,7 @@ How a failed import, an unparsable script and an extension that did not build sh
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _LAUNCHERS = (
     r"(?:torchrun|launch\.py|accelerate(?: <command> \[<args>\])?(?: launch)?|Accelerate CLI tool|deepspeed|colossalai|"
@@ -28,7 +28,7 @@ _PROBLEMS = (
 COMMANDS: tuple[Signature, ...] = (
     Signature(
         code="script-arguments",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("error: ",),
         patterns=(rf"(?:^|[\s\]:])(?P<program>[\w./-]+): error: (?P<problem>(?:{_PROBLEMS}).*)",),
         what="`{program}` rejected its command line: {problem}",
@@ -56,12 +56,11 @@ COMMANDS: tuple[Signature, ...] = (
             r"(?:slurmstepd|srun|sbatch|mpirun|gcc|g\+\+|nvcc|ld): error",
         ),
         log_unless=(r"usage: (?:run|launch)\.py \[-h\] \[--(?:nnodes|nproc)",),
-        priority=68,
         source="https://docs.python.org/3/library/argparse.html#exiting-methods",
     ),
     Signature(
         code="script-arguments",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "HfArgumentParser",
             "Flags parsing error",
@@ -103,12 +102,11 @@ COMMANDS: tuple[Signature, ...] = (
             "Invalid value 0 was replaced",
         ),
         unless=(r"local[-_]rank",),
-        priority=64,
         source="https://click.palletsprojects.com/en/stable/exceptions/",
     ),
     Signature(
         code="launcher-arguments",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("error: ", "nproc_per_node", "training_script", "user_script", "rendezvous backend", "num_processes"),
         patterns=(
             rf"(?:^|[\s\]:])(?P<program>{_LAUNCHERS}): error: (?P<problem>(?:{_PROBLEMS}).*)",
@@ -143,12 +141,11 @@ COMMANDS: tuple[Signature, ...] = (
             "launch.py: error: unrecognized arguments: --local_rank=0",
         ),
         unless=(r"--local[-_]rank=",),
-        priority=70,
         source="https://pytorch.org/docs/stable/elastic/run.html",
     ),
     Signature(
         code="launcher-arguments",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "No module named",
             "command not found",
@@ -188,12 +185,11 @@ COMMANDS: tuple[Signature, ...] = (
             "ValueError: Less than two GPU ids were configured and tried to run on on multiple GPUs.",
         ),
         near_misses=("ModuleNotFoundError: No module named 'torchvision'", "Unable to find hostfile, will proceed"),
-        priority=72,
         source="https://pytorch.org/docs/stable/elastic/quickstart.html",
     ),
     Signature(
         code="script-not-found",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "can't open file",
             "module specification",
@@ -233,7 +229,6 @@ COMMANDS: tuple[Signature, ...] = (
             "/usr/bin/python3: No module named torchrun",
         ),
         unless=(r"No module named '?(?:torchrun|torch\.distributed|accelerate)\b",),
-        priority=66,
         source="https://docs.python.org/3/using/cmdline.html#cmdoption-m",
     ),
 )
@@ -251,7 +246,7 @@ _INTERPRETER = (
 IMPORTS: tuple[Signature, ...] = (
     Signature(
         code="module-not-found",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("No module named",),
         patterns=(
             r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
@@ -273,12 +268,11 @@ IMPORTS: tuple[Signature, ...] = (
         ),
         unless=(r"finding module specification", r"No module named '?torchrun"),
         log_unless=(r"A matching Triton is not available",),
-        priority=62,
         source="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
     ),
     Signature(
         code="module-not-found",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "cannot import name",
             "cannot open shared object file",
@@ -316,12 +310,11 @@ IMPORTS: tuple[Signature, ...] = (
             "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
         ),
         unless=(r"torch_extensions", r"undefined symbol"),
-        priority=62,
         source="https://docs.python.org/3/library/exceptions.html#ImportError",
     ),
     Signature(
         code="module-not-found",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("ImportError: ", "DistributionNotFound", "VersionConflict", "Failed to import "),
         patterns=(
             r"(?<!except )(?<!raise )\bImportError: (?P<problem>.+)",
@@ -344,12 +337,11 @@ IMPORTS: tuple[Signature, ...] = (
             "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
         ),
         unless=(r"torch_extensions", r"undefined symbol"),
-        priority=56,
         source="https://docs.python.org/3/library/exceptions.html#ImportError",
     ),
     Signature(
         code="syntax-error",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("SyntaxError: ", "IndentationError: ", "TabError: "),
         patterns=(r"(?:^|\s)(?P<kind>SyntaxError|IndentationError|TabError): (?P<problem>.+)",),
         what="the script does not parse: {kind}: {problem}",
@@ -370,12 +362,11 @@ IMPORTS: tuple[Signature, ...] = (
         ),
         unless=(r"Non-UTF-8 code starting with .* in file \S*bin/",),
         log_unless=(r"ast\.literal_eval|File \"<unknown>\"|File \"<string>\"",),
-        priority=64,
         source="https://docs.python.org/3/library/exceptions.html#SyntaxError",
     ),
     Signature(
         code="extension-build-failed",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Error building extension",
             "ninja",
@@ -440,7 +431,6 @@ IMPORTS: tuple[Signature, ...] = (
             "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
         ),
         unless=(r"[Ww]arning",),
-        priority=64,
         source="https://pytorch.org/docs/stable/cpp_extension.html",
     ),
 )
@@ -467,7 +457,7 @@ SIGNATURES: tuple[Signature, ...] = (
     *IMPORTS,
     Signature(
         code="missing-rank-environment",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("expected, but not set", "KeyError: '", "nvironment variable", "is not set"),
         patterns=(
             rf"environment variable (?P<name>{_NAMES}) expected, but not set",
@@ -494,12 +484,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "AssertionError: LOCAL_RANK is not set",
         ),
         near_misses=("KeyError: 'rank'", "KeyError: 'WORLD_SIZE_FACTOR'", "MASTER_ADDR is set to 10.0.0.1"),
-        priority=68,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/rendezvous.py",
     ),
     Signature(
         code="local-rank-argument",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("local_rank", "local-rank"),
         patterns=(
             r"unrecognized arguments:.*(?P<option>--local[-_]rank)",
@@ -527,7 +516,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "       [--local_rank LOCAL_RANK]",
             "train.py: error: unrecognized arguments: --epoch",
         ),
-        priority=72,
         source="https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torc"
         "hrun",
     ),

@@ -7,7 +7,7 @@ How NCCL that is missing, mismatched or without its plug-in shows; refuses echoe
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _INFO = "see which network NCCL chose and why: `--nccl-debug INFO`"
 _SOCKETS = "train over TCP until it is repaired: `--no-nccl-ib`"
@@ -15,7 +15,7 @@ _SOCKETS = "train over TCP until it is repaired: `--no-nccl-ib`"
 _INFINIBAND: tuple[Signature, ...] = (
     Signature(  # old: "error 12", new: "status=12"; 5 is a flushed request, always an echo
         code="infiniband-error",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("Got completion ",),
         patterns=(
             r"NET/IB\w* ?: ?Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)"
@@ -46,12 +46,11 @@ _INFINIBAND: tuple[Signature, ...] = (
             "reqSize=0 vendor_err=129 req_type=Send localGid fe80::1 remoteGids fe80::2 hca mlx5_0",
         ),
         near_misses=("NCCL WARN NET/IB : Got completion with error 5, opcode 0, len 0, vendor err 249",),
-        priority=48,  # below any failure of a rank itself: the adapter also complains when a peer has died
         source="https://github.com/NVIDIA/nccl/blob/master/src/transport/net_ib.cc",
     ),
     Signature(
         code="infiniband-error",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=(
             "Call to ibv_",
             "ibv_",
@@ -110,7 +109,6 @@ _INFINIBAND: tuple[Signature, ...] = (
             "NCCL WARN NET/IB : req 0/1 tag 0 peer 10.10.23.6<58683> collective mismatch error, local size "
             "496640 remote size 65536",
         ),
-        priority=48,  # below any failure of a rank itself: the adapter also complains when a peer has died
         source="https://github.com/NVIDIA/nccl/issues/925",
     ),
 )
@@ -119,7 +117,7 @@ _INFINIBAND: tuple[Signature, ...] = (
 _SETUP: tuple[Signature, ...] = (
     Signature(
         code="nccl-version-mismatch",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("undefined symbol: nccl", "undefined symbol: pnccl", "Symbol not found: _nccl"),
         patterns=(
             r"(?:(?P<library>lib[\w.+-]+\.so[\d.]*): )?(?:undefined symbol|Symbol not found): (?P<symbol>_?p?nccl\w+)",
@@ -141,12 +139,11 @@ _SETUP: tuple[Signature, ...] = (
             "ImportError: dlopen(libtorch.dylib): Symbol not found: _ncclAllReduce",
         ),
         near_misses=("/usr/bin/modulecmd: symbol lookup error: /lib64/libtinfo.so.6: undefined symbol: tputs_sp",),
-        priority=70,
         source="https://github.com/pytorch/pytorch/issues/119072",
     ),
     Signature(
         code="nccl-version-mismatch",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "NCCL version mismatch",
             "Mismatched NCCL version detected",
@@ -170,11 +167,10 @@ _SETUP: tuple[Signature, ...] = (
             "RuntimeError: nodes use different NCCL versions (2.18.5 and 2.20.5)",
         ),
         near_misses=("NCCL version 2.20.5+cuda12.4",),
-        priority=68,
     ),
     Signature(
         code="nccl-unavailable",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "no GPUs found!",
             "doesn't have NCCL built in",
@@ -211,11 +207,10 @@ _SETUP: tuple[Signature, ...] = (
             "UserWarning: PyTorch is not compiled with NCCL support",
             "ProcessGroupNCCL is only supported with CUDA tensors",
         ),
-        priority=62,
     ),
     Signature(
         code="nccl-net-plugin",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Failed to initialize any NET plugin",
             "Error: network ",
@@ -261,7 +256,6 @@ _SETUP: tuple[Signature, ...] = (
             "NCCL WARN NET/OFI Request 0x7f completed with error. RC: 21. Error: unknown error",
             "NCCL INFO NCCL_NET set by environment to AWS Libfabric.",
         ),
-        priority=66,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _WHY = (
     "All nodes meet at the store of the node with rank 0; a wrong address or port, a firewall, a node that was not "
@@ -18,7 +18,7 @@ _SHUTDOWN = r"failed to shutdown the rendezvous|keep-alive heartbeat|due to an e
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("while trying to connect to", "to any network address of"),
         patterns=(
             r"client socket has timed out after \d+ ?m?s while trying to connect to \(?(?P<host>[^\s,()]+)(?:, "
@@ -47,12 +47,11 @@ SIGNATURES: tuple[Signature, ...] = (
             r"error",
             r"EADDRINUSE|Address already in use",
         ),
-        priority=60,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
     ),
     Signature(
         code="rendezvous-failed",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("clients joined", "store based barrier"),
         patterns=(
             r"Timed out after (?P<wait>\S+ seconds) waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) "
@@ -72,12 +71,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "store_based_barrier_key:1 (world_size=8, num_workers_joined=4, timeout=0:10:00 error=wait timeout)",
         ),
         near_misses=("Added key: store_based_barrier_key:1 to store for rank: 0",),
-        priority=50,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/distributed_c10d.py",
     ),
     Signature(
         code="rendezvous-failed",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("keys: /",),
         patterns=(r"wait timeout after \d+ms, keys: (?P<key>/\S*(?:role_info|rank_info|num_members|rdzv_info)\S*)",),
         what="two nodes joined as the same one: the store waits for `{key}`, which nobody writes",
@@ -90,12 +88,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "DistStoreError: wait timeout after 300000ms, keys: /torch.rendezvous.none/torchelastic/role_info/1",
         ),
         near_misses=("wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1",),
-        priority=62,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/api.py",
     ),
     Signature(
         code="rendezvous-failed",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("keys: /",),
         patterns=(
             r"wait timeout after (?P<ms>\d+)ms, keys: /\S*//(?:cpu|cuda|gloo|nccl)//\d+/(?P<culprit>\d+)(?![\d/])",
@@ -105,12 +102,11 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=("look at the log of rank {culprit}: it ended or hung before `init_process_group`", *_FIXES),
         examples=("torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1",),
         near_misses=("wait timeout after 60000ms, keys: /none/torchelastic/role_info/1",),
-        priority=50,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",
     ),
     Signature(
         code="rendezvous-failed",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=(
             "connect() timed out",
             "RendezvousTimeoutError",
@@ -148,12 +144,11 @@ SIGNATURES: tuple[Signature, ...] = (
             r"error",
             r"failed to (?:bind|listen).*Address already in use",
         ),
-        priority=45,
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/rendezvous/api.py",
     ),
     Signature(
         code="rendezvous-failed",
-        role="root",
+        tier=Tier.SYMPTOM,
         literals=("wait timeout after", "Socket Timeout", "Connection refused", "timed out (try="),
         patterns=(
             r"(?P<line>TCP client failed to connect/validate to host \S+ - timed out)",
@@ -182,7 +177,6 @@ SIGNATURES: tuple[Signature, ...] = (
             r"error",
             r"failed to (?:bind|listen).*Address already in use",
         ),
-        priority=40,
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",
     ),
 )

@@ -5,9 +5,7 @@ Signatures of how Slurm lists a job that has ended, in sacct, scontrol and seff;
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
-
-_PRIORITY = 30  # a table may list other jobs too, so whatever else speaks counts for more
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 
 def _state(code: str, word: str, cut: str, what: str, why: str, fixes: tuple[str, ...]) -> Signature:
@@ -15,7 +13,7 @@ def _state(code: str, word: str, cut: str, what: str, why: str, fixes: tuple[str
     literal = cut.rstrip("+")
     return Signature(
         code=code,
-        role="root",
+        tier=Tier.GENERAL,
         literals=(literal,),
         patterns=(
             rf"(?:JobState=|State: |\|){word}(?=[\s|,(]|$)",
@@ -29,7 +27,6 @@ def _state(code: str, word: str, cut: str, what: str, why: str, fixes: tuple[str
             f"4411          train        gpu        lab         32 {cut}      0:15",
         ),
         near_misses=(f'if state in ("{word}", "COMPLETED"):', f"INFO: {word} is not handled"),
-        priority=_PRIORITY,
         source="https://slurm.schedmd.com/job_state_codes.html",
     )
 
@@ -98,7 +95,7 @@ _CANCELLED_FIXES = (
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="time-limit",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("DUE TO TIME LIMIT", "walltime", "TERM_RUNLIMIT", "wallclock", "DeadlineExceeded"),
         patterns=(
             r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT)",
@@ -125,12 +122,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "grpc StatusCode.DEADLINE_EXCEEDED",
             "#PBS -l walltime=24:00:00",
         ),
-        priority=78,
         source="https://slurm.schedmd.com/sbatch.html#OPT_time",
     ),
     Signature(
         code="scheduler-error",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Unable to create step",
             "ode failure",
@@ -193,12 +189,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "srun: error: node1: task 0: Exited with exit code 1",
             "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
         ),
-        priority=74,
         source="https://slurm.schedmd.com/faq.html",
     ),
     Signature(
         code="scheduler-error",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("step creation",),
         patterns=(r"(?P<line>step creation (?:temporarily disabled|still disabled), retrying \([^)]*\))",),
         what="the scheduler does not start the step: {line}",
@@ -211,12 +206,11 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=("srun: Job 4411 step creation temporarily disabled, retrying (Requested nodes are busy)",),
         near_misses=("srun: Step created for StepId=4411.1",),
         log_unless=(r"[Ss]tep created for",),
-        priority=50,
         source="https://slurm.schedmd.com/srun.html#OPT_overlap",
     ),
     Signature(
         code="terminated",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("DUE TO PREEMPTION", "DUE TO JOB REQUEUE"),
         patterns=(r"(?P<line>(?:(?:JOB|STEP) \S+ ON \S+ )?CANCELLED AT \S+ DUE TO (?:PREEMPTION|JOB REQUEUE))",),
         what="Slurm took the job back: {line}",
@@ -230,12 +224,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "slurmstepd: error: *** STEP 17.0 ON node1 CANCELLED AT 2026-11-21T10:16:04 DUE TO PREEMPTION ***",
         ),
         near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
-        priority=68,
         source="https://slurm.schedmd.com/preempt.html",
     ),
     Signature(
         code="terminated",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("User defined signal", "TERM_"),
         patterns=(
             r"(?P<line>(?<!\")User defined signal [12])",
@@ -249,12 +242,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "TERM_OWNER: job killed by owner.",
         ),
         near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
-        priority=68,
         source="https://slurm.schedmd.com/preempt.html",
     ),
     Signature(
         code="terminated",
-        role="root",
+        tier=Tier.GENERAL,
         literals=("CANCELLED AT",),
         patterns=(r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT [\dT:-]+)(?: ?\*\*\*)?\s*$",),
         what="the job was cancelled: {line}",
@@ -263,7 +255,6 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=("slurmstepd-node1: error: *** STEP 4.0 ON node1 CANCELLED AT 2026-11-21T11:21:58 ***",),
         near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
         log_unless=(r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME|NODE)", r"oom[-_]kill|Out Of Memory"),
-        priority=42,
         source="https://slurm.schedmd.com/scancel.html",
     ),
     *STATES,

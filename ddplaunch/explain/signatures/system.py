@@ -7,7 +7,7 @@ How exhausted descriptors, threads and processes show; refuses memory and disks.
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _FULL_WHY = (
     "The file system of the checkpoint, log or cache has no free block, inode or quota left; the other ranks then "
@@ -32,7 +32,7 @@ _DENIED_FIXES = (
 _FILES: tuple[Signature, ...] = (
     Signature(
         code="disk-full",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("No space left on device: '", 'No space left on device: "', "Disk quota exceeded: '"),
         patterns=(r"(?P<reason>No space left on device|Disk quota exceeded): ['\"](?P<path>[^'\"]+)['\"]",),
         what="{reason}: `{path}` could not be written",
@@ -45,12 +45,11 @@ _FILES: tuple[Signature, ...] = (
         ),
         near_misses=("OSError: [Errno 28] No space left on device: '/dev/shm/x'",),
         unless=(_SHARED,),
-        priority=70,
         source="https://man7.org/linux/man-pages/man2/write.2.html",
     ),
     Signature(
         code="disk-full",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("No space left on device", "Disk quota exceeded", "disk is full", "StorageFull"),
         patterns=(
             r"(?P<line>(?<!\")No space left on device)",
@@ -80,12 +79,11 @@ _FILES: tuple[Signature, ...] = (
             r"/dev/shm/nccl-|shared memory segment nccl",
             r"shared memory ?\(shm\) for file",
         ),
-        priority=62,
         source="https://man7.org/linux/man-pages/man2/write.2.html",
     ),
     Signature(
         code="disk-full",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("PytorchStreamWriter failed", "basic_ios::clear", "unexpected pos"),
         patterns=(
             r"(?P<line>PytorchStreamWriter failed writing file [^:]*)",
@@ -104,12 +102,11 @@ _FILES: tuple[Signature, ...] = (
         ),
         near_misses=("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",),
         log_unless=(r"Permission denied|Read-only file system|Parent directory .* does not exist",),
-        priority=58,
         source="https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc",
     ),
     Signature(
         code="permission-denied",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("Permission denied", "Operation not permitted", "Read-only file system"),
         patterns=(
             r"(?:PermissionError|OSError|IOError): \[Errno (?:1|13|30)\] "
@@ -138,17 +135,15 @@ _FILES: tuple[Signature, ...] = (
             "'Permission denied')",
         ),
         near_misses=("fopen(/tmp/x): ok", "Permission denied is a label of class 3"),
-        priority=65,
         source="https://docs.python.org/3/library/exceptions.html#PermissionError",
     ),
     Signature(
         code="permission-denied",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Permission denied",
             "Read-only file system",
             "EACCES",
-            "Insufficient Permissions",
             "not permitted",
             "lock file",
         ),
@@ -159,7 +154,6 @@ _FILES: tuple[Signature, ...] = (
             r"(?P<line>open file failed(?: because of errno \d+ on fopen:| with strerror:)? ?"
             r"(?:Permission denied|Read-only file system))",
             r"(?P<line>(?:PermissionError|OSError): \[Errno (?:1|13|30)\] [A-Z][\w -]+)",
-            r"(?P<line>Failed to initialize NVML: Insufficient Permissions)",
             r"(?P<line>Permission denied \((?:publickey|password|gssapi)[^)]*\))",
             r"(?P<line>unable to lock file, errno = \d+)",
             r"(?P<line>shared memory object <[^>]*>[^:]*: Permission denied)",
@@ -179,12 +173,10 @@ _FILES: tuple[Signature, ...] = (
             "system",
             "PermissionError: [Errno 1] Operation not permitted",
             "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Permission denied (13)",
-            "Failed to initialize NVML: Insufficient Permissions",
             "ana@node2: Permission denied (publickey).",
             "BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11)",
         ),
         near_misses=("NCCL INFO NET/IB : No device found, permission to open denied",),
-        priority=60,
         source="https://man7.org/linux/man-pages/man2/open.2.html",
     ),
 )
@@ -193,7 +185,7 @@ _FILES: tuple[Signature, ...] = (
 _LIMITS: tuple[Signature, ...] = (
     Signature(
         code="too-many-open-files",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Too many open files",
             "items of ancdata",
@@ -236,12 +228,11 @@ _LIMITS: tuple[Signature, ...] = (
             'sample: "Too many open files" -> label: incident',
             "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Permission denied (13)",
         ),
-        priority=70,
         source="https://pytorch.org/docs/stable/multiprocessing.html#file-descriptor-file-descriptor",
     ),
     Signature(
         code="process-limit",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "Resource temporarily unavailable",
             "start new thread",
@@ -292,7 +283,6 @@ _LIMITS: tuple[Signature, ...] = (
             "accept() returned EAGAIN: Resource temporarily unavailable",
         ),
         log_unless=(r"\b(?:flock|lockf)\(|unable to lock file|portalocker",),
-        priority=65,
         source="https://man7.org/linux/man-pages/man2/fork.2.html",
     ),
 )

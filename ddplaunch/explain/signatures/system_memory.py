@@ -5,7 +5,7 @@ How a full /dev/shm shows in DataLoader workers, NCCL and multiprocessing; refus
 
 from __future__ import annotations
 
-from ddplaunch.explain.signatures.signature import Signature
+from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _WHY_KILLED = (
     "a host that runs out of memory, or a cgroup that reaches its limit, sends SIGKILL to a large process; "
@@ -22,7 +22,7 @@ _FIXES = (
 _MEMORY: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("out of memory: Kill", "Out of memory: Kill", "Killed process", "oom-kill:"),
         patterns=(
             r"[Oo]ut of memory(?: \(\w+\))?: Kill(?:ed)? process (?P<pid>\d+),? (?:UID \d+,? "
@@ -48,12 +48,11 @@ _MEMORY: tuple[Signature, ...] = (
             'sample: "the process was killed by signal 9 after it ran out of memory" -> label: incident',
             "oom_reaper: reaped process 33290 (pt_data_worker), now anon-rss:0kB",
         ),
-        priority=75,
         source="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
     ),
     Signature(
         code="host-out-of-memory",
-        role="root",
+        tier=Tier.CAUSE,
         literals=(
             "oom",
             "Out Of Memory",
@@ -100,12 +99,11 @@ _MEMORY: tuple[Signature, ...] = (
             "Using memory limit of 32 GiB for the cache",
             '"OOMKilled": false,',
         ),
-        priority=70,
         source="https://slurm.schedmd.com/cgroup.conf.html",
     ),
     Signature(
         code="host-out-of-memory",
-        role="root",
+        tier=Tier.GENERAL,
         literals=("invoked oom-killer",),
         patterns=(r"(?P<process>\b[\w./:-]{1,60}) invoked oom-killer",),
         what="the kernel ran out of memory when {process} asked for more, and looked for a process to end",
@@ -113,12 +111,11 @@ _MEMORY: tuple[Signature, ...] = (
         fixes=_FIXES,
         examples=("[184220.771] python3 invoked oom-killer: gfp_mask=0x140cca, order=0, oom_score_adj=0",),
         near_misses=("oom_score_adj set to 500",),
-        priority=55,
         source="https://docs.kernel.org/admin-guide/mm/concepts.html#oom-killer",
     ),
     Signature(
         code="host-out-of-memory",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("you tried to allocate", "Unable to allocate"),
         patterns=(
             r"(?:DefaultCPUAllocator|Torch): (?:can't allocate memory|not enough memory): you tried to allocate "
@@ -136,12 +133,11 @@ _MEMORY: tuple[Signature, ...] = (
             "(1000000000,)",
         ),
         near_misses=("CUDA out of memory. Tried to allocate 5.00 GiB",),
-        priority=65,
         source="https://github.com/pytorch/pytorch/blob/main/c10/core/impl/alloc_cpu.cpp",
     ),
     Signature(
         code="host-out-of-memory",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("MemoryError", "Cannot allocate memory", "std::bad_alloc"),
         patterns=(
             r"(?P<line>\[Errno 12\] Cannot allocate memory)",
@@ -166,7 +162,6 @@ _MEMORY: tuple[Signature, ...] = (
             "NCCL WARN Cuda failure 2 'out of memory'",
         ),
         unless=(r"ibv_|ib_|InfiniBand|libibverbs|NET/IB",),
-        priority=60,
         source="https://docs.python.org/3/library/exceptions.html#MemoryError",
     ),
 )
@@ -188,7 +183,7 @@ _OOM = (r"[Oo]ut of memory: Kill", r"oom[-_]kill", r"is killed by signal: Killed
 _SHARED_MEMORY: tuple[Signature, ...] = (
     Signature(
         code="shm-too-small",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("bus error encountered in worker", "killed by signal: Bus error"),
         patterns=(
             r"Unexpected bus error encountered in worker",
@@ -209,12 +204,11 @@ _SHARED_MEMORY: tuple[Signature, ...] = (
             "RuntimeError: DataLoader worker (pid(s) 402) exited unexpectedly",
         ),
         log_unless=_OOM,
-        priority=70,
         source="https://github.com/pytorch/pytorch/blob/main/torch/utils/data/_utils/signal_handling.py",
     ),
     Signature(
         code="shm-too-small",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("shared memory", "/dev/shm", "</torch_", "nccl-shm", "posix_fallocate", "to the right size"),
         patterns=(
             r"unable to allocate shared memory ?\(shm\) for file <(?P<file>[^>]*)>: No space left",
@@ -251,12 +245,11 @@ _SHARED_MEMORY: tuple[Signature, ...] = (
             "NCCL INFO Using shared memory for rank 0 -> 1",
         ),
         unless=(r"Too many open files|Permission denied|Operation not permitted",),
-        priority=70,
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#shared-memory",
     ),
     Signature(
         code="shm-too-small",
-        role="root",
+        tier=Tier.CAUSE,
         literals=("_multiprocessing.SemLock(", "pandarallel", "_memmapping_reducer"),
         patterns=(
             r"_semlock = (?P<user>_multiprocessing\.SemLock)\(",
@@ -273,7 +266,6 @@ _SHARED_MEMORY: tuple[Signature, ...] = (
         ),
         near_misses=("INFO: Pandarallel will use Memory file system to transfer data", "import _multiprocessing"),
         log_unless=(r"PermissionError|Errno 13|RemoteTraceback|Function not implemented|KeyboardInterrupt",),
-        priority=62,
         source="https://github.com/python/cpython/blob/main/Lib/multiprocessing/synchronize.py",
     ),
 )
