@@ -171,11 +171,11 @@ def test_newest_checkpoint(tmp_path: Path) -> None:
 
 
 def test_an_output_that_does_not_answer_proves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.machine.paths.look", lambda path: time.sleep(60))
+    monkeypatch.setattr("ddplaunch.machine.paths._newest_checkpoint", lambda path: time.sleep(60))
     (late,) = newest_below([str(tmp_path)], 0.05)
     assert late.problem == "did not answer within 0.05 s"
     assert not advanced(NewestCheckpoint(), late) and not advanced(late, NewestCheckpoint("a.pt", 1, 1))
-    monkeypatch.setattr("ddplaunch.machine.paths.look", lambda path: 1 / 0)
+    monkeypatch.setattr("ddplaunch.machine.paths._newest_checkpoint", lambda path: 1 / 0)
     assert "ZeroDivisionError" in (newest_below([str(tmp_path)])[0].problem or "")
 
 
