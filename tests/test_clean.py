@@ -61,7 +61,7 @@ def test_orphans_are_listed_then_ended_with_all_they_hold(
     listed = call("clean", run.run_id, "--dry-run")
     assert listed.status == 0
     assert "its launcher is gone, 2 processes left" in listed.out
-    assert "rank 0" in listed.out and "child of rank 0" in listed.out and "1.0 MiB" in listed.out
+    assert "rank 0" in listed.out and "child of rank 0" in listed.out and "1 MiB" in listed.out
     asked = call("clean", run.run_id)  # there is no terminal to ask on
     assert asked.status == 1 and "nothing was changed: `ddplaunch clean --yes`" in asked.err
     assert json.loads(call("clean", run.run_id, "--json").out)["done"] is False

@@ -200,12 +200,12 @@ def test_free_leaves_out_what_is_locked_lost_or_prohibited() -> None:
         ({}, None),
         ({"memory_used_bytes": GIB - 1, "memory_total_bytes": 4 * GIB}, None),  # under 1 GiB
         ({"memory_used_bytes": 3 * GIB}, None),  # under 5 % of 80 GiB
-        ({"memory_used_bytes": 4 * GIB}, "4.0 GiB used, by a process that is not visible from here"),
+        ({"memory_used_bytes": 4 * GIB}, "4 GiB used, by a process that is not visible from here"),
         ({"utilization_percent": 9}, None),
         ({"utilization_percent": 10}, "10 % utilisation, by a process that is not visible from here"),
         (
             {"processes": (GpuProcess(7, 30 * GIB, "ann", "python train.py"),)},
-            "pid 7, ann, `python train.py`, 30.0 GiB",
+            "pid 7, ann, `python train.py`, 30 GiB",
         ),
         ({"processes": (GpuProcess(7, None, None, None, orphan=True),)}, "pid 7, orphaned worker"),
         ({"processes": Unavailable("x"), "memory_used_bytes": Unavailable("x")}, None),
@@ -224,7 +224,7 @@ def test_too_few_free_gpus_say_who_is_on_the_others() -> None:
     assert finding.code == "gpus-not-free"
     assert finding.what == "2 free GPUs asked for, 1 of 3 is free"
     assert finding.where == (
-        "GPU 0: pid 7, ann, `python train.py`, 30.0 GiB",
+        "GPU 0: pid 7, ann, `python train.py`, 30 GiB",
         "GPU 2: held by another ddplaunch launch",
     )
     assert "`--gpus free:1`" in finding.fix

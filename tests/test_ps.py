@@ -18,7 +18,6 @@ from ddplaunch.records.run_states import RunSummary, host_name, state_of
 from ddplaunch.ui.runs_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.variable_names import SETTINGS
-from ddplaunch.values.words import age_text, size_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.fake_runs import StartRun, outcome, record, start_run
@@ -146,17 +145,7 @@ def test_json_has_it_all() -> None:
     assert data["runs"][1]["diagnosis"] == "oom-kill" and data["runs"][1]["directory"] == "/w/r"
 
 
-def test_amounts() -> None:
-    assert [age_text(s) for s in (None, -3, 119, 120, 7199, 7200, 1e6)] == [
-        "",
-        "0 s",
-        "119 s",
-        "2 min",
-        "119 min",
-        "2 h",
-        "11 d",
-    ]
-    assert [size_text(b) for b in (None, 5, 1 << 20, 12 << 30)] == ["", "5 B", "1.0 MiB", "12 GiB"]
+def test_gpus_in_short() -> None:
     assert [gpus_text(g) for g in (None, ["0"], ["0", "1"], ["0", "2"], ["GPU-1"])] == [
         "",
         "0",

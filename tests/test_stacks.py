@@ -25,7 +25,6 @@ from ddplaunch.explain.stacks.parse import (
     from_py_spy,
     groups,
     place_of,
-    ranks_text,
     stack_text,
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, Asked, take_stacks
@@ -95,12 +94,6 @@ def test_a_stack_that_is_not_known_is_no_place() -> None:
 def test_the_odd_one_out_comes_first() -> None:
     found = groups([*(rank(each, *ALL_REDUCE) for each in range(3)), rank(3, *LOADER), RankStack(4, 1, problem="?")])
     assert [group.ranks for group in found] == [(3,), (0, 1, 2), (4,)]
-
-
-def test_ranks_are_listed_shortly() -> None:
-    assert [ranks_text(each) for each in ([3], [0, 1], [2, 0, 1], [0, 2, 3, 4])] == [
-        "rank 3", "ranks 0, 1", "ranks 0-2", "ranks 0, 2-4",
-    ]  # fmt: skip
 
 
 # Hangs

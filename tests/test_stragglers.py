@@ -86,7 +86,7 @@ def test_memory_of_one_rank() -> None:
 def test_contexts_on_the_gpu_of_another_rank() -> None:
     finding = only(with_gpu(run_samples(), 0, ranks=(0, 1, 2, 3)))
     assert finding.code == "stray-gpu-contexts"
-    assert finding.what == "ranks 1, 2 and 3 hold memory on GPU 0, which is rank 0's"
+    assert finding.what == "ranks 1-3 hold memory on GPU 0, which is rank 0's"
 
 
 def test_more_threads_than_cpus() -> None:

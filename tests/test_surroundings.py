@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.launch.inside.complete import complete, notes, recognise, time_left_text, within_allocation
+from ddplaunch.launch.inside.complete import complete, notes, recognise, within_allocation
 from ddplaunch.launch.inside.slurm import expand_hosts, read_slurm, repeated_counts
 from ddplaunch.launch.launch import Topology
 from ddplaunch.launch.options import Options
@@ -190,15 +190,8 @@ def test_cpus_that_slurm_gave_count_where_it_does_not_bind_them() -> None:
 
 def test_the_note_says_what_slurm_gave_and_how_much_time_is_left() -> None:
     (note,) = notes(STEP | {"SLURM_JOB_END_TIME": "4600"}, now_s=1000)
-    assert note == "Slurm job 12.0: node 1 of 2 nodes (vn[1-2]), 3 GPUs on this node, 4 CPUs a task, 60 min left"
+    assert note == "Slurm job 12.0: node 1 of 2 nodes (vn[1-2]), 3 GPUs on this node, 4 CPUs a task, 1 h left"
     assert notes({}, 0) == ()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(-5, "0 s"), (119, "119 s"), (7300, "2 h 1 min"), (7200, "2 h"), (200000, "2 d 7 h")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert time_left_text(seconds) == text
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "999999999999999999999"])

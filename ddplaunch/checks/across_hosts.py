@@ -18,6 +18,7 @@ from ddplaunch.machine.facts import Facts
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import listed
 
 Reports = tuple[HostReport, ...]
 _SKEW_WARNING_S = 5.0
@@ -234,13 +235,12 @@ def _differ(
     most = counts.most_common(1)[0][0]
     others = {name: value for name, value in found.items() if value != most}
     named = [name for name, value in found.items() if value == most]
-    rest = ", ".join(f"{unit}{value} on {name}" for name, value in list(others.items())[:4])
-    more = f" and {len(others) - 4} more" if len(others) > 4 else ""
+    rest = listed(f"{unit}{value} on {name}" for name, value in others.items())
     common = named[0] if len(named) == 1 else f"{len(named)} hosts"
     least = min((value for value in counts if value.isdecimal() and value != "0"), key=int, default="1")
     yield kind(
         code,
-        f"{subject} differs: {unit}{most} on {common}, {rest}{more}",
+        f"{subject} differs: {unit}{most} on {common}, {rest}",
         why=why,
         fix=fix.format(nodes=len(hosts), least=least)
         or "bring the hosts to the same version, or name an interpreter that all have: `--python PATH`",
@@ -355,14 +355,10 @@ def _phrase(difference: _Difference, hosts: Iterable[str]) -> str:
     by_version: dict[str | None, list[str]] = {}
     for host, version in difference.others.items():
         by_version.setdefault(version, []).append(host)
-    said = [f"{version or 'missing'} on {_few(names)}" for version, names in by_version.items()]
+    said = [f"{version or 'missing'} on {listed(names, 2)}" for version, names in by_version.items()]
     common = [host for host in hosts if host not in difference.others]
     where = common[0] if len(common) == 1 else "the others"
     return f"{difference.package} is {', '.join(said)}, {difference.most} on {where}"
-
-
-def _few(names: list[str]) -> str:
-    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[: _NAMED - 1])} and {len(names) - 2} more"
 
 
 def _fix(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_Difference]) -> str:
@@ -378,7 +374,7 @@ def _fix(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_
         command = (
             f"`ssh {shlex.quote(good)} {python} -m pip freeze | ssh {login} {python} -m pip install -r /dev/stdin`"
         )
-    return command + (f", and so on for {_few(list(affected[1:]))}" if len(affected) > 1 else "")
+    return command + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else "")
 
 
 def login_node_as_rank_0(hosts: Reports) -> Iterator[Finding]:

@@ -13,6 +13,7 @@ from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Gpu, NvidiaFacts, NvmlFacts, TorchFacts
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count
 
 _DECIDED_BY_US = ("default", "detected", "computed")
 
@@ -62,12 +63,6 @@ def present_gpus(nvidia: NvidiaFacts | None, nvml: NvmlFacts | None) -> int:
     return nvidia.pci_gpus
 
 
-def counted(number: int, noun: str = "GPU") -> str:
-    """Return "1 GPU", "2 GPUs"; the plural of a noun in -s adds -es."""
-    plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
-    return f"{number} {noun if number == 1 else plural}"
-
-
 def gpu_word(entry: VisibleGpu) -> str:
     """Return "GPU 3", by the index that ``nvidia-smi`` shows."""
     return f"GPU {entry.gpu.index}"
@@ -110,7 +105,7 @@ def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mappi
     more = f" (CUDA_VISIBLE_DEVICES hides {hidden} of {len(nvml.gpus)})" if hidden > 0 else ""
     yield error(
         "more-processes-than-gpus",
-        f"{counted(processes, 'process')} per node, but {counted(gpus)} visible{more}",
+        f"{count(processes, 'process')} per node, but {count(gpus, 'GPU')} visible{more}",
         why=f"local rank {gpus} would have no GPU of its own; NCCL refuses two ranks on one GPU",
         fix=f"`ddplaunch run {fewer} …`, or `--device cpu` for all {processes}",
         where=str(launch.topology.nproc_per_node.source),
@@ -141,7 +136,7 @@ def no_gpu_for_cuda(
     if seen.entries or seen.unknown:
         return
     if nvml.gpus:
-        what = f"this launch needs CUDA, but CUDA_VISIBLE_DEVICES hides all {counted(len(nvml.gpus))}"
+        what = f"this launch needs CUDA, but CUDA_VISIBLE_DEVICES hides all {count(len(nvml.gpus), 'GPU')}"
         fix = "`unset CUDA_VISIBLE_DEVICES`, or add `--device cpu`"
     else:
         what = "this launch needs CUDA, but this machine has no NVIDIA GPU"
@@ -164,7 +159,7 @@ def visible_devices_unknown(
     if not bad:
         return
     left = ",".join(entry.text for entry in seen.entries)
-    remaining = f"{counted(len(seen.entries))} of {len(nvml.gpus)} would be visible"
+    remaining = f"{count(len(seen.entries), 'GPU')} of {len(nvml.gpus)} would be visible"
     unread = f" and does not read `{','.join(seen.unread)}` behind it" if seen.unread else ""
     existing = f"0 to {len(nvml.gpus) - 1}" if nvml.gpus else "none"
     narrowed = f", `export CUDA_VISIBLE_DEVICES={left}` to keep what works" if left else ""

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.gpu_choice import choice, counted, gpu_word, indices, seen_by_ranks, used_gpus
-from ddplaunch.launch.gpus import GIB, IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
+from ddplaunch.checks.gpu_choice import choice, gpu_word, indices, seen_by_ranks, used_gpus
+from ddplaunch.launch.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Gpu, GpuProcess, HostFacts, NvmlFacts
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count, size_text
 
 # Above this share another job is at work; below, it is a notebook or a monitor that keeps a CUDA context.
 _SERIOUS_SHARE = 0.1
@@ -108,7 +109,7 @@ def _holders(entry: VisibleGpu) -> str:
     used = gpu.memory_used_bytes
     if isinstance(used, Unavailable) or used < IDLE_MEMORY_BYTES or _share_held(gpu) < IDLE_MEMORY_SHARE:
         return ""
-    return f"a process that is not visible from here ({used / GIB:.1f} GiB)"
+    return f"a process that is not visible from here ({size_text(used)})"
 
 
 def _share_held(gpu: Gpu) -> float:
@@ -124,7 +125,7 @@ def _process(process: GpuProcess) -> str:
         words.append(f"of {process.user}")
     if process.command:
         words.append(f"`{process.command}`")
-    details = [] if process.memory_bytes is None else [f"{process.memory_bytes / GIB:.1f} GiB"]
+    details = [] if process.memory_bytes is None else [size_text(process.memory_bytes)]
     details += ["orphaned rank of a dead launcher"] if process.orphan else []
     return " ".join(words) + (f" ({', '.join(details)})" if details else "")
 
@@ -167,7 +168,7 @@ def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Laun
     if bad:
         yield warning(
             "gpu-ecc-errors",
-            f"{_listed(bad)}: {counted(_total(bad), 'uncorrectable ECC error')} since the driver was loaded",
+            f"{_listed(bad)}: {count(_total(bad), 'uncorrectable ECC error')} since the driver was loaded",
             why="a process that meets such an error is ended, and a GPU that had one tends to have another",
             fix=f"{_RESET.format(indices(bad))}; if they come back, have the GPU tested and leave it out with `--gpus`",
             where=tuple(f"{gpu_word(entry)}: {entry.gpu.ecc_uncorrected}" for entry in bad),

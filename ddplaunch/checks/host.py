@@ -20,6 +20,7 @@ from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts
 from ddplaunch.script.declared import given
 from ddplaunch.script.report import DeclaredAt, DeclaredOption
 from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.words import size_text
 
 MIB = 1024**2
 GIB = 1024**3
@@ -29,17 +30,6 @@ _WORKER_OPTION = DeclaredOption(
     ("--num-workers", "--num_workers", "--workers", "--dataloader_num_workers", "--dataloader-num-workers"),
     DeclaredAt("", 0),
 )
-
-
-def size(count: int) -> str:
-    """Return ``count`` bytes in words: "64 MiB", "1.5 GiB", "512 GiB"."""
-    if count >= 1024 * GIB:
-        return f"{count / (1024 * GIB):.1f} TiB"
-    if count >= GIB:
-        return f"{count / GIB:.1f} GiB".replace(".0 ", " ")
-    if count >= MIB:
-        return f"{count / MIB:.0f} MiB"
-    return f"{count / 1024:.0f} KiB"
 
 
 def workers_per_process(launch: Launch | None) -> int | None:
@@ -101,7 +91,7 @@ def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | N
     certain = launch is not None and needed_by is not None and tiny
     yield (error if certain else warning)(
         "shm-too-small",
-        f"/dev/shm is {size(shm.size_bytes)}",
+        f"/dev/shm is {size_text(shm.size_bytes)}",
         why=f"{needed_by or 'NCCL and DataLoader workers'} allocate from it and die with SIGBUS or "
         "`No space left on device` when it is full",
         fix="restart the container with `--ipc=host` or `--shm-size=16g`; on a host, "
@@ -134,7 +124,7 @@ def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
     if shm.size_bytes >= ENOUGH_BYTES and shm.free_bytes < NEARLY_FULL_BYTES:
         yield warning(
             "shm-nearly-full",
-            f"/dev/shm has {size(shm.free_bytes)} of {size(shm.size_bytes)} free",
+            f"/dev/shm has {size_text(shm.free_bytes)} of {size_text(shm.size_bytes)} free",
             why="NCCL and DataLoader workers allocate from it and die with SIGBUS when it is full; killed processes "
             "leave their files behind",
             fix="`ls -lhS /dev/shm | head -20` lists them; remove those that `fuser -v FILE` shows nobody using",
@@ -196,7 +186,7 @@ def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None
         return
     yield warning(
         "memlock-low",
-        f"`ulimit -l` is {size(limits.memlock_bytes)}, and {', '.join(active)} "
+        f"`ulimit -l` is {size_text(limits.memlock_bytes)}, and {', '.join(active)} "
         f"{'is' if len(active) == 1 else 'are'} active",
         why="NCCL locks its RDMA buffers in memory and fails with `Cannot allocate memory` at the limit",
         fix="`docker run --ulimit memlock=-1`; on a host, `* - memlock unlimited` in /etc/security/limits.conf, "
@@ -271,11 +261,11 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Iterator[Finding]:
     floor = FLOOR_BYTES[launch.device.value]
     if memory.available_bytes >= processes * floor:
         return
-    limit = f" (the cgroup's limit is {size(memory.limit_bytes)})" if memory.limit_bytes else ""
+    limit = f" (the cgroup's limit is {size_text(memory.limit_bytes)})" if memory.limit_bytes else ""
     yield warning(
         "memory-short",
-        f"{size(memory.available_bytes)} of memory available for {processes} processes{limit}",
-        why=f"each holds about {size(floor)} before it loads a model; the kernel then kills a rank without a word",
+        f"{size_text(memory.available_bytes)} of memory available for {processes} processes{limit}",
+        why=f"each holds about {size_text(floor)} before it loads a model; the kernel then kills a rank without a word",
         fix="run fewer processes, end what else uses the memory (`ps aux --sort=-rss | head`), or ask for more: "
         "`--mem` in Slurm, `docker run --memory`",
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.gpu_choice import counted, cpu_was_chosen
+from ddplaunch.checks.gpu_choice import cpu_was_chosen
 from ddplaunch.checks.torch_install import OLDEST_DRIVERS, driver_suffices
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import HostFacts, NvidiaFacts, NvmlFacts, TorchFacts, TorchImport
 from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.words import count
 
 
 def driver_too_old(
@@ -85,7 +86,7 @@ def driver_not_loaded(
     wanted = launch is not None and launch.device.value == "cuda"
     yield (warning if contained and not wanted else error)(
         "driver-not-loaded",
-        f"{counted(nvidia.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA kernel module is loaded",
+        f"{count(nvidia.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA kernel module is loaded",
         why="without the module neither NVML nor CUDA sees a GPU",
         fix="`sudo modprobe nvidia`, whose error names the cause; install the driver if the module is not found; "
         "to train on the CPU, add `--device cpu`",
@@ -106,7 +107,7 @@ def gpus_not_in_container(
     wanted = launch is not None and launch.device.value == "cuda"
     yield (error if wanted else warning)(
         "gpus-not-in-container",
-        f"the host has {counted(nvidia.pci_gpus, 'NVIDIA GPU')}, this {host.container} container has none",
+        f"the host has {count(nvidia.pci_gpus, 'NVIDIA GPU')}, this {host.container} container has none",
         why="it has no /dev/nvidia0, so it was started without GPUs",
         fix="start it with `docker run --gpus all …` (needs nvidia-container-toolkit), `podman run --device "
         "nvidia.com/gpu=all …`, or a `nvidia.com/gpu` limit in the pod; to train on the CPU, add `--device cpu`",

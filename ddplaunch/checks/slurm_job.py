@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.launch.launch import Launch
 from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.words import count
 
 if TYPE_CHECKING:
     from ddplaunch.launch.inside.slurm import Slurm
@@ -81,7 +82,7 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Itera
         return
     yield error(
         "slurm-tasks-contradict",
-        f"{slurm.tasks_here} tasks on this node make {ranks} ranks, for {_gpus(slurm.gpus_on_node)}",
+        f"{slurm.tasks_here} tasks on this node make {ranks} ranks, for {count(slurm.gpus_on_node, 'GPU')}",
         why="every task starts its own ranks, and ranks on one GPU fail in NCCL with `Duplicate GPU detected`",
         fix=f"one task on each node, which starts a rank for each GPU: {_ONE_TASK}",
         where=f"Slurm: {slurm.tasks} tasks on {slurm.nodes} {'node' if slurm.nodes == 1 else 'nodes'}",
@@ -121,15 +122,11 @@ def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[F
     if launch.device.source.kind == "detected":
         yield warning(
             "slurm-gpus-unused",
-            f"the launch runs on the CPU, but Slurm gave this node {_gpus(slurm.gpus_on_node)}",
+            f"the launch runs on the CPU, but Slurm gave this node {count(slurm.gpus_on_node, 'GPU')}",
             why=f"{launch.device.source.detail or 'no GPU was found'}, and the job is charged for the GPUs",
             fix="`ddplaunch doctor` says what is wrong with torch or the driver; `--device cpu` if it is meant",
             where=str(launch.device.source),
         )
-
-
-def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
 
 
 def _job(environment: dict[str, str]) -> Slurm | None:

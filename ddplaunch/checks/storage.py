@@ -7,9 +7,10 @@ from pathlib import PurePosixPath
 from shlex import quote
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.host import GIB, MIB, size
+from ddplaunch.checks.host import GIB, MIB
 from ddplaunch.machine.facts import PathFact
 from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.words import size_text
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for this and are not on the list.
@@ -166,10 +167,10 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
         free, total = path.free_bytes, path.total_bytes
         if free is None or total == 0 or not path.writable or path.kind == "unreachable" or not _low(free, total):
             continue
-        of_total = f" of {size(total)}" if total else ""
+        of_total = f" of {size_text(total)}" if total else ""
         yield (error if free < FULL_BYTES else warning)(
             "disk-nearly-full",
-            f"output path {quote(path.path)} has {size(free)}{of_total} free",
+            f"output path {quote(path.path)} has {size_text(free)}{of_total} free",
             why="`torch.save` on a full disk fails with `unexpected pos` and leaves a broken checkpoint behind",
             fix=f"find what to remove, `du -xh {_parent(path.path)} | sort -h | tail`, or name another disk with "
             "`--output`",

@@ -12,11 +12,12 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.gpu_choice import counted, cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
+from ddplaunch.checks.gpu_choice import cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import NOT_ASKED, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count
 
 # The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
 # https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
@@ -128,12 +129,12 @@ def torch_cpu_build_on_gpu_machine(
     and a script that falls back trains on the CPU, orders of magnitude slower, without a word. pip picks a CPU build
     on some platforms and from some indexes; install a CUDA build, or ask for the CPU with `--device cpu`.
     """
-    count = present_gpus(nvidia, nvml)
-    if torch.cuda or torch.hip or not count or cpu_was_chosen(environment, launch):
+    gpus = present_gpus(nvidia, nvml)
+    if torch.cuda or torch.hip or not gpus or cpu_was_chosen(environment, launch):
         return
     yield error(
         "torch-cpu-build-on-gpu-machine",
-        f"torch {torch.version} is a CPU build, and this machine has {counted(count, 'NVIDIA GPU')}",
+        f"torch {torch.version} is a CPU build, and this machine has {count(gpus, 'NVIDIA GPU')}",
         why="a CPU build has no CUDA kernels and no NCCL, so the GPUs would stay idle",
         fix=f"install a CUDA build with the command that {SELECTOR} shows, after "
         f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
@@ -206,13 +207,13 @@ def cuda_unavailable_reason(
         return
     if not driver_suffices(torch.cuda, nvml.cuda_driver_version):
         return  # driver-too-old says it better
-    count = len(seen_by_ranks(nvml, environment, launch).entries)
-    if not count:
+    gpus = len(seen_by_ranks(nvml, environment, launch).entries)
+    if not gpus:
         return
     reason = torch_import.cuda_error or "CUDA gave no reason"
     yield error(
         "cuda-unavailable-reason",
-        f"torch cannot use CUDA, although {counted(count)} should be visible",
+        f"torch cannot use CUDA, although {count(gpus, 'GPU')} should be visible",
         why=f"CUDA says: {reason}",
         fix=_cure(reason),
         where=torch.path,

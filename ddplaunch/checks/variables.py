@@ -17,6 +17,7 @@ from ddplaunch.machine.facts import NetworkFacts, TorchFacts
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import listed
 
 ENVIRONMENT = "environment"
 
@@ -120,9 +121,7 @@ def leftover_pet_variables(environment: dict[str, str]) -> Iterator[Finding]:
 
 
 def _listed(environment: dict[str, str], names: list[str]) -> str:
-    shown = ", ".join(f"{name}={environment[name]}" for name in names[:4])
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return f"{shown}{more} {'is' if len(names) == 1 else 'are'}"
+    return f"{listed([f'{name}={environment[name]}' for name in names])} {'is' if len(names) == 1 else 'are'}"
 
 
 def distributed_debug_detail(environment: dict[str, str], launch: Launch | None = None) -> Iterator[Finding]:

@@ -11,9 +11,9 @@ from ddplaunch.checks.all_checks import outcome
 from ddplaunch.checks.check import Outcome, declare
 from ddplaunch.comm.groups import Blame, Comm, Group, bandwidth_of_most, blame, dead, failed, lossy, slow, usual
 from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.words import listed
 
 TWO = "with two hosts nothing tells which of them it is, or what lies between them"
-_NAMED = 3
 _PREFIXES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
 
@@ -45,12 +45,6 @@ def losses_text(groups: Sequence[Group]) -> str:
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return ``gpu-a``, ``gpu-a and gpu-b``, ``gpu-a, gpu-b, gpu-c and 4 more``."""
-    shown = [*names[:_NAMED], f"{len(names) - _NAMED} more"] if len(names) > _NAMED + 1 else list(names)
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
-
-
 def partners(host: str, groups: Iterable[Group]) -> list[str]:
     """Return whom ``host`` was tested with, each once."""
     return list(
@@ -61,7 +55,7 @@ def partners(host: str, groups: Iterable[Group]) -> list[str]:
 def because_of_partners(host: str, found: Blame, groups: Iterable[Group]) -> str:
     """Say which partners of a host that is to blame show that it is not them."""
     others = [other for other in partners(host, groups) if other in found.innocent]
-    return f"{listed(others)} {'does' if len(others) == 1 else 'do'} well with another host"
+    return f"{listed(others, 3, ' and ')} {'does' if len(others) == 1 else 'do'} well with another host"
 
 
 def between(group: Group, comm: Comm) -> str:
@@ -130,9 +124,10 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
     found = blame(comm, (group for group in comm.between if not gone & {*group.hosts}), dead)
     for host in found.hosts:
         groups = [group for group in comm.between if host in group.hosts]
+        tried = listed(partners(host, groups), 3, " and ")
         yield error(
             "comm-cut-off",
-            f"{host} gets no collective through, tried with {listed(partners(host, groups))}: {groups[0].problem}",
+            f"{host} gets no collective through, tried with {tried}: {groups[0].problem}",
             why=f"{because_of_partners(host, found, comm.between)}: it is {host}'s cable, interface, route or firewall",
             fix=f"let TCP through to and from {host} on all ports, or leave it out: `--exclude {host}`",
             where=host,

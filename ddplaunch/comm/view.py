@@ -7,8 +7,8 @@ from typing import Any
 
 from ddplaunch.comm.checks import rate_text, time_text
 from ddplaunch.comm.groups import Comm, Group, Verdict, verdicts
-from ddplaunch.ui.speech import count
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
+from ddplaunch.values.words import count
 
 _SIGNS: dict[Verdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
 _EMPHASIS: dict[Verdict, Emphasis | None] = {"fine": None, "slow": "warning", "lossy": "warning", "failed": "error"}

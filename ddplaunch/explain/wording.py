@@ -32,6 +32,7 @@ from ddplaunch.scaling.batch import resolve_batch
 from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.words import ranks_text
 
 _SAID = Source("computed", "")
 
@@ -185,15 +186,6 @@ def _call(waited: Waited) -> str:
         size = f", {waited.numel} elements" if waited.numel is not None else ""
         return f"{name} (number {waited.seq}{size})"
     return name
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0, 1 and 2 more``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) <= _NAMED:
-        return f"ranks {', '.join(map(str, ranks))}"
-    return f"ranks {', '.join(map(str, ranks[:_NAMED]))} and {len(ranks) - _NAMED} more"
 
 
 _FIELD = re.compile(r"\{(\w+)\}")

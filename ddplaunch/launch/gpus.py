@@ -12,6 +12,7 @@ from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.values.finding import RefusedError, UsageError, error
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import size_text
 
 # CUDA reads an entry as strtoul does: blanks, a sign, digits, and whatever follows is ignored (`1x` is 1).
 # torch does the same in torch/cuda/__init__.py, _parse_visible_devices.
@@ -202,7 +203,7 @@ def _busy_by_numbers(gpu: Gpu) -> str | None:
     if not isinstance(used, Unavailable) and used >= IDLE_MEMORY_BYTES:
         share = 1.0 if isinstance(total, Unavailable) or total <= 0 else used / total
         if share >= IDLE_MEMORY_SHARE:
-            return f"{used / GIB:.1f} GiB used, by a process that is not visible from here"
+            return f"{size_text(used)} used, by a process that is not visible from here"
     if not isinstance(load, Unavailable) and load >= IDLE_UTILIZATION_PERCENT:
         return f"{load} % utilisation, by a process that is not visible from here"
     return None
@@ -212,7 +213,7 @@ def _process(process: GpuProcess) -> str:
     words = [f"pid {process.pid}"]
     words += [process.user] if process.user else []
     words += [f"`{process.command}`"] if process.command else []
-    words += [f"{process.memory_bytes / GIB:.1f} GiB"] if process.memory_bytes is not None else []
+    words += [size_text(process.memory_bytes)] if process.memory_bytes is not None else []
     words += ["orphaned worker"] if process.orphan else []
     return ", ".join(words)
 

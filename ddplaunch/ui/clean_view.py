@@ -10,13 +10,12 @@ from ddplaunch.machine.processes.orphans import Orphans
 from ddplaunch.machine.processes.process_table import Process, start_s
 from ddplaunch.records.old_records import OldRecords
 from ddplaunch.records.run_states import user_name
-from ddplaunch.ui.speech import count
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import age_text, processes_text, size_text
+from ddplaunch.values.words import age_text, count, size_text
 
 SCHEMA = 1
 _HEADER = ("PID", "WHAT", "AGE", "GPU MEMORY", "SHARED", "COMMAND")
@@ -69,7 +68,7 @@ def _names(paths: Sequence[Any]) -> str:
 def _title(group: Orphans, foreign: bool) -> str:
     names = {"ddplaunch": f"run {group.run_id}", "torchrun": f"torchrun, rdzv-id {group.run_id}"}
     owner = f"; of {user_name(group.processes[0].uid)}, not touched" if foreign else ""
-    left = processes_text(len(group.processes))
+    left = count(len(group.processes), "process")
     return f"{visible(names.get(group.kind, group.kind))}: its launcher is gone, {left} left{owner}"
 
 
@@ -124,7 +123,7 @@ def question_text(work: Work) -> str:
     """Return what is about to be done, as a question."""
     parts = []
     if work.found.own:
-        parts.append(f"end {processes_text(len(work.found.processes))}")
+        parts.append(f"end {count(len(work.found.processes), 'process')}")
     if work.found.removable:
         parts.append(f"remove {count(len(work.found.removable), 'file')} in /dev/shm")
     if work.records.removable:
@@ -138,7 +137,7 @@ def done_text(cleaned: Cleaned, found: Leftovers, removed: int) -> str:
     gone = len(cleaned.ended) + len(cleaned.killed)
     if gone:
         hard = f", {len(cleaned.killed)} of them by SIGKILL" if cleaned.killed else ""
-        lines.append(f"ended {processes_text(gone)}{hard}{_freed(cleaned, found)}")
+        lines.append(f"ended {count(gone, 'process')}{hard}{_freed(cleaned, found)}")
     if cleaned.removed:
         lines.append(f"removed {count(len(cleaned.removed), 'file')} in /dev/shm")
     if removed:

@@ -14,12 +14,13 @@ from ddplaunch.checks.check import Check, Outcome
 from ddplaunch.machine.environ import redact
 from ddplaunch.machine.facts import Facts
 from ddplaunch.ui.export import finding_json
-from ddplaunch.ui.speech import count, counted, findings_text
+from ddplaunch.ui.speech import counted, findings_text
 from ddplaunch.ui.table import section, table
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count
 
 SCHEMA = 1
 

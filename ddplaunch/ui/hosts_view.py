@@ -13,16 +13,16 @@ from ddplaunch.checks.check import Outcome
 from ddplaunch.hosts.roll_call.messages import Status
 from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.ui.export import finding_json
-from ddplaunch.ui.speech import count, counted, findings_text
+from ddplaunch.ui.speech import counted, findings_text
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, speak, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count, listed, size_text
 
 SCHEMA = 1
 _HEADER = ("host", "Python", "torch", "CPUs", "memory", "/dev/shm", "clock", "GPUs")
-_GIB = 1 << 30
 
 
 def hosts_text(
@@ -65,15 +65,11 @@ def row(report: HostReport) -> tuple[str, ...]:
         "?" if isinstance(facts.python, Unavailable) else facts.python.version,
         torch,
         "?" if isinstance(facts.cpu, Unavailable) else str(facts.cpu.usable),
-        "?" if isinstance(facts.memory, Unavailable) else _gib(facts.memory.total_bytes),
-        "?" if isinstance(facts.shm, Unavailable) else _gib(facts.shm.size_bytes),
+        "?" if isinstance(facts.memory, Unavailable) else size_text(facts.memory.total_bytes),
+        "?" if isinstance(facts.shm, Unavailable) else size_text(facts.shm.size_bytes),
         clock_text(report),
         gpus,
     )
-
-
-def _gib(size: int) -> str:
-    return f"{size / _GIB:.0f} GiB" if size >= 10 * _GIB else f"{size / _GIB:.1f} GiB"
 
 
 def clock_text(report: HostReport) -> str:
@@ -119,19 +115,17 @@ def _outcome(outcome: Outcome) -> dict[str, Any]:
 
 _FIRST_S = 0.5  # nodes that are started together need no words
 _PLAIN_S = 10.0
-_SHOWN = 4
 
 
 def status_text(status: Status, columns: int | None = None) -> str:
     """Return ``3 of 4 nodes joined, waiting for node 2 (gpu-07)``, cut where ``columns`` cells do not suffice."""
-    shown = ", ".join(status.missing[:_SHOWN])
-    more = f" and {len(status.missing) - _SHOWN} more" if len(status.missing) > _SHOWN else ""
+    shown = listed(status.missing)
     if not status.missing:
         text = f"{status.expected} of {status.expected} nodes joined"
     elif status.joined is None:
         text = f"waiting for {shown}"
     else:
-        text = f"{status.joined} of {status.expected} nodes joined, waiting for {shown}{more}"
+        text = f"{status.joined} of {status.expected} nodes joined, waiting for {shown}"
     text = visible(f"{text}; {status.note}" if status.note and status.missing else text)
     if columns is not None and cells(text) >= columns:
         return text[: max(0, columns - 4)] + "..."

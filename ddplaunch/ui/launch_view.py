@@ -12,10 +12,11 @@ from ddplaunch.launch.launch import Launch, Passed, Target
 from ddplaunch.launch.topology import endpoint
 from ddplaunch.machine.facts import Facts, Gpu
 from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
-from ddplaunch.ui.speech import count, findings_text
+from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count
 
 
 def number_text(value: float) -> str:
@@ -36,7 +37,7 @@ def target_text(target: Target | None) -> str:
 def nodes_text(launch: Launch) -> str:
     """Return ``4 processes, this machine`` or ``16 processes, 2 nodes of 8, this is node 0, …``."""
     topology = launch.topology
-    processes = count(topology.world_size, "process").replace("processs", "processes")
+    processes = count(topology.world_size, "process")
     if topology.nnodes.value == 1:
         return f"{processes}, this machine"
     most = topology.nnodes.value

@@ -14,10 +14,10 @@ from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.launch.relaunch import Decision, Evidence, Policy, pause_s
 from ddplaunch.records.outcome import Outcome
-from ddplaunch.ui.speech import count, finding_text
+from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
-from ddplaunch.values.words import duration_text
+from ddplaunch.values.words import count, duration_text, ranks_text
 
 _FIXES = 2  # the best ones; `ddplaunch explain` shows more
 
@@ -223,8 +223,7 @@ def _ranks(echoes: Sequence[Echo]) -> str:
     ranks = sorted({echo.rank for echo in echoes if echo.rank is not None})
     if not ranks:
         return ""
-    named = ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {named}: "
+    return f"{ranks_text(ranks)}: "
 
 
 def _part(label: str, text: str, terminal: Terminal) -> list[str]:

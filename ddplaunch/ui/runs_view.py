@@ -15,7 +15,7 @@ from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, cells, visible
 from ddplaunch.values.codec import plain
-from ddplaunch.values.words import age_text
+from ddplaunch.values.words import age_text, listed
 
 SCHEMA = 1
 _RIGHT = {"AGE", "SIZE", "BATCH"}
@@ -113,7 +113,7 @@ def gpus_text(gpus: Sequence[str] | None) -> str:
 def _hosts(hosts: Sequence[str], names: bool) -> str:
     if len(hosts) > 1 and not names:
         return str(len(hosts))
-    return ", ".join(hosts) if len(hosts) < 3 else f"{hosts[0]} and {len(hosts) - 1} more"
+    return listed(hosts, 1)
 
 
 def _script(name: str | None) -> str:

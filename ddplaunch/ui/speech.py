@@ -7,14 +7,10 @@ from collections.abc import Iterable, Sequence
 
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
+from ddplaunch.values.words import count
 
 _SHOWN = 2  # places named before the rest is counted
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?"  # compiled when first needed: most launches have no finding
-
-
-def count(number: int, noun: str) -> str:
-    """Return ``1 error``, ``2 errors``: ``noun`` in the singular takes an s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def where_text(where: Sequence[str]) -> str:

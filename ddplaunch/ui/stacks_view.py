@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.explain.stacks.flight_recorder import Flight
-from ddplaunch.explain.stacks.parse import Group, RankStack, groups, ranks_text, stack_text
+from ddplaunch.explain.stacks.parse import Group, RankStack, groups, stack_text
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
-from ddplaunch.values.words import duration_text
+from ddplaunch.values.words import count, duration_text, ranks_text
 
 SCHEMA = 1
 
@@ -27,7 +27,7 @@ def stacks_text(
     """
     found = groups(stacks)
     quiet = "" if silent_s is None or silent_s < 1 else f"; nothing printed for {duration_text(silent_s)}"
-    head = f"{run_id}: {len(stacks)} {'ranks' if len(stacks) != 1 else 'rank'} here, in {_places(found)}{quiet}"
+    head = f"{run_id}: {count(len(stacks), 'rank')} here, in {_places(found)}{quiet}"
     rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in found]
     lines = [*wrap(visible(head), terminal.width, "", "  "), *table(("ranks", "where", "doing"), rows, terminal)]
     lines[0] = terminal.paint(run_id, "bold") + lines[0][len(run_id) :] if lines[0].startswith(run_id) else lines[0]

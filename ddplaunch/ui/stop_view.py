@@ -15,7 +15,7 @@ from ddplaunch.machine.processes.run_processes import RunProcesses, is_guard, is
 from ddplaunch.records.launchers import Launched
 from ddplaunch.records.run_states import user_name
 from ddplaunch.values.finding import Finding, error, warning
-from ddplaunch.values.words import processes_text
+from ddplaunch.values.words import count, listed
 
 SCHEMA = 1
 
@@ -91,7 +91,7 @@ def _listed(processes: Sequence[Process]) -> str:
     named = [f"{name} (pid {process.pid})" for process in processes if (name := role_of(process))]
     others = [str(process.pid) for process in processes if not role_of(process)]
     if others:
-        named.append(f"{processes_text(len(others))} of theirs ({', '.join(others)})")
+        named.append(f"{count(len(others), 'process')} of theirs ({', '.join(others)})")
     return ", ".join(named)
 
 
@@ -125,12 +125,9 @@ def _entry(process: Process) -> dict[str, Any]:
     return {"pid": process.pid, "role": role_of(process) or "child", "rank": int(rank) if rank.isdecimal() else None}
 
 
-_NAMED = 4
-
-
 def begin_together(launched: Launched, grace_s: float) -> str:
     """Return what is about to be done."""
-    hosts = hosts_text([place.host for place in launched.places])
+    hosts = listed([place.host for place in launched.places], 3, " and ")
     return (
         f"{launched.run_id}: SIGTERM to its launcher (pid {launched.pid}), which ends it on {hosts}; SIGKILL to what "
         f"is left after {grace_s:g} s\n"
@@ -139,15 +136,8 @@ def begin_together(launched: Launched, grace_s: float) -> str:
 
 def begin_asking(launched: Launched) -> str:
     """Return that the hosts are asked one by one."""
-    hosts = hosts_text([place.host for place in launched.places])
+    hosts = listed([place.host for place in launched.places], 3, " and ")
     return f"{launched.run_id}: its launcher (pid {launched.pid}) is gone; asking {hosts} what is left\n"
-
-
-def hosts_text(hosts: Sequence[str]) -> str:
-    """Return ``a and b``, ``a, b and c``, or ``a, b, c and 9 more``."""
-    if len(hosts) > _NAMED:
-        return f"{', '.join(hosts[: _NAMED - 1])} and {len(hosts) - _NAMED + 1} more"
-    return " and ".join(filter(None, (", ".join(hosts[:-1]), *hosts[-1:])))
 
 
 def together_text(stopped: Stopped, hosts: Sequence[HostStopped]) -> str:
@@ -226,4 +216,4 @@ def elsewhere_text(launched: Launched, words: str, terminal: bool = False) -> st
     hosts, ssh = [place.host for place in launched.places], "ssh -t" if terminal else "ssh"
     command = f"-m ddplaunch {words} {shlex.quote(launched.run_id)}"
     lines = [f"  {ssh} {shlex.quote(place.host)} {shlex.quote(place.python)} {command}\n" for place in launched.places]
-    return f"{launched.run_id} runs on {hosts_text(hosts)}; ask there:\n{''.join(lines)}"
+    return f"{launched.run_id} runs on {listed(hosts, 3, ' and ')}; ask there:\n{''.join(lines)}"

@@ -1,23 +1,26 @@
-"""Times, sizes and numbers of processes as people say them; refuses to read a clock.
-
-Lengths of time as flags and profiles spell them; refuses to read a clock.
-"""
+"""Durations, sizes, counts and lists in words: how every message, table and flag of ddplaunch writes them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 
 from ddplaunch.values.finding import usage
 
-_UNITS = ((86400 * 2, 86400, "d"), (3600 * 2, 3600, "h"), (60 * 2, 60, "min"))
-_KIB = 1024
+_AGES = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
+_DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SPANS = 8  # of ranks, before the rest is counted
+
+#: A length of time as flags and profiles spell it.
+LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
 
 
 def age_text(seconds: float | None) -> str:
     """Return ``45 s``, ``12 min``, ``3 h``, ``9 d``; empty for None. Each unit begins at two of it, rounded down."""
     if seconds is None:
         return ""
-    for least, unit_s, name in _UNITS:
+    for least, unit_s, name in _AGES:
         if seconds >= least:
             return f"{int(seconds // unit_s)} {name}"
     return f"{max(0, int(seconds))} s"
@@ -29,31 +32,11 @@ def duration_text(seconds: float) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
-    for size, large, small_size, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+    for size, large, small_size, small in _DURATIONS:
         if whole >= size:
             rest = whole % size // small_size
             return f"{whole // size} {large}" + (f" {rest} {small}" if rest else "")
     return f"{whole} s"
-
-
-def size_text(size_bytes: int | None) -> str:
-    """Return ``512 B``, ``64 MiB``, ``1.5 GiB``; empty for None."""
-    if size_bytes is None:
-        return ""
-    size, names = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= _KIB and len(names) > 1:
-        size /= _KIB
-        names.pop(0)
-    return f"{size:.0f} {names[0]}" if names[0] in ("B", "KiB") or size >= 10 else f"{size:.1f} {names[0]}"
-
-
-def processes_text(number: int) -> str:
-    """Return ``1 process``, ``2 processes``."""
-    return f"{number} process" if number == 1 else f"{number} processes"
-
-
-_DURATIONS_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
-LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
 
 
 def duration_s(flag: str, text: str) -> float:
@@ -66,4 +49,46 @@ def duration_s(flag: str, text: str) -> float:
             fix=f"`{flag} 30` or `{flag} 10m`",
             where=f"flag: {flag}",
         )
-    return float(match[1]) * _DURATIONS_UNITS[match[2]]
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def size_text(size_bytes: int | None) -> str:
+    """Return ``512 B``, ``64 MiB``, ``1.5 GiB``, ``2 GiB``; empty for None. Below ten of a unit it has one decimal."""
+    if size_bytes is None:
+        return ""
+    size, names = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(names) > 1:
+        size /= 1024
+        names.pop(0)
+    number = f"{size:.0f}" if names[0] in ("B", "KiB") or size >= 10 else f"{size:.1f}".removesuffix(".0")
+    return f"{number} {names[0]}"
+
+
+def count(number: int, noun: str) -> str:
+    """Return ``1 error``, ``2 errors``, ``2 processes``: ``noun`` in the singular takes an s, or es after an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:
+    """Return ``a, b, c``; of more than ``most`` names the first, as in ``a, b and 3 more``, never ``and 1 more``.
+
+    ``last`` stands between the last two names where all are told.
+    """
+    shown = [str(name) for name in names]
+    if len(shown) > most + 1:
+        return f"{', '.join(shown[:most])} and {len(shown) - most} more"
+    return last.join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 3``, ``ranks 0-2``, ``ranks 0, 2-4``; of many scattered ranks the first, and how many more."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][-1] + 1:
+            spans[-1].append(rank)
+        else:
+            spans.append([rank])
+    parts = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
+    more = sum(map(len, spans[_SPANS:]))
+    said = ", ".join(parts[:_SPANS]) + (f" and {more} more" if more else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {said}"

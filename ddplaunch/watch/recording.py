@@ -31,6 +31,7 @@ from ddplaunch.launch.settings import Settings
 from ddplaunch.records.find import NEWEST_SCHEMA, node_directories
 from ddplaunch.values.codec import plain
 from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.words import count
 from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
 
 NAME = "metrics.jsonl"
@@ -265,5 +266,5 @@ def _words(directory: Path, node: int) -> str:
         return "metrics: the run was too short for a sample\n"
     found = stragglers(samples)
     told = findings_text(found, Terminal.of(sys.stderr)) + "\n" if found else ""
-    number = f"{len(samples)} sample{'' if len(samples) == 1 else 's'}"
+    number = count(len(samples), "sample")
     return f"{told}metrics: {number}; `ddplaunch top {directory.name} --replay`, or `--plot metrics.svg`\n"

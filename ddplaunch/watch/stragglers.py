@@ -20,6 +20,7 @@ from statistics import median
 from ddplaunch.checks.check import Check
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import count, ranks_text
 from ddplaunch.watch.samples import GpuSample, RankSample, Sample
 
 LEAST_SAMPLES = 10
@@ -219,9 +220,9 @@ def _starved(each: Series) -> bool:
 
 
 def _workers(each: Series) -> str:
-    count, percent, wait = each.workers, each.typical(worker_percent) or 0, each.typical(worker_wait) or 0
-    words = f"{count} DataLoader worker{'' if count == 1 else 's'} at {percent:.0f} % of a CPU"
-    words += "" if count == 1 else " each"
+    workers, percent, wait = each.workers, each.typical(worker_percent) or 0, each.typical(worker_wait) or 0
+    words = f"{count(workers, 'DataLoader worker')} at {percent:.0f} % of a CPU"
+    words += "" if workers == 1 else " each"
     return f"{words} and without one in {wait:.0f} % of the time" if wait >= _WAITING_PERCENT else words
 
 
@@ -254,8 +255,8 @@ def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
         if owners and strays:
             yield warning(
                 "stray-gpu-contexts",
-                f"{_ranks(strays)} hold{'s' if len(strays) == 1 else ''} memory on GPU {gpu.index}, which is "
-                f"{_ranks(owners)}'s",
+                f"{ranks_text(strays)} hold{'s' if len(strays) == 1 else ''} memory on GPU {gpu.index}, which is "
+                f"{ranks_text(owners)}'s",
                 why="each context there takes some hundred MiB from the GPU that then runs out of memory first",
                 fix="`torch.cuda.set_device(local_rank)` ahead of every other CUDA call, and "
                 "`torch.load(path, map_location=\"cpu\")`",
@@ -310,17 +311,11 @@ def omp_oversubscribed(samples: Sequence[Sample]) -> Iterator[Finding]:
     right = max(1, cpus // len(threads))
     yield warning(
         "omp-oversubscribed",
-        f"{len(threads)} rank{'' if len(threads) == 1 else 's'} with OMP_NUM_THREADS={max(threads)}: "
+        f"{count(len(threads), 'rank')} with OMP_NUM_THREADS={max(threads)}: "
         f"{sum(threads)} threads on {cpus} CPUs, which are {busy:.0f} % busy",
         why="threads that wait for a CPU hold up their whole team at the next barrier",
         fix=f"`--env OMP_NUM_THREADS={right}`, or leave it out: ddplaunch divides the CPUs among the processes",
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
 def stragglers(samples: Sequence[Sample]) -> tuple[Finding, ...]:

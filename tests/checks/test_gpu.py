@@ -107,7 +107,7 @@ FIRES = (
         "gpu-busy",
         "by somebody's training",
         healthy_facts(nvml=BUSY),
-        says=("GPU 3", "pid 4242 of eve", "`python train.py --big`", "60.0 GiB", "`ddplaunch run 7 --gpus free:7 …`"),
+        says=("GPU 3", "pid 4242 of eve", "`python train.py --big`", "60 GiB", "`ddplaunch run 7 --gpus free:7 …`"),
     ),
     Case("gpu-busy", "doctor looks at all", healthy_facts(nvml=BUSY), NO_LAUNCH, says=("GPU 3", "--gpus free:7")),
     Case(
@@ -136,13 +136,13 @@ FIRES = (
         "a notebook only warns",
         healthy_facts(nvml=with_gpu(0, processes=(NOTEBOOK,))),
         severity="warning",
-        says=("jupyter", "0.5 GiB"),
+        says=("jupyter", "512 MiB"),
     ),
     Case(
         "gpu-busy",
         "somebody outside of this container",
         healthy_facts(nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
-        says=("not visible from here (40.0 GiB)",),
+        says=("not visible from here (40 GiB)",),
     ),
     Case(
         "gpu-exclusive-mode",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.checks.host import CHECKS, size, workers_per_process
+from ddplaunch.checks.host import CHECKS, workers_per_process
 from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, ShmFacts
@@ -169,11 +169,3 @@ def test_workers_option_outranks_the_arguments() -> None:
     target = Target("script", "train.py", ("--num-workers", "4"))
     assert workers_per_process(launch(workers=6, target=target)) == 6
     assert workers_per_process(healthy_launch(target=None)) is None
-
-
-@pytest.mark.parametrize(
-    ("count", "words"),
-    [(64 * MIB, "64 MiB"), (3 * GIB // 2, "1.5 GiB"), (512 * GIB, "512 GiB"), (2048 * GIB, "2.0 TiB"), (4096, "4 KiB")],
-)
-def test_size(count: int, words: str) -> None:
-    assert size(count) == words

@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.output import Console, RecordFile, Sink, Writer
 from ddplaunch.agent.protocol import Rank
+from ddplaunch.values.words import listed
 
 #: A longer line is shown in pieces, each with the prefix, so that the guard stays small.
 LONGEST_LINE_BYTES = 16 << 20
@@ -355,6 +356,5 @@ class Capture:
         lost = [file for file in self._files if file.problem]
         if not lost:
             return None
-        name = lost[0].path.rpartition("/")[2]
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        return f"{name}{more}: {lost[0].problem}"
+        names = listed([file.path.rpartition("/")[2] for file in lost], 1)
+        return f"{names}: {lost[0].problem}"

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.guard.hang_watch import uses_gpu
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.hang import Stillness, hang_diagnosis
-from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, ranks_text, stack_text
+from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import Asked, take_stacks, with_workers, working_gpus
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
@@ -27,7 +27,7 @@ from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Severity
-from ddplaunch.values.words import duration_text
+from ddplaunch.values.words import duration_text, ranks_text
 
 if TYPE_CHECKING:
     from ddplaunch.agent.guard.attempt import Attempt

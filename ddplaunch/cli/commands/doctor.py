@@ -41,12 +41,11 @@ from ddplaunch.machine.gather import gather
 from ddplaunch.records.directory import new_run_id
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, list_json, list_text, report_text
 from ddplaunch.ui.hosts_view import hosts_json, hosts_text
-from ddplaunch.ui.speech import count
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import duration_s
+from ddplaunch.values.words import count, duration_s
 
 _ON_CPU = 2  # ranks of a host alone, where neither NPROC nor GPUs say how many
 _LEAST_S = 2.0

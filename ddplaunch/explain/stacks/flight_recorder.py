@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.explain.stacks.parse import ranks_text
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import ranks_text
 
 _DONE = "completed"
 LARGEST_BYTES = 64 << 20

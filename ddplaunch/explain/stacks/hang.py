@@ -17,8 +17,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.explain.stacks.parse import Group, RankStack, groups, place_of, ranks_text
+from ddplaunch.explain.stacks.parse import Group, RankStack, groups, place_of
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import duration_text, ranks_text
 
 _READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
@@ -202,9 +203,7 @@ def _where(waiting: Sequence[Group]) -> str:
 
 
 def _for(seconds: float) -> str:
-    if seconds < 90:
-        return f"for {seconds:.0f} s"
-    return f"for {seconds / 60:.0f} min" if seconds < 5400 else f"for {seconds / 3600:.1f} h"
+    return f"for {duration_text(round(seconds))}"
 
 
 def _diagnosis(

@@ -209,22 +209,6 @@ def short(path: str) -> str:
     return "/".join(parts[-2:]) if parts[-1] in ("__init__.py", "__main__.py") else parts[-1]
 
 
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 3``, ``ranks 0-2``, ``ranks 0, 2-4``."""
-    parts: list[str] = []
-    ordered = sorted(ranks)
-    start = 0
-    for position, rank in enumerate(ordered):
-        if position + 1 == len(ordered) or ordered[position + 1] != rank + 1:
-            first = ordered[start]
-            together = (
-                [str(first)] if first == rank else [f"{first}-{rank}"] if rank - first > 1 else [f"{first}", f"{rank}"]
-            )
-            parts += together
-            start = position + 1
-    return f"rank{'s' if len(ordered) > 1 else ''} {', '.join(parts)}"
-
-
 def _plain(frame: Frame) -> str:
     name = frame.function.rpartition(".")[2]
     where = f"{short(frame.file)}:{frame.line}"

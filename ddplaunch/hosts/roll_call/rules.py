@@ -14,6 +14,7 @@ from ddplaunch.machine.facts import Facts, Gpu, NvmlFacts, PythonFacts, TorchFac
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, Severity, error, warning
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import listed
 
 #: The comparisons that hold for nodes started by hand too. Nodes may share a machine there, and need not use all GPUs.
 COMPARED = frozenset(
@@ -145,17 +146,12 @@ def _other_arguments(ordered: Sequence[Hello]) -> tuple[Finding, ...]:
     return (
         warning(
             "script-arguments-differ",
-            f"the script's arguments on {_some(others)} are not those on {ordered[0].name}",
+            f"the script's arguments on {listed(hello.name for hello in others)} are not those on {ordered[0].name}",
             why="ranks that train with other numbers wait for each other or diverge; paths of a host's own are fine",
             fix="compare what `ddplaunch run … --dry-run` prints on these nodes",
             where=tuple(hello.host for hello in others),
         ),
     )
-
-
-def _some(hellos: Sequence[Hello]) -> str:
-    named = ", ".join(hello.name for hello in hellos[:4])
-    return named if len(hellos) <= 4 else f"{named} and {len(hellos) - 4} more"
 
 
 def other_protocol(name: str, protocol: int) -> Finding:
@@ -171,10 +167,9 @@ def other_protocol(name: str, protocol: int) -> Finding:
 
 def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place: str) -> Finding:
     """Return the finding of node 0 when the time is over: who did not come to ``place``."""
-    shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
     return error(
         "nodes-missing",
-        f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s; missing: {shown}",
+        f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s; missing: {listed(missing, 8)}",
         why=f"every node connects to {place} before anything is launched; these never did, or went away",
         fix="look at what the command says on the missing nodes, start it there, or wait longer for them with "
         "`--join-timeout 30m`",

@@ -16,6 +16,7 @@ from ddplaunch.hosts.remote import SILENCE_S
 from ddplaunch.hosts.session.frames import Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import listed
 
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
 _STILL_S = 10.0  # hosts end what they run after 15 s without a beat; one comes in 2 s, later on a busy machine
@@ -229,9 +230,7 @@ class Together:
         left = [place.link.name for place in self._places if not place.ended]
         if left and self._kill_at is not None:
             again = "; Ctrl-C again ends them at once" if self.interrupted == signal.SIGINT else ""
-            more = f" and {len(left) - 4} more" if len(left) > 4 else ""
-            names = ", ".join(left[:4]) + more
-            self._say(f"the ranks on {names} get {self._grace_s:.0f} s to end{again}")
+            self._say(f"the ranks on {listed(left)} get {self._grace_s:.0f} s to end{again}")
 
     def _bound_waiting(self, now: float) -> None:
         if self._give_up_at is not None and now >= self._give_up_at:

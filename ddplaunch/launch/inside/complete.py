@@ -10,6 +10,7 @@ from ddplaunch.launch.options import Options
 from ddplaunch.launch.topology import split_nproc
 from ddplaunch.machine.facts import Facts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.words import duration_text
 
 if TYPE_CHECKING:
     from ddplaunch.launch.inside.found import Found
@@ -89,7 +90,7 @@ def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
     from ddplaunch.launch.inside.found import number
 
     end_s = number(environ, "SLURM_JOB_END_TIME") if found.by == "Slurm" else None
-    return (found.note if end_s is None else f"{found.note}, {time_left_text(end_s - now_s)} left",)
+    return (found.note if end_s is None else f"{found.note}, {duration_text(int(end_s - now_s))} left",)
 
 
 def within_allocation(facts: Facts, environ: Mapping[str, str]) -> Facts:
@@ -102,17 +103,3 @@ def within_allocation(facts: Facts, environ: Mapping[str, str]) -> Facts:
     if slurm is None or slurm.cpus_per_task is None or not slurm.on_node or isinstance(cpu, Unavailable):
         return facts
     return replace(facts, cpu=replace(cpu, usable=min(cpu.usable, slurm.cpus_per_task)))
-
-
-def time_left_text(seconds: float) -> str:
-    """Return ``40 s``, ``59 min``, ``3 h 20 min``, ``2 d 4 h``; never more than there is."""
-    whole = max(0, int(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    minutes = whole // 60
-    if minutes < 120:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
-    return f"{hours // 24} d {hours % 24} h" if hours % 24 else f"{hours // 24} d"

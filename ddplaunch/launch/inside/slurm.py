@@ -15,6 +15,7 @@ from itertools import islice, product
 from ddplaunch.launch.inside.found import Found, number, share_of, visible_entries
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.words import count
 
 LIMIT = 100_000  # hosts; Slurm's own MAX_SLURM_NODES is 65536
 _PART = re.compile(r"([^\[\],]*)\[([0-9,-]+)\]|([^\[\],]+)")
@@ -244,9 +245,9 @@ def describe(slurm: Slurm) -> str:
     if slurm.by_task:
         parts.append(f"task {slurm.task} of {slurm.tasks}")
     if slurm.gpus_on_node is not None:
-        parts.append(f"{slurm.gpus_on_node} GPU{'' if slurm.gpus_on_node == 1 else 's'} on this node")
+        parts.append(f"{count(slurm.gpus_on_node, 'GPU')} on this node")
     if slurm.cpus_per_task is not None:
-        parts.append(f"{slurm.cpus_per_task} CPU{'' if slurm.cpus_per_task == 1 else 's'} a task")
+        parts.append(f"{count(slurm.cpus_per_task, 'CPU')} a task")
     array = f" (array {slurm.array_task})" if slurm.array_task else ""
     return f"Slurm job {slurm.label}{array}: {', '.join(part for part in parts if part)}"
 

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.words import age_text, count, duration_s, duration_text, listed, ranks_text, size_text
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def test_ages() -> None:
+    ages = (None, -3, 119, 120, 7199, 7200, 1e6)
+    assert [age_text(each) for each in ages] == ["", "0 s", "119 s", "2 min", "119 min", "2 h", "11 d"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "0.0 s"), (0.84, "0.8 s"), (9.96, "10 s"), (42.4, "42 s"), (119, "1 min 59 s"), (180, "3 min"),
+        (7300, "2 h 1 min"), (7200, "2 h"), (200000, "2 d 7 h"),
+    ],
+)  # fmt: skip
+def test_durations(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+def test_durations_as_flags_spell_them() -> None:
+    assert [duration_s("-", text) for text in ("30", "1.5h", "10m", "2 d")] == [30, 5400, 600, 172800]
+    with pytest.raises(UsageError, match="no length of time"):
+        duration_s("--grace", "-1")
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (None, ""), (5, "5 B"), (4096, "4 KiB"), (MIB, "1 MiB"), (64 * MIB, "64 MiB"), (3 * GIB // 2, "1.5 GiB"),
+        (12 * GIB, "12 GiB"), (512 * GIB, "512 GiB"), (2048 * GIB, "2 TiB"),
+    ],
+)  # fmt: skip
+def test_sizes(size_bytes: int | None, text: str) -> None:
+    assert size_text(size_bytes) == text
+
+
+def test_counts() -> None:
+    assert [count(1, "process"), count(2, "process"), count(0, "GPU")] == ["1 process", "2 processes", "0 GPUs"]
+
+
+def test_lists_end_in_a_number_that_is_worth_it() -> None:
+    assert [listed("abcdef"[:length], 3) for length in range(7)] == [
+        "", "a", "a, b", "a, b, c", "a, b, c, d", "a, b, c and 2 more", "a, b, c and 3 more",
+    ]  # fmt: skip
+    assert [listed(each, 3, " and ") for each in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
+
+
+def test_ranks_are_listed_shortly() -> None:
+    assert [ranks_text(each) for each in ([3], [0, 1], [2, 0, 1], [0, 2, 3, 4], range(0, 40, 2))] == [
+        "rank 3", "ranks 0, 1", "ranks 0-2", "ranks 0, 2-4", "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more",
+    ]  # fmt: skip
