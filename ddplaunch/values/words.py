@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from ddplaunch.values.finding import usage
-
 _AGES = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
 _DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -43,6 +41,8 @@ def duration_s(flag: str, text: str) -> float:
     """Return ``30``, ``90s``, ``10m``, ``1.5h`` or ``2d`` in seconds. Raises UsageError for anything else."""
     match = LENGTH.fullmatch(text.strip())
     if match is None:
+        from ddplaunch.values.finding import usage  # the guard has no use for findings, and starts faster without
+
         raise usage(
             f"`{flag} {text}` is no length of time",
             why="it is a number of seconds, or a number with s, m, h or d",
