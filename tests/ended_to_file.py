@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.end.handover import plain_status
-
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun, Speaker
     from ddplaunch.launch.settings import Settings
@@ -18,7 +16,7 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     with open(os.environ["GUARD_TEST_ENDED"], "wb") as file:
         pickle.dump(ended, file)
     console.say("concluded\n")
-    return plain_status(ended)
+    return ended.exit_status(ended.seen_first())
 
 
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:

@@ -133,5 +133,5 @@ def test_ends_are_seen_and_signals_sent_where_the_kernel_knows_no_pidfd(monkeypa
 
     until(looked, "the end is seen")
     attempt.complete((), succeeded=False)
-    assert (attempt.ranks[0].signal(), attempt.first) == (signal.SIGKILL, 0)
+    assert attempt.ranks[0].end().signal == signal.SIGKILL and attempt.first == attempt.ranks[0].end()
     child.wait()

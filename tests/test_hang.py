@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.end.ended import EndedRun
-from ddplaunch.agent.end.verdict import exit_status, state_of
 from ddplaunch.agent.guard.hang_watch import Movement, Usage, idle
 from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.explain.diagnosis import Diagnosis
@@ -86,10 +85,10 @@ def test_a_run_that_was_ended_by_a_time_out_has_a_status_of_its_own() -> None:
         stopped = Diagnosis(code, "likely", "what", "why", ())
         return EndedRun("h", 0.0, 1.0, (), "signal", signal.SIGTERM, 0, False, "", (), stopped=stopped)
 
-    assert [exit_status(ended(code), None) for code in ("collective-timeout", "time-limit")] == [
+    assert [ended(code).exit_status(None) for code in ("collective-timeout", "time-limit")] == [
         ExitStatus.TIMED_OUT
     ] * 2
-    assert [state_of(ended(code)) for code in ("collective-timeout", "time-limit")] == ["failed", "terminated"]
+    assert [ended(code).run_state() for code in ("collective-timeout", "time-limit")] == ["failed", "terminated"]
 
 
 def test_gpus_that_compute_are_counted(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:

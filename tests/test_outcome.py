@@ -12,11 +12,12 @@ import pytest
 
 from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_exception, last_lines
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRank, EndedRun
-from ddplaunch.agent.end.verdict import attributed, closed_by_torchrun, exit_status, first_failed, state_of
+from ddplaunch.agent.end.evidence import attributed, closed_by_torchrun
 from ddplaunch.agent.protocol import Failure
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Raised
 from ddplaunch.launch.settings import Settings
-from ddplaunch.records.outcome import AttemptOutcome, Outcome, write_outcome
+from ddplaunch.records.first_failure import first_failed
+from ddplaunch.records.outcome import AttemptOutcome, RunOutcome, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.words import duration_text
@@ -52,11 +53,11 @@ TERMINATED: dict[str, Any] = {"exit_code": None, "signal": 15, "ended_by": "laun
 
 def test_first_failed_is_the_accused_if_it_failed_by_itself() -> None:
     both = attempt(rank(0, exit_code=1, ended_s=2.0), rank(1, exit_code=7, ended_s=3.0), rank(2, **TERMINATED), first=0)
-    assert getattr(first_failed(both, 1), "rank", None) == 1
-    assert getattr(first_failed(both, 2), "rank", None) == 0, "torchrun ended rank 2"
-    assert getattr(first_failed(both, None), "rank", None) == 0
-    assert getattr(first_failed(replace(both, first=None), None), "rank", None) == 0, "it ended before rank 1"
-    assert first_failed(attempt(rank(0), rank(1, **TERMINATED)), 0) is None
+    assert getattr(first_failed(both.ranks, 1, both.first), "rank", None) == 1
+    assert getattr(first_failed(both.ranks, 2, both.first), "rank", None) == 0, "torchrun ended rank 2"
+    assert getattr(first_failed(both.ranks, None, both.first), "rank", None) == 0
+    assert getattr(first_failed(both.ranks, None, None), "rank", None) == 0, "it ended before rank 1"
+    assert first_failed((rank(0), rank(1, **TERMINATED)), 0, None) is None
 
 
 def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
@@ -66,17 +67,18 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
     (tmp_path / "node-1").mkdir()
     log = "W1 api.py:1037] Sending process 102 closing signal SIGTERM\nW1 Sending process 103 closing signal SIGINT\n"
     (tmp_path / "node-1" / "launcher.err").write_text(log)
-    closed = closed_by_torchrun(settings)
+    assert closed_by_torchrun(settings) == {102, 103}
     both = attempt(rank(2, exit_code=None, signal=15), rank(3, **TERMINATED), first=2)
-    ranks = attributed(both, closed)
+    ranks = attributed(settings, both)
     assert [each.ended_by for each in ranks.ranks] == ["launcher", "launcher"] and ranks.first is None
-    assert first_failed(ranks, 2) is None and exit_status(ended(ranks, state="error"), None) == 1
+    assert first_failed(ranks.ranks, 2, ranks.first) is None and ended(ranks, state="error").exit_status(None) == 1
     heard = Heard()
     assert conclude(settings, ended(both, state="error", error="RendezvousConnectionError: gone"), heard) == 1
     assert "no rank failed on this node" in heard.text
     assert "was ended by another node" in (attempt_ended(settings, both) or "")
     crashed = attempt(rank(2, exit_code=1), rank(3, **TERMINATED), first=2)
-    assert attributed(crashed, frozenset({103})) == crashed
+    (tmp_path / "node-1" / "launcher.err").write_text("W1 Sending process 103 closing signal SIGTERM\n")
+    assert attributed(settings, crashed) == crashed
 
 
 def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:
@@ -100,13 +102,13 @@ def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:
     ],
 )
 def test_exit_status(run: EndedRun, first: EndedRank | None, status: int) -> None:
-    assert exit_status(run, first) == status
+    assert run.exit_status(first) == status
 
 
 def test_states() -> None:
     runs = (ended(state="succeeded"), ended(), ended(state="error"), ended(state="signal", signal=15))
-    assert [state_of(run) for run in runs] == ["succeeded", "failed", "failed", "terminated"]
-    assert state_of(ended(state="error", launcher_died=True)) == "killed"
+    assert [run.run_state() for run in runs] == ["succeeded", "failed", "failed", "terminated"]
+    assert ended(state="error", launcher_died=True).run_state() == "killed"
 
 
 def test_last_words(tmp_path: Path) -> None:
@@ -202,8 +204,8 @@ DIAGNOSIS = Diagnosis(
 )
 
 
-def outcome(**changes: object) -> Outcome:
-    run = Outcome("r", "node-1", 0, "failed", 1, 0.0, 7500.0, 2, DIAGNOSIS, (), ())
+def outcome(**changes: object) -> RunOutcome:
+    run = RunOutcome("r", "node-1", 0, "failed", 1, 0.0, 7500.0, 2, DIAGNOSIS, (), ())
     return replace(run, **changes)  # type: ignore[arg-type]
 
 

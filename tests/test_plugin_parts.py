@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.end.reasons import kernel_lines, oom_kills, run_record, space
+from ddplaunch.agent.end.evidence import kernel_lines, oom_kills, run_record, space
 from ddplaunch.agent.logs_specs import drain, set_aside
 from ddplaunch.agent.plugin.outlets import (
     Console,
@@ -115,10 +115,10 @@ def told(*codes: int) -> dict[str, object]:
 
 
 def test_status_without_a_guard() -> None:
-    assert fallback_status(told(-15, 3), 1) == 3
-    assert fallback_status(told(-9), 1) == 137 and fallback_status(told(-15), 1) == 143
-    assert fallback_status({"state": "signal", "signal": 1}, 1) == 129
-    assert fallback_status({"state": "error"}, 1) == 1 and fallback_status({"state": "succeeded"}, 0) == 0
+    assert fallback_status(told(-15, 3)) == 3
+    assert fallback_status(told(-9)) == 137 and fallback_status(told(-15)) == 143
+    assert fallback_status({"state": "signal", "signal": 1}) == 129
+    assert fallback_status({"state": "error"}) == 1 and fallback_status({"state": "succeeded"}) == 0
 
 
 def test_draining_keeps_ranks_going() -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import api
 
-from ddplaunch.agent.end.reasons import OOM_KILLS_BEFORE, oom_kills
+from ddplaunch.agent.end.evidence import OOM_KILLS_BEFORE, oom_kills
 from ddplaunch.agent.plugin.outlets import alone, path_of, read_console
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals

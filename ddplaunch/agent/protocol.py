@@ -20,12 +20,10 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 MESSAGE_BYTES = 1 << 18
 _DESCRIPTORS = 250  # the kernel passes 253 at once (SCM_MAX_FD)
-
-State = Literal["succeeded", "failed", "signal", "error"]
 
 
 class Rank(TypedDict):

@@ -24,12 +24,14 @@ from ddplaunch.explain.diagnosis import (
     Echo,
     Explanation,
     Raised,
+    RankEnd,
     diagnosis_from_json,
     diagnosis_json,
     echo_json,
     raised_json,
 )
 from ddplaunch.records.find import read_object
+from ddplaunch.records.first_failure import RankEnding, signal_name
 from ddplaunch.values.frozen import dataclass
 
 SCHEMA = 1
@@ -73,7 +75,7 @@ class AttemptOutcome:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How a run ended on one node. ``diagnosis`` is that of the last attempt, ``exit_status`` the launcher's own."""
 
     run_id: str
@@ -89,13 +91,18 @@ class Outcome:
     attempts: tuple[AttemptOutcome, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def last_ranks(self) -> tuple[RankOutcome, ...]:
+        """The ranks of the last attempt."""
+        return self.attempts[-1].ranks if self.attempts else ()
+
 
 def outcome_path(directory: Path, node: int) -> Path:
     """Return where the outcome of ``node`` is, in the directory of its run."""
     return directory / "outcome.json" if node == 0 else directory / f"node-{node}" / "outcome.json"
 
 
-def outcome_json(outcome: Outcome) -> dict[str, Any]:
+def outcome_json(outcome: RunOutcome) -> dict[str, Any]:
     """Return the outcome as JSON values, schema 1."""
     return {
         "schema": SCHEMA,
@@ -143,7 +150,13 @@ def _rank(rank: RankOutcome) -> dict[str, Any]:
     }
 
 
-def write_outcome(directory: Path, outcome: Outcome) -> str | None:
+def rank_end(end: RankEnding, host: str | None) -> RankEnd:
+    """Return how a rank ended as the explanation takes it, with the name of its signal."""
+    name = signal_name(end.signal) if isinstance(end.signal, int) else end.signal
+    return RankEnd(end.rank, host, end.exit_code, name, end.ended_s, end.ended_by)
+
+
+def write_outcome(directory: Path, outcome: RunOutcome) -> str | None:
     """Write it in one step; return why that was impossible, None if it was not. Never raises."""
     path = outcome_path(directory, outcome.node)
     draft = path.with_name(f".{path.name}.{os.getpid()}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.launch.relaunch import Decision, Evidence, Policy, pause_s
-from ddplaunch.records.outcome import Outcome
+from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
@@ -23,7 +23,7 @@ _FIXES = 2  # the best ones; `ddplaunch explain` shows more
 
 
 def outcome_text(
-    outcome: Outcome,
+    outcome: RunOutcome,
     record: str | None,
     terminal: Terminal,
     *,
@@ -56,7 +56,7 @@ def _unrecorded(record: str | None, reason: str | None) -> str:
     return f"{f'record in {record}, incomplete' if record else 'no record'}: {reason or 'no run directory'}"
 
 
-def _head(outcome: Outcome, signal: int | None) -> tuple[str, str]:
+def _head(outcome: RunOutcome, signal: int | None) -> tuple[str, str]:
     if outcome.state == "succeeded":
         return "done", f" in {len(outcome.attempts)} attempts" if len(outcome.attempts) > 1 else ""
     if outcome.state == "terminated":
@@ -85,7 +85,7 @@ def elsewhere_text(attempt: int, attempts: int) -> str:
     )
 
 
-def attempts_text(outcome: Outcome) -> str:
+def attempts_text(outcome: RunOutcome) -> str:
     """Return in a clause how the attempts before compare with the last; empty if there was none that failed."""
     earlier = [each for each in outcome.attempts[:-1] if each.failed]
     if not earlier or outcome.state != "failed":

@@ -1,8 +1,6 @@
-"""The end of a run: why it ended so, the outcome on disk, the last words on the console; refuses to end anything.
+"""The end of a run on one node: what failed, the outcome on disk, the last words on the console, the exit status.
 
 The guard calls it when every rank is gone and everything that they printed is recorded.
-
-What a rank said last, from the end of its files: lines and exception; refuses to read a whole log for that.
 """
 
 from __future__ import annotations
@@ -15,21 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRank, EndedRun, Speaker
-from ddplaunch.agent.end.reasons import explain_attempt
-from ddplaunch.agent.end.verdict import (
-    attributed,
-    closed_by_torchrun,
-    exit_status,
-    failed_by_itself,
-    first_failed,
-    signal_name,
-    state_of,
-)
+from ddplaunch.agent.end.evidence import attributed, explain_attempt
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.launch.settings import Settings
-from ddplaunch.records.outcome import AttemptOutcome, Outcome, RankOutcome, write_outcome
+from ddplaunch.records.first_failure import failed_by_itself, first_failed, signal_name
+from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.watch.recording import straggler_words
@@ -38,40 +28,7 @@ _TAIL_BYTES = 1 << 16
 _LINES = 20
 _LINE_CHARS = 500
 
-
-def tail(path: Path | None) -> list[str]:
-    """Return the last lines of a file, whole ones, undecodable bytes replaced; none if it cannot be read."""
-    if path is None:
-        return []
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            data = file.read(_TAIL_BYTES)
-    except OSError:
-        return []
-    lines = data.decode("utf-8", "replace").split("\n")
-    if size > _TAIL_BYTES and len(lines) > 1:
-        lines = lines[1:]
-    return lines if lines[-1] else lines[:-1]
-
-
-def last_lines(out: Path, err: Path | None) -> tuple[str, ...]:
-    """Return at most 20 lines of stderr, or of stdout where stderr is empty, as a terminal would show them at last."""
-    lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in tail(err) or tail(out)]
-    return tuple([line for line in lines if line][-_LINES:])
-
-
-def last_exception(out: Path, err: Path | None) -> Raised | None:
-    """Return the exception of the last traceback that is neither handled nor beside the point."""
-    reader = Tracebacks()
-    for line in read_lines(enumerate(tail(err) or tail(out), 1), "tail"):
-        reader.feed(line)
-    ended = [each for each in reader.finish() if not each.handled and not each.side]
-    return ended[-1].root.raised if ended else None
-
-
-_NOTHING = Explanation(None)
+_explained: dict[int, Diagnosis | None] = {}  # attempts before the last, by number, so that none is read twice
 
 
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
@@ -81,34 +38,36 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     """
     if not attempt.failed:
         return None
-    attempt = attributed(attempt, closed_by_torchrun(settings))
+    attempt = attributed(settings, attempt)
+    attempts = settings.max_restarts + 1
     if not any(failed_by_itself(each) for each in attempt.ranks):
-        return elsewhere_text(attempt.attempt, settings.max_restarts + 1)
+        return elsewhere_text(attempt.attempt, attempts)
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
-    _KNOWN[attempt.attempt] = diagnosis
-    return attempt_text(attempt.attempt, settings.max_restarts + 1, diagnosis, Terminal.of(sys.stderr).width)
-
-
-_KNOWN: dict[int, Diagnosis | None] = {}  # of attempts before the last, so that none is read twice
+    _explained[attempt.attempt] = diagnosis
+    return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr).width)
 
 
 def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     """Explain, record and say how the run ended; return the exit status."""
-    closed = closed_by_torchrun(settings)
-    ended = replace(ended, attempts=tuple(attributed(each, closed) for each in ended.attempts))
+    ended = replace(ended, attempts=tuple(attributed(settings, each) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None
-    explanation = _explained(settings, last, ended)
+    if ended.stopped is not None:
+        explanation = Explanation(ended.stopped)
+    elif ended.state == "succeeded":
+        explanation = Explanation(None)
+    else:
+        explanation = explain_attempt(settings, last, ended)
     accused = explanation.diagnosis.rank if explanation.diagnosis is not None else None
-    first = first_failed(last, accused) if last is not None and ended.stopped is None else None
+    first = None
+    if last is not None and ended.stopped is None:
+        first = first_failed(last.ranks, accused, last.first)
     failed = accused if ended.stopped is not None else None if first is None else first.rank
-    status = exit_status(ended, first)
-    directory = Path(settings.directory) if settings.directory else None
-    outcome = Outcome(
+    outcome = RunOutcome(
         run_id=settings.run_id,
         host=ended.host,
         node=settings.node,
-        state=state_of(ended),
-        exit_status=status,
+        state=ended.run_state(),
+        exit_status=ended.exit_status(first),
         started_s=round(ended.started_s, 3),
         ended_s=round(ended.ended_s, 3),
         first_failed_rank=None if ended.state == "succeeded" else failed,
@@ -119,6 +78,7 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         ),
         notes=_notes(ended),
     )
+    directory = Path(settings.directory) if settings.directory else None
     problem = "no run directory was named" if directory is None else write_outcome(directory, outcome)
     scheduled = _by_the_scheduler(settings, ended)
     if scheduled is not None:
@@ -126,7 +86,7 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
         problem = problem if directory is None else write_outcome(directory, outcome)
     text = outcome_text(
         outcome,
-        None if directory is None else shown(directory),
+        None if directory is None else _shown(directory),
         Terminal.of(sys.stderr),
         signal=ended.signal,
         stopped=ended.stopped is not None,
@@ -134,10 +94,10 @@ def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
     )
     if not settings.silent and not _node_0_says_it(settings, outcome):
         console.say(straggler_words(settings) + text)
-    return status
+    return outcome.exit_status
 
 
-def _node_0_says_it(settings: Settings, outcome: Outcome) -> bool:
+def _node_0_says_it(settings: Settings, outcome: RunOutcome) -> bool:
     """Whether this node ended like all others of a Slurm step, whose words srun puts on one console."""
     alike = outcome.state in ("succeeded", "terminated")
     return alike and bool(settings.node) and "SLURM_STEP_ID" in os.environ
@@ -153,13 +113,7 @@ def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
     return why_ended(os.environ, settings.grace_s, ended.ended_s)
 
 
-def _explained(settings: Settings, last: EndedAttempt | None, ended: EndedRun) -> Explanation:
-    if ended.stopped is not None:
-        return Explanation(ended.stopped)
-    return _NOTHING if ended.state == "succeeded" else explain_attempt(settings, last, ended)
-
-
-def shown(path: Path) -> str:
+def _shown(path: Path) -> str:
     """Return ``path`` relative to the working directory where it lies below it."""
     try:
         return str(path.relative_to(Path.cwd()))
@@ -181,13 +135,13 @@ def _attempt(
 ) -> AttemptOutcome:
     """``explanation`` is that of the last attempt, None for one before."""
     last = explanation is not None
-    diagnosis = explanation.diagnosis if explanation is not None else _KNOWN.get(attempt.attempt)
+    diagnosis = explanation.diagnosis if explanation is not None else _explained.get(attempt.attempt)
     own = any(failed_by_itself(each) for each in attempt.ranks)
     return AttemptOutcome(
         attempt.attempt,
         round(attempt.started_s, 3),
         round(attempt.ended_s, 3),
-        own or (last and state_of(ended) == "failed"),
+        own or (last and ended.run_state() == "failed"),
         diagnosis,
         tuple(_rank(settings, rank, ended.host) for rank in attempt.ranks),
     )
@@ -214,3 +168,35 @@ def _rank(settings: Settings, rank: EndedRank, host: str) -> RankOutcome:
 
 def _relative(settings: Settings, path: Path | None) -> str | None:
     return None if path is None else os.path.relpath(path, settings.directory or ".")
+
+
+def _tail(path: Path | None) -> list[str]:
+    """Return the last lines of a file, whole ones, undecodable bytes replaced; none if it cannot be read."""
+    if path is None:
+        return []
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read(_TAIL_BYTES)
+    except OSError:
+        return []
+    lines = data.decode("utf-8", "replace").split("\n")
+    if size > _TAIL_BYTES and len(lines) > 1:
+        lines = lines[1:]
+    return lines if lines[-1] else lines[:-1]
+
+
+def last_lines(out: Path, err: Path | None) -> tuple[str, ...]:
+    """Return at most 20 lines of stderr, or of stdout where stderr is empty, as a terminal would show them at last."""
+    lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in _tail(err) or _tail(out)]
+    return tuple([line for line in lines if line][-_LINES:])
+
+
+def last_exception(out: Path, err: Path | None) -> Raised | None:
+    """Return the exception of the last traceback that is neither handled nor beside the point."""
+    reader = Tracebacks()
+    for line in read_lines(enumerate(_tail(err) or _tail(out), 1), "tail"):
+        reader.feed(line)
+    ended = [each for each in reader.finish() if not each.handled and not each.side]
+    return ended[-1].root.raised if ended else None

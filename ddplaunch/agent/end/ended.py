@@ -1,20 +1,19 @@
-"""What the guard saw of a run that has ended, as frozen values; refuses to say why it ended that way.
+"""What the guard saw of a run that has ended, as frozen values. Times are seconds since the epoch.
 
-The guard hands ``EndedRun`` to ``conclude``, and each ``EndedAttempt`` that was followed by
-another one to ``attempt_ended``. Times are seconds since the epoch.
+The guard hands ``EndedRun`` to ``conclude_run``, and each ``EndedAttempt`` that another one follows to
+``speak_of_attempt`` (``handover.py``).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-from ddplaunch.agent.protocol import Failure, State
+from ddplaunch.agent.protocol import Failure
 from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.records.first_failure import EndedBy, RankEnding, TorchrunState, exit_status, run_state
+from ddplaunch.records.outcome import RunState
 from ddplaunch.values.frozen import dataclass
-
-#: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
-EndedBy = Literal["itself", "launcher"]
 
 
 class Speaker(Protocol):
@@ -77,7 +76,7 @@ class EndedRun:
     started_s: float
     ended_s: float
     attempts: tuple[EndedAttempt, ...]
-    state: State
+    state: TorchrunState
     signal: int | None
     interrupts: int
     launcher_died: bool
@@ -86,3 +85,24 @@ class EndedRun:
     left_over: tuple[int, ...] = ()
     unrecorded: str | None = None
     stopped: Diagnosis | None = None
+
+    def run_state(self) -> RunState:
+        """Return how the run ended, as its outcome says it."""
+        stopped = None if self.stopped is None else self.stopped.code
+        return run_state(self.state, launcher_died=self.launcher_died, stopped=stopped)
+
+    def exit_status(self, first: RankEnding | None) -> int:
+        """Return what torchrun's process exits with; ``first`` is the rank that failed first."""
+        return exit_status(
+            self.state,
+            first,
+            ((failure["timestamp_s"], failure["exit_code"]) for failure in self.failures),
+            signal=self.signal,
+            launcher_died=self.launcher_died,
+            stopped=self.stopped is not None,
+        )
+
+    def seen_first(self) -> EndedRank | None:
+        """Return the rank of the last attempt that was seen to fail first."""
+        last = self.attempts[-1] if self.attempts else None
+        return None if last is None else next((each for each in last.ranks if each.rank == last.first), None)

@@ -1,4 +1,4 @@
-"""From the guard to the explanation of a run's end; refuses to let a failing explanation change how a run ends.
+"""The hand-over of an ended run from the guard to its explanation, whose own failure changes neither end nor status.
 
 What explains is imported here, and only when ranks end: it would treble the guard's memory while they run.
 """
@@ -9,10 +9,9 @@ import contextlib
 import importlib
 from typing import TYPE_CHECKING
 
-from ddplaunch.launch.settings import Settings
-
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun, Speaker
+    from ddplaunch.launch.settings import Settings
 
 
 def get_ready() -> None:
@@ -39,21 +38,7 @@ def conclude_run(settings: Settings, ended: EndedRun, speaker: Speaker) -> int:
 
         return conclude(settings, ended, speaker)
     except Exception as error:
-        speaker.say(f"ddplaunch: the run has ended ({_plainly(ended)}); explaining it failed: {error!r}\n")
-        return plain_status(ended)
-
-
-def plain_status(ended: EndedRun) -> int:
-    """Return the first failed rank's exit code or 128 + signal, 128 + n for a launcher told to end by signal n."""
-    if ended.state == "signal" and ended.signal:
-        return 128 + ended.signal
-    last = ended.attempts[-1] if ended.attempts else None
-    for rank in last.ranks if last else ():
-        if last and rank.rank == last.first:
-            return 128 + rank.signal if rank.signal else rank.exit_code or 1
-    return 0 if ended.state == "succeeded" else 1
-
-
-def _plainly(ended: EndedRun) -> str:
-    first = ended.attempts[-1].first if ended.attempts else None
-    return ended.state if first is None else f"rank {first} failed first"
+        first = ended.seen_first()
+        how = ended.state if first is None else f"rank {first.rank} failed first"
+        speaker.say(f"ddplaunch: the run has ended ({how}); explaining it failed: {error!r}\n")
+        return ended.exit_status(first)

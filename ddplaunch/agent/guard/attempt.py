@@ -6,9 +6,7 @@ until it does, the rank is a zombie, and /proc shows its status.
 
 from __future__ import annotations
 
-import math
 import os
-import signal
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,11 +16,10 @@ from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
-
-_ORDERS = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.end.ended import EndedAttempt, EndedBy
+    from ddplaunch.agent.end.ended import EndedAttempt
     from ddplaunch.machine.processes.process_table import ProcessStat
 
 
@@ -41,23 +38,18 @@ class Watched:
         self.told_to_end = False
         self.message = ""
 
-    def exit_code(self) -> int | None:
-        """Return the exit code, None for a signal or where it is not known."""
-        if self.status is None or os.WIFSIGNALED(self.status):
-            return None
-        return os.WEXITSTATUS(self.status)
-
-    def signal(self) -> int | None:
-        """Return the signal that ended it, None for none."""
-        if self.status is None or not os.WIFSIGNALED(self.status):
-            return None
-        return os.WTERMSIG(self.status)
-
-    def obeyed(self) -> bool:
-        """Whether its end is one that an order to end brings about: these signals, and their exit codes."""
-        if self.told_to_end and self.exit_code() == 0:
-            return True  # it saved what it had to
-        return self.signal() in _ORDERS or (self.exit_code() or 0) - 128 in _ORDERS
+    def end(self) -> SeenEnd:
+        """Return what is known of its end."""
+        status = self.status
+        killed = status is not None and os.WIFSIGNALED(status)
+        return SeenEnd(
+            self.rank,
+            None if status is None or killed else os.WEXITSTATUS(status),
+            os.WTERMSIG(status) if status is not None and killed else None,
+            self.ended_s,
+            self.told_to_end,
+            self.start_time is not None,
+        )
 
 
 class Attempt:
@@ -71,7 +63,7 @@ class Attempt:
         self.ranks = {rank["rank"]: Watched(rank) for rank in ranks}
         self.owners: dict[int, Owner] = {}
         self.handles: dict[int, Watched] = {}  # pidfd → rank
-        self.first: int | None = None
+        self.first: SeenEnd | None = None  # the rank that failed first
         self.looked_at: list[Watched] = []
         self.order: list[Watched] = []  # of the ends
         self.ordered_to_end = False
@@ -139,32 +131,8 @@ class Attempt:
                     watched.ended_s = watched.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
             elif succeeded and watched.status is None and watched.pid is not None:
                 watched.status = 0
-        self.first = self._first_to_fail()
-
-    def _first_to_fail(self) -> int | None:
-        """Return the rank that failed first: one whose end nobody saw, if the next was ended for it.
-
-        Of ranks that were gone when they were looked at first, those with SIGTERM come last: torchrun sends it.
-        """
-        unseen = None
-        others = [one for one in self.ranks.values() if one not in self.order]
-        order = [*self.order, *sorted(others, key=lambda each: (each.ended_s or math.inf, each.rank))]
-        for one in sorted(order, key=lambda each: each.start_time is None and each.signal() == signal.SIGTERM):
-            if one.told_to_end and one.obeyed():
-                continue
-            if one.status is None and one.ended_s is not None:
-                unseen = one.rank if unseen is None else unseen
-            elif one.status:
-                return unseen if unseen is not None and one.signal() == signal.SIGTERM else one.rank
-        return None
-
-    def ended_by(self, one: Watched) -> EndedBy | None:
-        """Say who ended a rank; torchrun ends the others as soon as one has failed. To be asked when complete."""
-        if one.ended_s is None:
-            return None
-        first_s = math.inf if self.first is None else self.ranks[self.first].ended_s or math.inf
-        after = one.told_to_end or (one.rank != self.first and one.ended_s >= first_s)
-        return "launcher" if after and one.obeyed() else "itself"
+        others = [one.end() for one in self.ranks.values() if one not in self.order]
+        self.first = first_to_fail([one.end() for one in self.order], others)
 
     def ended(self, node_directory: str | None) -> EndedAttempt:
         """Return what is known now as values; ``node_directory`` is the node's in the record."""
@@ -180,16 +148,18 @@ class Attempt:
                 pid=one.pid,
                 started_s=one.started_s,
                 ended_s=one.ended_s,
-                exit_code=one.exit_code(),
-                signal=one.signal(),
-                ended_by=self.ended_by(one),
+                exit_code=end.exit_code,
+                signal=end.signal,
+                ended_by=ended_by(end, self.first),
                 out=directory / f"rank-{one.rank}.out",
                 err=directory / f"rank-{one.rank}.err" if "err" in one.streams else None,
                 message=one.message,
             )
             for one in sorted(self.ranks.values(), key=lambda each: each.rank)
+            for end in [one.end()]
         )
-        return EndedAttempt(self.number, self.started_s, self.ended_s or time.time(), ranks, self.first)
+        first = None if self.first is None else self.first.rank
+        return EndedAttempt(self.number, self.started_s, self.ended_s or time.time(), ranks, first)
 
 
 def process_table(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
-from ddplaunch.agent.protocol import Failure, State
+from ddplaunch.agent.protocol import Failure
 from ddplaunch.launch.relaunch import (
     NOT_GIVEN,
     RETURN,
@@ -37,6 +37,7 @@ from ddplaunch.launch.relaunch import (
 )
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.paths import advanced, newest_below
+from ddplaunch.records.first_failure import TorchrunState, exit_status
 from ddplaunch.records.outcome import outcome_path
 from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
@@ -75,15 +76,15 @@ class Ending:
 
     def by_signal(self, number: int) -> None:
         """End at once, before any rank ran."""
-        self._leave({"state": "signal", "signal": number}, 128 + number)
+        self._leave({"state": "signal", "signal": number})
 
     def _exit(self) -> None:
         """Torchrun comes to its end without an exception: the ranks succeeded, or none was ever started."""
         if os.getpid() != self._owner:
             return
         if self._session.attempt < 0:
-            self._leave(_end("error", error="torchrun ended before any rank was started"), 1)
-        self._leave(_end("succeeded"), 0)
+            self._leave(_end("error", error="torchrun ended before any rank was started"))
+        self._leave(_end("succeeded"))
 
     def _failed(self, value: BaseException) -> dict[str, Any]:
         failures = getattr(value, "failures", None)
@@ -94,8 +95,8 @@ class Ending:
             return _end("signal", self._signals.first or int(signalled or 2))
         return _end("error", error=error_text(value))
 
-    def _leave(self, message: dict[str, Any], status: int = 1) -> None:
-        """Say the end, wait for the guard, and leave with the status that it names; ``status`` without a guard."""
+    def _leave(self, message: dict[str, Any]) -> None:
+        """Say the end, wait for the guard, and leave with the status that it names."""
         if self._leaving is not None and self._leaving != threading.get_ident():
             threading.Event().wait()  # a signal was quicker, and its thread is about to end the process
         if self._leaving is not None:
@@ -110,7 +111,7 @@ class Ending:
         guarded = answered is not None
         if answered is None:
             self._session.give_stderr_back()
-            answered = fallback_status(message, status)
+            answered = fallback_status(message)
         _flush()
         with contextlib.suppress(Exception):
             self._after()
@@ -129,7 +130,7 @@ class Ending:
 
 
 def _end(
-    state: State, signal: int | None = None, *, error: str = "", failures: list[Failure] | None = None
+    state: TorchrunState, signal: int | None = None, *, error: str = "", failures: list[Failure] | None = None
 ) -> dict[str, Any]:
     return {"state": state, "signal": signal, "failures": failures or [], "error": error}
 
@@ -168,16 +169,11 @@ def error_text(value: BaseException) -> str:
     return " <- ".join(words)[:_ERROR_CHARS]
 
 
-def fallback_status(message: dict[str, Any], status: int) -> int:
-    """Return the exit status from what torchrun itself knows: the first failure that the agent did not cause."""
-    if message.get("signal"):
-        return 128 + int(message["signal"])
-    failures = sorted(message.get("failures") or [], key=lambda failure: int(failure["timestamp_s"]))
-    own = [failure for failure in failures if failure["exit_code"] != -15] or failures
-    if not own:
-        return status
-    code = int(own[0]["exit_code"])
-    return code if code > 0 else 128 - code
+def fallback_status(message: dict[str, Any]) -> int:
+    """Return the exit status from what torchrun itself knows; a signal that it was sent counts for more than ranks."""
+    failures = ((int(each["timestamp_s"]), int(each["exit_code"])) for each in message.get("failures") or ())
+    signal = message.get("signal")
+    return exit_status("signal" if signal else message["state"], None, failures, signal=signal)
 
 
 def _flush() -> None:

@@ -46,7 +46,7 @@ from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import relaunch_policy
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.launchers import Place, holding
-from ddplaunch.records.outcome import Outcome, Pieces, merged, outcome_of_node, without_skew, write_merged
+from ddplaunch.records.outcome import Pieces, RunOutcome, merged, outcome_of_node, without_skew, write_merged
 from ddplaunch.records.write import hide_secrets, write
 from ddplaunch.ui.export import finding_json, plan_json
 from ddplaunch.ui.launch_view import launch_panel
@@ -294,7 +294,7 @@ def _conclude(
     ended_s = time.time()
     problem = write_merged(directory, merged(run_id, outcomes, verdict, (begun_s, ended_s)))
     diagnosis = verdict.explanation.diagnosis
-    outcome = Outcome(
+    outcome = RunOutcome(
         run_id=run_id,
         host=verdict.host or socket.gethostname(),
         node=verdict.node or 0,

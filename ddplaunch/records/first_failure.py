@@ -1,0 +1,284 @@
+"""The one policy of who failed first and which exit status follows, from the first rank's end to a run on many hosts.
+
+Each step knows more than the one before:
+
+1. The guard sees ranks end, in order: `first_to_fail`, `ended_by`.
+2. At the end of a node's run torchrun's messages tell which ranks it ended (`failed_by_itself`), and the logs may
+   accuse a rank (`first_failed`). `run_state` and `exit_status` follow; a plug-in whose guard is gone asks the same
+   `exit_status` with what torchrun alone knows.
+3. Over several hosts, every node's own failure (`node_failure`) is compared by one clock (`first_node_to_fail`), and
+   `status_of_all` is the exit status of the whole launch. Under Slurm `first_failed_node` does both.
+
+The guard, a light interpreter without site-packages, imports this module: no dataclasses here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from ddplaunch.records.outcome import RunOutcome, RunState
+
+#: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
+EndedBy = Literal["itself", "launcher"]
+#: What torchrun says at its end. "signal": it was told to end. "error": an exception of its own.
+TorchrunState = Literal["succeeded", "failed", "signal", "error"]
+#: The code of the diagnosis of a run that ``--timeout`` ended.
+TIME_LIMIT = "time-limit"
+
+_TIMED_OUT = 124  # ExitStatus.TIMED_OUT, whose module is too heavy for the guard
+_TORCHRUN_KILLED = 128 + SIGKILL
+#: A rank that was told to end ends by one of these, or exits with 128 + one of them, as shells do.
+_ORDERS = (SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT)
+
+
+class RankEnding(Protocol):
+    """How one rank ended. Exit code and signal are both None where nobody saw it."""
+
+    @property
+    def rank(self) -> int:
+        """Its global number."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Return None for a signal."""
+
+    @property
+    def signal(self) -> int | str | None:
+        """Its number or name."""
+
+    @property
+    def ended_s(self) -> float | None:
+        """Seconds since the epoch."""
+
+    @property
+    def ended_by(self) -> EndedBy | None:
+        """Return None where the end was not seen."""
+
+
+_Ending = TypeVar("_Ending", bound=RankEnding)
+
+
+class SeenEnd(NamedTuple):
+    """One rank as its guard saw it. ``ended_s`` is None while it runs, ``signal`` is a number.
+
+    ``told_to_end``: it ended after the guard knew that ranks are being ended. ``seen_alive`` is False for a rank that
+    had ended when the guard looked at it first.
+    """
+
+    rank: int
+    exit_code: int | None
+    signal: int | None
+    ended_s: float | None
+    told_to_end: bool = False
+    seen_alive: bool = True
+
+
+# 1. What the guard sees
+
+
+def first_to_fail(in_order: Sequence[SeenEnd], others: Iterable[SeenEnd]) -> SeenEnd | None:
+    """Return the rank that failed first, None where none did. ``in_order`` are the ranks that were seen to end.
+
+    - Ranks that nobody saw end follow, by the time that torchrun gives them.
+    - Of ranks that were gone when they were looked at first, those with SIGTERM come last: torchrun sends it.
+    - A rank that ended as it was told to has not failed.
+    - A rank whose status nobody knows is first if the next one was ended for it, by SIGTERM.
+    """
+    order = [*in_order, *sorted(others, key=lambda each: (each.ended_s or math.inf, each.rank))]
+    unseen = None
+    for one in sorted(order, key=lambda each: not each.seen_alive and each.signal == SIGTERM):
+        if one.told_to_end and _obeyed(one):
+            continue
+        if one.exit_code is None and one.signal is None and one.ended_s is not None:
+            unseen = unseen or one
+        elif one.exit_code or one.signal:
+            return unseen if unseen is not None and one.signal == SIGTERM else one
+    return None
+
+
+def ended_by(one: SeenEnd, first: SeenEnd | None) -> EndedBy | None:
+    """Say who ended a rank, None while it runs: torchrun ends the others as soon as ``first`` has failed."""
+    if one.ended_s is None:
+        return None
+    first_s = math.inf if first is None else first.ended_s or math.inf
+    after = one.told_to_end or ((first is None or one.rank != first.rank) and one.ended_s >= first_s)
+    return "launcher" if after and _obeyed(one) else "itself"
+
+
+def _obeyed(one: SeenEnd) -> bool:
+    if one.told_to_end and one.exit_code == 0:
+        return True  # it saved what it had to
+    return one.signal in _ORDERS or (one.exit_code or 0) - 128 in _ORDERS
+
+
+# 2. The end of one node's run
+
+
+def failed_by_itself(end: RankEnding) -> bool:
+    """Whether the rank failed before anybody asked it to end."""
+    return end.ended_by != "launcher" and bool(end.exit_code or end.signal)
+
+
+def first_failed(ends: Iterable[_Ending], accused: int | None, seen_first: int | None) -> _Ending | None:
+    """Return the rank that failed first: the ``accused`` by the evidence, else ``seen_first``, else the earliest end.
+
+    Each of them counts only if it failed by itself. None where no rank did.
+    """
+    failed = {each.rank: each for each in ends if failed_by_itself(each)}
+    for rank in (accused, seen_first):
+        if rank is not None and rank in failed:
+            return failed[rank]
+    return min(failed.values(), key=lambda each: (each.ended_s is None, each.ended_s or 0.0, each.rank), default=None)
+
+
+def run_state(state: TorchrunState, *, launcher_died: bool = False, stopped: str | None = None) -> RunState:
+    """Return how the run ended: torchrun's word counts; where it said nothing it was killed.
+
+    ``stopped`` is the code of the diagnosis with which the guard ended the run: `--timeout` terminates it, a hang that
+    `--on-hang stop` ended is a failure.
+    """
+    if stopped is not None:
+        return "terminated" if stopped == TIME_LIMIT else "failed"
+    if launcher_died:
+        return "killed"
+    if state == "signal":
+        return "terminated"
+    return "succeeded" if state == "succeeded" else "failed"
+
+
+def exit_status(
+    state: TorchrunState,
+    first: RankEnding | None = None,
+    failures: Iterable[tuple[int, int]] = (),
+    *,
+    signal: int | None = None,
+    launcher_died: bool = False,
+    stopped: bool = False,
+) -> int:
+    """Return what torchrun's process exits with. The first rule that fits decides:
+
+    - 124, as timeout(1), for a run that `--timeout` or `--on-hang stop` ended (``stopped``);
+    - 137 where torchrun was killed;
+    - 0 for success, 128 + ``signal`` where torchrun was told to end;
+    - the exit status of ``first``, the rank that failed first;
+    - that of the earliest of torchrun's own ``failures``, (time in s, exit code) pairs in which a signal is negative;
+      SIGTERM counts only if there is nothing else, because torchrun sends it;
+    - 1.
+    """
+    if stopped:
+        return _TIMED_OUT
+    if launcher_died:
+        return _TORCHRUN_KILLED
+    if state == "succeeded":
+        return 0
+    if state == "signal" and signal:
+        return 128 + signal
+    if first is not None:
+        return own_status(first)
+    codes = [code for _, code in sorted(failures, key=lambda failure: failure[0])]
+    code = next((code for code in codes if code != -SIGTERM), codes[0] if codes else 1)
+    return code if code > 0 else 128 - code
+
+
+def own_status(end: RankEnding) -> int:
+    """Return a rank's exit code, or 128 + the signal that ended it, as a shell says it."""
+    if end.exit_code:
+        return end.exit_code
+    return 128 + (getattr(Signals, end.signal, 0) if isinstance(end.signal, str) else end.signal or 0)
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9, and the number where it has no name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+# 3. A run on several nodes
+
+
+class NodeFailure(NamedTuple):
+    """One node's own failure: when, by a clock that all nodes share, and what failed there."""
+
+    at_s: float
+    node: int
+    kind: Literal["ranks", "torchrun", "lost", "other"]
+
+
+def node_failure(
+    node: int,
+    outcome: RunOutcome | None,
+    status: int | None,
+    *,
+    told: int | None = None,
+    lost: bool = False,
+    heard_s: float = 0.0,
+) -> NodeFailure | None:
+    """Return a node's own failure; None where it succeeded, or ended because it was told to.
+
+    ``status`` is its exit status, ``told`` the signal that the launcher had sent there before, ``lost`` whether the
+    launcher lost the host, ``heard_s`` when it last heard of it. In order:
+
+    - a host that was lost failed when it was last heard;
+    - ranks of the last attempt that failed by themselves: the earliest of them;
+    - a torchrun that was killed, unless the launcher killed it: a second before its ranks ended, which the guard ended
+      then, because nobody records when torchrun died;
+    - any other end with a status that nobody asked for.
+    """
+    if lost:
+        return NodeFailure(heard_s, node, "lost")
+    if status == 0:
+        return None
+    if outcome is None:
+        return None if told is not None else NodeFailure(heard_s, node, "other")
+    own = [each.ended_s for each in outcome.last_ranks if failed_by_itself(each) and each.ended_s is not None]
+    if own:
+        return NodeFailure(min(own), node, "ranks")
+    if outcome.state == "killed":
+        ends = [each.ended_s for each in outcome.last_ranks if each.ended_s is not None]
+        died_s = min(ends, default=outcome.ended_s) - 1.0
+        return None if told == SIGKILL else NodeFailure(died_s, node, "torchrun")
+    if outcome.state == "terminated" or told is not None:
+        return None
+    return NodeFailure(outcome.ended_s, node, "other")
+
+
+def first_node_to_fail(failures: Iterable[NodeFailure], interrupted: bool = False) -> NodeFailure | None:
+    """Return the earliest failure. In a launch that was ``interrupted`` only ranks' own failures let it count."""
+    known = sorted(failures, key=lambda each: (each.at_s, each.node))
+    if interrupted and not any(each.kind == "ranks" for each in known):
+        return None
+    return known[0] if known else None
+
+
+def status_of_all(
+    first: NodeFailure, accused: int | None, outcomes: Mapping[int, RunOutcome], status: int | None
+) -> int:
+    """Return the exit status of a launch on all nodes: that of the ``accused`` rank, else ``status``, the first node's.
+
+    The evidence accuses a rank of any node, but only where ranks failed.
+    """
+    ends = (each for outcome in outcomes.values() for each in outcome.last_ranks)
+    for each in ends if first.kind == "ranks" and accused is not None else ():
+        if each.rank == accused and (each.exit_code or each.signal):
+            return own_status(each)
+    return status or 1
+
+
+def first_failed_node(outcomes: Mapping[int, RunOutcome]) -> RunOutcome | None:
+    """Return the outcome of the node that failed first in a Slurm job, None where no node says that it failed.
+
+    srun exits with the highest status of its tasks, which is often that of a node that it ended itself (143), and Slurm
+    kills torchrun at its limits: so a node counts whose state is "failed". Times of several hosts are compared as they
+    are, and clocks that differ by more than the end of a job takes can mislead.
+    """
+    failed = [(node, each) for node, each in outcomes.items() if each.state == "failed" and each.exit_status]
+    first = first_node_to_fail(
+        found for node, each in failed if (found := node_failure(node, each, each.exit_status)) is not None
+    )
+    return None if first is None else outcomes[first.node]
