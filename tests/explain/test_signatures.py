@@ -8,22 +8,23 @@ import pytest
 
 from ddplaunch.explain.read.lines import NOBODY, Line
 from ddplaunch.explain.read.scan import matcher
-from ddplaunch.explain.signatures import all_signatures, collective, gpu_memory
+from ddplaunch.explain.signatures import all_signatures, collective_timeout
+from ddplaunch.explain.signatures.gpu import memory
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
 
 #: What is told apart together: the files of ``explain/signatures`` that may match the same line.
 FAMILIES = {
-    "gpu": ("gpu_setup", "gpu_faults", "gpu_memory"),
-    "nccl": ("nccl", "echoes"),
-    "collective": ("collective", "echoes"),
+    "gpu": ("gpu.setup", "gpu.faults", "gpu.memory"),
+    "nccl": ("network.nccl", "peer_echoes"),
+    "collective": ("collective_mismatch", "collective_timeout", "peer_echoes"),
     "ddp": ("ddp",),
     "system": ("system_memory", "system"),
-    "network": ("connection", "rendezvous"),
-    "data": ("data",),
-    "launching": ("launching",),
+    "network": ("network.connection", "network.rendezvous"),
+    "data": ("checkpoints", "data"),
+    "launching": ("launching", "imports"),
     "scheduler": ("scheduler",),
-    "ending": ("ending",),
+    "ending": ("ending", "launcher_echoes"),
 }
 SIGNATURES: dict[str, tuple[Signature, ...]] = {
     family: tuple(each for name in names for each in import_module(f"ddplaunch.explain.signatures.{name}").SIGNATURES)
@@ -75,7 +76,7 @@ def test_memory_is_measured() -> None:
         "39.38 GiB "
         "of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
     )
-    signature = next(each for each in gpu_memory.SIGNATURES if matched(each, line))
+    signature = next(each for each in memory.SIGNATURES if matched(each, line))
     match = matched(signature, line)
     assert match is not None
     assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
@@ -93,5 +94,5 @@ def test_every_example_is_told_by_its_own_code_among_all_signatures() -> None:
 
 def test_the_late_rank_is_named() -> None:
     line = "RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms"
-    found = [match for each in collective.SIGNATURES if (match := matched(each, line))]
+    found = [match for each in collective_timeout.SIGNATURES if (match := matched(each, line))]
     assert [match["culprit"] for match in found] == ["1"]

@@ -1,4 +1,4 @@
-"""All signatures, one family per file, listed by hand; refuses to look for any by itself."""
+"""All signatures: one family per file, each with a tuple ``SIGNATURES`` in which the specific ones come first."""
 
 from __future__ import annotations
 
@@ -9,40 +9,44 @@ from ddplaunch.explain.signatures.signature import Signature
 
 @cache
 def all_signatures() -> tuple[Signature, ...]:
-    """Return the signatures of all families, in the order of the list; imported here, when a log is to be explained."""
+    """Return the signatures of all families; they are imported here, when a log is to be explained."""
     from ddplaunch.explain.signatures import (
-        collective,
-        connection,
+        checkpoints,
+        collective_mismatch,
+        collective_timeout,
         data,
         ddp,
-        echoes,
         ending,
-        gpu_faults,
-        gpu_memory,
-        gpu_setup,
+        imports,
+        launcher_echoes,
         launching,
-        nccl,
-        rendezvous,
+        peer_echoes,
         scheduler,
         system,
         system_memory,
     )
+    from ddplaunch.explain.signatures.gpu import faults, memory, setup
+    from ddplaunch.explain.signatures.network import connection, nccl, rendezvous
 
     families = (
-        gpu_setup,
-        gpu_faults,
-        gpu_memory,
+        setup,
+        faults,
+        memory,
         nccl,
-        echoes,
-        collective,
+        peer_echoes,
+        collective_mismatch,
+        collective_timeout,
         ddp,
         system_memory,
         system,
         connection,
         rendezvous,
+        checkpoints,
         data,
         launching,
+        imports,
         scheduler,
         ending,
+        launcher_echoes,
     )
     return tuple(signature for family in families for signature in family.SIGNATURES)

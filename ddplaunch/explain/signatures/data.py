@@ -1,166 +1,8 @@
-"""Signatures of data: missing, raced for, not downloadable, and checkpoints that do not fit or cannot be read.
-
-How checkpoints that do not fit the model or cannot be read show; refuses missing files.
-
-How a hub or URL that cannot be reached shows; refuses retries that succeed later.
-"""
+"""Data that is missing, that several ranks write at once, or that cannot be downloaded."""
 
 from __future__ import annotations
 
 from ddplaunch.explain.signatures.signature import Signature, Tier
-
-_FIT_WHY = (
-    "Names and shapes in the file have to equal those of the model: DDP puts `module.` before every name, and another "
-    "configuration changes shapes."
-)
-_FIT_FIXES = (
-    "Save and load the bare model: `model.module.state_dict()` and `model.module.load_state_dict(…)`, or load before "
-    "wrapping in DDP.",
-    'Strip the prefix of an existing file: `dict((k.removeprefix("module."), v) for k, v in sd.items())`.',
-    "If sizes differ, build the model with the configuration that the checkpoint was trained with.",
-)
-_READ_WHY = (
-    "The file is shorter than it claims or not a checkpoint: an interrupted or full-disk save, a partial "
-    "copy or download."
-)
-_READ_FIXES = (
-    "Load an older checkpoint, or copy this one again and compare: `sha256sum FILE` on both sides, on every node.",
-    "Save to a temporary name and `os.replace` it, on rank 0 only, so that a crash cannot leave half a file.",
-)
-
-CHECKPOINTS: tuple[Signature, ...] = (
-    Signature(
-        code="checkpoint-mismatch",
-        tier=Tier.CAUSE,
-        literals=("in loading state_dict for",),
-        patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),
-        what="the checkpoint does not fit the model {model}",
-        why=_FIT_WHY,
-        fixes=_FIT_FIXES,
-        examples=("RuntimeError: Error(s) in loading state_dict for DistributedDataParallel:",),
-        near_misses=("Some weights of GPT2 were not initialized from the model checkpoint and are newly initialized",),
-        source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
-    ),
-    Signature(
-        code="checkpoint-mismatch",
-        tier=Tier.CAUSE,
-        literals=("loaded state dict", "state_dict", "While copying the parameter", "DP world size", "from checkpoint"),
-        patterns=(
-            r"(?P<problem>loaded state dict (?:contains a parameter group that doesn't match|has a different number "
-            r"of) .*)",
-            r"(?P<problem>(?:Missing|Unexpected) key in checkpoint state_dict: \S+)",
-            r"(?P<problem>(?:unexpected|missing) keys? \"?[^\"]*\"? in (?:source )?state_dict)",
-            r"(?P<problem>While copying the parameter named \S+)",
-            r"(?P<problem>The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+)",
-            r"AssertionError: (?P<problem>\w+ value from checkpoint \([^)]*\) is not equal to the input argument "
-            r"value)",
-        ),
-        what="the checkpoint does not fit: {problem}",
-        why=_FIT_WHY,
-        fixes=_FIT_FIXES,
-        examples=(
-            "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
-            "ValueError: loaded state dict has a different number of parameter groups",
-            "RuntimeError: Missing key in checkpoint state_dict: optim.state.0.exp_avg.",
-            "KeyError: 'unexpected key \"module.conv1.weight\" in state_dict'",
-            "RuntimeError: While copying the parameter named fc.weight, whose dimensions in the model are "
-            "torch.Size([10])",
-            "ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but the current world size "
-            "is 4.",
-            "AssertionError: num_layers value from checkpoint (24) is not equal to the input argument value (12).",
-        ),
-        near_misses=("unexpected keys: []", "state_dict saved to out/last.pt", "resuming from checkpoint 12"),
-        source="https://github.com/pytorch/pytorch/blob/main/torch/optim/optimizer.py",
-    ),
-    Signature(
-        code="checkpoint-mismatch",
-        tier=Tier.HINT,
-        literals=("key(s) in state_dict", "size mismatch for "),
-        patterns=(
-            r"(?P<problem>(?:Missing|Unexpected) key\(s\) in state_dict): ",
-            r"(?P<problem>size mismatch for [\w.]+): copying a param with shape",
-        ),
-        what="the checkpoint does not fit the model: {problem}",
-        why=_FIT_WHY,
-        fixes=_FIT_FIXES,
-        examples=(
-            '\tUnexpected key(s) in state_dict: "module.weight", "module.bias". ',
-            "\tsize mismatch for enc.stem.weight: copying a param with shape torch.Size([32, 3]) from checkpoint",
-        ),
-        near_misses=("_IncompatibleKeys(missing_keys=[], unexpected_keys=[])",),
-        source="https://github.com/pytorch/pytorch/blob/main/torch/nn/modules/module.py",
-    ),
-    Signature(
-        code="checkpoint-corrupt",
-        tier=Tier.CAUSE,
-        literals=(
-            "PytorchStreamReader failed",
-            "file might be corrupted",
-            "Error while deserializing header",
-            "corrupt file",
-            "storage has wrong size",
-            "filename 'storages' not found",
-        ),
-        patterns=(
-            r"(?P<problem>PytorchStreamReader failed .*)",
-            r"(?P<problem>unexpected EOF[^.]*)\. The file might be corrupted",
-            r"(?P<problem>Error while deserializing header: \w+)",
-            r"(?P<problem>Invalid magic number; corrupt file\?)",
-            r"(?P<problem>storage has wrong size: expected \S+ got \S+)",
-            r"(?P<problem>filename 'storages' not found)",
-        ),
-        what="a checkpoint cannot be read: {problem}",
-        why=_READ_WHY,
-        fixes=_READ_FIXES,
-        examples=(
-            "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
-            "RuntimeError: PytorchStreamReader failed reading file data/16: invalid header or archive is corrupted",
-            "RuntimeError: unexpected EOF, expected 170260432 more bytes. The file might be corrupted.",
-            "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge",
-            "RuntimeError: Invalid magic number; corrupt file?",
-            "RuntimeError: storage has wrong size: expected 64 got 256",
-            "KeyError: \"filename 'storages' not found\"",
-        ),
-        near_misses=("RuntimeError: PytorchStreamWriter failed writing file data/211: file write failed",),
-        source="https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc",
-    ),
-    Signature(
-        code="checkpoint-corrupt",
-        tier=Tier.CAUSE,
-        literals=("Ran out of input", "UnpicklingError"),
-        patterns=(
-            r"EOFError: (?P<problem>Ran out of input)",
-            r"UnpicklingError: (?P<problem>(?!Weights only).+)",
-        ),
-        what="a checkpoint or pickle cannot be read: {problem}",
-        why=_READ_WHY,
-        fixes=_READ_FIXES,
-        examples=("EOFError: Ran out of input", "_pickle.UnpicklingError: invalid load key, 'v'."),
-        near_misses=(
-            "_pickle.UnpicklingError: Weights only load failed. This file can still be loaded",
-            "EOFError: Compressed file ended before the end-of-stream marker was reached",
-        ),
-        log_unless=(r"in spawn_main|from_parent",),
-        source="https://docs.python.org/3/library/pickle.html#pickle.UnpicklingError",
-    ),
-    Signature(
-        code="checkpoint-corrupt",
-        tier=Tier.CAUSE,
-        literals=("Weights only load failed",),
-        patterns=(r"(?P<problem>Weights only load failed)",),
-        what="torch.load refuses the checkpoint: {problem}",
-        why="since torch 2.6 `weights_only=True` is the default of torch.load and allows tensors and plain containers "
-        "only",
-        fixes=(
-            "if you trust the file: `torch.load(path, weights_only=False)`",
-            "allow the classes it holds: `torch.serialization.add_safe_globals([Cls])` before loading",
-        ),
-        examples=("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",),
-        near_misses=("FutureWarning: You are using `torch.load` with `weights_only=False`",),
-        source="https://pytorch.org/docs/stable/notes/serialization.html#torch-load-with-weights-only-true",
-    ),
-)
-
 
 _WHY = "Compute nodes often have no way to the internet, and a hub limits how often all ranks together may ask."
 _FIXES = (
@@ -171,8 +13,26 @@ _FIXES = (
     "For 401 and 403: log in (`huggingface-cli login`) and accept the model's terms; for 404 correct the name.",
 )
 _RETRY = r"Retrying|retrying|will retry|retry \d|entering retry loop|WARNING"
+_MISSING_WHY = (
+    "The path was looked up from the rank's working directory on its own node; a disk that is not shared "
+    "hides it there."
+)
+_RACE_WHY = (
+    "All ranks run the same preparation code; without a barrier they create, unpack and read the same files at once."
+)
+_RACE_FIXES = (
+    "Prepare on one rank, let the others wait: `if rank == 0: prepare()`, then `dist.barrier()`, then read.",
+    "Or prepare once before the launch, so that the ranks only read.",
+    "Remove the half-written files first.",
+)
+# Names by which a path is a checkpoint's, a script's or a temporary file's rather than a data set's.
+_NOT_DATA = (
+    r"\.(?:py|sh)'|\.lock'|\.incomplete|/dev/shm|/torch_|pymp-|/tmp/tmp|/proc/|libnccl|"
+    r"(?i:checkpoint|ckpt|\.pth\b|resume|pytorch_model|adapter_model|model_states|optimizer\.pt|\.safetensors|/last"
+    r"\.pt|/best\.pt)"
+)
 
-DOWNLOADS: tuple[Signature, ...] = (
+SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="download-failed",
         tier=Tier.CAUSE,
@@ -292,31 +152,6 @@ DOWNLOADS: tuple[Signature, ...] = (
         unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
         source="https://requests.readthedocs.io/en/latest/user/quickstart/#errors-and-exceptions",
     ),
-)
-
-
-_MISSING_WHY = (
-    "The path was looked up from the rank's working directory on its own node; a disk that is not shared "
-    "hides it there."
-)
-_RACE_WHY = (
-    "All ranks run the same preparation code; without a barrier they create, unpack and read the same files at once."
-)
-_RACE_FIXES = (
-    "Prepare on one rank, let the others wait: `if rank == 0: prepare()`, then `dist.barrier()`, then read.",
-    "Or prepare once before the launch, so that the ranks only read.",
-    "Remove the half-written files first.",
-)
-# Names by which a path is a checkpoint's, a script's or a temporary file's rather than a data set's.
-_NOT_DATA = (
-    r"\.(?:py|sh)'|\.lock'|\.incomplete|/dev/shm|/torch_|pymp-|/tmp/tmp|/proc/|libnccl|"
-    r"(?i:checkpoint|ckpt|\.pth\b|resume|pytorch_model|adapter_model|model_states|optimizer\.pt|\.safetensors|/last"
-    r"\.pt|/best\.pt)"
-)
-
-SIGNATURES: tuple[Signature, ...] = (
-    *DOWNLOADS,
-    *CHECKPOINTS,
     Signature(
         code="dataset-missing",
         tier=Tier.CAUSE,

@@ -1,17 +1,29 @@
-"""Signatures about DDP and what runs through it: models, the process group, numbers; refuses to hold any itself.
-
-How a missing process group and models that differ between ranks show; refuses the echo of a rank that had died.
-
-How DistributedDataParallel refuses a model's gradients; refuses what it only warns of.
-
-How a run that stopped because of NaN or infinity shows; refuses values that a training prints and goes on from.
-"""
+"""Models that differ between ranks, a missing process group, gradients that DDP refuses, and NaN or infinity."""
 
 from __future__ import annotations
 
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
-_GROUP: tuple[Signature, ...] = (
+_NAMES = "name them: `--env TORCH_DISTRIBUTED_DEBUG=INFO`"
+_WHY = (
+    "the loss or a gradient left the range of the number format, and a check stopped the run; the other ranks "
+    "then wait in vain"
+)
+_FIXES = (
+    "lower the learning rate or lengthen the warmup (`--lr X`, `--base-warmup N`, `--lr-scaling sqrt`): more "
+    "GPUs had multiplied it",
+    "clip: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`, and train in bfloat16 instead of float16",
+    "find the first bad value: `torch.autograd.set_detect_anomaly(True)`, and look at that step's batch on that rank",
+)
+#: An exception whose message speaks of NaN or infinity.
+_RAISED = r"^(?:[\w.]+\.)?(?:\w*Error|\w*Exception|Exception)\b: "
+_QUANTITY = r"\b(?i:\w*loss\w*|grad\w*|norm|logits?|outputs?|activations?|weights?|parameters?|values)\b"
+#: A line of its own, not in the middle of another sentence.
+_SAID = r"^(?:[\w.-]*(?:ERROR|CRITICAL|FATAL)\S* +)?"
+_STOPS = r"\b(?i:abort\w*|exit\w*|stop\w*|terminat\w*|quit\w*|halt\w*)\b"
+_BAD = r"\b(?:nan|NaN|Nan|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity|non-finite|not finite)\b"
+
+SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="parameter-mismatch",
         tier=Tier.CAUSE,
@@ -114,12 +126,6 @@ _GROUP: tuple[Signature, ...] = (
             "UserWarning: Default process group has not been initialized, please make sure to call init_process_group.",
         ),
     ),
-)
-
-
-_NAMES = "name them: `--env TORCH_DISTRIBUTED_DEBUG=INFO`"
-
-_MODEL: tuple[Signature, ...] = (
     Signature(
         code="unused-parameters",
         tier=Tier.CAUSE,
@@ -269,31 +275,8 @@ _MODEL: tuple[Signature, ...] = (
         ),
         near_misses=("the buffer has been modified by an inplace operation, as intended",),
     ),
-)
-
-
-_CODE = "not-a-number"
-_WHY = (
-    "the loss or a gradient left the range of the number format, and a check stopped the run; the other ranks "
-    "then wait in vain"
-)
-_FIXES = (
-    "lower the learning rate or lengthen the warmup (`--lr X`, `--base-warmup N`, `--lr-scaling sqrt`): more "
-    "GPUs had multiplied it",
-    "clip: `torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)`, and train in bfloat16 instead of float16",
-    "find the first bad value: `torch.autograd.set_detect_anomaly(True)`, and look at that step's batch on that rank",
-)
-#: An exception whose message speaks of NaN or infinity.
-_RAISED = r"^(?:[\w.]+\.)?(?:\w*Error|\w*Exception|Exception)\b: "
-_QUANTITY = r"\b(?i:\w*loss\w*|grad\w*|norm|logits?|outputs?|activations?|weights?|parameters?|values)\b"
-#: A line of its own, not in the middle of another sentence.
-_SAID = r"^(?:[\w.-]*(?:ERROR|CRITICAL|FATAL)\S* +)?"
-_STOPS = r"\b(?i:abort\w*|exit\w*|stop\w*|terminat\w*|quit\w*|halt\w*)\b"
-_BAD = r"\b(?:nan|NaN|Nan|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity|non-finite|not finite)\b"
-
-_NUMBERS: tuple[Signature, ...] = (
     Signature(
-        code=_CODE,
+        code="not-a-number",
         tier=Tier.CAUSE,
         literals=("nan", "NaN", "NAN", "inf", "Inf", "FloatingPointError"),
         patterns=(
@@ -321,7 +304,7 @@ _NUMBERS: tuple[Signature, ...] = (
         ),
     ),
     Signature(
-        code=_CODE,
+        code="not-a-number",
         tier=Tier.CAUSE,
         literals=(
             "nan",
@@ -379,7 +362,7 @@ _NUMBERS: tuple[Signature, ...] = (
         ),
     ),
     Signature(  # TORCH_NCCL_NAN_CHECK=1
-        code=_CODE,
+        code="not-a-number",
         tier=Tier.CAUSE,
         literals=("isnan(",),
         patterns=(r"(?:block: \[.*|NaN ?[Cc]heck.*)Assertion [`'](?P<message>!\w*isnan\(.*?\))[`'] failed",),
@@ -397,5 +380,3 @@ _NUMBERS: tuple[Signature, ...] = (
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/NanCheck.cu",
     ),
 )
-
-SIGNATURES: tuple[Signature, ...] = (*_GROUP, *_MODEL, *_NUMBERS)

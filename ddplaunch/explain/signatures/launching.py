@@ -1,9 +1,4 @@
-"""Signatures of commands that could not become ranks: environment, arguments, paths; refuses later exceptions.
-
-How refused command lines show, of the script and of its launcher, and a script that is not there.
-
-How a failed import, an unparsable script and an extension that did not build show.
-"""
+"""Refused command lines of scripts and launchers, missing scripts, and missing variables of ranks."""
 
 from __future__ import annotations
 
@@ -24,8 +19,23 @@ _PROBLEMS = (
     r"ambiguous option|unknown option|expected (?:one|at least one|\d+) argument|invalid choice|Parser key|Key \S+ is "
     r"required"
 )
+_NAMES = (
+    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|"
+    r"SLURM_(?:PROCID|LOCALID|NTASKS|NPROCS|NODEID|NODELIST|JOB_NODELIST)|OMPI_COMM_WORLD_(?:RANK|SIZE|LOCAL_RANK)"
+)
+_LOCAL_RANK_WHY = (
+    "torch.distributed.launch passes `--local-rank` (since torch 2.0; `--local_rank` before) as an argument; torchrun "
+    "and "
+    "ddplaunch set the variable LOCAL_RANK instead. Launcher and script speak different ones of these."
+)
+_LOCAL_RANK_FIXES = (
+    'Read it from the environment: `local_rank = int(os.environ["LOCAL_RANK"])`, and start with '
+    "`ddplaunch run 4 -- train.py`.",
+    'To work with every launcher: `parser.add_argument("--local-rank", "--local_rank", type=int, '
+    'default=int(os.environ.get("LOCAL_RANK", 0)))`.',
+)
 
-COMMANDS: tuple[Signature, ...] = (
+SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="script-arguments",
         tier=Tier.CAUSE,
@@ -231,230 +241,6 @@ COMMANDS: tuple[Signature, ...] = (
         unless=(r"No module named '?(?:torchrun|torch\.distributed|accelerate)\b",),
         source="https://docs.python.org/3/using/cmdline.html#cmdoption-m",
     ),
-)
-
-
-_WHY = (
-    "The interpreter that runs the ranks has no such package or another version of it: a different environment, a node "
-    "without it, or a package built for another version."
-)
-_INTERPRETER = (
-    "Compare interpreters: `ddplaunch doctor` names the one that launches; torchrun prints `of binary:` "
-    "with the one it used."
-)
-
-IMPORTS: tuple[Signature, ...] = (
-    Signature(
-        code="module-not-found",
-        tier=Tier.CAUSE,
-        literals=("No module named",),
-        patterns=(
-            r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
-            r"ImportError: No module named '?(?P<module>[\w.]+)'?",
-        ),
-        what="the package `{module}` cannot be imported",
-        why=_WHY,
-        fixes=(
-            "install what provides `{module}` into the interpreter of the ranks, on every node (`python -m pip "
-            "install …`)",
-            "if it is your own package: start from the directory that holds it, or `--env PYTHONPATH=$PWD`",
-            _INTERPRETER,
-        ),
-        examples=("ModuleNotFoundError: No module named 'tokenkit'", "ImportError: No module named apex.parallel"),
-        near_misses=(
-            "UserWarning: Failed to initialize NumPy: No module named 'numpy' (Triggered internally)",
-            "/usr/bin/python3: No module named torchrun",
-            "Error while finding module specification for 'a.b' (ModuleNotFoundError: No module named 'a')",
-        ),
-        unless=(r"finding module specification", r"No module named '?torchrun"),
-        log_unless=(r"A matching Triton is not available",),
-        source="https://docs.python.org/3/library/exceptions.html#ModuleNotFoundError",
-    ),
-    Signature(
-        code="module-not-found",
-        tier=Tier.CAUSE,
-        literals=(
-            "cannot import name",
-            "cannot open shared object file",
-            "not found (required by",
-            "ackageNotFound",
-            "DLL load failed",
-        ),
-        patterns=(
-            r"ImportError: (?P<problem>cannot import name .*)",
-            r"(?:ImportError|OSError): (?P<problem>\S+: cannot open shared object file: .*)",
-            r"(?P<problem>version `[^']+' not found \(required by [^)]*\))",
-            r"PackageNotFoundError: (?P<problem>.+)",
-            r"ImportError: (?P<problem>DLL load failed.*)",
-        ),
-        what="an import failed: {problem}",
-        why=_WHY,
-        fixes=(
-            "install versions that belong together, in the interpreter of the ranks (`python -m pip check` names "
-            "conflicts)",
-            "for a missing .so: `ldd` on the file that wants it; set LD_LIBRARY_PATH with `--env` or install the "
-            "package",
-            _INTERPRETER,
-        ),
-        examples=(
-            "ImportError: cannot import name '_RingState' from 'torch.distributed.tensor' (/opt/x/__init__.py)",
-            "OSError: libcudart.so.12: cannot open shared object file: No such file or directory",
-            "ImportError: /lib/libstdc++.so.6: version `GLIBCXX_3.4.29' not found (required by /opt/v/lib/x.so)",
-            "importlib.metadata.PackageNotFoundError: No package metadata was found for bitsandbytes",
-            "ImportError: DLL load failed while importing _C: The specified module could not be found.",
-        ),
-        near_misses=(
-            "ImportError: /home/a/.cache/torch_extensions/py310/fused_adam/fused_adam.so: cannot open shared object "
-            "file: x",
-            "misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]",
-            "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
-        ),
-        unless=(r"torch_extensions", r"undefined symbol"),
-        source="https://docs.python.org/3/library/exceptions.html#ImportError",
-    ),
-    Signature(
-        code="module-not-found",
-        tier=Tier.CAUSE,
-        literals=("ImportError: ", "DistributionNotFound", "VersionConflict", "Failed to import "),
-        patterns=(
-            r"(?<!except )(?<!raise )\bImportError: (?P<problem>.+)",
-            r"(?P<problem>(?:pkg_resources\.)?(?:DistributionNotFound|ContextualVersionConflict|VersionConflict): .+)",
-            r"RuntimeError: (?P<problem>Failed to import \S+ because of the following error.*)",
-        ),
-        what="an import failed: {problem}",
-        why=_WHY,
-        fixes=("install what the message asks for, in the interpreter of the ranks and on every node", _INTERPRETER),
-        examples=(
-            "ImportError: tokenizers>=0.14,<0.19 is required for a normal functioning of this module, but found "
-            "0.19.1.",
-            "pkg_resources.DistributionNotFound: The 'tqdm>=4.27' distribution was not found",
-            "pkg_resources.VersionConflict: (tokenizers 0.19.1, Requirement.parse('tokenizers<0.19'))",
-            "RuntimeError: Failed to import transformers.trainer because of the following error (look up to see its "
-            "traceback):",
-        ),
-        near_misses=(
-            "except ImportError: pass",
-            "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
-        ),
-        unless=(r"torch_extensions", r"undefined symbol"),
-        source="https://docs.python.org/3/library/exceptions.html#ImportError",
-    ),
-    Signature(
-        code="syntax-error",
-        tier=Tier.CAUSE,
-        literals=("SyntaxError: ", "IndentationError: ", "TabError: "),
-        patterns=(r"(?:^|\s)(?P<kind>SyntaxError|IndentationError|TabError): (?P<problem>.+)",),
-        what="the script does not parse: {kind}: {problem}",
-        why="Python refuses the file before its first line runs, often because the interpreter is older than the "
-        "syntax",
-        fixes=(
-            "Open the file and line that stand above the message; `python -m py_compile FILE` repeats it at once",
-            "if the syntax is newer than the interpreter (`match`, `list[int]`, f-strings), launch with a newer Python",
-        ),
-        examples=(
-            "SyntaxError: invalid syntax",
-            "IndentationError: unexpected indent",
-            "TabError: inconsistent use of tabs",
-        ),
-        near_misses=(
-            "Uncaught SyntaxError in page: skipped",
-            "SyntaxError: Non-UTF-8 code starting with '\\x80' in file /opt/env/bin/python on line 2",
-        ),
-        unless=(r"Non-UTF-8 code starting with .* in file \S*bin/",),
-        log_unless=(r"ast\.literal_eval|File \"<unknown>\"|File \"<string>\"",),
-        source="https://docs.python.org/3/library/exceptions.html#SyntaxError",
-    ),
-    Signature(
-        code="extension-build-failed",
-        tier=Tier.CAUSE,
-        literals=(
-            "Error building extension",
-            "ninja",
-            "Ninja is required",
-            "nvcc",
-            "CUDA_HOME",
-            "compiling objects for extension",
-            "undefined symbol",
-            "does not match the version torch",
-            "mismatches the version that was used",
-            "JIT load",
-            "torch_extensions",
-            "unsupported GNU version",
-            "cannot find -l",
-        ),
-        patterns=(
-            r"(?P<problem>Error building extension '[^']+')",
-            r"(?P<problem>Error compiling objects for extension)",
-            r"(?P<problem>ninja: build stopped.*)",
-            r"(?P<problem>Ninja is required to load C\+\+ extensions)",
-            r"(?P<problem>nvcc fatal *: .*)",
-            r"(?P<problem>error: command '\S*(?:nvcc|ninja)\S*' failed.*)",
-            r"(?P<problem>CUDA_HOME (?:environment variable is not set|does not exist).*)",
-            r"(?P<problem>The detected CUDA version \([^)]*\) mismatches the version that was used to compile)",
-            r"(?P<problem>Installed CUDA version \S+ does not match the version torch was compiled with)",
-            r"(?P<problem>Unable to JIT load the \S+ op)",
-            r"ImportError: (?P<problem>\S*torch_extensions\S+: cannot open shared object file)",
-            r"ImportError: (?P<problem>\S+: undefined symbol: (?!nccl)\S+)",
-            r"(?P<problem>unsupported GNU version!.*)",
-            r"(?P<problem>cannot find -l\w+)",
-        ),
-        what="a C++/CUDA extension did not build or load: {problem}",
-        why="the compiler, CUDA toolkit and torch that build and load an extension have to fit; the first error above "
-        "says what did not",
-        fixes=(
-            "read the first compiler error above this line; install the CUDA toolkit of `python -c 'import torch; "
-            "print(torch.version.cuda)'` and set CUDA_HOME",
-            "build once before the launch and remove the stale cache: `rm -rf ~/.cache/torch_extensions`",
-            "for a prebuilt wheel, install the one that was built for this torch version",
-        ),
-        examples=(
-            "RuntimeError: Error building extension 'fused_adam'",
-            "ninja: build stopped: subcommand failed.",
-            "nvcc fatal   : Unsupported gpu architecture 'compute_90'",
-            "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root.",
-            "RuntimeError: Error compiling objects for extension",
-            "RuntimeError: Ninja is required to load C++ extensions",
-            "The detected CUDA version (11.8) mismatches the version that was used to compile PyTorch (12.1).",
-            "CUDAMismatchException: >- Installed CUDA version 11.3 does not match the version torch was compiled with "
-            "11.7",
-            "RuntimeError: Unable to JIT load the cpu_adam op due to it not being compatible",
-            "ImportError: /home/a/.cache/torch_extensions/py310/fused_adam/fused_adam.so: cannot open shared object "
-            "file: x",
-            "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
-            "error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!",
-            "/usr/bin/ld: cannot find -lcudart",
-            "error: command '/usr/local/cuda/bin/nvcc' failed with exit code 1",
-        ),
-        near_misses=(
-            "Using /home/a/.cache/torch_extensions as PyTorch extensions root...",
-            "ninja: no work to do.",
-            "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
-        ),
-        unless=(r"[Ww]arning",),
-        source="https://pytorch.org/docs/stable/cpp_extension.html",
-    ),
-)
-
-
-_NAMES = (
-    r"RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE|"
-    r"SLURM_(?:PROCID|LOCALID|NTASKS|NPROCS|NODEID|NODELIST|JOB_NODELIST)|OMPI_COMM_WORLD_(?:RANK|SIZE|LOCAL_RANK)"
-)
-_LOCAL_RANK_WHY = (
-    "torch.distributed.launch passes `--local-rank` (since torch 2.0; `--local_rank` before) as an argument; torchrun "
-    "and "
-    "ddplaunch set the variable LOCAL_RANK instead. Launcher and script speak different ones of these."
-)
-_LOCAL_RANK_FIXES = (
-    'Read it from the environment: `local_rank = int(os.environ["LOCAL_RANK"])`, and start with '
-    "`ddplaunch run 4 -- train.py`.",
-    'To work with every launcher: `parser.add_argument("--local-rank", "--local_rank", type=int, '
-    'default=int(os.environ.get("LOCAL_RANK", 0)))`.',
-)
-
-SIGNATURES: tuple[Signature, ...] = (
-    *COMMANDS,
-    *IMPORTS,
     Signature(
         code="missing-rank-environment",
         tier=Tier.CAUSE,

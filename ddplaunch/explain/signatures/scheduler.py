@@ -1,7 +1,4 @@
-"""Signatures of schedulers: time limits, refused steps, lost nodes, cancelled jobs; refuses what tasks did.
-
-Signatures of how Slurm lists a job that has ended, in sacct, scontrol and seff; refuses what its daemons log.
-"""
+"""Schedulers: time limits, refused steps, lost nodes, cancelled jobs, and how Slurm lists an ended job."""
 
 from __future__ import annotations
 
@@ -29,50 +26,6 @@ def _state(code: str, word: str, cut: str, what: str, why: str, fixes: tuple[str
         near_misses=(f'if state in ("{word}", "COMPLETED"):', f"INFO: {word} is not handled"),
         source="https://slurm.schedmd.com/job_state_codes.html",
     )
-
-
-STATES: tuple[Signature, ...] = (
-    _state(
-        "host-out-of-memory",
-        "OUT_OF_MEMORY",
-        "OUT_OF_ME+",
-        "Slurm lists the job as OUT_OF_MEMORY",
-        "the kernel kills what goes over the host memory that the job asked for",
-        ("`--mem` for more (`sacct -j JOBID -o MaxRSS,ReqMem` shows both)", "fewer DataLoader workers"),
-    ),
-    _state(
-        "time-limit",
-        "TIMEOUT",
-        "TIMEOUT",
-        "Slurm lists the job as TIMEOUT: it reached its time limit",
-        "Slurm ends a job when its time is over; what the program did then is not the cause",
-        ("`--time` for more", "`ddplaunch submit --requeue --grace 120`, if the script saves on SIGTERM and resumes"),
-    ),
-    _state(
-        "scheduler-error",
-        "NODE_FAIL",
-        "NODE_FAIL",
-        "Slurm lists the job as NODE_FAIL: it lost a node",
-        "the node stopped answering Slurm; the program had no part in it",
-        ("`--requeue` lets Slurm start the job again by itself", "`sinfo -R` shows why nodes are away"),
-    ),
-    _state(
-        "terminated",
-        "PREEMPTED",
-        "PREEMPTED",
-        "Slurm lists the job as PREEMPTED",
-        "a job of higher priority took its nodes",
-        ("`--requeue` lets Slurm start it again by itself", "save a checkpoint on SIGTERM and resume from it"),
-    ),
-    _state(
-        "terminated",
-        "CANCELLED by [0-9]+",
-        "CANCELLED+",
-        "Slurm lists the job as CANCELLED",
-        "somebody ran scancel, or a job that it depends on failed",
-        ("`sacct -P -j JOBID -o JobID,State` says by whom: `CANCELLED by UID`",),
-    ),
-)
 
 
 _LIMIT_WHY = (
@@ -257,5 +210,44 @@ SIGNATURES: tuple[Signature, ...] = (
         log_unless=(r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME|NODE)", r"oom[-_]kill|Out Of Memory"),
         source="https://slurm.schedmd.com/scancel.html",
     ),
-    *STATES,
+    _state(
+        "host-out-of-memory",
+        "OUT_OF_MEMORY",
+        "OUT_OF_ME+",
+        "Slurm lists the job as OUT_OF_MEMORY",
+        "the kernel kills what goes over the host memory that the job asked for",
+        ("`--mem` for more (`sacct -j JOBID -o MaxRSS,ReqMem` shows both)", "fewer DataLoader workers"),
+    ),
+    _state(
+        "time-limit",
+        "TIMEOUT",
+        "TIMEOUT",
+        "Slurm lists the job as TIMEOUT: it reached its time limit",
+        "Slurm ends a job when its time is over; what the program did then is not the cause",
+        ("`--time` for more", "`ddplaunch submit --requeue --grace 120`, if the script saves on SIGTERM and resumes"),
+    ),
+    _state(
+        "scheduler-error",
+        "NODE_FAIL",
+        "NODE_FAIL",
+        "Slurm lists the job as NODE_FAIL: it lost a node",
+        "the node stopped answering Slurm; the program had no part in it",
+        ("`--requeue` lets Slurm start the job again by itself", "`sinfo -R` shows why nodes are away"),
+    ),
+    _state(
+        "terminated",
+        "PREEMPTED",
+        "PREEMPTED",
+        "Slurm lists the job as PREEMPTED",
+        "a job of higher priority took its nodes",
+        ("`--requeue` lets Slurm start it again by itself", "save a checkpoint on SIGTERM and resume from it"),
+    ),
+    _state(
+        "terminated",
+        "CANCELLED by [0-9]+",
+        "CANCELLED+",
+        "Slurm lists the job as CANCELLED",
+        "somebody ran scancel, or a job that it depends on failed",
+        ("`sacct -P -j JOBID -o JobID,State` says by whom: `CANCELLED by UID`",),
+    ),
 )

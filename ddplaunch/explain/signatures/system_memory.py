@@ -1,7 +1,4 @@
-"""How exhausted host memory shows: kernel, cgroup, Slurm, allocators of Python and torch; refuses GPU memory.
-
-How a full /dev/shm shows in DataLoader workers, NCCL and multiprocessing; refuses full disks.
-"""
+"""Host memory or /dev/shm that ran out, as kernel, cgroup, Slurm, Python, torch and NCCL tell it."""
 
 from __future__ import annotations
 
@@ -18,8 +15,20 @@ _FIXES = (
     "it.",
     "Measure: `ddplaunch doctor` shows free memory and the cgroup's limit; `dmesg -T | grep -i oom` names the victims.",
 )
+_WHY = (
+    "DataLoader workers and NCCL pass tensors through files in /dev/shm; containers get 64 MB of it by default, and "
+    "a write beyond the limit ends in SIGBUS or ENOSPC."
+)
+_SHARED_FIXES = (
+    "Enlarge it: `docker run --shm-size=16g` (or `--ipc=host`); in Kubernetes an emptyDir with `medium: Memory` at "
+    "/dev/shm; on a host `mount -o remount,size=32G /dev/shm`.",
+    "Use less of it: fewer DataLoader workers, a smaller batch per worker, or "
+    '`torch.multiprocessing.set_sharing_strategy("file_system")`.',
+    "Check it: `df -h /dev/shm`, or `ddplaunch doctor`.",
+)
+_OOM = (r"[Oo]ut of memory: Kill", r"oom[-_]kill", r"is killed by signal: Killed")
 
-_MEMORY: tuple[Signature, ...] = (
+SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
         tier=Tier.CAUSE,
@@ -164,23 +173,6 @@ _MEMORY: tuple[Signature, ...] = (
         unless=(r"ibv_|ib_|InfiniBand|libibverbs|NET/IB",),
         source="https://docs.python.org/3/library/exceptions.html#MemoryError",
     ),
-)
-
-
-_WHY = (
-    "DataLoader workers and NCCL pass tensors through files in /dev/shm; containers get 64 MB of it by default, and "
-    "a write beyond the limit ends in SIGBUS or ENOSPC."
-)
-_SHARED_FIXES = (
-    "Enlarge it: `docker run --shm-size=16g` (or `--ipc=host`); in Kubernetes an emptyDir with `medium: Memory` at "
-    "/dev/shm; on a host `mount -o remount,size=32G /dev/shm`.",
-    "Use less of it: fewer DataLoader workers, a smaller batch per worker, or "
-    '`torch.multiprocessing.set_sharing_strategy("file_system")`.',
-    "Check it: `df -h /dev/shm`, or `ddplaunch doctor`.",
-)
-_OOM = (r"[Oo]ut of memory: Kill", r"oom[-_]kill", r"is killed by signal: Killed")
-
-_SHARED_MEMORY: tuple[Signature, ...] = (
     Signature(
         code="shm-too-small",
         tier=Tier.CAUSE,
@@ -269,5 +261,3 @@ _SHARED_MEMORY: tuple[Signature, ...] = (
         source="https://github.com/python/cpython/blob/main/Lib/multiprocessing/synchronize.py",
     ),
 )
-
-SIGNATURES: tuple[Signature, ...] = (*_MEMORY, *_SHARED_MEMORY)

@@ -1,7 +1,4 @@
-"""How a taken port and a name without address show; refuses peers that cannot be reached.
-
-Signatures of hosts that do not reach each other: ports, names, rendezvous, interfaces; refuses InfiniBand.
-"""
+"""Ports that are taken, host names without an address, and interfaces that do not reach the other nodes."""
 
 from __future__ import annotations
 
@@ -23,8 +20,19 @@ _NAME_FIXES = (
     "Test it on the node that failed: `getent hosts NAME`; add it to /etc/hosts or use the full name.",
 )
 _DOWNLOADS = r"urllib3|requests[./]|huggingface|hf\.co|wandb|httpx|botocore|aiohttp|Max retries|<urlopen error"
+_WHY = (
+    "NCCL and gloo tell the other ranks the address of one interface of their own; if it is a bridge, loopback, "
+    "link-local "
+    "or otherwise private one, the others cannot connect to it."
+)
+_FIXES = (
+    "Name the interface that connects the nodes: `--socket-ifname eth0` (find it: `ip -4 route get "
+    "ADDRESS_OF_OTHER_NODE`).",
+    "In containers use the host's network: `docker run --network=host`.",
+    "See what was chosen: `--nccl-debug INFO`, then the line `Bootstrap : Using`.",
+)
 
-ADDRESSES: tuple[Signature, ...] = (
+SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="port-taken",
         tier=Tier.CAUSE,
@@ -187,23 +195,6 @@ ADDRESSES: tuple[Signature, ...] = (
         log_unless=(_DOWNLOADS,),
         source="https://docs.python.org/3/library/socket.html#socket.gaierror",
     ),
-)
-
-
-_WHY = (
-    "NCCL and gloo tell the other ranks the address of one interface of their own; if it is a bridge, loopback, "
-    "link-local "
-    "or otherwise private one, the others cannot connect to it."
-)
-_FIXES = (
-    "Name the interface that connects the nodes: `--socket-ifname eth0` (find it: `ip -4 route get "
-    "ADDRESS_OF_OTHER_NODE`).",
-    "In containers use the host's network: `docker run --network=host`.",
-    "See what was chosen: `--nccl-debug INFO`, then the line `Bootstrap : Using`.",
-)
-
-SIGNATURES: tuple[Signature, ...] = (
-    *ADDRESSES,
     Signature(
         code="wrong-network-interface",
         tier=Tier.CAUSE,

@@ -1,9 +1,4 @@
-"""Signatures about NCCL: what it needs, its networks, and its echoes of a dead peer; refuses to hold any itself.
-
-How a failing InfiniBand or RoCE transport shows; refuses what only follows from a peer's death.
-
-How NCCL that is missing, mismatched or without its plug-in shows; refuses echoes of a peer that died first.
-"""
+"""NCCL's own failures: InfiniBand and RoCE transport, and a missing or mismatched NCCL or network plug-in."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from ddplaunch.explain.signatures.signature import Signature, Tier
 _INFO = "see which network NCCL chose and why: `--nccl-debug INFO`"
 _SOCKETS = "train over TCP until it is repaired: `--no-nccl-ib`"
 
-_INFINIBAND: tuple[Signature, ...] = (
+SIGNATURES: tuple[Signature, ...] = (
     Signature(  # old: "error 12", new: "status=12"; 5 is a flushed request, always an echo
         code="infiniband-error",
         tier=Tier.SYMPTOM,
@@ -111,10 +106,6 @@ _INFINIBAND: tuple[Signature, ...] = (
         ),
         source="https://github.com/NVIDIA/nccl/issues/925",
     ),
-)
-
-
-_SETUP: tuple[Signature, ...] = (
     Signature(
         code="nccl-version-mismatch",
         tier=Tier.CAUSE,
@@ -259,5 +250,3 @@ _SETUP: tuple[Signature, ...] = (
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
     ),
 )
-
-SIGNATURES: tuple[Signature, ...] = (*_INFINIBAND, *_SETUP)

@@ -1,7 +1,4 @@
-"""What gloo and the store print on the ranks that are left when another one died; refuses to call it a cause.
-
-What NCCL prints on the ranks that are left when another rank died; refuses to call any of it a cause.
-"""
+"""What NCCL, gloo and the store print on the remaining ranks when another one has died."""
 
 from __future__ import annotations
 
@@ -9,8 +6,193 @@ from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _PEER = "the other end of the connection went away; its own failure comes first"
 _STORE = "the process that hosts the TCPStore (rank 0 or the launcher) has ended"
-
-_COLLECTIVE: tuple[Signature, ...] = (
+SIGNATURES: tuple[Signature, ...] = (
+    Signature(
+        code="peer-lost",
+        tier=Tier.ECHO,
+        literals=(
+            "Connection closed by remote peer",
+            "Call to recv from",
+            "Call to send to",
+            "socketPollConnect",
+            "socketStartConnect",
+            "Socket recv failed",
+            "Socket send failed",
+            "socketProgress",
+        ),
+        patterns=(
+            r"Connection closed by remote peer (?P<peer>[^<\s]+)",
+            r"Call to (?:recv from|send to) (?P<peer>[^<\s]+).* failed : (?:Broken pipe|Connection reset by peer)",
+            r"socketPollConnect:? .*?(?P<peer>[\w.:-]+<\d+>).*(?:refused|reset|exceeded)",
+            r"socketProgress\w*:? Call to (?:recv from|send to) (?P<peer>[^<\s]+)",
+            r"(?P<peer>Socket (?:recv|send) failed)",
+        ),
+        what="lost connection to {peer}",
+        why=_PEER,
+        fixes=(),
+        examples=(
+            "ib-05:388:801 [1] include/socket.h:423 NCCL WARN Net : Connection closed by remote peer ib-02<47111>",
+            "socketProgress: Connection closed by remote peer worker-1.local<40031>",
+            "NCCL WARN Net : Call to recv from 10.0.0.4<33211> failed : Broken pipe",
+            "NCCL WARN Net : Call to send to 10.0.0.4<33211> failed : Connection reset by peer",
+            "NCCL WARN socketPollConnect: Connect to 10.1.0.7<40021> returned 111(Connection refused) errno 115",
+            "NCCL WARN socketProgressOpt: Call to recv from 10.1.0.7<40021> failed : Connection timed out",
+            "node:1:2 [0] proxy.cc:1143 NCCL WARN Socket recv failed while polling for opId=0x55a51966cc80",
+            "NCCL WARN Socket send failed, socketStartConnect",
+        ),
+        near_misses=(
+            "NCCL WARN socketStartConnect: Connect to 172.17.0.2<40021> failed : Software caused connection abort",
+        ),
+    ),
+    Signature(
+        code="peer-lost",
+        tier=Tier.ECHO,
+        literals=(
+            "ncclRemoteError",
+            "remote process exited or there was a network error",
+            "ncclSystemError",
+            "ncclInternalError",
+            "unhandled system error",
+            "internal error - please report",
+            "ncclUnhandledCudaError",
+            "unhandled cuda error",
+            "ncclInvalidUsage",
+            "NCCL communicator was aborted",
+        ),
+        patterns=(
+            r"(?P<error>ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage)\b",
+            r"NCCL error.*(?P<error>remote process exited or there was a network error)",
+            r"NCCL error.*(?P<error>unhandled system error|internal error|unhandled cuda error)",
+            r"(?P<error>NCCL communicator was aborted)",
+        ),
+        what="NCCL gave up: {error}",
+        why="NCCL's summary of an error that is told elsewhere: in a `NCCL WARN` line, after `Last error:`, or "
+        "on another rank",
+        fixes=(),
+        examples=(
+            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+            "[rank2]: torch.distributed.DistBackendError: NCCL error in: "
+            "../torch/csrc/distributed/c10d/NCCLUtils.hpp:317, remote "
+            "process exited or there was a network error, NCCL version 2.21.5",
+            "ncclSystemError: System call (socket, malloc, munmap, etc) failed.",
+            "ncclInternalError: Internal check failed.",
+            "RuntimeError: NCCL error in: /opt/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
+            "RuntimeError: NCCL error in: /opt/ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
+            "ncclUnhandledCudaError: Call to CUDA function failed.",
+            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
+            "DistBackendError: NCCL error in: NCCLUtils.hpp:1, internal error - please report this issue to the "
+            "NCCL developers",
+            "NCCL communicator was aborted on rank 1.",
+        ),
+        near_misses=('sample: "Connection reset by peer, NCCL error" -> label: incident',),
+    ),
+    Signature(
+        code="peer-lost",
+        tier=Tier.ECHO,
+        literals=(
+            "Failed to execute operation",
+            "raised the following async exception",
+            "async error on communicator",
+            "found async exception when checking",
+            "NCCLABORTEDCOMM",
+            "[Service thread]",
+            "[Proxy Service",
+        ),
+        patterns=(
+            r"\[(?P<who>Proxy Service \d+)\] Failed to execute operation",
+            r"(?P<who>Collective|\[Rank \d+\]) WorkNCCL\(.*raised the following async exception",
+            r"(?P<who>async error on communicator)",
+            r"(?P<who>\[Rank \d+\]) found async exception when checking for NCCL errors",
+            r"\[Rank \d+\] Found key in store: NCCLABORTEDCOMM:.*from rank: (?P<who>\d+)",
+            r"NCCL WARN \[(?P<who>Service thread)\]",
+            r"NCCL WARN \[(?P<who>Proxy Service[^\]]*)\]",
+        ),
+        what="{who} failed because a peer was gone",
+        why=_PEER,
+        fixes=(),
+        examples=(
+            "gpu-3:1:2 [3] proxy.cc:1519 NCCL WARN [Proxy Service 3] Failed to execute operation Connect from "
+            "rank 3, retcode 3",
+            "[Rank 2] Collective WorkNCCL(SeqNum=41, OpType=ALLREDUCE, Timeout(ms)=600000) raised the following "
+            "async exception: "
+            "NCCL error: remote process exited",
+            "NCCL async error on communicator: unhandled system error",
+            "[Rank 3] found async exception when checking for NCCL errors: NCCL error: unhandled system error",
+            "[Rank 0] Found key in store: NCCLABORTEDCOMM:1a-2b, from rank: 1. This means that rank has aborted "
+            "its NCCL",
+            "gpu:1:2 [1] proxy.cc:1497 NCCL WARN [Service thread] Could not receive type from localRank 1, "
+            "res=3, closed=0",
+            "NCCL WARN [Proxy Service UDS 2] Could not receive type from localRank 1",
+        ),
+        near_misses=("NCCL INFO [Proxy Service] Device 0 CPU core 3",),
+    ),
+    Signature(
+        code="infiniband-echo",
+        tier=Tier.ECHO,
+        literals=("Got completion ",),
+        patterns=(r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)(?P<status>5)\b",),
+        what="InfiniBand flushed the open requests (status {status})",
+        why="a connection that is being torn down reports status 5 for everything that was under way",
+        fixes=(),
+        examples=(
+            "NCCL WARN NET/IB : Got completion from peer 10.0.0.3<41> with error 5, opcode 0, len 0, vendor err 249",
+        ),
+        near_misses=("NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 0, vendor err 129",),
+    ),
+    Signature(
+        code="nccl-watchdog-abort",
+        tier=Tier.ECHO,
+        literals=(
+            "taking the entire process down",
+            "watchdog thread terminated with exception",
+            "Some NCCL operations have failed",
+            "Observed flight recorder dump signal",
+            "due to ProcessGroupNCCL watchdog hang",
+            "after attempting to dump debug info",
+            "NCCL watchdog thread",
+        ),
+        patterns=(
+            r"(?P<event>taking the entire process down)",
+            r"(?P<event>watchdog thread terminated) with exception(?!.*CUDA error)",
+            r"(?P<event>Some NCCL operations have failed or timed out)",
+            r"(?P<event>Terminating the process after attempting to dump debug info)",
+            r"(?P<event>Observed flight recorder dump signal from another rank)",
+        ),
+        what="the NCCL watchdog ended its process ({event})",
+        why="PyTorch aborts a process (SIGABRT, exit -6) whose collective failed or timed out, so that it does "
+        "not go on with "
+        "wrong data",
+        fixes=(),
+        examples=(
+            "[Rank 2] To avoid data inconsistency, we are taking the entire process down.",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
+            "[Rank 0] Watchdog "
+            "caught collective operation timeout",
+            "[E ProcessGroupNCCL.cpp:915] [Rank 1] NCCL watchdog thread terminated with exception: NCCL error: "
+            "remote process",
+            "[Rank 0] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 5] Observed flight recorder dump signal from another rank via "
+            "TCPStore.",
+            "Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+        ),
+        near_misses=("Process group watchdog thread terminated with exception: CUDA error: an illegal memory access",),
+    ),
+    Signature(
+        code="peer-lost",
+        tier=Tier.ECHO,
+        literals=("inconsistent 0 params",),
+        patterns=(
+            r"Rank (?P<rank>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent 0 params",
+        ),
+        what="rank {rank} found no parameters on rank {other}",
+        why="rank {other} had died before it could send the number of its parameters",
+        fixes=(),
+        examples=(
+            "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 62 params, while rank 0 has "
+            "inconsistent 0 params.",
+        ),
+        near_misses=("but Rank 1 has 4 params, while rank 0 has inconsistent 2 params.",),
+    ),
     Signature(
         code="peer-lost",
         tier=Tier.ECHO,
@@ -122,197 +304,3 @@ _COLLECTIVE: tuple[Signature, ...] = (
         ),
     ),
 )
-
-
-_NCCL_PEER = "the other end of a connection went away; its own failure comes first"
-
-_NCCL: tuple[Signature, ...] = (
-    Signature(
-        code="peer-lost",
-        tier=Tier.ECHO,
-        literals=(
-            "Connection closed by remote peer",
-            "Call to recv from",
-            "Call to send to",
-            "socketPollConnect",
-            "socketStartConnect",
-            "Socket recv failed",
-            "Socket send failed",
-            "socketProgress",
-        ),
-        patterns=(
-            r"Connection closed by remote peer (?P<peer>[^<\s]+)",
-            r"Call to (?:recv from|send to) (?P<peer>[^<\s]+).* failed : (?:Broken pipe|Connection reset by peer)",
-            r"socketPollConnect:? .*?(?P<peer>[\w.:-]+<\d+>).*(?:refused|reset|exceeded)",
-            r"socketProgress\w*:? Call to (?:recv from|send to) (?P<peer>[^<\s]+)",
-            r"(?P<peer>Socket (?:recv|send) failed)",
-        ),
-        what="lost connection to {peer}",
-        why=_NCCL_PEER,
-        fixes=(),
-        examples=(
-            "ib-05:388:801 [1] include/socket.h:423 NCCL WARN Net : Connection closed by remote peer ib-02<47111>",
-            "socketProgress: Connection closed by remote peer worker-1.local<40031>",
-            "NCCL WARN Net : Call to recv from 10.0.0.4<33211> failed : Broken pipe",
-            "NCCL WARN Net : Call to send to 10.0.0.4<33211> failed : Connection reset by peer",
-            "NCCL WARN socketPollConnect: Connect to 10.1.0.7<40021> returned 111(Connection refused) errno 115",
-            "NCCL WARN socketProgressOpt: Call to recv from 10.1.0.7<40021> failed : Connection timed out",
-            "node:1:2 [0] proxy.cc:1143 NCCL WARN Socket recv failed while polling for opId=0x55a51966cc80",
-            "NCCL WARN Socket send failed, socketStartConnect",
-        ),
-        near_misses=(
-            "NCCL WARN socketStartConnect: Connect to 172.17.0.2<40021> failed : Software caused connection abort",
-        ),
-    ),
-    Signature(
-        code="peer-lost",
-        tier=Tier.ECHO,
-        literals=(
-            "ncclRemoteError",
-            "remote process exited or there was a network error",
-            "ncclSystemError",
-            "ncclInternalError",
-            "unhandled system error",
-            "internal error - please report",
-            "ncclUnhandledCudaError",
-            "unhandled cuda error",
-            "ncclInvalidUsage",
-            "NCCL communicator was aborted",
-        ),
-        patterns=(
-            r"(?P<error>ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage)\b",
-            r"NCCL error.*(?P<error>remote process exited or there was a network error)",
-            r"NCCL error.*(?P<error>unhandled system error|internal error|unhandled cuda error)",
-            r"(?P<error>NCCL communicator was aborted)",
-        ),
-        what="NCCL gave up: {error}",
-        why="NCCL's summary of an error that is told elsewhere: in a `NCCL WARN` line, after `Last error:`, or "
-        "on another rank",
-        fixes=(),
-        examples=(
-            "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
-            "[rank2]: torch.distributed.DistBackendError: NCCL error in: "
-            "../torch/csrc/distributed/c10d/NCCLUtils.hpp:317, remote "
-            "process exited or there was a network error, NCCL version 2.21.5",
-            "ncclSystemError: System call (socket, malloc, munmap, etc) failed.",
-            "ncclInternalError: Internal check failed.",
-            "RuntimeError: NCCL error in: /opt/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
-            "RuntimeError: NCCL error in: /opt/ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
-            "ncclUnhandledCudaError: Call to CUDA function failed.",
-            "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",
-            "DistBackendError: NCCL error in: NCCLUtils.hpp:1, internal error - please report this issue to the "
-            "NCCL developers",
-            "NCCL communicator was aborted on rank 1.",
-        ),
-        near_misses=('sample: "Connection reset by peer, NCCL error" -> label: incident',),
-    ),
-    Signature(
-        code="peer-lost",
-        tier=Tier.ECHO,
-        literals=(
-            "Failed to execute operation",
-            "raised the following async exception",
-            "async error on communicator",
-            "found async exception when checking",
-            "NCCLABORTEDCOMM",
-            "[Service thread]",
-            "[Proxy Service",
-        ),
-        patterns=(
-            r"\[(?P<who>Proxy Service \d+)\] Failed to execute operation",
-            r"(?P<who>Collective|\[Rank \d+\]) WorkNCCL\(.*raised the following async exception",
-            r"(?P<who>async error on communicator)",
-            r"(?P<who>\[Rank \d+\]) found async exception when checking for NCCL errors",
-            r"\[Rank \d+\] Found key in store: NCCLABORTEDCOMM:.*from rank: (?P<who>\d+)",
-            r"NCCL WARN \[(?P<who>Service thread)\]",
-            r"NCCL WARN \[(?P<who>Proxy Service[^\]]*)\]",
-        ),
-        what="{who} failed because a peer was gone",
-        why=_NCCL_PEER,
-        fixes=(),
-        examples=(
-            "gpu-3:1:2 [3] proxy.cc:1519 NCCL WARN [Proxy Service 3] Failed to execute operation Connect from "
-            "rank 3, retcode 3",
-            "[Rank 2] Collective WorkNCCL(SeqNum=41, OpType=ALLREDUCE, Timeout(ms)=600000) raised the following "
-            "async exception: "
-            "NCCL error: remote process exited",
-            "NCCL async error on communicator: unhandled system error",
-            "[Rank 3] found async exception when checking for NCCL errors: NCCL error: unhandled system error",
-            "[Rank 0] Found key in store: NCCLABORTEDCOMM:1a-2b, from rank: 1. This means that rank has aborted "
-            "its NCCL",
-            "gpu:1:2 [1] proxy.cc:1497 NCCL WARN [Service thread] Could not receive type from localRank 1, "
-            "res=3, closed=0",
-            "NCCL WARN [Proxy Service UDS 2] Could not receive type from localRank 1",
-        ),
-        near_misses=("NCCL INFO [Proxy Service] Device 0 CPU core 3",),
-    ),
-    Signature(
-        code="infiniband-echo",
-        tier=Tier.ECHO,
-        literals=("Got completion ",),
-        patterns=(r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)(?P<status>5)\b",),
-        what="InfiniBand flushed the open requests (status {status})",
-        why="a connection that is being torn down reports status 5 for everything that was under way",
-        fixes=(),
-        examples=(
-            "NCCL WARN NET/IB : Got completion from peer 10.0.0.3<41> with error 5, opcode 0, len 0, vendor err 249",
-        ),
-        near_misses=("NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 0, vendor err 129",),
-    ),
-    Signature(
-        code="nccl-watchdog-abort",
-        tier=Tier.ECHO,
-        literals=(
-            "taking the entire process down",
-            "watchdog thread terminated with exception",
-            "Some NCCL operations have failed",
-            "Observed flight recorder dump signal",
-            "due to ProcessGroupNCCL watchdog hang",
-            "after attempting to dump debug info",
-            "NCCL watchdog thread",
-        ),
-        patterns=(
-            r"(?P<event>taking the entire process down)",
-            r"(?P<event>watchdog thread terminated) with exception(?!.*CUDA error)",
-            r"(?P<event>Some NCCL operations have failed or timed out)",
-            r"(?P<event>Terminating the process after attempting to dump debug info)",
-            r"(?P<event>Observed flight recorder dump signal from another rank)",
-        ),
-        what="the NCCL watchdog ended its process ({event})",
-        why="PyTorch aborts a process (SIGABRT, exit -6) whose collective failed or timed out, so that it does "
-        "not go on with "
-        "wrong data",
-        fixes=(),
-        examples=(
-            "[Rank 2] To avoid data inconsistency, we are taking the entire process down.",
-            "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
-            "[Rank 0] Watchdog "
-            "caught collective operation timeout",
-            "[E ProcessGroupNCCL.cpp:915] [Rank 1] NCCL watchdog thread terminated with exception: NCCL error: "
-            "remote process",
-            "[Rank 0] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels",
-            "[PG ID 0 PG GUID 0(default_pg) Rank 5] Observed flight recorder dump signal from another rank via "
-            "TCPStore.",
-            "Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
-        ),
-        near_misses=("Process group watchdog thread terminated with exception: CUDA error: an illegal memory access",),
-    ),
-    Signature(
-        code="peer-lost",
-        tier=Tier.ECHO,
-        literals=("inconsistent 0 params",),
-        patterns=(
-            r"Rank (?P<rank>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent 0 params",
-        ),
-        what="rank {rank} found no parameters on rank {other}",
-        why="rank {other} had died before it could send the number of its parameters",
-        fixes=(),
-        examples=(
-            "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 62 params, while rank 0 has "
-            "inconsistent 0 params.",
-        ),
-        near_misses=("but Rank 1 has 4 params, while rank 0 has inconsistent 2 params.",),
-    ),
-)
-
-SIGNATURES: tuple[Signature, ...] = (*_NCCL, *_COLLECTIVE)

@@ -1,9 +1,4 @@
-"""How a GPU that is not there, not visible or given twice shows; refuses to probe one.
-
-How a failed cuDNN or cuBLAS call and broken transport between GPUs show; refuses those that another fault caused.
-
-Signatures about GPUs: visibility, driver, memory, faults and libraries; refuses to hold any itself.
-"""
+"""GPUs that are missing, invisible or given to two ranks, and broken CUDA libraries or transport between GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ from ddplaunch.explain.signatures.signature import Signature, Tier
 _DOCTOR = "`ddplaunch doctor` shows driver, CUDA and GPUs as this interpreter sees them"
 _GLOO = "to train without GPUs: `--device cpu` and `init_process_group('gloo')`"
 
-_VISIBLE: tuple[Signature, ...] = (
+SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-unavailable",
         tier=Tier.CAUSE,
@@ -213,10 +208,6 @@ _VISIBLE: tuple[Signature, ...] = (
         near_misses=("Duplicate GPU ids in --gpus 0,0",),
         source="https://github.com/NVIDIA/nccl/blob/master/src/init.cc",
     ),
-)
-
-
-_LIBRARIES: tuple[Signature, ...] = (
     Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
         code="gpu-p2p-broken",
         tier=Tier.HINT,
@@ -349,5 +340,3 @@ _LIBRARIES: tuple[Signature, ...] = (
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
     ),
 )
-
-SIGNATURES: tuple[Signature, ...] = (*_VISIBLE, *_LIBRARIES)

@@ -1,4 +1,4 @@
-"""How nodes and ranks that do not find each other show before training; refuses what happens in a collective."""
+"""Nodes and ranks that do not find each other before training begins."""
 
 from __future__ import annotations
 

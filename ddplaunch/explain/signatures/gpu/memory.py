@@ -1,10 +1,9 @@
-"""How a GPU that ran out of memory shows, by program and era; refuses to tell which rank was first."""
+"""GPUs that ran out of memory, in the words of each program and version."""
 
 from __future__ import annotations
 
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
-_CODE = "cuda-out-of-memory"
 _SMALLER = (
     "run again with half the batch and twice the accumulation: `--batch-size` N/2 `--accum` 2, same effective batch"
 )
@@ -16,7 +15,7 @@ _SIZE = r"(?P<wanted>[\d.]+ [KMGTE]i?B)"
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(  # 2.1 and later, every process that sits on the GPU is listed
-        code=_CODE,
+        code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         literals=("has a total capac",),
         patterns=(
@@ -43,7 +42,7 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp",
     ),
     Signature(
-        code=_CODE,
+        code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         literals=("has a total capac",),
         patterns=(
@@ -67,7 +66,7 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp",
     ),
     Signature(  # 0.4 to 2.0
-        code=_CODE,
+        code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         literals=("total capacity;",),
         patterns=(
@@ -87,7 +86,7 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/pytorch/pytorch/blob/v1.13.0/c10/cuda/CUDACachingAllocator.cpp",
     ),
     Signature(
-        code=_CODE,
+        code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         literals=("out of memory", "OutOfMemoryError", "Encountered OOM"),
         patterns=(
@@ -117,7 +116,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
     ),
     Signature(
-        code=_CODE,
+        code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         literals=("out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
         patterns=(
@@ -149,7 +148,7 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/NVIDIA/nccl/issues/962",
     ),
     Signature(
-        code=_CODE,
+        code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         literals=("to CUDA ",),
         patterns=(r"NCCL WARN Failed to CUDA (?:calloc|malloc)(?: async)? (?P<size>\d+) bytes",),
@@ -161,7 +160,7 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://github.com/NVIDIA/nccl/issues/962",
     ),
     Signature(
-        code=_CODE,
+        code="cuda-out-of-memory",
         tier=Tier.CAUSE,
         literals=(
             "CUBLAS_STATUS_ALLOC_FAILED",

@@ -1,0 +1,1 @@
+"""Signatures of GPUs, one family per file."""

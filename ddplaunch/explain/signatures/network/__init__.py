@@ -1,0 +1,1 @@
+"""Signatures of the network, one family per file."""
