@@ -102,7 +102,7 @@ def test_another_machine_prints_the_same_but_another_word_differs() -> None:
     there = block.text.replace("=4", "=16").replace("8 usable", "32 usable")
     assert comparable(block, there) == comparable(block, block.text)
     assert comparable(block, block.text.replace("0.02", "0.04")) != comparable(block, block.text)
-    noise = "warning[cpus-short]: 2 processes share 1 usable CPUs of 1\n  why: a\n  fix: b\n\n"
+    noise = "warning[cpus-short]: 2 processes on 1 CPU\n  why: a\n  fix: b\n\n"
     assert shown(noise + block.text) == block.text
     kept = noise.replace("cpus-short", "ineffective-variable")
     assert shown(kept + block.text) == kept + block.text

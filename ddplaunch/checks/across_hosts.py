@@ -1,9 +1,4 @@
-"""Checks that compare hosts with each other; refuses to look at one host alone, which the other families do.
-
-Checks of what all hosts should have alike: versions, packages, GPUs, script, data; refuses to say which is right.
-
-The check that compares what hosts have installed; refuses to judge packages that other checks compare.
-"""
+"""Checks that compare hosts: directory, script, versions, packages, GPUs, data and clocks."""
 
 from __future__ import annotations
 
@@ -14,20 +9,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.launch.hosts_plan import HostReport
-from ddplaunch.machine.facts import Facts
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import listed
 
-Reports = tuple[HostReport, ...]
 _SKEW_WARNING_S = 5.0
 
 
-def same_host_twice(hosts: Reports) -> Iterator[Finding]:
+def same_host_twice(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Two names are one machine.
 
-    Two node ranks on it would take the same GPUs, and each would end the other's processes as left-overs of its own.
+    Two node ranks on it would take the same GPUs, and each would end the other's processes as its own orphans.
     Remedy: name the machine once, with all its processes.
     """
     seen: dict[str, HostReport] = {}
@@ -43,10 +36,10 @@ def same_host_twice(hosts: Reports) -> Iterator[Finding]:
             )
 
 
-def host_directory_missing(hosts: Reports) -> Iterator[Finding]:
+def host_directory_missing(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """The working directory does not exist on a host.
 
-    Every host starts in the directory of this launch, where the script and its relative paths are.
+    Every host starts in the directory of this launch, because the script and relative paths are there.
     Remedy: a shared file system, a copy, or `--chdir` with a directory that all hosts have.
     """
     for host in hosts:
@@ -60,11 +53,11 @@ def host_directory_missing(hosts: Reports) -> Iterator[Finding]:
             )
 
 
-def host_script_missing(hosts: Reports) -> Iterator[Finding]:
+def host_script_missing(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """The script does not exist on a host.
 
-    Scripts are not copied: each host reads its own file under the same path.
-    Remedy: a shared file system, or `rsync` in front of the launch.
+    ddplaunch copies no scripts: each host reads its own file under the same path.
+    Remedy: a shared file system, or `rsync` before the launch.
     """
     for host in hosts:
         if host.script == "missing" and host.cwd_problem is None:
@@ -77,10 +70,10 @@ def host_script_missing(hosts: Reports) -> Iterator[Finding]:
             )
 
 
-def hosts_differ_script(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """The script differs between hosts.
 
-    Ranks that run different code wait in different collectives: the job hangs until their timeout.
+    Ranks that run different code wait in different collectives, and the job hangs until these time out.
     Remedy: copy the script to all hosts, or keep it on a file system that they share.
     """
 
@@ -98,92 +91,116 @@ def hosts_differ_script(hosts: Reports) -> Iterator[Finding]:
     )
 
 
-def hosts_differ_ddplaunch(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_ddplaunch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different versions of ddplaunch.
 
-    Launcher and hosts speak a protocol of their own, and the plug-in comes from each host's installation.
+    The protocol between launcher and hosts may differ, and each host uses the plug-in of its own installation.
     Remedy: install the same version on all hosts.
     """
     yield from _differ(
-        hosts, "hosts-differ-ddplaunch", "ddplaunch", lambda host: host.ddplaunch, "launcher and hosts work together"
+        hosts, "hosts-differ-ddplaunch", "ddplaunch", lambda host: host.ddplaunch, "their protocols may differ"
     )
 
 
-def hosts_differ_python(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different versions of Python.
 
-    Objects that ranks send each other are pickled, and wheels are built for one minor version.
+    Ranks send each other pickled objects, and wheels are built for one minor version.
     Remedy: `--python` with an interpreter that all hosts have.
     """
-    yield from _differ(hosts, "hosts-differ-python", "Python", _python, "what ranks send each other is pickled")
+
+    def minor(host: HostReport) -> str | None:
+        version = _field(host, "python", "version")
+        return None if version is None else ".".join(version.split(".")[:2])
+
+    yield from _differ(hosts, "hosts-differ-python", "Python", minor, "ranks send each other pickled objects")
 
 
-def hosts_differ_torch(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different versions of torch.
 
     Ranks of different versions disagree about the wire format of collectives and about pickled objects: they hang, or
     fail with messages that name neither version (https://github.com/pytorch/pytorch/issues/122571).
     Remedy: the same environment everywhere, or `--python` with an interpreter that all hosts have.
     """
-    yield from _differ(hosts, "hosts-differ-torch", "torch", _torch, "ranks of different versions hang or crash")
+
+    def version(host: HostReport) -> str:
+        return _field(host, "torch", "version") or "none"
+
+    yield from _differ(hosts, "hosts-differ-torch", "torch", version, "ranks of different versions hang or crash")
 
 
-def hosts_differ_cuda(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have torch built for different CUDA or ROCm versions.
 
-    A CPU build beside a CUDA build, or two CUDA versions, bring different NCCL libraries and kernels.
+    Builds for different CUDA versions bring different NCCL libraries and kernels, and a CPU build has neither.
     Remedy: install the same wheel on all hosts.
     """
-    why = "they bring different NCCL libraries, and a CPU build none at all"
-    yield from _differ(hosts, "hosts-differ-cuda", "torch's CUDA", _cuda, why)
+
+    def build(host: HostReport) -> str | None:
+        torch = host.facts.torch
+        if isinstance(torch, Unavailable):
+            return None
+        return f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "none (a CPU build)"
+
+    why = "they bring different NCCL libraries, and a CPU build brings none"
+    yield from _differ(hosts, "hosts-differ-cuda", "torch's CUDA", build, why)
 
 
-def hosts_differ_nccl(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different versions of NCCL.
 
-    NCCL checks the version of its peers while it bootstraps and refuses, or hangs where it cannot
+    While NCCL bootstraps, it checks the version of its peers and refuses another one, or hangs
     (https://github.com/NVIDIA/nccl/issues/286).
     Remedy: install the same wheel on all hosts.
     """
-    yield from _differ(hosts, "hosts-differ-nccl", "NCCL", _nccl, "NCCL refuses peers of another version, or hangs")
+
+    def version(host: HostReport) -> str | None:
+        return _field(host, "torch", "nccl_version")
+
+    yield from _differ(hosts, "hosts-differ-nccl", "NCCL", version, "NCCL refuses peers of another version, or hangs")
 
 
-def hosts_differ_driver(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different versions of the NVIDIA driver.
 
-    It works as long as each is new enough for torch's CUDA, but a job then runs on what the oldest can do.
+    It works as long as each is new enough for torch's CUDA, but NCCL only uses features of the oldest one.
     Remedy: the same driver on all hosts.
     """
-    why = "it works while each is new enough, and NCCL uses what the oldest one can do"
-    yield from _differ(hosts, "hosts-differ-driver", "the NVIDIA driver", _driver, why, warning)
+
+    def version(host: HostReport) -> str | None:
+        return _field(host, "nvml", "driver_version")
+
+    why = "it works while each is new enough, but NCCL only uses features of the oldest one"
+    yield from _differ(hosts, "hosts-differ-driver", "the NVIDIA driver", version, why, warning)
 
 
-def hosts_differ_gpu_count(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different numbers of GPUs.
 
-    Every node runs the same number of ranks, so `auto` has no answer, and a host with fewer would fail on its own.
+    Every node runs the same number of ranks, so `auto` has no answer, and ranks on a host with fewer GPUs would fail.
     Remedy: `--include`, `--exclude`, or a number that all hosts have.
     """
 
-    def count(host: HostReport) -> str | None:
+    def count(host: HostReport) -> str:
         nvml = host.facts.nvml
-        return None if isinstance(nvml, Unavailable) else str(len(nvml.gpus))
+        return "0" if isinstance(nvml, Unavailable) else str(len(nvml.gpus))
 
     yield from _differ(
         hosts,
         "hosts-differ-gpu-count",
         "the number of GPUs",
-        lambda host: count(host) or "0",
+        count,
         "every node runs the same number of ranks",
         fix="name a number that all have, as in `ddplaunch run {nodes}x{least} …`; or `--exclude` the hosts with fewer",
     )
 
 
-def hosts_differ_gpu_model(hosts: Reports) -> Iterator[Finding]:
+def hosts_differ_gpu_model(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different GPU models.
 
-    All ranks wait for the slowest at each step, and the smallest memory limits the batch.
-    Remedy: hosts of one kind.
+    All ranks wait for the slowest one at each step, and the smallest memory limits the batch.
+    Remedy: hosts with the same GPUs.
     """
 
     def models(host: HostReport) -> str | None:
@@ -196,21 +213,21 @@ def hosts_differ_gpu_model(hosts: Reports) -> Iterator[Finding]:
     yield from _differ(hosts, "hosts-differ-gpu-model", "the GPU model", models, why, warning)
 
 
-def hosts_differ_data(hosts: Reports) -> Iterator[Finding]:
-    """A data path is there on some hosts only.
+def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+    """A data path exists on some hosts only.
 
-    The ranks of the others fail when they open it, and the rest of the job waits for them.
+    The ranks on the others fail when they open it, and the rest of the job waits for them.
     Remedy: mount or copy it everywhere.
     """
     paths = {path.path for host in hosts for path in host.facts.data_paths}
     for name in sorted(paths):
         kinds = {host.name: next((p.kind for p in host.facts.data_paths if p.path == name), None) for host in hosts}
-        there = [host for host, kind in kinds.items() if kind in ("file", "directory", "other")]
+        present = [host for host, kind in kinds.items() if kind in ("file", "directory", "other")]
         lacking = [host for host, kind in kinds.items() if kind == "missing"]
-        if there and lacking:
+        if present and lacking:
             yield error(
                 "hosts-differ-data",
-                f"`{name}` is on {', '.join(there)}, and missing on {', '.join(lacking)}",
+                f"`{name}` is on {', '.join(present)}, and missing on {', '.join(lacking)}",
                 why="ranks there fail when they open it, and the others wait for them",
                 fix=f"mount or copy it there too: `ssh {lacking[0]} ls -ld {name}`",
                 where=tuple(lacking),
@@ -227,7 +244,7 @@ def _differ(
     fix: str = "",
     unit: str = "",
 ) -> Iterator[Finding]:
-    """Yield one finding where the hosts do not agree; it names those that differ from what most have."""
+    """Yield a finding if ``of`` differs between hosts; it names the hosts that differ from the majority."""
     found = {host.name: value for host in hosts if (value := of(host)) is not None}
     counts = Counter(found.values())
     if len(counts) < 2:
@@ -248,37 +265,13 @@ def _differ(
     )
 
 
-def _torch(host: HostReport) -> str | None:
-    return _field(host.facts, "torch", "version") or "none"
-
-
-def _cuda(host: HostReport) -> str | None:
-    torch = host.facts.torch
-    if isinstance(torch, Unavailable):
-        return None
-    return f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "none (a CPU build)"
-
-
-def _nccl(host: HostReport) -> str | None:
-    return _field(host.facts, "torch", "nccl_version")
-
-
-def _driver(host: HostReport) -> str | None:
-    return _field(host.facts, "nvml", "driver_version")
-
-
-def _python(host: HostReport) -> str | None:
-    version = _field(host.facts, "python", "version")
-    return None if version is None else ".".join(version.split(".")[:2])
-
-
-def _field(facts: Facts, group: str, name: str) -> str | None:
-    value = getattr(facts, group)
+def _field(host: HostReport, group: str, name: str) -> str | None:
+    value = getattr(host.facts, group)
     found = None if isinstance(value, Unavailable) else getattr(value, name)
     return None if found is None else str(found)
 
 
-#: What a training has most to do with is said first.
+# Packages that matter most to a training are named first.
 _FIRST = (
     *("numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "peft", "trl"),
     *("deepspeed", "lightning", "pytorch-lightning", "torchvision", "torchaudio", "triton", "flash-attn", "xformers"),
@@ -286,7 +279,7 @@ _FIRST = (
 )
 _OTHER_CHECKS = re.compile(r"torch|ddplaunch|nvidia-nccl-cu\d+")
 _WITH_TORCH = re.compile(r"nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec")
-#: Tools of people and of installers, which no rank imports.
+# Tools for people and installers, which no rank imports.
 _TOOLS = re.compile(
     r"pip|setuptools|wheel|distlib|virtualenv|uv|build|twine|pytest.*|coverage|hypothesis|tox|nox|ruff|black|isort|flake8.*"
     r"|pylint|mypy.*|pre-commit|ipython.*|ipykernel|jupyter.*|notebook.*|nbconvert|nbformat|debugpy|py-spy|nvitop|gpustat"
@@ -297,7 +290,7 @@ _INSTALLED = 8  # packages that one pip command names
 
 @dataclass(frozen=True)
 class _Difference:
-    """A package, what most hosts have, and the hosts that have something else (None: nothing)."""
+    """A package, the version of most hosts, and the versions of the other hosts (None: not installed)."""
 
     package: str
     most: str
@@ -307,9 +300,9 @@ class _Difference:
 def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """Hosts have different versions of installed packages, or lack some that most have.
 
-    Ranks of one job that run different code shuffle, tokenize or compute differently, and nobody says so; or one rank
-    fails at an import and the others wait for it. What is installed is read from the names of `.dist-info` folders.
-    Tools that no training imports do not count, nor does what only a few hosts have.
+    Ranks that run different code silently shuffle, tokenize or compute differently; or one rank fails at an import and
+    the others wait for it. The versions come from the names of `.dist-info` folders. Tools that no training imports do
+    not count, nor do packages that only a few hosts have.
     Remedy: one environment for all hosts, from one lock file or image, or on a file system that they share.
     """
     installed = {
@@ -331,8 +324,7 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         yield warning(
             "hosts-differ-packages",
             "; ".join(_phrase(each, installed) for each in found[:_NAMED]) + more,
-            why="ranks of one job then run different code: they fail at an import, or compute and shuffle differently "
-            "without a word",
+            why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
             fix=_fix(hosts, affected, found),
             where=affected,
         )
@@ -344,7 +336,7 @@ def _ordered(packages: set[str]) -> list[str]:
 
 
 def _difference(package: str, installed: Mapping[str, Mapping[str, str]]) -> _Difference | None:
-    """Where hosts are divided evenly, the first one is taken to be right."""
+    """Return how ``package`` differs, None if it does not; of two equally frequent versions, the first one counts."""
     have = {host: versions.get(package) for host, versions in installed.items()}
     most = Counter(have.values()).most_common(1)[0][0]
     others = {host: version for host, version in have.items() if version != most}
@@ -362,7 +354,7 @@ def _phrase(difference: _Difference, hosts: Iterable[str]) -> str:
 
 
 def _fix(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_Difference]) -> str:
-    """Return a command for the first affected host; where much differs, one that copies all of a good host's."""
+    """Return a command that installs what the first affected host lacks; for many packages, a copy of a good host's."""
     bad = next(host for host in hosts if host.name == affected[0])
     python = "python" if isinstance(bad.facts.python, Unavailable) else shlex.quote(bad.facts.python.executable)
     login = shlex.quote(bad.name)
@@ -377,28 +369,28 @@ def _fix(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_
     return command + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else "")
 
 
-def login_node_as_rank_0(hosts: Reports) -> Iterator[Finding]:
-    """The first host has no GPU while the others have.
+def login_node_as_rank_0(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+    """The first host has no GPU, but the others have.
 
-    The first host of the list gets node rank 0 and trains like all others: it is no place for a login node.
-    Remedy: leave it out; the launch may be started from it all the same.
+    The first host of the list gets node rank 0 and trains like all others, so it should not be a login node.
+    Remedy: leave it out; you can still start the launch from it.
     """
     counts = [0 if isinstance(host.facts.nvml, Unavailable) else len(host.facts.nvml.gpus) for host in hosts]
     if len(hosts) > 1 and counts[0] == 0 and all(counts[1:]):
         yield error(
             "login-node-as-rank-0",
-            f"{hosts[0].name} has no GPU, and the other hosts have",
+            f"{hosts[0].name} has no GPU, but the other hosts have",
             why="the first host gets node rank 0 and trains like the others",
-            fix=f"leave `{hosts[0].name}` out of the hosts; the launch can be started from it all the same",
+            fix=f"leave `{hosts[0].name}` out of the hosts; you can still start the launch from it",
             where=hosts[0].name,
         )
 
 
-def clock_skew(hosts: Reports) -> Iterator[Finding]:
+def clock_skew(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """The clocks of hosts differ.
 
-    Lines of logs no longer sort, files seem to come from the future, and tokens and certificates fail.
-    Remedy: NTP on all hosts (`timedatectl set-ntp true`).
+    Log lines of different hosts no longer sort by time, files seem to come from the future, and tokens and certificates
+    fail. Remedy: NTP on all hosts (`timedatectl set-ntp true`).
     """
     if len(hosts) < 2:
         return

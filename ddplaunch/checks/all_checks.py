@@ -1,4 +1,4 @@
-"""Every check, listed by hand in the order in which it is shown; refuses to find checks by itself."""
+"""All checks in the order in which they are shown, and running and finding them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _NEAR = 0.6
 
 
 def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
-    """Run every check on ``values`` (see ``available``); an ignored one is not run and becomes a skip that says so."""
+    """Run every check on ``values`` (see ``available``); a check that ``ignore`` names is skipped."""
     return tuple(outcome(check, values, ignore) for check in ALL)
 
 
@@ -50,7 +50,7 @@ def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) ->
 
 
 def across() -> tuple[Check, ...]:
-    """Return the checks that compare hosts; a launch on one has nothing to compare, and does not load them."""
+    """Return the checks that compare hosts; imported here, because most launches have only one host."""
     from ddplaunch.checks import across_hosts
 
     return across_hosts.CHECKS
@@ -69,13 +69,13 @@ def families() -> tuple[str, ...]:
 
 
 def by_code(code: str, measured: Sequence[Check] = ()) -> Check | None:
-    """Return the check of that code; ``measured`` are those of the collective test, which stand above this room."""
+    """Return the check of that code; ``measured`` are the checks of the collective test, from ``comm``."""
     known = next((check for check in ALL if check.code == code), None)
     return known or next((check for check in (*across(), *measured) if check.code == code), None)
 
 
 def near_miss(code: str, measured: Sequence[Check] = ()) -> str | None:
-    """Return the code that was probably meant, however it was spelt: ``shm_small`` is ``shm-too-small``."""
+    """Return the code that is most like a misspelt one: ``shm_small`` gives ``shm-too-small``."""
     spelt = code.strip().lower().replace("_", "-")
     codes = [check.code for check in (*ALL, *across(), *measured)]
     near = difflib.get_close_matches(spelt, codes, n=1, cutoff=_NEAR)
@@ -83,7 +83,7 @@ def near_miss(code: str, measured: Sequence[Check] = ()) -> str | None:
 
 
 def refuse_unknown(codes: Collection[str], measured: Sequence[Check] = ()) -> None:
-    """Raise UsageError for the first code of ``--ignore`` that no check has: ignoring nothing would go unnoticed."""
+    """Raise UsageError for the first code of ``--ignore`` that no check has."""
     for code in codes:
         if by_code(code, measured) is None:
             near = near_miss(code, measured)

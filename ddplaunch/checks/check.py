@@ -1,4 +1,4 @@
-"""What a check is, and how one is run against facts; refuses to know any particular check."""
+"""A check: a named function of facts that yields findings, and how one is run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddplaunch.values.resolved import Unavailable
 CheckFunction = Callable[..., Iterable[Finding]]
 Status = Literal["passed", "found", "skipped", "crashed"]
 PARAMETERS = frozenset({"launch", "script", *(field.name for field in fields(Facts))})
-_ACROSS = frozenset({"hosts", "comm"})  # all of them, for the checks that compare them; what was measured between
+_ACROSS = frozenset({"hosts", "comm"})  # reports of all hosts, to compare; measurements between them
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Check:
     """A check function under its name: ``code`` is the function's name with dashes.
 
     ``title`` is the first line of the docstring, ``explanation`` the rest (shown by ``explain CODE``).
-    ``needs`` are the parameters without which the check is skipped; ``wants`` those with a default, which stands
-    where the fact is not available (``doctor`` has no launch, yet must see a small /dev/shm). ``accepts`` are those
-    of ``needs`` that the function takes as ``Unavailable``, because it reports the reason for the absence.
+    ``needs`` are the parameters without a default: the check is skipped if one of these facts is unavailable.
+    ``wants`` are the others: the default replaces an unavailable fact (``doctor`` has no launch, yet must see a small
+    /dev/shm). ``accepts`` are the ``needs`` that the function takes as ``Unavailable``, to report the reason.
     """
 
     code: str
@@ -42,7 +42,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check. ``reason`` says why it was skipped or how it crashed."""
+    """The result of one check. ``reason`` says why it was skipped or how it crashed."""
 
     check: Check
     status: Status
@@ -51,10 +51,9 @@ class Outcome:
 
 
 def declare(family: str, function: CheckFunction, accepts: Collection[str] = ()) -> Check:
-    """Wrap ``function`` as a check of ``family``; its parameters name the facts that it needs.
+    """Return ``function`` as a check of ``family``; its parameters name facts, as ``Check`` describes.
 
-    A parameter with a default is wanted, not needed. ``accepts`` names needed ones that may come as ``Unavailable``.
-    Raises TypeError for a parameter that no fact has, and for an ``accepts`` that is no needed parameter.
+    Raises TypeError for a parameter that names no fact, and for an ``accepts`` that is not a needed parameter.
     """
     document = inspect.cleandoc(function.__doc__ or "")
     title, _, rest = document.partition("\n")
@@ -76,13 +75,13 @@ def declare(family: str, function: CheckFunction, accepts: Collection[str] = ())
 
 
 def available(facts: Facts, launch: Launch | Unavailable, script: ScriptReport | Unavailable) -> dict[str, Any]:
-    """Return everything that a check may name as a parameter: the fields of ``Facts``, ``launch``, ``script``."""
+    """Return every value that a check may name as a parameter: the fields of ``Facts``, ``launch``, ``script``."""
     values = {field.name: getattr(facts, field.name) for field in fields(facts)}
     return {**values, "launch": launch, "script": script}
 
 
 def run_check(check: Check, values: dict[str, Any]) -> Outcome:
-    """Run one check. A missing fact makes it a skip; an exception inside makes it a crash, never an abort."""
+    """Run one check. A missing fact makes it a skip, an exception a crash; neither stops the others."""
     for need in check.needs:
         value = values[need]
         if isinstance(value, Unavailable) and need not in check.accepts:
@@ -90,6 +89,6 @@ def run_check(check: Check, values: dict[str, Any]) -> Outcome:
     names = (*check.needs, *(want for want in check.wants if not isinstance(values[want], Unavailable)))
     try:
         findings = tuple(check.function(**{name: values[name] for name in names}))
-    except Exception as exception:  # a broken check must never cost a user the launch
+    except Exception as exception:  # a bug in a check must not stop the launch
         return Outcome(check, "crashed", reason=f"{type(exception).__name__}: {exception}")
     return Outcome(check, "found" if findings else "passed", findings)

@@ -1,9 +1,4 @@
-"""Checks of ports, interfaces and InfiniBand of one host; refuses to ask whether the hosts find each other.
-
-Which interfaces a user named and how NCCL and gloo read such a name; refuses to say whether it is a good choice.
-
-Checks of whether the nodes of a launch can find each other by name and address; refuses to look at devices.
-"""
+"""Checks of the network of one host: port, interfaces, InfiniBand, and the names and addresses where nodes meet."""
 
 from __future__ import annotations
 
@@ -19,13 +14,10 @@ from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-NCCL = "NCCL_SOCKET_IFNAME"
-GLOO = "GLOO_SOCKET_IFNAME"
-
 
 @dataclass(frozen=True)
-class Choice:
-    """One naming of interfaces: the library that reads it, the value, and how to say and undo it."""
+class _InterfaceChoice:
+    """Interfaces that the user named: the library that reads ``value``, how it was typed, and how to undo it."""
 
     library: str
     value: str
@@ -34,14 +26,14 @@ class Choice:
     where: str
 
     def matching(self, names: Sequence[str]) -> list[str]:
-        """Return those of ``names`` that the value chooses; nothing where it only excludes.
+        """Return those of ``names`` that the value chooses; none if it only excludes.
 
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         """
         return [name for name in names if any(self._fits(wanted, name) for wanted in self._wanted())]
 
     def missing(self, names: Sequence[str]) -> list[str]:
-        """Return what cannot be had: for NCCL all entries when none matches, for gloo each that is not there."""
+        """Return the entries that fail: for NCCL all of them if none matches, for gloo each that does not exist."""
         wanted = self._wanted()
         if self.library == "NCCL":
             return [] if self.matching(names) else wanted
@@ -58,37 +50,39 @@ class Choice:
         return name == wanted if exact else name.startswith(wanted)
 
 
-def chosen_interfaces(environment: dict[str, str], launch: Launch | None) -> Iterator[Choice]:
-    """Yield what ``--socket-ifname`` or, failing that, the user's variables name for the library that will run.
+def _chosen_interfaces(environment: dict[str, str], launch: Launch | None) -> Iterator[_InterfaceChoice]:
+    """Yield the interfaces of ``--socket-ifname``, or else of the user's variables, for the library of the launch.
 
-    Without a launch both libraries count: nobody knows yet which of them is going to be used.
+    Without a launch, for both libraries.
     """
-    libraries = {NCCL: "NCCL", GLOO: "gloo"}
+    libraries = {"NCCL_SOCKET_IFNAME": "NCCL", "GLOO_SOCKET_IFNAME": "gloo"}
     if launch:
-        libraries = {NCCL: "NCCL"} if launch.device.value == "cuda" else {GLOO: "gloo"}
+        unused = "GLOO_SOCKET_IFNAME" if launch.device.value == "cuda" else "NCCL_SOCKET_IFNAME"
+        del libraries[unused]
         option = launch.options.socket_ifname
         if option is not None:
             typed = f"--socket-ifname is {option.value}"
             for library in libraries.values():
                 value = option.value if library == "NCCL" else gloo_interfaces(option.value)
                 if value is not None:
-                    yield Choice(library, value, typed, "leave `--socket-ifname` away", str(option.source))
+                    yield _InterfaceChoice(library, value, typed, "leave `--socket-ifname` out", str(option.source))
             return
     for setting in user_variables(environment, launch):
         if setting.name in libraries and setting.value.strip():
             typed = f"{setting.name} is {setting.value}"
-            yield Choice(libraries[setting.name], setting.value, typed, setting.removal, setting.where)
+            library = libraries[setting.name]
+            yield _InterfaceChoice(library, setting.value, typed, setting.removal, setting.where)
 
 
 PRIVILEGED_BELOW = 1024  # ip(7): net.ipv4.ip_unprivileged_port_start
 
 
 def port_taken(master_port: PortFact, launch: Launch | None = None) -> Iterator[Finding]:
-    """The port that was asked for is in use.
+    """The requested port is in use.
 
-    Rank 0's host listens on it for the rendezvous and the workers' store; torchrun ends in EADDRINUSE at once or,
-    with c10d, after about 24 s with the cause buried in a chained traceback.
-    Remedy: on one node leave `--master-port` away, and a free port is found; on several name another one on all.
+    Rank 0's host listens on it for the rendezvous and the workers' store; torchrun fails with EADDRINUSE, at once or,
+    with c10d, after about 24 s and deep in a chained traceback. Remedy: on one node leave `--master-port` out, and
+    ddplaunch finds a free port; on several nodes, another port on all of them.
     """
     if master_port.free or _forbidden(master_port):
         return
@@ -96,10 +90,10 @@ def port_taken(master_port: PortFact, launch: Launch | None = None) -> Iterator[
     yield error(
         "port-taken",
         f"port {master_port.port} is in use{_holder(master_port)}",
-        why="the rendezvous has to listen on it and would end in EADDRINUSE",
-        fix="name another port on every node, for instance `--master-port 29511`"
+        why="the rendezvous has to listen on it and would fail with EADDRINUSE",
+        fix="name another port on every node, for example `--master-port 29511`"
         if several
-        else "leave `--master-port` and MASTER_PORT away, and a free port is found; or end the holder if it is yours",
+        else "leave `--master-port` and MASTER_PORT out, and a free port is found; or end the holder if it is yours",
         where="--master-port",
     )
 
@@ -113,22 +107,22 @@ def _holder(port: PortFact) -> str:
 
 
 def _forbidden(port: PortFact) -> bool:
-    """Whether the trial bind failed for want of rights: EACCES."""
+    """Whether the trial bind failed with EACCES."""
     return not port.free and port.holder_pid is None and "ermission denied" in (port.error or "")
 
 
 def port_privileged(master_port: PortFact) -> Iterator[Finding]:
-    """The port that was asked for is reserved for root.
+    """The requested port is reserved for root.
 
     Linux lets only privileged processes listen on ports below 1024 (`net.ipv4.ip_unprivileged_port_start`).
-    Remedy: a port from 1024 to 65535, or none at all on one node.
+    Remedy: a port from 1024 to 65535, or none on one node.
     """
     if _forbidden(master_port):
         yield error(
             "port-privileged",
             f"port {master_port.port} may not be used by this user: {master_port.error}",
             why=f"ports below {PRIVILEGED_BELOW} are reserved for root",
-            fix="leave `--master-port` away on one node, or name one from 1024 to 65535: `--master-port 29511`",
+            fix="leave `--master-port` out on one node, or name one from 1024 to 65535: `--master-port 29511`",
             where="--master-port",
         )
 
@@ -136,21 +130,21 @@ def port_privileged(master_port: PortFact) -> Iterator[Finding]:
 def interface_missing(
     network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None
 ) -> Iterator[Finding]:
-    """The network interface that was named does not exist on this host.
+    """The chosen network interface does not exist on this host.
 
-    NCCL takes a comma list of prefixes (`=` makes it exact, `^` excludes) and fails with "no socket interface found"
-    if nothing matches. gloo takes exact names and fails with "Unable to find interface" if one is missing.
-    Remedy: a name from the finding, or none: over several nodes ddplaunch takes the interface on the route to rank 0.
+    NCCL takes a comma-separated list of prefixes (`=` makes them exact, `^` excludes) and fails with "no socket
+    interface found" if nothing matches. gloo takes exact names and fails with "Unable to find interface" if one is
+    missing. Remedy: a name from the finding, or none: with several nodes ddplaunch takes the interface on the route to
+    rank 0.
     """
     names = [interface.name for interface in network.interfaces]
-    for choice in chosen_interfaces(environment, launch):
+    for choice in _chosen_interfaces(environment, launch):
         if missing := choice.missing(names):
             there = ", ".join(names) or "none"
             yield error(
                 "interface-missing",
                 f"{choice.typed}, but this host has no interface {' or '.join(missing)}",
-                why=f"{choice.library} finds no interface to talk over and fails at the first process group; "
-                f"the host has {there}",
+                why=f"{choice.library} finds no interface and fails at the first process group; the host has {there}",
                 fix=f"{choice.removal}, or name one that exists: `--socket-ifname {_example(network)}`",
                 where=choice.where,
             )
@@ -159,14 +153,14 @@ def interface_missing(
 def interface_down(
     network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None
 ) -> Iterator[Finding]:
-    """The network interface that was named is down.
+    """The chosen network interface is down.
 
-    Connections over it time out. Ranks of one host may still reach each other, ranks of other hosts do not.
-    Remedy: bring it up, or name another.
+    Connections over it time out. Ranks on this host may still reach each other, but not those on other hosts.
+    Remedy: bring it up, or choose another.
     """
     state = {interface.name: interface.up for interface in network.interfaces}
     several = launch is not None and launch.topology.nnodes.value > 1
-    for choice in chosen_interfaces(environment, launch):
+    for choice in _chosen_interfaces(environment, launch):
         matching = choice.matching(list(state))
         if matching and not any(state[name] for name in matching):
             yield (error if several else warning)(
@@ -179,7 +173,7 @@ def interface_down(
 
 
 def _example(network: NetworkFacts) -> str:
-    """Return an interface that would do: up, with an address, and not the loopback if there is another."""
+    """Return an interface that works: up, with an address, and the loopback only if there is no other."""
     usable = [each for each in network.interfaces if each.up and each.addresses]
     usable.sort(key=lambda each: each.loopback)
     return usable[0].name if usable else "eth0"
@@ -190,15 +184,15 @@ def infiniband_port_down(
 ) -> Iterator[Finding]:
     """An InfiniBand port is not active.
 
-    NCCL spreads its traffic over the active ports, so a dead one costs its share of the bandwidth; where all are down
-    it uses TCP sockets. A pulled cable and a missing subnet manager look like this.
-    Remedy: `ibstat` on the host; or `--no-nccl-ib` if the fabric is not meant to be used.
+    NCCL spreads its traffic over the active ports, so each inactive one costs bandwidth; if all are down, NCCL uses TCP
+    sockets. Usual causes are a pulled cable and a missing subnet manager. Remedy: `ibstat` on the host; or
+    `--no-nccl-ib` if the fabric should not be used.
     """
-    if (launch and _infiniband_unwanted(launch)) or _disabled(environment, launch):
+    if (launch and _infiniband_unused(launch)) or _disabled(environment, launch):
         return
     active = [port for port in network.infiniband if port.state == "ACTIVE"]
     links = {port.link_layer for port in active}
-    # Beside an active fabric an idle Ethernet port is only an unused socket of a card that can do RoCE.
+    # If InfiniBand is active, an inactive Ethernet port is only an unused port of a card that supports RoCE.
     down = [
         port
         for port in network.infiniband
@@ -211,7 +205,7 @@ def infiniband_port_down(
             f"InfiniBand {_ports(down)}; {len(active)} of {len(network.infiniband)} ports active",
             why="NCCL loses that port's share of the bandwidth" if active else "NCCL uses TCP sockets between nodes",
             fix=f"look at the cable and the subnet manager with `ibstat {down[0].device}`"
-            + ("" if active else ", or pass `--no-nccl-ib` if the fabric is not meant to be used"),
+            + ("" if active else ", or pass `--no-nccl-ib` if the fabric should not be used"),
         )
 
 
@@ -219,7 +213,7 @@ def _ports(ports: list[InfinibandPort]) -> str:
     return ", ".join(f"{port.device}:{port.port} is {port.state}" for port in ports)
 
 
-def _infiniband_unwanted(launch: Launch) -> bool:
+def _infiniband_unused(launch: Launch) -> bool:
     return launch.device.value == "cpu" or launch.topology.nnodes.value == 1 or launch.options.nccl_ib is not None
 
 
@@ -228,13 +222,13 @@ def _disabled(environment: dict[str, str], launch: Launch | None) -> bool:
     return settings.get("NCCL_IB_DISABLE", "0") not in ("", "0")
 
 
-#: Several tasks of these launchers share a host, each as a node of torchrun's: all there see their own host's address.
+# Launchers that may start several tasks on a host, each of them a node of torchrun: all see their own host's address.
 _RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
 def is_loopback(address: str) -> bool:
-    """Whether ``address``, an IP address or a name, can only mean the host that reads it."""
+    """Whether ``address``, an IP address or a name, always means the local host."""
     try:
         return ip_address(address.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
@@ -244,8 +238,9 @@ def is_loopback(address: str) -> bool:
 def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Iterator[Finding]:
     """This host cannot resolve its own name.
 
-    torchrun advertises `socket.getfqdn()` to the other nodes, and gloo binds what the own name resolves to. On one
-    node neither matters; between nodes both fail unless an interface is named. https://github.com/pytorch/pytorch/issues/79388
+    torchrun advertises `socket.getfqdn()` to the other nodes, and gloo binds the address of the host's own name. On one
+    node neither matters; between nodes both fail unless an interface is chosen.
+    https://github.com/pytorch/pytorch/issues/79388
     Remedy: a line for the name in /etc/hosts, or `--socket-ifname`.
     """
     if not isinstance(host.name_addresses, Unavailable) or (launch and not _depends_on_the_name(launch)):
@@ -253,7 +248,7 @@ def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Ite
     yield (error if launch else warning)(
         "host-name-unresolvable",
         f"this host does not resolve its own name {host.name}: {host.name_addresses.reason}",
-        why="gloo binds the address behind it and torchrun advertises it to the other nodes",
+        why="gloo binds the address of that name, and torchrun advertises the name to the other nodes",
         fix=f"add a line `ADDRESS {host.name}` to /etc/hosts, with this host's address in the cluster; or name its "
         "interface with `--socket-ifname`",
         where=host.name,
@@ -263,8 +258,8 @@ def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Ite
 def host_name_loopback(host: HostFacts, launch: Launch) -> Iterator[Finding]:
     """This host's own name resolves to a loopback address only, and the launch has several nodes.
 
-    Debian writes `127.0.1.1 NAME` into /etc/hosts. gloo binds that address, so the other nodes cannot connect.
-    NCCL looks for interfaces itself and is not affected. https://github.com/pytorch/pytorch/issues/73656
+    Debian writes `127.0.1.1 NAME` into /etc/hosts. gloo binds that address, so the other nodes cannot connect. NCCL
+    looks for interfaces itself and is not affected. https://github.com/pytorch/pytorch/issues/73656
     Remedy: the host's cluster address in /etc/hosts, or `--socket-ifname`.
     """
     addresses = host.name_addresses
@@ -282,7 +277,7 @@ def host_name_loopback(host: HostFacts, launch: Launch) -> Iterator[Finding]:
 
 
 def _depends_on_the_name(launch: Launch) -> bool:
-    """Several nodes, and gloo was told no interface; where a route decides one, the launch sets it."""
+    """Whether gloo has to look up the host's own name: several nodes, and no GLOO_SOCKET_IFNAME in the launch."""
     named = any(variable.name == "GLOO_SOCKET_IFNAME" and variable.value for variable in launch.environment)
     return launch.topology.nnodes.value > 1 and not named
 
@@ -290,8 +285,9 @@ def _depends_on_the_name(launch: Launch) -> bool:
 def master_addr_unroutable(network: NetworkFacts, launch: Launch) -> Iterator[Finding]:
     """The master address cannot be reached from this host.
 
-    Every node connects to it. A wrong name, a missing DNS entry or a network that this host is not part of ends in a
-    rendezvous timeout, silently and after minutes. Remedy: an address of rank 0's host that `ip route get` knows here.
+    Every node connects to it. A wrong name, a missing DNS entry or a network without a route from here ends in a
+    rendezvous timeout, silently and after minutes. Remedy: an address of rank 0's host for which `ip route get` finds
+    a route.
     """
     address = launch.topology.master_addr
     route = network.route_to_master
@@ -300,7 +296,7 @@ def master_addr_unroutable(network: NetworkFacts, launch: Launch) -> Iterator[Fi
     yield error(
         "master-addr-unroutable",
         f"master address {address.value}: {route.reason}",
-        why="every node connects to it, and one that cannot waits for a rendezvous timeout",
+        why="every node connects to it; a node that cannot reach it waits until the rendezvous times out",
         fix="pass `--master-addr` an address of node 0 that this host reaches: `ip route get ADDRESS`, "
         "`getent hosts NAME`",
         where=str(address.source),
@@ -310,9 +306,9 @@ def master_addr_unroutable(network: NetworkFacts, launch: Launch) -> Iterator[Fi
 def master_addr_is_loopback_for_several_nodes(launch: Launch) -> Iterator[Finding]:
     """The master address is a loopback address, but the launch has several nodes.
 
-    To each host 127.0.0.1 is itself, so every node waits for the others at its own door until the rendezvous times
-    out. Remedy: node 0's address in the cluster, the same on every node. If all "nodes" are agents on one machine,
-    `--ignore master-addr-is-loopback-for-several-nodes`.
+    127.0.0.1 is a different machine on every host, so every node waits for the others at its own address until the
+    rendezvous times out. Remedy: node 0's address in the cluster, the same on every node. If all "nodes" are agents on
+    one machine, `--ignore master-addr-is-loopback-for-several-nodes`.
     """
     address = launch.topology.master_addr
     if address is None or launch.topology.nnodes.value == 1 or not is_loopback(address.value):
@@ -330,9 +326,9 @@ def master_addr_is_loopback_for_several_nodes(launch: Launch) -> Iterator[Findin
 def node_rank_0_not_master(network: NetworkFacts, launch: Launch, host: HostFacts | None = None) -> Iterator[Finding]:
     """Node rank and master address contradict each other.
 
-    The store runs in node 0's torchrun, and everybody connects to the master address; so the address has to be node
-    0's. Swapped node ranks, or `$SLURM_NODEID` expanded on the wrong host, look like this.
-    Remedy: `--node-rank 0` on the host that has the master address, other ranks elsewhere.
+    The store runs in node 0's torchrun and all nodes connect to the master address, so the address has to be node 0's.
+    Usual causes are swapped node ranks, and `$SLURM_NODEID` expanded on the wrong host. Remedy: `--node-rank 0` on the
+    host with the master address, other ranks elsewhere.
     """
     rank, address, route = launch.topology.node_rank, launch.topology.master_addr, network.route_to_master
     if rank is None or address is None or isinstance(route, Unavailable) or launch.topology.nnodes.value == 1:
@@ -340,19 +336,19 @@ def node_rank_0_not_master(network: NetworkFacts, launch: Launch, host: HostFact
     if is_loopback(address.value) or route.is_local == (rank.value == 0):
         return
     if rank.value == 0:
-        # A container's port may be published at its host's address, which the container does not have.
+        # The port of a container may be published at the address of its host, which the container does not see.
         yield (warning if host and host.container else error)(
             "node-rank-0-not-master",
-            f"node rank 0 is here, but master address {address.value} belongs to another host",
+            f"this is node rank 0, but master address {address.value} belongs to another host",
             why="node 0 hosts the store, and the other nodes look for it at the master address",
-            fix=f"pass `--master-addr {route.local_address}` on every node if this host is node 0, or its true "
+            fix=f"pass `--master-addr {route.local_address}` on every node if this host is node 0, or the right "
             "`--node-rank` here",
             where=str(rank.source),
         )
     elif rank.source.detail not in _RANKS_OF_TASKS:
         yield warning(
             "node-rank-0-not-master",
-            f"node rank {rank.value} is here, but master address {address.value} is this host's own",
+            f"this is node rank {rank.value}, but master address {address.value} is this host's own",
             why="node 0 hosts the store; if it runs elsewhere, nobody answers at the master address",
             fix="pass `--node-rank 0` here, or node 0's address as `--master-addr`",
             where=str(rank.source),

@@ -1,6 +1,6 @@
-"""Do the ranks get a GPU each, and do the names in CUDA_VISIBLE_DEVICES exist; refuses to choose GPUs.
+"""Checks of which GPUs the ranks get: number, names in CUDA_VISIBLE_DEVICES, MIG and models.
 
-Which GPUs a launch would use, for the checks that must not blame the others; refuses to find fault itself.
+The functions in front of the checks say which GPUs a launch uses, so that all GPU checks look at these only.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _DECIDED_BY_US = ("default", "detected", "computed")
 
 
 def cpu_was_chosen(environment: Mapping[str, str], launch: Launch | None) -> bool:
-    """Whether somebody decided that no GPU is used: by ``--device cpu`` or by hiding them all.
+    """Whether the user decided against GPUs: with ``--device cpu`` or by hiding them all.
 
-    A launch that fell back to the CPU on its own is no such decision.
+    A launch that fell back to the CPU because no GPU was found does not count.
     """
     if environment.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1"):
         return launch is None or launch.device.value == "cpu"
@@ -31,9 +31,9 @@ def cpu_was_chosen(environment: Mapping[str, str], launch: Launch | None) -> boo
 
 
 def seen_by_ranks(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> VisibleGpus:
-    """Return what CUDA shows the ranks of a CUDA launch, or a program of the user where there is no such launch."""
+    """Return the GPUs that CUDA shows to the ranks; without a CUDA launch, to any program in ``environment``."""
     values = dict(environment)
-    # A launch on the CPU hides the GPUs itself; what the user's own value would show is then the question.
+    # A launch on the CPU hides all GPUs, so only the user's own variables count there.
     if launch is not None and launch.device.value == "cuda":
         for variable in launch.environment:
             values.pop(variable.name, None)
@@ -43,7 +43,7 @@ def seen_by_ranks(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launc
 
 
 def used_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> tuple[VisibleGpu, ...]:
-    """Return the devices of this launch's ranks on this node; without a launch, every GPU of the machine."""
+    """Return the GPUs of this launch's ranks on this node; without a launch, all GPUs of the machine."""
     if launch is None:
         return tuple(VisibleGpu(str(gpu.index), gpu) for gpu in nvml.gpus)
     if launch.device.value == "cpu":
@@ -52,9 +52,9 @@ def used_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | 
 
 
 def present_gpus(nvidia: NvidiaFacts | None, nvml: NvmlFacts | None) -> int:
-    """Return how many NVIDIA GPUs this machine offers, by NVML or else by the PCI bus.
+    """Return the number of NVIDIA GPUs of this machine, from NVML or else from the PCI bus.
 
-    A container that was started without GPUs shows the host's PCI bus and kernel module, but has no device node.
+    A container without GPUs still shows the host's PCI bus and kernel module, but has no device nodes: 0.
     """
     if nvml is not None:
         return len(nvml.gpus)
@@ -64,17 +64,17 @@ def present_gpus(nvidia: NvidiaFacts | None, nvml: NvmlFacts | None) -> int:
 
 
 def gpu_word(entry: VisibleGpu) -> str:
-    """Return "GPU 3", by the index that ``nvidia-smi`` shows."""
+    """Return "GPU 3", with the index that ``nvidia-smi`` shows."""
     return f"GPU {entry.gpu.index}"
 
 
 def indices(entries: Iterable[VisibleGpu]) -> str:
-    """Return "0,3", ready for ``nvidia-smi -i``."""
+    """Return "0,3", as ``nvidia-smi -i`` takes it."""
     return ",".join(str(entry.gpu.index) for entry in entries)
 
 
 def choice(entries: Iterable[VisibleGpu], environment: Mapping[str, str]) -> str:
-    """Return what ``--gpus`` takes for these: indices, or UUIDs where CUDA_VISIBLE_DEVICES makes indices relative."""
+    """Return the value of ``--gpus`` for these: indices, or UUIDs if CUDA_VISIBLE_DEVICES makes indices relative."""
     if "CUDA_VISIBLE_DEVICES" in environment:
         return ",".join(entry.uuid for entry in entries)
     return indices(entries)
@@ -82,15 +82,15 @@ def choice(entries: Iterable[VisibleGpu], environment: Mapping[str, str]) -> str
 
 _DUPLICATE = " (duplicate)"
 GIB = 1024**3
-# The same model may show a few MiB more or less, by ECC or what the firmware reserves.
+# Two GPUs of one model may differ by a few MiB, because of ECC or memory that the firmware reserves.
 _SAME_MEMORY_SHARE = 0.05
 
 
 def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Iterator[Finding]:
     """More processes than visible GPUs.
 
-    Each rank takes the GPU of its LOCAL_RANK. A rank without one dies of "invalid device ordinal"; two ranks on one GPU
-    end in NCCL's "Duplicate GPU detected". Start as many processes as there are GPUs, show more GPUs, or use the CPU.
+    Each rank takes the GPU of its LOCAL_RANK. A rank without one fails with "invalid device ordinal"; two ranks on one
+    GPU fail in NCCL with "Duplicate GPU detected". Remedy: as many processes as GPUs, more visible GPUs, or the CPU.
     """
     if launch.device.value != "cuda":
         return
@@ -121,8 +121,8 @@ def no_gpu_for_cuda(
 ) -> Iterator[Finding]:
     """The launch asks for CUDA, but no GPU is visible.
 
-    `--device cuda` says that there is one. NVML lists none, or CUDA_VISIBLE_DEVICES hides them all, so that every rank
-    would fail with "No CUDA GPUs are available".
+    NVML lists no GPU, or CUDA_VISIBLE_DEVICES hides them all, so every rank would fail with "No CUDA GPUs are
+    available". Remedy: a machine with a GPU, `unset CUDA_VISIBLE_DEVICES`, or `--device cpu`.
     """
     if launch.device.value != "cuda" or (torch is not None and torch.hip):
         return
@@ -149,8 +149,9 @@ def visible_devices_unknown(
     """CUDA_VISIBLE_DEVICES names a GPU that does not exist.
 
     CUDA reads the list from the left and stops at the first entry that names no device: an index that is too high, a
-    UUID of another machine, a MIG instance that was destroyed. What stands behind it is hidden too, without a word.
-    Inside a container or a Slurm step the indices start again at 0.
+    UUID of another machine, a MIG instance that was destroyed. It silently hides the GPUs behind that entry too.
+    Inside a container or a Slurm step, indices start again at 0. Remedy: `unset CUDA_VISIBLE_DEVICES`, or names from
+    `nvidia-smi -L`.
     """
     if cpu_was_chosen(environment, launch):
         return
@@ -175,7 +176,7 @@ def visible_devices_unknown(
 def duplicate_gpu(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
     """CUDA_VISIBLE_DEVICES names one GPU twice.
 
-    CUDA then shows no device at all, whatever else is in the list.
+    CUDA then shows no device at all, whatever else is in the list. Remedy: each GPU once.
     """
     if cpu_was_chosen(environment, launch):
         return
@@ -193,8 +194,8 @@ def duplicate_gpu(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launc
 def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Iterator[Finding]:
     """Several processes over MIG instances.
 
-    A CUDA process sees one MIG instance only, the first one that is visible, so that all ranks of a launch land on the
-    same one; and NCCL does not connect the instances of one GPU. Run one process per launch, or disable MIG.
+    A CUDA process uses only the first visible MIG instance, so all ranks of a launch land on the same one; and NCCL
+    does not connect the instances of one GPU. Remedy: one process per launch, or disable MIG.
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/
     """
     processes = launch.topology.nproc_per_node.value
@@ -203,11 +204,11 @@ def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[st
     split = [entry for entry in seen_by_ranks(nvml, environment, launch).entries if entry.mig]
     if not split:
         return
-    gpus = sorted({entry.gpu.index for entry in _all_split(nvml)})
-    off = f"`sudo nvidia-smi -i {','.join(map(str, gpus))} -mig 0` while nothing runs there"
+    gpus = ",".join(str(gpu.index) for gpu in nvml.gpus if gpu.mig_enabled is True)
+    off = f"`sudo nvidia-smi -i {gpus} -mig 0` while nothing runs there"
     yield error(
         "mig-one-per-process",
-        f"{processes} processes, but MIG shows each of them one and the same instance, {split[0].uuid}",
+        f"{processes} processes, but MIG shows all of them the same instance, {split[0].uuid}",
         why='a CUDA process sees one MIG instance; NCCL refuses two ranks on it with "Duplicate GPU detected"',
         fix=f"`ddplaunch run 1 …` on one instance; to train on whole GPUs, disable MIG: {off}",
         where=gpu_word(split[0]),
@@ -217,10 +218,10 @@ def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[st
 def gpu_mixed_models(
     nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
 ) -> Iterator[Finding]:
-    """The GPUs in use are not of one model or memory size.
+    """The GPUs of the launch differ in model or memory size.
 
-    Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, the smallest the batch.
-    Choose GPUs of one model with `--gpus`. A doctor without a launch looks at all GPUs of the machine.
+    Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, the smallest memory the
+    batch. `doctor` without a launch looks at all GPUs of the machine. Remedy: GPUs of one model, with `--gpus`.
     """
     used = [entry for entry in used_gpus(nvml, environment, launch) if entry.gpu.fault is None]
     groups: list[list[VisibleGpu]] = []
@@ -255,10 +256,6 @@ def _alike(one: Gpu, other: Gpu) -> bool:
 def _model(gpu: Gpu) -> str:
     memory = gpu.memory_total_bytes
     return gpu.name if isinstance(memory, Unavailable) else f"{gpu.name} ({memory / GIB:.0f} GiB)"
-
-
-def _all_split(nvml: NvmlFacts) -> list[VisibleGpu]:
-    return [VisibleGpu(str(gpu.index), gpu) for gpu in nvml.gpus if gpu.mig_enabled is True]
 
 
 CHECKS: tuple[Check, ...] = (

@@ -1,7 +1,4 @@
-"""Are the GPUs themselves well: lost, memory errors, pending resets, throttled; refuses to reset anything.
-
-Is somebody else on the GPUs, or does their mode keep us out; refuses to end processes or change modes.
-"""
+"""Checks of the GPUs' state: busy with other processes, closed by their mode, lost, faulty or throttled."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, size_text
 
-# Above this share another job is at work; below, it is a notebook or a monitor that keeps a CUDA context.
+# From this share of a GPU's memory on, another job is running; below, a notebook or a monitor keeps a CUDA context.
 _SERIOUS_SHARE = 0.1
 
 
@@ -26,8 +23,9 @@ def gpu_busy(
     """Another process holds memory of a GPU that the launch would use.
 
     Two jobs on one GPU run out of memory or halve each other's speed, and a data-parallel job waits for its slowest
-    GPU. An orphan is a rank whose torchrun died without ending it: nobody will. A launch is refused where another
-    process holds more than a tenth of the memory, or an orphan anything; `--gpus free:N` picks idle GPUs.
+    GPU. An orphan is a rank that outlived its torchrun: nothing will end it. The launch is refused if another process
+    holds a tenth of the memory or an orphan holds any. Remedy: `--gpus free:N`, which picks idle GPUs, or
+    `ddplaunch clean` for orphans.
     """
     used = used_gpus(nvml, environment, launch)
     busy = [(entry, words) for entry in used if (words := _holders(entry))]
@@ -40,7 +38,7 @@ def gpu_busy(
     idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in pool)
     fix = _way_out(idle, launch.topology.nproc_per_node.value if launch else idle)
     if orphans:
-        fix = f"{_end_orphans(orphans, host)}; or {fix}"
+        fix = f"{_end_orphans(orphans, host)}; {'or ' if idle else ''}{fix}"
     first, words = busy[0]
     others = f", and {len(busy) - 1} more of {len(used)}" if len(busy) > 1 else ""
     yield (error if serious else warning)(
@@ -57,8 +55,9 @@ def gpu_exclusive_mode(
 ) -> Iterator[Finding]:
     """The compute mode of a GPU keeps processes out.
 
-    In mode "prohibited" no CUDA program may use the GPU. In an exclusive mode one process may, so a GPU that has one
-    answers the next with "CUDA-capable device(s) is/are busy or unavailable". Site administrators set these modes.
+    In mode "prohibited" no CUDA program may use the GPU. In an exclusive mode one process may, and the next one gets
+    "CUDA-capable device(s) is/are busy or unavailable". Administrators set these modes. Remedy: other GPUs, or
+    `sudo nvidia-smi -c DEFAULT`.
     """
     for entry in used_gpus(nvml, environment, launch):
         mode, processes = entry.gpu.compute_mode, _processes(entry.gpu)
@@ -67,7 +66,7 @@ def gpu_exclusive_mode(
         if mode == "prohibited":
             what = f"{gpu_word(entry)} is in compute mode prohibited"
         elif mode.startswith("exclusive") and processes:
-            what = f"{gpu_word(entry)} is in compute mode {mode} and taken by {_process(processes[0])}"
+            what = f"{gpu_word(entry)} is in compute mode {mode} and in use by {_process(processes[0])}"
         else:
             continue
         yield error(
@@ -81,18 +80,18 @@ def gpu_exclusive_mode(
 
 def _way_out(idle: int, wanted: int) -> str:
     if not idle:
-        return "wait: no GPU is idle"
+        return "all GPUs are in use; wait or free one"
     number = min(idle, wanted)
-    return f"take idle ones with `ddplaunch run {number} --gpus free:{number} …`, or wait"
+    return f"use idle GPUs with `ddplaunch run {number} --gpus free:{number} …`, or wait"
 
 
 def _end_orphans(users: Mapping[int, str | None], host: HostFacts | None) -> str:
-    """Return who can end these processes, and how; ``users`` is by pid."""
+    """Return who can end these orphans, and how; ``users`` maps pids to their owners."""
     pids = ", ".join(f"pid {pid}" for pid in sorted(users))
     owners = sorted({user for user in users.values() if user is not None})
     if host is None or not owners or host.user in owners:
-        return f"`ddplaunch clean` ends what a dead launcher left ({pids})"
-    return f"ask {' and '.join(owners)} to run `ddplaunch clean`, which ends what a dead launcher left ({pids})"
+        return f"`ddplaunch clean` ends the ranks of dead launchers ({pids})"
+    return f"ask {' and '.join(owners)} to run `ddplaunch clean`, which ends the ranks of dead launchers ({pids})"
 
 
 def _processes(gpu: Gpu) -> tuple[GpuProcess, ...]:
@@ -100,7 +99,7 @@ def _processes(gpu: Gpu) -> tuple[GpuProcess, ...]:
 
 
 def _holders(entry: VisibleGpu) -> str:
-    """Return who holds memory, in words; empty if nobody does or it cannot be told for a MIG instance."""
+    """Return in words who holds memory; empty if nobody does, or if the GPU is split by MIG and nobody can tell."""
     gpu = entry.gpu
     if entry.mig is not None or gpu.mig_enabled is True or gpu.fault is not None:
         return ""
@@ -136,8 +135,9 @@ _RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or 
 def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
     """A GPU does not answer any more.
 
-    It fell off the bus (Xid 79) or needs a reset, by overheating, power or hardware. CUDA touches every visible GPU
-    when it starts, so that also ranks on the others fail; leave the GPU out with `--gpus` until it is repaired.
+    It fell off the bus (Xid 79) or needs a reset, because of overheating, power or hardware. CUDA opens every visible
+    GPU when it starts, so ranks on the other GPUs fail too. Remedy: restart the machine; until then leave the GPU out
+    with `--gpus`.
     """
     if launch is None:
         visible = used_gpus(nvml, environment, launch)
@@ -151,7 +151,7 @@ def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | N
     yield error(
         "gpu-lost",
         f"{_listed(lost)} of {len(nvml.gpus)} {'does' if len(lost) == 1 else 'do'} not answer: {lost[0].gpu.fault}",
-        why="CUDA touches every visible GPU when it starts and fails at one that does not answer",
+        why="CUDA opens every visible GPU when it starts and fails at one that does not answer",
         fix=f"`sudo dmesg | grep -i xid` names the cause; restart the machine{rest}",
         where=tuple(f"{gpu_word(entry)}: {entry.gpu.fault}" for entry in lost),
     )
@@ -160,8 +160,8 @@ def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | N
 def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
     """A GPU had uncorrectable memory errors since its driver was loaded.
 
-    The process that met such an error was ended (Xid 48, 63, 64 or 95). The driver takes the bad memory out of use, but
-    a GPU that had one tends to have another, and a long training then dies of it.
+    The process that hits such an error is ended (Xid 48, 63, 64 or 95). The driver takes the bad memory out of use, but
+    a GPU that had one error tends to have another, which would end a long training. Remedy: reset the GPU.
     https://docs.nvidia.com/deploy/gpu-debug-guidelines/
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: _positive(gpu.ecc_uncorrected))
@@ -169,7 +169,7 @@ def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Laun
         yield warning(
             "gpu-ecc-errors",
             f"{_listed(bad)}: {count(_total(bad), 'uncorrectable ECC error')} since the driver was loaded",
-            why="a process that meets such an error is ended, and a GPU that had one tends to have another",
+            why="a process that hits such an error is ended, and a GPU that had one tends to have another",
             fix=f"{_RESET.format(indices(bad))}; if they come back, have the GPU tested and leave it out with `--gpus`",
             where=tuple(f"{gpu_word(entry)}: {entry.gpu.ecc_uncorrected}" for entry in bad),
         )
@@ -180,15 +180,14 @@ def gpu_remap_pending(
 ) -> Iterator[Finding]:
     """A GPU waits for a reset to replace bad rows of its memory.
 
-    Row remapping swaps a defective row for a spare one, but only when the GPU is reset. Until then it runs with pages
-    taken out of use.
+    Row remapping replaces a defective row by a spare one, but only when the GPU is reset. Remedy: reset the GPU.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_pending is True)
     if bad:
         yield warning(
             "gpu-remap-pending",
-            f"{_listed(bad)}: a memory row is to be remapped at the next reset",
+            f"{_listed(bad)}: a defective memory row will be replaced at the next reset",
             why="the defective row stays in place until then",
             fix=_RESET.format(indices(bad)),
             where=tuple(gpu_word(entry) for entry in bad),
@@ -200,8 +199,8 @@ def gpu_remap_failed(
 ) -> Iterator[Finding]:
     """A GPU could not replace bad rows of its memory.
 
-    It has no spare rows left, which is NVIDIA's criterion for replacing the GPU. The next memory error ends whatever
-    runs there.
+    It has no spare rows left, which is NVIDIA's criterion for replacing the GPU. The next memory error ends the
+    process that runs there. Remedy: leave the GPU out with `--gpus`, and have it replaced.
     https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: gpu.remap_failed is True)
@@ -220,9 +219,9 @@ def gpu_recovery_needed(
 ) -> Iterator[Finding]:
     """The driver asks for a recovery action on a GPU.
 
-    After an error the driver says what brings the GPU back: a reset, a restart of the machine, or draining the
-    peer-to-peer traffic. Until that is done, work on the GPU fails or hangs.
-    `nvidia-smi -q` shows it as "GPU Recovery Action".
+    After an error the driver says how to bring the GPU back: a reset, a restart of the machine, or draining the
+    peer-to-peer traffic. Until then, work on the GPU fails or hangs. `nvidia-smi -q` shows it as "GPU Recovery
+    Action". Remedy: that action.
     """
     bad = [entry for entry in used_gpus(nvml, environment, launch) if _recovery(entry.gpu)]
     if not bad:
@@ -238,18 +237,18 @@ def gpu_recovery_needed(
 
 
 def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
-    """A GPU is slowed down by heat or by its power supply.
+    """Heat or the power supply slows a GPU down.
 
     The hardware lowers the clocks to protect itself. Every rank waits for the slowest, so one hot GPU slows the whole
-    job. A GPU that is idle or at its power limit is as it should be and not meant here.
+    job. Idle GPUs and GPUs at their power limit are healthy and not reported. Remedy: cooling or power.
     """
     bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(_reasons(gpu)))
     if bad:
         yield warning(
             "gpu-throttled",
-            f"{_listed(bad)} slowed down: {_throttle(bad[0].gpu)}",
+            f"{_listed(bad)} throttled: {_throttle(bad[0].gpu)}",
             why="every step waits for the slowest GPU",
-            fix=f"cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {indices(bad)}` tells which",
+            fix=f"cooling or power: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i {indices(bad)}` says which",
             where=tuple(f"{gpu_word(entry)}: {_throttle(entry.gpu)}" for entry in bad),
         )
 

@@ -1,11 +1,4 @@
-"""Checks of CPUs, memory and processes of one host against a launch; refuses to look at GPUs or the network.
-
-Words for bytes and the number of DataLoader workers of a launch; refuses to judge whether it is enough.
-
-Checks of resource limits that ranks inherit; refuses to raise any.
-
-Checks of /dev/shm; refuses to remove anything from it.
-"""
+"""Checks of one host: the Python on PATH, /dev/shm, resource limits, CPUs and memory."""
 
 from __future__ import annotations
 
@@ -20,12 +13,12 @@ from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts
 from ddplaunch.script.declared import given
 from ddplaunch.script.report import DeclaredAt, DeclaredOption
 from ddplaunch.values.finding import Finding, error, warning
-from ddplaunch.values.words import size_text
+from ddplaunch.values.words import count, size_text
 
 MIB = 1024**2
 GIB = 1024**3
 
-# What training scripts call it: PyTorch's and timm's examples, Lightning, Hugging Face TrainingArguments.
+# The names in PyTorch's and timm's examples, Lightning and Hugging Face TrainingArguments.
 _WORKER_OPTION = DeclaredOption(
     ("--num-workers", "--num_workers", "--workers", "--dataloader_num_workers", "--dataloader-num-workers"),
     DeclaredAt("", 0),
@@ -33,7 +26,7 @@ _WORKER_OPTION = DeclaredOption(
 
 
 def workers_per_process(launch: Launch | None) -> int | None:
-    """Return DataLoader workers per rank from ``--workers`` or the script's arguments; None where nobody said."""
+    """Return the DataLoader workers per rank from ``--workers`` or the script's arguments; None if neither has them."""
     if launch is None:
         return None
     if launch.options.workers is not None:
@@ -46,7 +39,7 @@ def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
     """The first torchrun on PATH belongs to another Python than ddplaunch.
 
     ddplaunch runs torchrun in its own interpreter, so its launches are not affected. A `torchrun` typed in the same
-    shell uses another environment, with another torch or none. https://github.com/pytorch/pytorch/issues/92132
+    shell uses the other environment, with another torch or none. https://github.com/pytorch/pytorch/issues/92132
     Remedy: activate one environment, or `python -m torch.distributed.run`.
     """
     other = python.torchrun_python
@@ -63,7 +56,7 @@ def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
 
 
 def _folder(executable: str) -> str:
-    """Return the directory of an interpreter; /bin is a link to /usr/bin on current distributions."""
+    """Return the directory of an interpreter, with /usr/bin for /bin, which links to it on current distributions."""
     folder = str(PurePosixPath(executable).parent)
     return "/usr/bin" if folder == "/bin" else folder
 
@@ -77,9 +70,9 @@ NEARLY_FULL_BYTES = 256 * MIB
 def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | None = None) -> Iterator[Finding]:
     """/dev/shm is too small for NCCL or DataLoader workers.
 
-    Docker makes it 64 MiB. NCCL's ranks on one host exchange data through it where GPUs cannot reach each other
-    directly, and DataLoader workers hand every batch over in it; when it is full they die with SIGBUS or "No space
-    left on device". It is an error where the launch is known to need it. Remedy: `--ipc=host` or `--shm-size=16g`.
+    Docker makes it 64 MiB. NCCL ranks on one host exchange data through it if GPUs cannot reach each other directly,
+    and DataLoader workers pass every batch through it; when it is full, they die with SIGBUS or "No space left on
+    device". This is an error if the launch is known to need it. Remedy: `--ipc=host` or `--shm-size=16g`.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
     if shm.size_bytes >= ENOUGH_BYTES:
@@ -100,7 +93,7 @@ def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | N
 
 
 def _needed_by(environment: dict[str, str], launch: Launch | None) -> str | None:
-    """Return who is known to use /dev/shm in this launch, None where nobody is known to."""
+    """Return which processes of this launch will use /dev/shm; None if none are known to."""
     if launch is None:
         return None
     users = []
@@ -117,9 +110,9 @@ def _needed_by(environment: dict[str, str], launch: Launch | None) -> str | None
 def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
     """/dev/shm is large enough but nearly full.
 
-    Files of processes that were killed stay in it until they are removed, or the machine restarts. NCCL and
-    DataLoader workers die with SIGBUS or "No space left on device" when nothing is free.
-    Remedy: remove files there that no process has open.
+    Files of killed processes stay in it until somebody removes them or the machine restarts. NCCL and DataLoader
+    workers die with SIGBUS or "No space left on device" when it is full. Remedy: remove files there that no process
+    has open.
     """
     if shm.size_bytes >= ENOUGH_BYTES and shm.free_bytes < NEARLY_FULL_BYTES:
         yield warning(
@@ -127,16 +120,16 @@ def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
             f"/dev/shm has {size_text(shm.free_bytes)} of {size_text(shm.size_bytes)} free",
             why="NCCL and DataLoader workers allocate from it and die with SIGBUS when it is full; killed processes "
             "leave their files behind",
-            fix="`ls -lhS /dev/shm | head -20` lists them; remove those that `fuser -v FILE` shows nobody using",
+            fix="`ls -lhS /dev/shm | head -20` lists them; remove those that no process uses (`fuser -v FILE`)",
         )
 
 
-# Open files of one rank, a rule of thumb: the interpreter and torch's libraries, tensors in flight of each worker
-# (torch.multiprocessing's file_descriptor strategy keeps one per tensor), and sockets to the other ranks.
+# Open files of one rank, a rule of thumb: the interpreter and torch's libraries, the tensors in flight of each worker
+# (torch.multiprocessing's file_descriptor strategy keeps one file per tensor), and sockets to the other ranks.
 BASE_FILES = 256
 FILES_PER_WORKER = 32
 FILES_PER_RANK = 4
-USUAL_SOFT_LIMIT = 1024  # Linux' default; a lower one was set by somebody
+USUAL_SOFT_LIMIT = 1024  # the default of Linux
 WANTED = 65535
 
 
@@ -144,7 +137,7 @@ def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator
     """The limit on open files is lower than a rank needs.
 
     Each DataLoader worker shares its tensors by file descriptors, and each rank holds sockets to the others; at the
-    limit they fail with "Too many open files". The estimate is 256 + 32 x workers + 4 x world size per rank.
+    limit they fail with "Too many open files". The estimate for a rank is 256 + 32 x workers + 4 x world size.
     Remedy: `ulimit -n 65535` in the shell that launches.
     """
     soft = limits.open_files_soft
@@ -166,7 +159,7 @@ def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator
     yield warning(
         "open-files-low",
         f"`ulimit -n` is {soft}, and {who} opens about {need} files",
-        why="DataLoader workers and sockets then fail with `Too many open files`",
+        why="at the limit, DataLoader workers and sockets fail with `Too many open files`",
         fix=fix,
     )
 
@@ -174,8 +167,8 @@ def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator
 def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None = None) -> Iterator[Finding]:
     """The limit on locked memory is low on a host with InfiniBand.
 
-    RDMA needs its buffers locked in memory. With a limit, registering them fails with "Cannot allocate memory" in
-    `ibv_reg_mr` or `ibv_create_cq`. NCCL's documentation asks for an unlimited one.
+    RDMA needs its buffers locked in memory. At the limit, registering them fails with "Cannot allocate memory" in
+    `ibv_reg_mr` or `ibv_create_cq`. NCCL's documentation asks for no limit.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     Remedy: `docker run --ulimit memlock=-1`, or /etc/security/limits.conf.
     """
@@ -194,10 +187,10 @@ def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None
     )
 
 
-# Host memory that one rank takes before it loads a model or data. CPU: 8 ranks with torch 2.13.0+cpu had 1226 MB of
-# PSS together. CUDA: a context and the libraries it maps add most of a GiB; a rule of thumb, not a measurement.
+# Host memory of one rank before it loads a model or data. CPU: 8 ranks with torch 2.13.0+cpu had 1226 MB of PSS
+# together. CUDA: a context and the libraries that it maps add most of a GiB; a rule of thumb, not a measurement.
 FLOOR_BYTES = {"cpu": 160 * MIB, "cuda": GIB}
-OVERCOMMIT = 2  # DataLoader workers wait for disks part of the time; more than two per CPU only take turns
+OVERCOMMIT = 2  # DataLoader workers wait for disks part of the time; more than two per CPU only slow each other down
 RUNTIME_THREADS = 24  # per rank: autograd, watchdog, NCCL proxies, CUDA, pin-memory; a rule of thumb
 WORKER_THREADS = 2  # a DataLoader worker computes in one thread and feeds its queue in another
 
@@ -205,39 +198,41 @@ WORKER_THREADS = 2  # a DataLoader worker computes in one thread and feeds its q
 def cpus_short(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
     """There are fewer CPUs than the processes of this launch need.
 
-    Each rank keeps one CPU busy with launching kernels; a rank that has to take turns stalls all others at the next
-    collective. DataLoader workers come on top: more than two per CPU slow each other down, and torch warns of it.
+    Each rank keeps one CPU busy launching kernels; a rank that waits for a CPU stalls all others at the next
+    collective. DataLoader workers need CPUs too: more than two per CPU slow each other down, and torch warns of it.
     Remedy: fewer processes or fewer workers per process, or more CPUs for the job (`--cpus-per-task` in Slurm).
     """
     processes = launch.topology.nproc_per_node.value
     workers = workers_per_process(launch) or 0
     if cpu.usable < processes:
         if cpu.quota_cpus is not None and cpu.quota_cpus < processes:
-            return  # container-cpu-quota says it, with the quota
+            return  # container-cpu-quota reports it
+        shown = count(cpu.usable, "CPU") if cpu.usable == cpu.logical else f"{cpu.usable} of {cpu.logical} CPUs"
         yield warning(
             "cpus-short",
-            f"{processes} processes share {cpu.usable} usable CPUs of {cpu.logical}",
+            f"{count(processes, 'process')} on {shown}",
             why="a rank that waits for a CPU makes all others wait at the next collective",
-            fix=f"run {cpu.usable} processes, or ask for more CPUs: `--cpus-per-task` in Slurm, `taskset -pc $$` shows "
-            "the affinity",
+            fix=f"run {count(cpu.usable, 'process')}, or ask for more CPUs: `--cpus-per-task` in Slurm; "
+            "`taskset -pc $$` shows the affinity",
         )
     elif processes * workers > OVERCOMMIT * cpu.usable:
         fewer = max(1, cpu.usable // processes)
         yield warning(
             "cpus-short",
-            f"{processes} processes x {workers} DataLoader workers = {processes * workers} share {cpu.usable} CPUs",
-            why="workers that take turns on the CPUs make data loading slower, not faster",
-            fix=f"give each process {fewer} {'worker' if fewer == 1 else 'workers'} "
-            f"({cpu.usable} CPUs / {processes} processes)",
+            f"{processes * workers} DataLoader workers ({processes} × {workers}) on {count(cpu.usable, 'CPU')}",
+            why="workers that wait for a CPU make data loading slower, not faster",
+            fix=f"give each process {count(fewer, 'worker')} "
+            f"({count(cpu.usable, 'CPU')} / {count(processes, 'process')})",
         )
 
 
 def container_cpu_quota(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
     """The container's CPU quota is smaller than the number of processes.
 
-    A quota does not hide CPUs: Python, OpenMP and DataLoader still see all of them, start as many threads, and the
-    kernel then stops the whole container for the rest of each 100 ms period. ddplaunch sizes OMP_NUM_THREADS by the
-    quota; the ranks themselves still share it. Remedy: `docker run --cpus`, or `resources.limits.cpu` in Kubernetes.
+    A quota does not hide CPUs: Python, OpenMP and DataLoader still see all of them and start as many threads, and once
+    the quota is used up, the kernel stops the container for the rest of each 100 ms period. ddplaunch computes
+    OMP_NUM_THREADS from the quota, but the ranks still share it. Remedy: `docker run --cpus`, or
+    `resources.limits.cpu` in Kubernetes.
     """
     processes = launch.topology.nproc_per_node.value
     if cpu.quota_cpus is None or cpu.quota_cpus >= processes:
@@ -251,10 +246,10 @@ def container_cpu_quota(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
 
 
 def memory_short(memory: MemoryFacts, launch: Launch) -> Iterator[Finding]:
-    """Less memory is available than the processes need before they have loaded anything.
+    """The processes need more memory than is available, even before they load a model.
 
-    A rank that imports torch holds about 160 MiB on the CPU and about 1 GiB with a CUDA context. When a cgroup's limit
-    is passed, the kernel kills a rank with SIGKILL and writes nothing into its log: torchrun reports exit code -9.
+    A rank that imports torch holds about 160 MiB on the CPU and about 1 GiB with a CUDA context. At the limit of a
+    cgroup the kernel kills a rank with SIGKILL and writes nothing into its log: torchrun reports exit code -9.
     Remedy: fewer processes, or more memory for the job (`--mem` in Slurm, `docker run --memory`).
     """
     processes = launch.topology.nproc_per_node.value
@@ -265,8 +260,8 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Iterator[Finding]:
     yield warning(
         "memory-short",
         f"{size_text(memory.available_bytes)} of memory available for {processes} processes{limit}",
-        why=f"each holds about {size_text(floor)} before it loads a model; the kernel then kills a rank without a word",
-        fix="run fewer processes, end what else uses the memory (`ps aux --sort=-rss | head`), or ask for more: "
+        why=f"each holds about {size_text(floor)} before it loads a model; the kernel kills ranks when memory runs out",
+        fix="run fewer processes, end others that use memory (`ps aux --sort=-rss | head`), or ask for more: "
         "`--mem` in Slurm, `docker run --memory`",
     )
 
@@ -274,11 +269,11 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Iterator[Finding]:
 def processes_low(
     limits: LimitFacts, cpu: CpuFacts, launch: Launch, host: HostFacts | None = None
 ) -> Iterator[Finding]:
-    """The limit on processes and threads is lower than what the launch starts.
+    """The launch starts more threads than the limit on processes and threads allows.
 
     `ulimit -u` counts every thread of the user on the host, a cgroup's pids.max every thread in the container. At the
     limit, fork and thread creation fail with "Resource temporarily unavailable" in some rank. `ulimit -u` does not
-    bind root. Remedy: raise the limit; `docker run --pids-limit=-1`.
+    apply to root. Remedy: raise the limit; `docker run --pids-limit=-1`.
     """
     processes = launch.topology.nproc_per_node.value
     workers = workers_per_process(launch) or 0

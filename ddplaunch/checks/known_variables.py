@@ -1,4 +1,4 @@
-"""The environment variables that torch, gloo and NCCL read, and those that they once read; refuses to judge any."""
+"""The environment variables that torch, gloo and NCCL read, and the names that they no longer read."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _NCCL = """
     WORK_FIFO_BYTES WORK_FIFO_DEPTH
 """
 
-# Set by images, builds and plug-ins around NCCL; not read by NCCL, but nobody's mistake either.
+# Set by images, builds and plug-ins around NCCL: NCCL does not read them, but they are no mistakes.
 _AROUND_NCCL = """
     VERSION HOME ROOT ROOT_DIR DIR PATH LIB_DIR INCLUDE_DIR INCLUDE_DIRS LIBRARY LIBRARIES LIB TUNER_CONFIG_PATH
     PLUGIN_P2P SHARP_DISABLE UCX_RKEY_PTR FASTRAK_CTRL_DEV FASTRAK_IFNAME GPUDIRECTTCPX_CTRL_DEV
@@ -83,7 +83,7 @@ _TORCH = """
     TORCHELASTIC_SIGNALS_TO_HANDLE TORCHELASTIC_TIMER_FILE TORCHELASTIC_USE_AGENT_STORE
 """
 
-# Names that launches depend on and that belong to no prefix of their own.
+# Names that launches depend on, under prefixes that other programs use too.
 _GENERAL = """
     CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_LAUNCH_BLOCKING OMP_NUM_THREADS MKL_NUM_THREADS PYTORCH_ALLOC_CONF
     PYTORCH_CUDA_ALLOC_CONF MASTER_ADDR MASTER_PORT NODE_RANK
@@ -93,7 +93,7 @@ KNOWN: frozenset[str] = frozenset(
     {f"NCCL_{name}" for name in (_NCCL + _AROUND_NCCL).split()} | set(_TORCH.split()) | set(_GENERAL.split())
 )
 
-# A variable with one of these beginnings is meant for somebody on the list above.
+# Only variables with one of these prefixes are compared with the names above.
 PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_DIST", "TORCHELASTIC_", "GLOO_")
 GENERAL_PREFIXES = ("CUDA_", "OMP_", "MKL_NUM_", "PYTORCH_", "MASTER_", "NODE_")
 
@@ -122,14 +122,14 @@ RENAMED = (
 
 _TIMEOUT_FIX = "pass `timeout=datetime.timedelta(minutes=30)` to `init_process_group` in the script"
 
-# Names that guides export and that nobody reads (any more), with what to do instead.
+# Names that guides export although nothing reads them (any more): why, and what to do instead.
 INEFFECTIVE: dict[str, tuple[str, str]] = {
-    "NCCL_TIMEOUT": ("neither NCCL nor torch reads it; collectives time out after 10 minutes as before", _TIMEOUT_FIX),
-    "TORCH_NCCL_TIMEOUT": ("torch does not read it; collectives time out after 10 minutes as before", _TIMEOUT_FIX),
-    "GLOO_TIMEOUT": ("neither gloo nor torch reads it; collectives time out after 30 minutes as before", _TIMEOUT_FIX),
-    "NCCL_SINGLE_RING_THRESHOLD": ("NCCL removed it in 2.3", "choose by `NCCL_ALGO` and `NCCL_PROTO` instead"),
-    "NCCL_LL_THRESHOLD": ("NCCL removed it in 2.5", "choose by `NCCL_PROTO` instead"),
-    "NCCL_TREE_THRESHOLD": ("NCCL removed it in 2.5", "choose by `NCCL_ALGO` instead"),
-    "NCCL_IB_CUDA_SUPPORT": ("NCCL removed it in 2.4", "choose by `NCCL_NET_GDR_LEVEL` instead"),
+    "NCCL_TIMEOUT": ("neither NCCL nor torch reads it; collectives still time out after 10 minutes", _TIMEOUT_FIX),
+    "TORCH_NCCL_TIMEOUT": ("torch does not read it; collectives still time out after 10 minutes", _TIMEOUT_FIX),
+    "GLOO_TIMEOUT": ("neither gloo nor torch reads it; collectives still time out after 30 minutes", _TIMEOUT_FIX),
+    "NCCL_SINGLE_RING_THRESHOLD": ("NCCL removed it in 2.3", "use `NCCL_ALGO` and `NCCL_PROTO` instead"),
+    "NCCL_LL_THRESHOLD": ("NCCL removed it in 2.5", "use `NCCL_PROTO` instead"),
+    "NCCL_TREE_THRESHOLD": ("NCCL removed it in 2.5", "use `NCCL_ALGO` instead"),
+    "NCCL_IB_CUDA_SUPPORT": ("NCCL removed it in 2.4", "use `NCCL_NET_GDR_LEVEL` instead"),
     "NCCL_RINGS": ("NCCL removed it in 2.5", "describe rings in a file named by `NCCL_GRAPH_FILE` instead"),
 }

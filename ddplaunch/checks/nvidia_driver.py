@@ -1,4 +1,4 @@
-"""Is the NVIDIA driver loaded, whole and new enough for this torch; refuses to load or update anything."""
+"""Checks of the NVIDIA driver: loaded, complete, new enough for this torch, and visible in the container."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from collections.abc import Iterator, Mapping
 
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.checks.gpu_choice import cpu_was_chosen
-from ddplaunch.checks.torch_install import OLDEST_DRIVERS, driver_suffices
+from ddplaunch.checks.torch_install import driver_suffices
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import HostFacts, NvidiaFacts, NvmlFacts, TorchFacts, TorchImport
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import count
+
+# The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+_OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
 
 
 def driver_too_old(
@@ -22,18 +26,18 @@ def driver_too_old(
 ) -> Iterator[Finding]:
     """The NVIDIA driver is too old for the CUDA that torch was built with.
 
-    A driver runs programs of its own CUDA major release, whatever the minor one: a 12.8 wheel works on a driver for
-    12.2, but not on one for 11.8. The oldest Linux drivers are 450.80.02 for CUDA 11, 525.60.13 for CUDA 12 and
-    580 for CUDA 13. Update the driver, or install a torch for the driver's CUDA.
+    A driver runs programs of its own CUDA major release and older ones, whatever the minor release: a 12.8 wheel works
+    on a driver for 12.2, but not on one for 11.8. The oldest Linux drivers are 450.80.02 for CUDA 11, 525.60.13 for
+    CUDA 12 and 580 for CUDA 13. Remedy: update the driver, or install a torch for the driver's CUDA.
     https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
     """
     if torch.cuda is None or not nvml.gpus or cpu_was_chosen(environment, launch):
         return
-    works = torch_import is not None and torch_import.cuda_available  # by the cuda-compat package, for instance
+    works = torch_import is not None and torch_import.cuda_available  # for example with the cuda-compat package
     if works or driver_suffices(torch.cuda, nvml.cuda_driver_version):
         return
     major, minor = nvml.cuda_driver_version
-    needed = OLDEST_DRIVERS.get(int(torch.cuda.partition(".")[0]))
+    needed = _OLDEST_DRIVERS.get(int(torch.cuda.partition(".")[0]))
     update = f"update the driver to {needed} or newer" if needed else f"update the driver to one for CUDA {torch.cuda}"
     yield error(
         "driver-too-old",
@@ -47,11 +51,11 @@ def driver_too_old(
 def driver_library_mismatch(
     nvidia: NvidiaFacts, environment: Mapping[str, str], launch: Launch | None = None
 ) -> Iterator[Finding]:
-    """The NVIDIA libraries and the loaded kernel module do not fit each other, or NVML does not work.
+    """The NVIDIA libraries do not match the loaded kernel module, or NVML does not work.
 
-    An update of the driver replaces its libraries at once, but the old kernel module stays loaded until it is
-    unloaded or the machine restarts. Until then every new CUDA program fails. In a container, the libraries were
-    mounted when it started, and it has to be started again after the host's driver changed.
+    An update of the driver replaces its libraries at once, but the old kernel module stays loaded until the machine
+    restarts. Until then every new CUDA program fails. A container keeps the libraries that were mounted when it
+    started. Remedy: restart the machine, or the container after an update of its host's driver.
     """
     if nvidia.nvml_error is None or cpu_was_chosen(environment, launch):
         return
@@ -63,7 +67,7 @@ def driver_library_mismatch(
         why = "CUDA needs the same kernel module and libraries as NVML"
         fix = "see what `nvidia-smi` and `sudo dmesg | grep -i nvrm` say; reinstall the driver if it is incomplete"
     else:
-        return  # libraries without a GPU as in many container images, or without the module: driver-not-loaded
+        return  # libraries without a GPU, as in many container images; driver-not-loaded reports a missing module
     yield error("driver-library-mismatch", f"NVML: {nvidia.nvml_error}{loaded}", why=why, fix=fix)
 
 
@@ -73,7 +77,8 @@ def driver_not_loaded(
     """There are NVIDIA GPUs on the PCI bus, but the driver's kernel module is not loaded.
 
     Without the module neither NVML nor CUDA sees a GPU. It is not installed, was not rebuilt for a new kernel (DKMS),
-    is refused by Secure Boot, or nouveau holds the GPU. In a container the module is the host's affair: a warning.
+    Secure Boot refuses it, or nouveau holds the GPU. In a container, where only the host can load it, this is a
+    warning. Remedy: `sudo modprobe nvidia`, whose error names the cause.
     """
     if (
         not nvidia.pci_gpus
@@ -98,8 +103,9 @@ def gpus_not_in_container(
 ) -> Iterator[Finding]:
     """The host of this container has NVIDIA GPUs, but the container was started without them.
 
-    The PCI bus and /proc of a container show the host's GPUs and driver, but without device nodes (/dev/nvidia0) no
-    program can open them. A warning, unless the launch asks for CUDA: training on the CPU may be what was meant.
+    A container sees the host's GPUs and driver on the PCI bus and in /proc, but no program can open a GPU without its
+    device node (/dev/nvidia0). This is an error if the launch asks for CUDA and otherwise a warning.
+    Remedy: `docker run --gpus all`, or the like for the container's runtime.
     """
     outside = host.container is None or not nvidia.kernel_module_version
     if outside or nvidia.device_nodes or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):

@@ -1,9 +1,4 @@
-"""Checks of what a training script's source says against the launch; refuses to read the source itself.
-
-Checks whether the numbers of a launch arrive in the script; refuses to say how a script should read them.
-
-Checks of batch sizes and learning rates that run but do not train as meant; refuses to calculate them.
-"""
+"""Checks of the training script's source against the launch, and of the numbers that the launch gives it."""
 
 from __future__ import annotations
 
@@ -32,8 +27,8 @@ LOCAL_RANK_FLAGS = ("--local-rank", "--local_rank")
 def script_syntax_error(script: ScriptReport) -> Iterator[Finding]:
     """The script does not compile in this Python.
 
-    Every rank would end in the same SyntaxError after torch was started for all of them. A script written for a newer
-    Python than the one that ddplaunch runs in looks like this as well. Remedy: the line that the finding names.
+    Every rank would start and then end in the same SyntaxError. A script for a newer Python than this interpreter
+    fails in the same way. Remedy: correct the line that the finding names, or use a newer Python.
     """
     if script.syntax_error is not None:
         yield error(
@@ -46,22 +41,22 @@ def script_syntax_error(script: ScriptReport) -> Iterator[Finding]:
 
 
 def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
-    """The script starts its own ranks, and torchrun would start it once per rank.
+    """The script starts its own ranks, and torchrun would start the script once per rank.
 
-    `mp.spawn` with one process per GPU, run by N ranks, gives N x N processes that fight for the same GPUs and port.
-    Remedy: `python train.py` alone; or let the script take its rank from RANK and LOCAL_RANK and call the training
-    function directly.
+    `mp.spawn` with one process per GPU, run by N ranks, starts N x N processes that compete for the same GPUs and
+    port. Remedy: `python train.py` alone; or let the script take its rank from RANK and LOCAL_RANK and call the
+    training function directly.
     """
     processes = launch.topology.nproc_per_node.value
     if script.spawns is None or processes == 1:
         return
-    # A script that also looks at torchrun's variables may well spawn only where they are absent.
+    # A script that also reads torchrun's variables may spawn only if they are absent.
     aware = any(name in script.reads_env for name in ("LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"))
     yield (warning if aware else error)(
         "script-spawns-processes",
         f"{script.path} starts its own processes, and {processes} copies of it would run",
-        why=f"with one process per rank in each copy that is up to {processes} x {processes} processes on the same "
-        "GPUs and port",
+        why=f"if each copy starts one process per rank, up to {processes} x {processes} processes share the same GPUs "
+        "and port",
         fix=f"run it without a launcher, `python {shlex.quote(script.path)}`; or replace the spawn by a call of its "
         'function with `int(os.environ["LOCAL_RANK"])`',
         where=str(script.spawns),
@@ -71,9 +66,9 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
 def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
     """The script requires --local-rank, which torchrun does not pass.
 
-    torch.distributed.launch appended it to the arguments; torchrun gives each rank LOCAL_RANK in its environment, and
-    a required option ends every rank in a usage error. One argument cannot differ from rank to rank.
-    Remedy: read LOCAL_RANK in the script, or let a shell between the two write the option.
+    torch.distributed.launch appended it to the arguments; torchrun sets LOCAL_RANK in the environment of each rank and
+    passes the same arguments to all, so every rank ends with a usage error. Remedy: read LOCAL_RANK in the script, or
+    put a shell in between that passes the option.
     https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
     if script.demands_local_rank is None:
@@ -86,7 +81,7 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
     yield error(
         "script-demands-local-rank",
         f"{script.path} requires `{flag}`, which torchrun does not pass",
-        why="torchrun tells each rank its number by LOCAL_RANK in the environment, and argparse ends the script",
+        why="torchrun sets LOCAL_RANK in the environment instead, and argparse ends the script with a usage error",
         fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))` and without `required=True`; or let a '
         f"shell pass it: `-- sh -c {command}`",
         where=str(script.demands_local_rank),
@@ -96,9 +91,9 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
 def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
     """The script sets up no process group and uses no framework that would.
 
-    Each rank would then train alone, on the whole data, with its own model: N times the work for nothing.
-    Source that cannot be read completely keeps this check silent. Remedy: `torch.distributed.init_process_group()`
-    and DistributedDataParallel, or one process.
+    Each rank would train a separate model on all of the data: N times the work for nothing. The check stays silent if
+    part of the source cannot be read. Remedy: `torch.distributed.init_process_group()` and DistributedDataParallel, or
+    one process.
     """
     if launch.topology.world_size == 1 or not script.complete or script.syntax_error is not None:
         return
@@ -117,8 +112,8 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
 def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
     """One of the script's numbers is passed twice with different values.
 
-    argparse and its relatives take the last one without a word, so one of the two is not what runs. Only options that
-    stand for a number of the plan are looked at: others may collect values on purpose. Remedy: keep one.
+    argparse and similar parsers silently take the last one. The check only looks at options that stand for a number of
+    the plan: others may collect values on purpose. Remedy: keep one.
     """
     for option in script.options:
         if option.meaning is None or not option.takes_value or launch.target is None:
@@ -128,14 +123,14 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
             yield error(
                 "option-given-twice",
                 f"`{option.flags[0]}` is given {len(values)} times, with {' and '.join(dict.fromkeys(values))}",
-                why=f"the script takes the last one, {values[-1]}, without a word",
+                why=f"the script silently takes the last one, {values[-1]}",
                 fix=f"keep one of them behind `--`: `{option.flags[0]} {shlex.quote(values[-1])}`",
                 where=str(option.at),
             )
 
 
 def _number(value: str) -> float | str:
-    """Return what tells two values apart: 0.001 and 1e-3 are the same."""
+    """Return ``value`` for comparison: 0.001 and 1e-3 are equal."""
     try:
         return float(value)
     except ValueError:
@@ -143,10 +138,10 @@ def _number(value: str) -> float | str:
 
 
 def script_is_launcher(launch: Launch) -> Iterator[Finding]:
-    """What should run on every rank is itself a launcher.
+    """The program for the ranks is itself a launcher.
 
-    Each rank would start a launcher, and each of those all ranks again: N x N processes, or ranks that wait for each
-    other at the same port. Remedy: the training script itself behind `--`.
+    Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
+    other at the same port. Remedy: put the training script behind `--`.
     """
     if launch.target is None or (found := _launcher(launch.target)) is None:
         return
@@ -163,7 +158,7 @@ def script_is_launcher(launch: Launch) -> Iterator[Finding]:
 
 
 def _launcher(target: Target) -> tuple[str, tuple[str, ...]] | None:
-    """Return the launcher's name and its arguments, None where the target is none; sees through ``python -m``."""
+    """Return the launcher's name and arguments, also behind ``python -m``; None if the target is no launcher."""
     name = PurePath(target.name).name
     if target.kind == "module":
         return (target.name, target.args) if target.name in LAUNCHER_MODULES else None
@@ -174,14 +169,14 @@ def _launcher(target: Target) -> tuple[str, tuple[str, ...]] | None:
     return None
 
 
-LARGE_FACTOR = 8.0  # the smallest step beyond one GPU's worth in Goyal et al. is a node of eight
+LARGE_FACTOR = 8.0  # one server of eight GPUs is the smallest configuration in Goyal et al. 2017
 
 
 def dataset_smaller_than_batch(launch: Launch) -> Iterator[Finding]:
     """The dataset is smaller than one effective batch.
 
-    With `drop_last=True` an epoch then has no step at all, and a training "finishes" without having trained; without
-    it the sampler repeats samples to fill up the ranks. Remedy: a smaller batch, less accumulation or fewer processes.
+    With `drop_last=True` an epoch then has no step at all, and the training ends without having trained; without it the
+    sampler repeats samples to fill up the ranks. Remedy: a smaller batch, less accumulation or fewer processes.
     """
     numbers = launch.numbers
     if numbers.dataset_size is None or numbers.global_batch_size is None:
@@ -205,9 +200,9 @@ def dataset_smaller_than_batch(launch: Launch) -> Iterator[Finding]:
 def lr_factor_large(launch: Launch) -> Iterator[Finding]:
     """The learning rate is scaled linearly by 8 or more, without a warmup.
 
-    Linear scaling holds in Goyal et al. 2017 (arXiv:1706.02677) for SGD with a gradual warmup over five epochs; without
-    it the first steps diverge or end in a worse minimum. Remedy: `--base-warmup`, a cap by `--lr-max-factor`, or
-    `--lr-scaling sqrt`, the usual rule of thumb for Adam-like optimizers.
+    Goyal et al. 2017 (arXiv:1706.02677) showed linear scaling for SGD with a gradual warmup over five epochs; without
+    it the first steps diverge or end in a worse minimum. Remedy: `--base-warmup`, a cap with `--lr-max-factor`, or
+    `--lr-scaling sqrt`, the usual rule for Adam-like optimizers.
     """
     numbers = launch.numbers
     if numbers.lr_factor is None or numbers.lr_factor.value < LARGE_FACTOR or numbers.base_warmup is not None:
@@ -226,47 +221,49 @@ def lr_factor_large(launch: Launch) -> Iterator[Finding]:
     )
 
 
-#: What a user says for each number that the script would have to receive, in the order in which it is reported.
-_SAID_BY = {
+# The options that give each number of the plan, in the order in which the numbers are reported.
+_GIVEN_BY = {
     "batch_size": ("batch_size", "global_batch_size"),
     "accum": ("accum",),
     "lr": ("lr", "base_lr"),
     "warmup_steps": ("base_warmup",),
 }
-_SIBLING = {"batch_size": "global_batch_size"}  # a script that takes the global batch divides it by the ranks itself
+_INSTEAD = {"batch_size": "global_batch_size"}  # a script that takes the global batch divides it by the ranks
+_COMPUTED = {"batch_size": "batch size {}", "lr": "learning rate {}", "warmup_steps": "warmup of {} steps"}
 
 
 def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
-    """A number was given that the script has no way to receive.
+    """The script will not see a number that was given.
 
-    Numbers reach a script by a placeholder in its arguments, by an option that it declares, or by the environment
-    (`DDPLAUNCH_BATCH_SIZE`, `ddplaunch.current()`). With none of the three it trains with its own numbers, whatever
-    the plan shows. A script that cannot be read completely keeps this check silent. Remedy: a placeholder such as
+    Numbers reach a script through a placeholder in its arguments, an option that it declares, or the environment
+    (`DDPLAUNCH_BATCH_SIZE`, `ddplaunch.current()`). Without any of these it trains with its own numbers, whatever the
+    plan shows. The check stays silent if part of the source cannot be read. Remedy: a placeholder such as
     `{batch_size}` in an argument, an option in the script, or `ddplaunch.current()`.
     """
-    if not script.complete or script.syntax_error is not None or _asks_itself(script):
+    if not script.complete or script.syntax_error is not None or _reads_plan(script):
         return
     received = {item.number for item in launch.passed} | {option.meaning for option in script.options}
-    for number, options in _SAID_BY.items():
-        said = next((name for name in options if getattr(launch.options, name) is not None), None)
-        if said is None or number in received or _SIBLING.get(number) in received:
+    for number, options in _GIVEN_BY.items():
+        option = next((name for name in options if getattr(launch.options, name) is not None), None)
+        if option is None or number in received or _INSTEAD.get(number) in received:
             continue
-        resolved = getattr(launch.numbers, number)
+        resolved, given_as = getattr(launch.numbers, number), getattr(launch.options, option)
         if resolved is None or (number == "accum" and resolved.value == 1):
             continue
-        flag = "--" + said.replace("_", "-")
+        flag = f"`--{option.replace('_', '-')} {given_as.value}`"
+        unseen = flag if option == number else f"the {_COMPUTED[number].format(resolved.value)} from {flag}"
         yield warning(
             "number-not-received",
-            f"{script.path} has no way to receive the {number.replace('_', ' ')} {resolved.value} of `{flag}`",
-            why=f"it declares no such option, its arguments hold no `{{{number}}}`, and it reads no `DDPLAUNCH_*`; it "
-            "trains with a number of its own",
+            f"{script.path} will not see {unseen}: it has no such option",
+            why=f"its arguments hold no `{{{number}}}` and it reads no `DDPLAUNCH_*` either, so it trains with "
+            "a number of its own",
             fix=f"pass it in an argument, as in `--{number.replace('_', '-')} {{{number}}}` behind `--`, or read "
             f"`ddplaunch.current().{number}` in the script",
-            where=str(getattr(launch.options, said).source),
+            where=str(given_as.source),
         )
 
 
-def _asks_itself(script: ScriptReport) -> bool:
+def _reads_plan(script: ScriptReport) -> bool:
     return any(name.startswith("DDPLAUNCH_") for name in script.reads_env) or any(
         item.package == "ddplaunch" for item in script.imports
     )

@@ -1,4 +1,4 @@
-"""Checks of a launch against the Slurm step that it runs in; refuses to ask Slurm itself."""
+"""Checks of a launch against the Slurm job and step that it runs in, as their environment variables describe it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ONE_TASK = "`srun --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- tra
 
 
 def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
-    """The node rank that was given is not the one that Slurm gave to this node.
+    """The node rank differs from the one that Slurm gave this node.
 
-    In a batch script `$SLURM_NODEID` is expanded once, on the first node, so every node is told that it is node 0.
+    A batch script expands `$SLURM_NODEID` once, on the first node, so every node takes itself for node 0.
     https://github.com/huggingface/accelerate/issues/2816
-    Remedy: no node rank at all, Slurm tells each node its own; or quotes that leave the expansion to the nodes.
+    Remedy: no node rank, because Slurm tells each node its own; or quotes that leave the expansion to the nodes.
     """
     slurm, rank = _step(environment), launch.topology.node_rank
     if slurm is None or slurm.by_task or rank is None or rank.source.kind == "Slurm":
@@ -32,17 +32,17 @@ def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> 
     yield error(
         "slurm-node-rank-contradicts",
         f"node rank {rank.value} was given, but Slurm made this node {slurm.node_rank} of {slurm.nodes}",
-        why="`$SLURM_NODEID` in a batch script is expanded once, on its first node, so all nodes get the same rank",
+        why="a batch script expands `$SLURM_NODEID` once, on its first node, so all nodes get the same rank",
         fix=f"{leave}; Slurm tells each node its own: {_ONE_TASK}",
         where=str(rank.source),
     )
 
 
 def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
-    """The number of nodes that was given is not the number of nodes in the Slurm step.
+    """The number of nodes differs from the number of nodes in the Slurm step.
 
-    With more, the rendezvous waits for nodes that never come; with one, every node trains a model of its own.
-    Remedy: no number at all, or the same one for srun.
+    With more, the rendezvous waits for nodes that never come; with one, every node trains a separate model.
+    Remedy: no number, or the same one for srun.
     """
     slurm, topology = _step(environment), launch.topology
     if slurm is None or topology.nnodes.source.kind == "Slurm":
@@ -54,7 +54,7 @@ def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Itera
     tasks = f"{there} tasks" if slurm.by_task else f"{there} nodes"
     yield error(
         "slurm-nodes-contradict",
-        f"{asked} {'node' if asked == 1 else 'nodes'} in this launch, {tasks} in the Slurm step",
+        f"{count(asked, 'node')} in this launch, {tasks} in the Slurm step",
         why="each task would train a model of its own"
         if asked == 1
         else "the rendezvous would wait for nodes that never come, or turn some away",
@@ -64,10 +64,10 @@ def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Itera
 
 
 def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
-    """The tasks of the Slurm step and the ranks of the launch do not fit the GPUs of the node.
+    """The tasks of the Slurm step do not match the GPUs of the node.
 
-    One task on each node starts a rank for each GPU; as many tasks as GPUs become one rank each. Anything between
-    puts several ranks on one GPU. https://github.com/Lightning-AI/pytorch-lightning/issues/18650
+    Either one task per node starts a rank for each GPU, or there is one task for each GPU, with one rank each. Any
+    number between puts several ranks on one GPU. https://github.com/Lightning-AI/pytorch-lightning/issues/18650
     Remedy: `--ntasks-per-node=1`.
     """
     slurm = _step(environment)
@@ -85,14 +85,14 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Itera
         f"{slurm.tasks_here} tasks on this node make {ranks} ranks, for {count(slurm.gpus_on_node, 'GPU')}",
         why="every task starts its own ranks, and ranks on one GPU fail in NCCL with `Duplicate GPU detected`",
         fix=f"one task on each node, which starts a rank for each GPU: {_ONE_TASK}",
-        where=f"Slurm: {slurm.tasks} tasks on {slurm.nodes} {'node' if slurm.nodes == 1 else 'nodes'}",
+        where=f"Slurm: {slurm.tasks} tasks on {count(slurm.nodes, 'node')}",
     )
 
 
 def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
     """Slurm spread the GPUs of the job unevenly over its nodes.
 
-    `--gpus=N` asks for N in all and leaves the split to Slurm: 6 on 2 nodes may be 5 and 1.
+    `--gpus=N` asks for N GPUs in total and leaves the split to Slurm: 6 GPUs on 2 nodes may become 5 and 1.
     Remedy: `--gpus-per-node`.
     """
     slurm, asked = _job(environment), environment.get("SLURM_GPUS", "")
@@ -106,15 +106,16 @@ def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Iterator[F
         "slurm-gpus-uneven",
         f"{slurm.gpus_on_node} of the job's {total} GPUs are on this node of {slurm.nodes}",
         why="`--gpus` leaves the split to Slurm, and all nodes of a launch need the same number of ranks",
-        fix=f"`#SBATCH --gpus-per-node={share}` in the place of `--gpus={total}`",
+        fix=f"`#SBATCH --gpus-per-node={share}` instead of `--gpus={total}`",
         where="Slurm: SLURM_GPUS",
     )
 
 
 def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
-    """Slurm gave GPUs to the job, but the launch runs on the CPU, and nobody asked for that.
+    """Slurm gave GPUs to the job, but the launch runs on the CPU, although nobody asked for the CPU.
 
-    Remedy: a torch that was built for the GPUs; `--device cpu` if it is meant.
+    torch or the driver cannot use them. Remedy: a torch that was built for the GPUs; `--device cpu` if the CPU is
+    intended.
     """
     slurm = _job(environment)
     if slurm is None or not slurm.gpus_on_node or not slurm.on_node or launch.device.value != "cpu":
@@ -124,7 +125,7 @@ def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[F
             "slurm-gpus-unused",
             f"the launch runs on the CPU, but Slurm gave this node {count(slurm.gpus_on_node, 'GPU')}",
             why=f"{launch.device.source.detail or 'no GPU was found'}, and the job is charged for the GPUs",
-            fix="`ddplaunch doctor` says what is wrong with torch or the driver; `--device cpu` if it is meant",
+            fix="`ddplaunch doctor` says what is wrong with torch or the driver; `--device cpu` if that is intended",
             where=str(launch.device.source),
         )
 
@@ -132,7 +133,7 @@ def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[F
 def _job(environment: dict[str, str]) -> Slurm | None:
     if "SLURM_JOB_ID" not in environment:
         return None
-    from ddplaunch.launch.inside.slurm import read_slurm  # most launches have nothing to read
+    from ddplaunch.launch.inside.slurm import read_slurm  # not needed outside of Slurm
 
     return read_slurm(environment)
 

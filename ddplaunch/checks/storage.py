@@ -1,4 +1,4 @@
-"""Checks of the paths that a launch reads and writes; refuses to touch any path itself."""
+"""Checks of the data and output paths of a launch, from the facts about each path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import size_text
 
 REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
-# Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for this and are not on the list.
+# Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for many readers and are not on the list.
 REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
 FULL_BYTES = 100 * MIB
 LOW_BYTES = GIB
@@ -24,8 +24,8 @@ LOW_INODES = 1000
 def data_missing(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     """A data path does not exist.
 
-    Every rank would start, take its GPU and fail at the same line. Remedy: the right path; on several nodes the data
-    has to be there on each of them.
+    Every rank would start, take its GPU and fail at the same line. Remedy: the right path; with several nodes, the
+    data must exist on each of them.
     """
     for path in data_paths:
         if path.kind == "missing":
@@ -33,7 +33,7 @@ def data_missing(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
                 "data-missing",
                 f"data path {quote(path.path)} does not exist",
                 why="every rank would fail when it opens it",
-                fix=f"name the right one with `--data`; what there is: `ls {_parent(path.path)}`",
+                fix=f"name the right path with `--data`; `ls {_parent(path.path)}` shows what is there",
                 where="--data",
             )
 
@@ -46,7 +46,8 @@ def _parent(path: str) -> str:
 def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     """A data path exists, but this user may not read it.
 
-    A directory needs the rights r and x, and every directory above it x. Remedy: ask the owner, or `chmod -R a+rX`.
+    A directory needs the permissions r and x, and every directory above it x. Remedy: ask the owner, or
+    `chmod -R a+rX`.
     """
     for path in data_paths:
         if path.kind not in ("missing", "unreachable") and not path.readable:
@@ -56,7 +57,7 @@ def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
                 f"data path {quote(path.path)}{owner} is not readable for this user",
                 why=f"every rank would end in `{path.error or 'Permission denied'}`",
                 fix=f"as its owner, `chmod -R a+rX {quote(path.path)}`; `namei -l {quote(path.path)}` shows which "
-                "part of the path refuses",
+                "part of the path is closed",
                 where="--data",
             )
 
@@ -64,16 +65,16 @@ def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
 def data_empty(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     """A data path is an empty directory or file.
 
-    An unfinished download or a mount that is not there leaves an empty directory; a sampler over it has nothing to
-    share out, and the ranks fail with "num_samples=0". Remedy: mount or fetch the data, or leave `--data` away.
+    An unfinished download or a missing mount leaves an empty directory; a sampler over it has no samples, and the
+    ranks fail with "num_samples=0". Remedy: mount or download the data, or leave `--data` out.
     """
     for path in data_paths:
         if path.empty and path.readable and path.kind in ("file", "directory"):
             yield error(
                 "data-empty",
                 f"data path {quote(path.path)} is an empty {path.kind}",
-                why="a download did not finish or a mount is not there, and the ranks have nothing to share out",
-                fix=f"`findmnt -T {quote(path.path)}` shows its mount; leave `--data` away if the script fills it",
+                why="a download did not finish or a mount is missing, and the ranks would find no samples",
+                fix=f"`findmnt -T {quote(path.path)}` shows its mount; leave `--data` out if the script fills it",
                 where="--data",
             )
 
@@ -81,8 +82,8 @@ def data_empty(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
 def data_unreachable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     """A data path does not answer: a dead mount.
 
-    The server of a network mount is gone, and whatever looks at the path hangs in the kernel, where not even SIGKILL
-    ends it. ddplaunch looks from a child process with a deadline. Remedy: `umount -l` and mount again.
+    The server of a network mount is gone, and every process that looks at the path hangs in the kernel, where not even
+    SIGKILL ends it. ddplaunch looks from a child process with a deadline. Remedy: `umount -l` and mount again.
     """
     yield from _unreachable("data-unreachable", "data path", "--data", data_paths)
 
@@ -109,10 +110,10 @@ def _unreachable(code: str, noun: str, flag: str, paths: tuple[PathFact, ...]) -
 
 
 def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
-    """A data path lies on a network mount or on a spinning disk.
+    """A data path is on a network mount or on a spinning disk.
 
-    All ranks and workers read at once and at random, which is what such storage is worst at: GPUs then wait for data.
-    Remedy: a copy on a local SSD, or few large files (shards) that are read from front to back.
+    All ranks and workers read at the same time and in random order, which is slow on such storage: GPUs wait for data.
+    Remedy: a copy on a local SSD, or a few large files (shards) that are read from front to back.
     """
     for path in data_paths:
         if path.kind in ("missing", "unreachable"):
@@ -133,7 +134,7 @@ def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
 
 
 def is_remote(filesystem: str | None) -> bool:
-    """Whether a file system type of /proc/mounts is a general network mount."""
+    """Whether a file system type of /proc/mounts is a general-purpose network mount."""
     kind = filesystem or ""
     return kind in REMOTE or kind.removeprefix("fuse.") in REMOTE_FUSE
 
@@ -142,7 +143,7 @@ def output_not_writable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]
     """An output path cannot be written.
 
     The training would run until the first checkpoint and lose it. For a path that does not exist yet, the nearest
-    directory above it is what counts. Remedy: another path, or the right to write.
+    directory above it counts. Remedy: another path, or permission to write.
     """
     for path in output_paths:
         if path.kind != "unreachable" and not path.writable:
@@ -151,8 +152,8 @@ def output_not_writable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]
                 "output-not-writable",
                 f"output path {quote(path.path)} cannot be written by this user{owner}",
                 why=path.error or "the first checkpoint would be lost",
-                fix='name another with `--output`, for instance `--output "$PWD/out"`; '
-                f"`namei -l {quote(path.path)}` shows the rights",
+                fix='name another path, for example `--output "$PWD/out"`; '
+                f"`namei -l {quote(path.path)}` shows the permissions",
                 where="--output",
             )
 
@@ -161,7 +162,8 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     """The disk of an output path is nearly full.
 
     `torch.save` on a full disk says "iostream error" or "unexpected pos" and leaves a broken checkpoint behind.
-    Less than 100 MiB is an error; less than 1 GiB, or 2 % and 20 GiB, a warning. Remedy: free some, or another disk.
+    Less than 100 MiB is an error; less than 1 GiB, or less than both 2 % and 20 GiB, a warning. Remedy: free some
+    space, or use another disk.
     """
     for path in output_paths:
         free, total = path.free_bytes, path.total_bytes
@@ -172,7 +174,7 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
             "disk-nearly-full",
             f"output path {quote(path.path)} has {size_text(free)}{of_total} free",
             why="`torch.save` on a full disk fails with `unexpected pos` and leaves a broken checkpoint behind",
-            fix=f"find what to remove, `du -xh {_parent(path.path)} | sort -h | tail`, or name another disk with "
+            fix=f"`du -xh {_parent(path.path)} | sort -h | tail` shows what takes the space; or name another disk with "
             "`--output`",
             where="--output",
         )
@@ -183,17 +185,17 @@ def _low(free: int, total: int | None) -> bool:
 
 
 def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
-    """The file system of an output path has hardly any inodes left.
+    """The file system of an output path is running out of inodes.
 
-    Each file takes one. Without any, creating a file fails with "No space left on device" though `df -h` shows room.
-    Remedy: remove many small files (caches, old logs), or another disk.
+    Each file takes one. When none is free, creating a file fails with "No space left on device" although `df -h` shows
+    free space. Remedy: remove many small files (caches, old logs), or use another disk.
     """
     for path in output_paths:
         if path.free_inodes is not None and path.free_inodes < LOW_INODES and path.writable:
             yield (error if path.free_inodes == 0 else warning)(
                 "output-inodes",
                 f"output path {quote(path.path)} has {path.free_inodes} inodes free",
-                why="each new file takes one, and creating one fails with `No space left on device`",
+                why="each new file takes one; without any, creating a file fails with `No space left on device`",
                 fix=f"`du --inodes -x {_parent(path.path)} | sort -n | tail` shows where the many small files are",
                 where="--output",
             )

@@ -1,9 +1,4 @@
-"""Is there a torch that can train here: installed, new enough, built for these GPUs; refuses to import it.
-
-NVIDIA's compatibility rules between a build, a GPU and a driver, as arithmetic; refuses to find fault.
-
-Checks of the Python that a launch runs in; refuses to look for torch, which has a family of its own.
-"""
+"""Checks of the installed torch: present, new enough, and built for these GPUs and this driver."""
 
 from __future__ import annotations
 
@@ -19,9 +14,8 @@ from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count
 
-# The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
-# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
-OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
+_OLDEST = (2, 3)
+_SELECTOR = "https://pytorch.org/get-started/locally"
 _FIRST_COMPATIBLE_MAJOR = 11
 _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 
@@ -29,7 +23,7 @@ _ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 def runs_on(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:
     """Whether a build for ``arch_list`` ("sm_90", "compute_90" …) runs on a GPU of ``capability``.
 
-    True where the list says nothing of NVIDIA's architectures, since then nothing can be concluded.
+    True if the list names no NVIDIA architecture, because then nothing can be concluded.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
     """
     parsed = [match for match in map(_ARCHITECTURE.fullmatch, arch_list) if match]
@@ -39,7 +33,7 @@ def runs_on(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:
 def _fits(match: re.Match[str], capability: tuple[int, int]) -> bool:
     kind, suffix = match[1], match[4]
     built = (int(match[2]), int(match[3]))
-    if suffix == "a":  # architecture-specific: this very one, as machine code or as PTX
+    if suffix == "a":  # architecture-specific: exactly this one, as machine code or as PTX
         return built == capability
     if kind == "compute" and suffix == "":
         return built <= capability
@@ -49,8 +43,9 @@ def _fits(match: re.Match[str], capability: tuple[int, int]) -> bool:
 def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
     """Whether a driver that supports CUDA ``driver`` runs a build for CUDA ``built_for`` ("12.8").
 
-    Since CUDA 11 every driver of the same major release does; before, it had to be as new. True for a version that
-    cannot be read.
+    Since CUDA 11 every driver of the same major release does; before, the driver had to be at least as new. True if
+    ``built_for`` is not a version.
+    https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
     """
     match = re.match(r"(\d+)\.(\d+)", built_for)
     if match is None:
@@ -61,15 +56,11 @@ def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
     return driver >= build
 
 
-OLDEST = (2, 3)
-SELECTOR = "https://pytorch.org/get-started/locally"
-
-
 def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Iterator[Finding]:
-    """torch is not installed where ddplaunch is.
+    """torch is not installed in ddplaunch's own environment.
 
-    ddplaunch replaces itself by torchrun with the interpreter that it runs in, so that interpreter has to be the one
-    of the environment that trains. Install torch there, or install ddplaunch into the environment that has torch.
+    ddplaunch replaces itself by torchrun in the same interpreter, so it must be installed in the environment that
+    trains. Remedy: install torch there, or install ddplaunch into the environment that has torch.
     """
     if not isinstance(torch, Unavailable) or torch == NOT_ASKED:
         return
@@ -86,14 +77,14 @@ def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Itera
 def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Iterator[Finding]:
     """torch is older than 2.3.
 
-    ddplaunch hands torchrun a logs-specs plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3. An
-    older torchrun ends at once with "unrecognized arguments".
+    ddplaunch gives torchrun a plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3. An older
+    torchrun ends at once with "unrecognized arguments". Remedy: a newer torch.
     """
-    if _major_minor(torch.version) < OLDEST:
+    if _major_minor(torch.version) < _OLDEST:
         yield error(
             "torch-too-old",
             f"torch {torch.version} is older than 2.3",
-            why="its torchrun has no `--logs-specs`, by which ddplaunch captures and explains each rank",
+            why="its torchrun has no `--logs-specs`, which ddplaunch needs to capture and explain each rank",
             fix=f"`{shlex.quote(python.executable)} -m pip install --upgrade 'torch>=2.3'`",
             where=torch.path,
         )
@@ -102,8 +93,8 @@ def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Iterator[Finding]:
 def torch_import_failed(torch: TorchFacts, torch_import: TorchImport | Unavailable) -> Iterator[Finding]:
     """torch is installed, but importing it fails.
 
-    `doctor` imports torch in a child interpreter with a deadline. Where that fails every rank fails the same way: a
-    shared library is missing, packages do not fit each other, or the file system is too slow to read torch from.
+    `doctor` imports torch in a child interpreter with a deadline. If that fails, every rank fails in the same way: a
+    shared library is missing, packages do not match, or the file system is too slow. Remedy: run the import by hand.
     """
     if isinstance(torch_import, Unavailable) and torch_import != NOT_ASKED:
         yield error(
@@ -125,9 +116,9 @@ def torch_cpu_build_on_gpu_machine(
 ) -> Iterator[Finding]:
     """torch is a CPU build on a machine with NVIDIA GPUs.
 
-    A CPU build contains neither CUDA kernels nor NCCL: `torch.cuda.is_available()` is False whatever the driver says,
-    and a script that falls back trains on the CPU, orders of magnitude slower, without a word. pip picks a CPU build
-    on some platforms and from some indexes; install a CUDA build, or ask for the CPU with `--device cpu`.
+    A CPU build has neither CUDA kernels nor NCCL: `torch.cuda.is_available()` is False whatever the driver says, and
+    many scripts then silently train on the CPU, orders of magnitude slower. pip picks a CPU build on some platforms
+    and from some indexes. Remedy: install a CUDA build, or ask for the CPU with `--device cpu`.
     """
     gpus = present_gpus(nvidia, nvml)
     if torch.cuda or torch.hip or not gpus or cpu_was_chosen(environment, launch):
@@ -136,7 +127,7 @@ def torch_cpu_build_on_gpu_machine(
         "torch-cpu-build-on-gpu-machine",
         f"torch {torch.version} is a CPU build, and this machine has {count(gpus, 'NVIDIA GPU')}",
         why="a CPU build has no CUDA kernels and no NCCL, so the GPUs would stay idle",
-        fix=f"install a CUDA build with the command that {SELECTOR} shows, after "
+        fix=f"install a CUDA build with the command that {_SELECTOR} shows, after "
         f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
         where=torch.path,
     )
@@ -152,7 +143,8 @@ def nccl_unavailable(
     """This CUDA build of torch was compiled without NCCL.
 
     `init_process_group("nccl")` then raises "Distributed package doesn't have NCCL built in". Official Linux wheels
-    contain it; builds from source with USE_NCCL=0, some distributions and Jetson builds do not.
+    contain NCCL; builds from source with USE_NCCL=0, some distributions and Jetson builds do not. Remedy: an official
+    wheel.
     """
     if torch.cuda is None or torch_import.nccl_available or not nvml.gpus or cpu_was_chosen(environment, launch):
         return
@@ -160,7 +152,7 @@ def nccl_unavailable(
         "nccl-unavailable",
         f"torch {torch.version} is a CUDA build without NCCL",
         why='`init_process_group("nccl")` raises, and gloo moves gradients through the CPU',
-        fix=f"install an official wheel with the command that {SELECTOR} shows, or build with `USE_NCCL=1`",
+        fix=f"install an official wheel with the command that {_SELECTOR} shows, or build with `USE_NCCL=1`",
         where=torch.path,
     )
 
@@ -170,9 +162,9 @@ def gpu_arch_not_in_wheel(
 ) -> Iterator[Finding]:
     """The torch build has no kernels for this GPU's architecture.
 
-    Machine code for sm_XY runs on the same major architecture with the same or a higher minor number; PTX for
-    compute_XY is compiled by the driver for anything newer. Where neither fits, the first kernel fails with
-    "no kernel image is available for execution on the device".
+    Machine code for sm_XY runs on the same major architecture with the same or a higher minor number; the driver
+    compiles PTX for compute_XY for anything newer. If neither fits, the first kernel fails with "no kernel image is
+    available for execution on the device". Remedy: a build of torch for this architecture.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
     """
     for entry in used_gpus(nvml, environment, launch):
@@ -185,7 +177,7 @@ def gpu_arch_not_in_wheel(
             f"torch {torch_import.version} has no kernels for {entry.gpu.name} (sm_{major}{minor}); "
             f"it has {' '.join(torch_import.arch_list)}",
             why='the first kernel would fail with "no kernel image is available for execution on the device"',
-            fix=f"install a build of torch that contains sm_{major}{minor}: {SELECTOR}",
+            fix=f"install a build of torch that contains sm_{major}{minor}: {_SELECTOR}",
             where=gpu_word(entry),
         )
 
@@ -199,14 +191,14 @@ def cuda_unavailable_reason(
 ) -> Iterator[Finding]:
     """torch cannot use CUDA although GPUs are visible.
 
-    `torch.cuda.is_available()` answers False and keeps the reason to itself. `doctor` asks CUDA for it in a child
-    interpreter: an unknown error often means that nvidia_uvm is not loaded or that the GPU needs a reset, 802 on
-    NVSwitch machines that nvidia-fabricmanager does not run.
+    `torch.cuda.is_available()` is False without a reason, so `doctor` asks CUDA in a child interpreter. An unknown
+    error often means that nvidia_uvm is not loaded or that the GPU needs a reset; error 802 on NVSwitch machines means
+    that nvidia-fabricmanager is not running. Remedy: the one that the finding names for the error.
     """
     if torch.cuda is None or torch_import.cuda_available or cpu_was_chosen(environment, launch):
         return
     if not driver_suffices(torch.cuda, nvml.cuda_driver_version):
-        return  # driver-too-old says it better
+        return  # driver-too-old reports it
     gpus = len(seen_by_ranks(nvml, environment, launch).entries)
     if not gpus:
         return
@@ -215,16 +207,16 @@ def cuda_unavailable_reason(
         "cuda-unavailable-reason",
         f"torch cannot use CUDA, although {count(gpus, 'GPU')} should be visible",
         why=f"CUDA says: {reason}",
-        fix=_cure(reason),
+        fix=_remedy(reason),
         where=torch.path,
     )
 
 
-def _cure(reason: str) -> str:
+def _remedy(reason: str) -> str:
     if "802" in reason or "not yet initialized" in reason:
-        return "`sudo systemctl start nvidia-fabricmanager`, in the very version of the driver"
+        return "`sudo systemctl start nvidia-fabricmanager`; its version must equal the driver's"
     if "insufficient" in reason or "too old" in reason:
-        return f"update the NVIDIA driver, or install a torch for an older CUDA: {SELECTOR}"
+        return f"update the NVIDIA driver, or install a torch for an older CUDA: {_SELECTOR}"
     return (
         "`sudo modprobe nvidia_uvm`; if that changes nothing, `sudo dmesg | grep -i -e nvrm -e xid` may name the cause"
     )
@@ -232,7 +224,7 @@ def _cure(reason: str) -> str:
 
 def _major_minor(version: str) -> tuple[int, int]:
     match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else OLDEST  # an odd version is no reason to refuse
+    return (int(match[1]), int(match[2])) if match else _OLDEST  # do not refuse a version like "nightly"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -1,9 +1,4 @@
-"""Checks of variables that are left over or that change what a launch does; refuses to check how names are spelled.
-
-The environment variables that the user set, wherever they did; refuses to judge any of them.
-
-Checks of variables whose name is misspelt, outdated or read by nobody; refuses to look at their values.
-"""
+"""Checks of environment variables: left over, slowing a launch down, misspelt, renamed or read by nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +19,7 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True)
 class Setting:
-    """One variable as the user set it. ``where`` is "environment", "--env" or what the source of the pair says."""
+    """One variable as the user set it. ``where`` is "environment", "--env" or the source of the pair."""
 
     name: str
     value: str
@@ -37,14 +32,14 @@ class Setting:
 
     @property
     def removal(self) -> str:
-        """What to do to get rid of it, as a clause with text that can be typed."""
+        """How to unset it, as a clause for a fix."""
         if self.where == ENVIRONMENT:
             return f"`unset {self.name}`"
         return f"drop `{self.typed}` from {self.where}"
 
 
 def user_variables(environment: dict[str, str], launch: Launch | None) -> tuple[Setting, ...]:
-    """Return what is set in the environment and by ``--env``, ``--env-file`` or profile; the later outranks."""
+    """Return the variables of the environment, overridden by those of ``--env``, ``--env-file`` or a profile."""
     settings = {name: Setting(name, value, ENVIRONMENT) for name, value in environment.items()}
     for setting in _from_launch(launch) if launch else ():
         settings[setting.name] = setting
@@ -52,7 +47,7 @@ def user_variables(environment: dict[str, str], launch: Launch | None) -> tuple[
 
 
 def _from_launch(launch: Launch) -> Iterator[Setting]:
-    """Yield the user's own pairs. The plan has those of ``--env-file`` too, under a source that is theirs."""
+    """Yield the user's own pairs; those of ``--env-file`` are only in the plan, with the file as their source."""
     for variable in launch.environment:
         if variable.value is not None and variable.reason == "yours":
             yield Setting(variable.name, variable.value, variable.source.detail or str(variable.source))
@@ -61,8 +56,8 @@ def _from_launch(launch: Launch) -> Iterator[Setting]:
         yield Setting(name, value, pair.source.detail or "--env")
 
 
-# What torchrun gives to each worker (torch/distributed/elastic/agent/server/local_elastic_agent.py).
-# MASTER_ADDR, MASTER_PORT and NODE_RANK are absent: people set those on purpose, and the plan shows them.
+# The variables that torchrun sets for each worker (torch/distributed/elastic/agent/server/local_elastic_agent.py),
+# without MASTER_ADDR, MASTER_PORT and NODE_RANK: people set those on purpose, and the plan shows them.
 RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
@@ -81,11 +76,11 @@ OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK, WORLD_SIZ
 
 
 def leftover_rank_variables(environment: dict[str, str]) -> Iterator[Finding]:
-    """Variables of a rank are set where nothing is a rank yet.
+    """Variables of a rank are set in the environment of the launcher.
 
-    torchrun gives RANK, WORLD_SIZE and LOCAL_RANK to each worker. Set in a shell, they are left over from an earlier
-    experiment: a script started by hand from it believes to be one of several ranks and waits for the others.
-    Remedy: `unset` them. In a Kubernetes pod an operator sets them on purpose, and this check stays silent.
+    torchrun sets RANK, WORLD_SIZE and LOCAL_RANK for each worker. In a shell they are left over from an earlier
+    experiment: a script started there by hand takes itself for one of several ranks and waits for the others. The
+    check stays silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
     """
     names = [name for name in RANK_VARIABLES if name in environment]
     if not names or OPERATOR in environment:
@@ -104,8 +99,8 @@ def leftover_pet_variables(environment: dict[str, str]) -> Iterator[Finding]:
     """PET_* variables are set, which torchrun reads as options.
 
     Every option of torchrun falls back to a variable: PET_NNODES stands for `--nnodes`. A forgotten one silently
-    changes a launch. ddplaunch removes them from its own launches; a plain torchrun in the same shell obeys them.
-    Remedy: `unset` them. Kubeflow Trainer sets them on purpose, so in a Kubernetes pod this check stays silent.
+    changes a launch. ddplaunch removes them from its own launches, but a plain torchrun in the same shell obeys them.
+    The check stays silent in a Kubernetes pod, where Kubeflow Trainer sets them on purpose. Remedy: `unset` them.
     """
     names = sorted(name for name in environment if name.startswith("PET_"))
     if not names or OPERATOR in environment:
@@ -113,9 +108,9 @@ def leftover_pet_variables(environment: dict[str, str]) -> Iterator[Finding]:
     yield warning(
         "leftover-pet-variables",
         f"{_listed(environment, names)} set in the environment",
-        why="torchrun reads PET_<OPTION> as if the option had been typed; ddplaunch takes them out of its launches, a "
+        why="torchrun reads PET_<OPTION> as if the option had been typed; ddplaunch removes them from its launches, a "
         "plain torchrun obeys them",
-        fix=f"`unset {' '.join(names)}`, and say what you want by options",
+        fix=f"`unset {' '.join(names)}`, and use options instead",
         where=ENVIRONMENT,
     )
 
@@ -127,16 +122,16 @@ def _listed(environment: dict[str, str], names: list[str]) -> str:
 def distributed_debug_detail(environment: dict[str, str], launch: Launch | None = None) -> Iterator[Finding]:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL is set, which slows every collective and can crash DDP.
 
-    DETAIL checks each collective over a second process group before it runs. With DistributedDataParallel it ended
-    in SIGSEGV on a healthy model in torch 2.13.0+cpu, where INFO did not. Remedy: INFO, or DETAIL for one short run.
+    DETAIL checks each collective over a second process group before it runs. With DistributedDataParallel and a
+    healthy model it crashed torch 2.13.0+cpu with SIGSEGV; INFO did not. Remedy: INFO, or DETAIL for one short run.
     """
     for setting in user_variables(environment, launch):
         if setting.name == "TORCH_DISTRIBUTED_DEBUG" and setting.value.upper() == "DETAIL":
             yield warning(
                 "distributed-debug-detail",
                 "TORCH_DISTRIBUTED_DEBUG is DETAIL",
-                why="every collective is verified over a second process group first, and torch 2.13.0+cpu was seen to "
-                "die of SIGSEGV under it in DistributedDataParallel with a healthy model",
+                why="it checks every collective over a second process group first; torch 2.13.0+cpu crashed with it "
+                "(SIGSEGV) in DistributedDataParallel with a healthy model",
                 fix=f"{setting.removal}, or set `TORCH_DISTRIBUTED_DEBUG=INFO`",
                 where=setting.where,
             )
@@ -145,8 +140,8 @@ def distributed_debug_detail(environment: dict[str, str], launch: Launch | None 
 def launch_blocking(environment: dict[str, str], launch: Launch | None = None) -> Iterator[Finding]:
     """CUDA_LAUNCH_BLOCKING is on, so the CPU waits for every kernel.
 
-    It makes a CUDA error appear at the line that caused it, and costs the overlap of computation, communication and
-    data loading. It belongs to debugging and is easily forgotten. Remedy: `unset CUDA_LAUNCH_BLOCKING`.
+    It makes a CUDA error appear at the line that caused it, but prevents the overlap of computation, communication and
+    data loading. It is meant for debugging and easily forgotten. Remedy: `unset CUDA_LAUNCH_BLOCKING`.
     """
     if launch and launch.device.value == "cpu":
         return
@@ -155,7 +150,7 @@ def launch_blocking(environment: dict[str, str], launch: Launch | None = None) -
             yield warning(
                 "launch-blocking",
                 f"CUDA_LAUNCH_BLOCKING is {setting.value}",
-                why="the CPU waits for every kernel, so gradients are no longer reduced while others are computed",
+                why="the CPU waits for every kernel, so gradients are not reduced while others are computed",
                 fix=f"{setting.removal}, unless you are looking for a CUDA error",
                 where=setting.where,
             )
@@ -166,8 +161,8 @@ def infiniband_disabled(
 ) -> Iterator[Finding]:
     """NCCL_IB_DISABLE=1 is set although an InfiniBand port is active.
 
-    NCCL then talks over TCP sockets between nodes, often ten times slower. The line is copied from guides written
-    for machines without InfiniBand. Remedy: `unset NCCL_IB_DISABLE`; ddplaunch sets it where no port is up.
+    NCCL then uses TCP sockets between nodes, often ten times slower. The setting is often copied from guides for
+    machines without InfiniBand. Remedy: `unset NCCL_IB_DISABLE`; ddplaunch sets it if no port is active.
     """
     active = [f"{port.device}:{port.port}" for port in network.infiniband if port.state == "ACTIVE"]
     if not active or (launch and not _nccl_between_nodes(launch)):
@@ -185,17 +180,17 @@ def infiniband_disabled(
 
 
 def _nccl_between_nodes(launch: Launch) -> bool:
-    """Whether NCCL leaves the node and nobody decided about InfiniBand by option."""
+    """Whether NCCL connects several nodes and no option decides about InfiniBand."""
     return launch.device.value == "cuda" and launch.topology.nnodes.value > 1 and launch.options.nccl_ib is None
 
 
-# Close enough for one wrong, missing or swapped letter in a name of average length; other programs' names are not.
+# Accepts one wrong, missing or swapped letter in a name of average length, but not the names of other programs.
 LIKENESS = 0.87
 _OLD = {renamed.old for renamed in RENAMED}
 
 
 def near_miss(name: str) -> str | None:
-    """Return the known variable that ``name`` was probably meant to be, or None if it is known or like none."""
+    """Return the known variable that ``name`` probably misspells; None if it is known, or like no known one."""
     if name in KNOWN or name in _OLD or name in INEFFECTIVE or not name.startswith((*PREFIXES, *GENERAL_PREFIXES)):
         return None
     close = get_close_matches(name, sorted(KNOWN), n=1, cutoff=LIKENESS)
@@ -205,10 +200,10 @@ def near_miss(name: str) -> str | None:
 def misspelt_variable(
     environment: dict[str, str], launch: Launch | None = None, script: ScriptReport | None = None
 ) -> Iterator[Finding]:
-    """A variable is spelled almost, but not quite, like one that NCCL, gloo or torch reads.
+    """A variable is spelled almost like one that NCCL, gloo or torch reads.
 
-    Unknown variables are ignored without a word, so the setting has no effect. The known names come from NCCL's
-    documentation and releases and from torch's sources. A name that the script itself reads is left alone.
+    They silently ignore unknown variables, so the setting has no effect. The known names come from NCCL's
+    documentation and releases and from torch's sources. Names that the script reads are not reported.
     Remedy: the name that the finding proposes.
     """
     for setting in user_variables(environment, launch):
@@ -217,7 +212,7 @@ def misspelt_variable(
             yield warning(
                 "misspelt-variable",
                 f"{setting.name} is set; did you mean {meant}?",
-                why="NCCL, gloo and torch ignore variables that they do not know, so it has no effect",
+                why="NCCL, gloo and torch ignore unknown variables, so it has no effect",
                 fix=f"{setting.removal} and set `{meant}={setting.value}`",
                 where=setting.where,
             )
@@ -228,8 +223,8 @@ def renamed_variable(
 ) -> Iterator[Finding]:
     """A variable is set by its old name, and the installed torch has a new one for it.
 
-    The old name is a fallback that torch reads with a deprecation warning from every rank, until a release drops it.
-    Setting both names is fine and keeps a launch working with older releases. Remedy: set the new name.
+    torch reads the old name as a fallback, with a deprecation warning from every rank, until a release drops it.
+    Remedy: set the new name, or both to support older releases too.
     """
     settings = {setting.name: setting for setting in user_variables(environment, launch)}
     for renamed in RENAMED:
@@ -240,7 +235,7 @@ def renamed_variable(
             yield warning(
                 "renamed-variable",
                 f"{renamed.old} is set, which torch {torch.version} calls {renamed.new}",
-                why="the old name is deprecated and goes unread as soon as a release drops it",
+                why="the old name is deprecated, and a later release will ignore it",
                 fix=f"{setting.removal} and set `{renamed.new}={setting.value}`",
                 where=setting.where,
             )
@@ -251,9 +246,8 @@ def ineffective_variable(
 ) -> Iterator[Finding]:
     """A variable is set that neither NCCL nor torch reads.
 
-    NCCL_TIMEOUT stands in many guides, yet the timeout of collectives is an argument of `init_process_group`. Others
-    were removed from NCCL years ago. A name that the script itself reads is left alone.
-    Remedy: what the finding names for the variable.
+    Many guides set NCCL_TIMEOUT, but the timeout of collectives is an argument of `init_process_group`. NCCL removed
+    others years ago. Names that the script reads are not reported. Remedy: the one that the finding names.
     """
     for setting in user_variables(environment, launch):
         if setting.name in INEFFECTIVE and not _read_by(script, setting.name):
@@ -272,7 +266,7 @@ def _read_by(script: ScriptReport | None, name: str) -> bool:
 
 
 def _release(version: str) -> tuple[int, int]:
-    """Return (major, minor) of a version such as ``2.9.0a0+git1234``; (0, 0) where it is not to be read."""
+    """Return (major, minor) of a version such as ``2.9.0a0+git1234``; (0, 0) for anything else."""
     parts = version.split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         return (0, 0)

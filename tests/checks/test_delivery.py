@@ -37,20 +37,20 @@ def test_healthy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "number", "value"),
+    ("option", "number", "value", "unseen"),
     [
-        ("batch_size", "batch_size", 8),
-        ("global_batch_size", "batch_size", 8),
-        ("accum", "accum", 4),
-        ("lr", "lr", 0.1),
-        ("base_lr", "lr", 0.8),
-        ("base_warmup", "warmup_steps", 500),
+        ("batch_size", "batch_size", 8, "`--batch-size 8`"),
+        ("global_batch_size", "batch_size", 8, "the batch size 8 from `--global-batch-size 8`"),
+        ("accum", "accum", 4, "`--accum 4`"),
+        ("lr", "lr", 0.1, "`--lr 0.1`"),
+        ("base_lr", "lr", 0.8, "the learning rate 0.8 from `--base-lr 0.8`"),
+        ("base_warmup", "warmup_steps", 500, "the warmup of 500 steps from `--base-warmup 500`"),
     ],
 )
-def test_a_number_for_a_script_that_listens_nowhere(option: str, number: str, value: float) -> None:
+def test_a_number_for_a_script_that_listens_nowhere(option: str, number: str, value: float, unseen: str) -> None:
     finding = found(CHECKS, "number-not-received", launch=launch(option, number, value), script=DEAF)
     assert finding and finding.severity is Severity.WARNING
-    assert f"{value} of `--{option.replace('_', '-')}`" in finding.what
+    assert finding.what == f"train.py will not see {unseen}: it has no such option"
     assert f"{{{number}}}" in finding.fix and f"ddplaunch.current().{number}" in finding.fix
 
 

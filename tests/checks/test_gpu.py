@@ -114,7 +114,7 @@ FIRES = (
         "gpu-busy",
         "an orphan",
         healthy_facts(nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB)),
-        says=("orphaned rank of a dead launcher", "`ddplaunch clean` ends what a dead launcher left (pid 777)"),
+        says=("orphaned rank of a dead launcher", "`ddplaunch clean` ends the ranks of dead launchers (pid 777)"),
     ),
     Case(
         "gpu-busy",
@@ -129,7 +129,7 @@ FIRES = (
         "the only GPU",
         healthy_facts(nvml=healthy_nvml(BUSY.gpus[3])),
         healthy_launch(1),
-        says=("no GPU is idle",),
+        says=("all GPUs are in use; wait or free one",),
     ),
     Case(
         "gpu-busy",

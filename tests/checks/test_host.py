@@ -106,8 +106,9 @@ def test_memlock_low() -> None:
 @pytest.mark.parametrize(
     ("cpu", "chosen", "words"),
     [
-        (CpuFacts(64, 4, None, 4), launch(8), "8 processes share 4 usable CPUs of 64"),
-        (CpuFacts(8, 8, None, 8), launch(4, workers=8), "4 processes x 8 DataLoader workers = 32 share 8 CPUs"),
+        (CpuFacts(64, 4, None, 4), launch(8), "8 processes on 4 of 64 CPUs"),
+        (CpuFacts(2, 2, None, 2), launch(9), "9 processes on 2 CPUs"),
+        (CpuFacts(8, 8, None, 8), launch(4, workers=8), "32 DataLoader workers (4 × 8) on 8 CPUs"),
         (CpuFacts(8, 8, None, 8), launch(8), None),
         (CpuFacts(8, 8, None, 8), launch(4, workers=4), None),
         (CpuFacts(64, 64, 4.0, 4), launch(8), None),

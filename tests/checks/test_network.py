@@ -204,7 +204,7 @@ def test_node_rank_0_not_master() -> None:
     finding = found(CHECKS, code, routed(THERE), several(0, "10.0.0.9"))
     assert finding and finding.severity is Severity.ERROR and "`--master-addr 10.0.0.5`" in finding.fix
     swapped = found(CHECKS, code, routed(HERE), several(1, "10.0.0.5"))
-    assert swapped and swapped.severity is Severity.WARNING and "node rank 1 is here" in swapped.what
+    assert swapped and swapped.severity is Severity.WARNING and "this is node rank 1" in swapped.what
     assert found(CHECKS, code, routed(HERE), several(0, "10.0.0.5")) is None
     assert found(CHECKS, code, routed(THERE), several(1, "10.0.0.9")) is None
     assert found(CHECKS, code, routed(HERE), several(1, "127.0.0.1")) is None
