@@ -14,7 +14,7 @@ import pytest
 from ddplaunch.hosts.session import start_hosts
 from ddplaunch.hosts.session import start_hosts as place
 from ddplaunch.hosts.session.links import Links
-from ddplaunch.hosts.session.start_hosts import HostEnd, Standstill, Together
+from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, Standstill
 
 SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
 
@@ -32,7 +32,7 @@ class Launch:
     def run(self) -> tuple[HostEnd, int | None]:
         order = {"python": str(self._python), "run_id": "none-such", "grace_s": 60.0, "launch": {}, "record": None}
         with Links() as links:
-            made = Together(links, [links.open("host", SERVICE)], self._show, lambda *_: None, 60.0, self._say)
+            made = LaunchOnHosts(links, [links.open("host", SERVICE)], self._show, lambda *_: None, 60.0, self._say)
             (end,) = made.run([{**order, "marker": None}])
         return end, made.interrupted
 

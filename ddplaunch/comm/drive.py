@@ -16,8 +16,7 @@ from typing import Any
 from ddplaunch.comm.checks import time_text
 from ddplaunch.comm.groups import Comm, Group, Measured
 from ddplaunch.comm.pairing import next_round
-from ddplaunch.hosts.remote import SILENCE_S
-from ddplaunch.hosts.session.frames import Kind, unpack
+from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.values.frozen import dataclass
 
@@ -106,7 +105,6 @@ DEADLINE_S = {"cpu": 20.0, "cuda": 60.0}  # for each step; CUDA and NCCL take se
 _START_S = 90.0  # to import torch, from a file system that everybody reads at once
 _MARGIN_S = 10.0  # until a host has said that its deadline ended a step
 _MEASURE_S = 0.1  # of the deadline, for the sizes of the bandwidth
-_BEAT_S = 2.0
 _TURN_S = 0.2
 _LINE = 1 << 16
 
@@ -161,7 +159,6 @@ class CommTest:
         self._hosts = {member.link: _Host(member) for member in members}
         own = {"DDPLAUNCH_RUN_ID": run_id, "PYTHONSAFEPATH": "1"}
         self._environment = {"OMP_NUM_THREADS": "1", **(environment or {}), **own}
-        self._beat_at = 0.0
         self._step = 0
         self._running: dict[str, Reports] = {}  # by host
 
@@ -198,8 +195,7 @@ class CommTest:
                 "grace_s": 0.0,
                 "launch": {},
             }
-            host.member.link.heard_s = time.monotonic()
-            host.member.link.send(Kind.LAUNCH, order)
+            host.member.link.launch(order)
         until = time.monotonic() + _START_S
         while any(host.where is None for host in self._alive()) and time.monotonic() < until:
             self._turn()
@@ -245,19 +241,12 @@ class CommTest:
 
     def _turn(self) -> None:
         """Take what has arrived, and give up hosts of which nothing is heard."""
-        now = time.monotonic()
-        if now >= self._beat_at:
-            self._beat_at = now + _BEAT_S
-            for host in self._alive():
-                host.member.link.send(Kind.BEAT, {"sent": time.time()})
         for event in self._links.wait(_TURN_S):
             host_of = self._hosts.get(event.link)
             if host_of is not None and host_of.lost is None:
                 self._take(host_of, event)
-        for host in self._alive():
-            if time.monotonic() - host.member.link.heard_s > SILENCE_S:
-                self._lose(host, f"nothing was heard of it for {SILENCE_S:.0f} s")
-                host.member.link.kill()
+        for link in self._links.keep_alive([host.member.link for host in self._alive()]):
+            self._lose(self._hosts[link], f"nothing was heard of it for {SILENCE_S:.0f} s")
 
     def _lose(self, host: _Host, reason: str) -> None:
         host.lost = reason

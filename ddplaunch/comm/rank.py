@@ -24,7 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddplaunch.hosts.session.answers import reach
+from ddplaunch.hosts.session.answers import reached
 from ddplaunch.machine.network import probe_interfaces
 from ddplaunch.values.frozen import dataclass
 
@@ -194,8 +194,7 @@ def _reached(leader: dict[str, Any], until: float) -> tuple[str, str]:
     """
     give_up = time.monotonic() + (until - time.monotonic()) / 2
     while time.monotonic() < give_up:
-        found = reach(leader["addresses"], int(leader["door"]), str(leader["nonce"]))
-        for address, own in found.items():
+        for address, own, _ in reached(leader["addresses"], int(leader["door"]), str(leader["nonce"])):
             return address, own
         time.sleep(0.1)
     shown = " or ".join(leader["addresses"]) or "any address"

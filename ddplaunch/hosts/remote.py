@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.hosts.session.frames import GREETING, SILENCE_S, Frames, Kind, pack, unpack
 
-SILENCE_S = 15.0
 _UNUSED_S = 300.0  # before anything was started; the launcher may be waiting for other hosts
 _TICK_S = 0.1
 _IDLE_TICK_S = 1.0  # nothing runs that could end

@@ -39,7 +39,7 @@ from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Links, allow_many
-from ddplaunch.hosts.session.start_hosts import HostEnd, Together, terminal_size
+from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
 from ddplaunch.launch.hosts_plan import HostReport, fewest, named, options_json, sized, sized_for
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
@@ -220,7 +220,7 @@ def _launch(
     names = tuple(report.name for report in gathered.reports)
     console, pieces = Console(names, first.options.show is not None), Pieces(directory)
     grace_s = first.options.grace.value if first.options.grace else _GRACE_S
-    together = Together(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
+    together = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
     typed = {"script": script, "argv": hide_secrets(sys.argv), "relaunch_of": again.of}
     orders = [
         _order(launch, mine, report, typed, marker, grace_s)

@@ -1,4 +1,4 @@
-"""What a host answers before a launch: its facts, a place to meet, what it reaches; refuses to start anything."""
+"""What a host answers before a launch: its facts, a place to meet, which addresses it reaches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from whic
 _REACH_S = 3.0
 
 
-class Meeting:
+class MeetingSocket:
     """A socket that listens where rank 0's store is going to, and tells its nonce to whoever connects."""
 
     def __init__(self, port: int | None, nonce: str) -> None:
@@ -44,7 +44,7 @@ class Meeting:
             each.close()
 
 
-def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Meeting | None]:
+def answer(order: dict[str, Any]) -> tuple[dict[str, Any], MeetingSocket | None]:
     """Return the answer, and a meeting that the host has to keep open. Raises whatever goes wrong."""
     what = order.get("what")
     if what == "facts":
@@ -70,10 +70,10 @@ def facts(order: dict[str, Any]) -> dict[str, Any]:
     from ddplaunch.values.resolved import Unavailable
 
     os.environ.update(order.get("env") or {})
-    beside = os.path.dirname(sys.executable)  # noqa: PTH120
+    beside = os.path.dirname(sys.executable)  # noqa: PTH120 - torchrun and other programs of this environment
     if beside not in os.environ.get("PATH", "").split(os.pathsep):
         os.environ["PATH"] = os.pathsep.join(filter(None, (beside, os.environ.get("PATH", ""))))
-    problem = _go_to(order.get("cwd"))
+    problem = _enter(order.get("cwd"))
     plugin = probe_plugin()
     return {
         "facts": codec.to_json(gather(codec.from_json(order["request"], ProbeRequest))),
@@ -88,7 +88,7 @@ def facts(order: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _go_to(directory: str | None) -> str | None:
+def _enter(directory: str | None) -> str | None:
     if directory is None:
         return None
     try:
@@ -123,13 +123,13 @@ def _machine() -> str:
     return " ".join(parts)
 
 
-def listen(order: dict[str, Any]) -> tuple[dict[str, Any], Meeting | None]:
+def listen(order: dict[str, Any]) -> tuple[dict[str, Any], MeetingSocket | None]:
     """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
     from ddplaunch.machine.network import probe_interfaces
 
     asked = order.get("port")
     try:
-        meeting = Meeting(asked, str(order["nonce"]))
+        meeting = MeetingSocket(asked, str(order["nonce"]))
     except OSError as error:
         return {"port_problem": error.strerror or str(error), "port": asked}, None
     found = [each for each in probe_interfaces() if each.up and not each.loopback]
@@ -171,8 +171,3 @@ def reached(addresses: list[str], port: int, nonce: str) -> list[tuple[str, str,
         except OSError:
             continue
     return found
-
-
-def reach(addresses: list[str], port: int, nonce: str) -> dict[str, str]:
-    """Return the addresses at which the meeting answers, with this host's own on the way there."""
-    return {address: own for address, own, _ in reached(addresses, port, nonce)}

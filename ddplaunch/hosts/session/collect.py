@@ -1,15 +1,15 @@
-"""The facts of many hosts at once, each with its deadline, and a place where all can meet; refuses to judge them."""
+"""Asks many hosts for their facts and clocks at once, and finds an address at which all of them can meet."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.hosts.session.fan_out import FanOut, Reached, body_of
-from ddplaunch.hosts.session.frames import Kind, unpack
+from ddplaunch.hosts.session.fan_out import FanOut, body_of
+from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import failure
 from ddplaunch.launch.hosts_plan import HostReport, Meeting, named
@@ -63,42 +63,33 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
     clocks = _clocks(links, [each.link for each in reached if each.answer is not None])
     reports, answered, missing = [], [], []
     for each in reached:
-        finding = _problem(question, each)
-        if finding is None and each.answer is not None:
+        if each.answer is None:
+            missing.append(failure(each.name, question.python, each.status, each.said, each.tries))
+        elif "problem" in each.answer:
+            missing.append(_misunderstood(each.name, str(each.answer["problem"])))
+        else:
             try:
                 reports.append(_report(each.name, question, each.answer, clocks.get(each.name, _UNKNOWN_CLOCK)))
                 answered.append(each.link)
                 continue
             except (ValueError, KeyError, TypeError) as problem:
-                finding = _misunderstood(each.name, str(problem))
-        if finding is not None:
-            missing.append(finding)
+                missing.append(_misunderstood(each.name, str(problem)))
         links.close(each.link)
     return Gathered(tuple(reports), tuple(answered), tuple(missing))
 
 
-def _problem(question: Question, reached: Reached) -> Finding | None:
-    if reached.answer is not None:
-        problem = reached.answer.get("problem")
-        return None if problem is None else _misunderstood(reached.name, str(problem))
-    return failure(reached.name, question.python, reached.status, reached.said, reached.tries)
-
-
-def _collect(links: Links, asked: Sequence[Link], deadline_s: float) -> dict[str, dict[str, Any]]:
-    """Return the answers by host that arrive in time."""
-    answers: dict[str, dict[str, Any]] = {}
-    waiting = {link.name for link in asked}
+def _replies(
+    links: Links, asked: Sequence[Link], kind: Kind, deadline_s: float
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and body of each host's first frame of this kind, as far as they arrive in time."""
+    waiting = {link for link in asked if not link.closed}
     until = time.monotonic() + deadline_s
     while waiting and (left := until - time.monotonic()) > 0:
         for event in links.wait(left):
-            if event.link.name not in waiting:
-                continue
-            if event.kind is Kind.ANSWER:
-                answers[event.link.name] = body_of(event)
-                waiting.discard(event.link.name)
-            elif event.kind is None:
-                waiting.discard(event.link.name)
-    return answers
+            if event.link in waiting and event.kind in (kind, None):
+                waiting.discard(event.link)
+                if event.kind is not None:
+                    yield event.link.name, body_of(event)
 
 
 def _misunderstood(name: str, problem: str) -> Finding:
@@ -135,21 +126,15 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
     """
     best: dict[str, tuple[float, float]] = {}
     for _ in range(_SAMPLES):
-        waiting = {link.name for link in asked if not link.closed}
         for link in asked:
             link.send(Kind.BEAT, {"sent": time.time()})
-        until = time.monotonic() + _ECHO_S
-        while waiting and (left := until - time.monotonic()) > 0:
-            for event in links.wait(left):
-                if event.kind is Kind.BEAT:
-                    clock = clock_of(unpack(event.body), time.time())
-                    if event.link.name not in best or clock[1] < best[event.link.name][1]:
-                        best[event.link.name] = clock
-                    waiting.discard(event.link.name)
-                elif event.kind is None:
-                    waiting.discard(event.link.name)
-        unsure = {name for name, (_, by_s) in best.items() if by_s > _SURE_S}
-        asked = [link for link in asked if link.name in unsure - waiting]
+        echoed = set()
+        for name, beat in _replies(links, asked, Kind.BEAT, _ECHO_S):
+            echoed.add(name)
+            clock = clock_of(beat, time.time())
+            if name not in best or clock[1] < best[name][1]:
+                best[name] = clock
+        asked = [link for link in asked if link.name in echoed and best[link.name][1] > _SURE_S]
     return best
 
 
@@ -167,15 +152,23 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     first, *others = asked
     nonce = secrets.token_hex(8)
     first.send(Kind.ASK, {"id": 1, "what": "listen", "port": port, "nonce": nonce})
-    answer = _collect(links, [first], _MEET_S).get(first.name, {"problem": "no answer"})
+    answer = dict(_replies(links, [first], Kind.ANSWER, _MEET_S)).get(first.name, {"problem": "no answer"})
     if "problem" in answer:
         return (_misunderstood(first.name, str(answer["problem"])),)
     if "port_problem" in answer:
-        return (_port_taken(first.name, answer),)
+        return (
+            error(
+                "port-taken",
+                f"port {answer['port']} cannot be used on {first.name}: {answer['port_problem']}",
+                why="rank 0's host has to listen on it",
+                fix="leave `--master-port` away, and a free port is found; or name another one",
+                where=first.name,
+            ),
+        )
     found, addresses = int(answer["port"]), [address] if address else list(map(str, answer["addresses"]))
     for link in others:
         link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
-    answers = _collect(links, others, _MEET_S)
+    answers = dict(_replies(links, others, Kind.ANSWER, _MEET_S))
     reached = {link.name: answers.get(link.name, {}).get("reached", {}) for link in others}
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):
@@ -192,14 +185,4 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
             "`--master-addr ADDRESS`; `--master-port PORT` where only some ports are open",
             where=tuple(cut_off),
         ),
-    )
-
-
-def _port_taken(name: str, answer: Mapping[str, Any]) -> Finding:
-    return error(
-        "port-taken",
-        f"port {answer['port']} cannot be used on {name}: {answer['port_problem']}",
-        why="rank 0's host has to listen on it",
-        fix="leave `--master-port` away, and a free port is found; or name another one",
-        where=name,
     )

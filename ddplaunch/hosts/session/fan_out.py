@@ -1,9 +1,9 @@
-"""The first answers of many hosts: sessions begin a window at a time, dropped ones again; refuses to read an answer.
+"""Begins sessions with many hosts, a window of them at a time, and returns each one's first answer.
 
 sshd drops connections that have not logged in yet when there are many (``MaxStartups``, 10:30:100 by default:
 https://man.openbsd.org/sshd_config#MaxStartups), which a jump host sees first. A drop is no verdict on the host, but a
-sign to begin fewer at once, so the window halves and then grows by one for each window of sessions that came through,
-as TCP's does (https://www.rfc-editor.org/rfc/rfc5681#section-3.1).
+sign to begin fewer at once: the window halves, then grows by one for each window of sessions that came through, as
+TCP's does (https://www.rfc-editor.org/rfc/rfc5681#section-3.1), and the host is tried again.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def said_by(link: Link) -> str:
     return (link.frames.before + b"\n" + link.said).decode("utf-8", "replace")
 
 
-class _Place:
-    """One host while it is asked."""
+class _Asking:
+    """One host while it is asked: its session, and how often that was begun."""
 
     def __init__(self, index: int, name: str) -> None:
         self.index, self.name = index, name
@@ -103,17 +103,17 @@ class FanOut:
         """``start`` opens a session; ``most`` at once, by default what suits this machine."""
         self._links, self._start, self._order, self._deadline_s = links, start, order, deadline_s
         self._window = Window(most or window_of(len(os.sched_getaffinity(0))))
-        self._connecting: set[_Place] = set()
-        self._by_link: dict[Link, _Place] = {}
-        self._again: list[tuple[float, _Place]] = []  # when it is due
-        self._deadlines: deque[_Place] = deque()  # in order, since all have the same time
+        self._connecting: set[_Asking] = set()
+        self._by_link: dict[Link, _Asking] = {}
+        self._again: list[tuple[float, _Asking]] = []  # when it is due
+        self._deadlines: deque[_Asking] = deque()  # in order, since all have the same time
         self._left = 0
 
     def ask(self, names: Sequence[str]) -> tuple[Reached, ...]:
         """Return what became of each host, in their order. Raises OSError where there is no ssh, and RefusedError
         where this machine lets no more of them be started.
         """
-        places = [_Place(index, name) for index, name in enumerate(names)]
+        places = [_Asking(index, name) for index, name in enumerate(names)]
         fresh = deque(places)
         self._left = len(places)
         while self._left:
@@ -125,7 +125,7 @@ class FanOut:
             self._end_overdue(time.monotonic())
         return tuple(place.reached for place in places if place.reached is not None)
 
-    def _begin(self, fresh: deque[_Place], now: float) -> None:
+    def _begin(self, fresh: deque[_Asking], now: float) -> None:
         due = sorted((each for each in self._again if each[0] <= now), key=lambda each: each[0])
         for at, place in due:
             if len(self._connecting) >= self._window.limit:
@@ -139,7 +139,7 @@ class FanOut:
             self._deadlines.append(place)
             self._open(place)
 
-    def _open(self, place: _Place) -> None:
+    def _open(self, place: _Asking) -> None:
         try:
             place.link = self._start(place.name)
         except FileNotFoundError:
@@ -151,7 +151,7 @@ class FanOut:
         self._connecting.add(place)
         place.link.send(Kind.ASK, self._order)
 
-    def _wait_s(self, fresh: deque[_Place], now: float) -> float:
+    def _wait_s(self, fresh: deque[_Asking], now: float) -> float:
         """Return how long nothing is due."""
         times = [self._deadlines[0].until_s] if self._deadlines else []
         if len(self._connecting) < self._window.limit:
@@ -172,7 +172,7 @@ class FanOut:
         elif event.kind is None:
             self._session_over(place, event.link)
 
-    def _session_over(self, place: _Place, link: Link) -> None:
+    def _session_over(self, place: _Asking, link: Link) -> None:
         self._connecting.discard(place)
         status = link.reap(_PATIENCE_S)
         now = time.monotonic()
@@ -185,7 +185,7 @@ class FanOut:
                 return
         self._settle(place, None, status)
 
-    def _settle(self, place: _Place, answer: dict[str, Any] | None, status: int | None) -> None:
+    def _settle(self, place: _Asking, answer: dict[str, Any] | None, status: int | None) -> None:
         assert place.link is not None
         place.reached = Reached(place.name, place.link, answer, status, place.tries)
         self._connecting.discard(place)
@@ -198,7 +198,7 @@ class FanOut:
             elif now - place.tried_s > _SLOT_S:
                 self._connecting.discard(place)
 
-    def _joined(self, place: _Place) -> None:
+    def _joined(self, place: _Asking) -> None:
         if place in self._connecting:
             self._connecting.discard(place)
             self._window.joined()

@@ -1,8 +1,8 @@
-"""What a launcher and a host say to each other over one ssh session: framed bytes; refuses to read or write any.
+"""The frames that a launcher and a host exchange over one ssh session, as bytes and back.
 
 A frame is the length of its body (4 bytes, big-endian), one byte for its kind, and the body: JSON, or for output and
 records the bytes themselves. A shell's start-up files may print in front of the host's first frame; ``GREETING`` says
-where that ends.
+where that ends. Both sides give up when they have heard nothing for ``SILENCE_S``: the launcher beats, the host echoes.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from enum import IntEnum
 from typing import Any
 
 GREETING = b"\0ddplaunch-host-1\n"
-LARGEST = 64 << 20  # a body that claims more is no frame
+BEAT_S = 2.0
+SILENCE_S = 15.0
+_LARGEST = 64 << 20  # a body that claims more is no frame
 _HEAD = struct.Struct("!IB")
 
 
 class Kind(IntEnum):
-    """Who says it to whom. Launcher to host: ASK … TELL; host to launcher: ANSWER … RECORD; both: BEAT."""
+    """ASK … TELL go from the launcher to a host, ANSWER … RECORD from a host to the launcher, BEAT both ways."""
 
     BEAT = 1  # {"sent": launcher's clock, "wall": host's time of day}
     ASK = 2  # {"id": N, "what": "facts" | "listen" | "reach", …}
-    LAUNCH = 3  # what to start, see ``host_job``
+    LAUNCH = 3  # what to start, see ``HostJob``
     SIGNAL = 4  # {"signal": N}, {"kill": true} for SIGKILL
     SIZE = 5  # {"rows": R, "columns": C} of the launcher's terminal
     LEAVE = 6  # nothing more is wanted
@@ -33,9 +35,6 @@ class Kind(IntEnum):
     ERR = 18  # its stderr
     ENDED = 19  # {"status": N} or {"refused": [findings…]}
     RECORD = 20  # a piece of a tar archive of the record; empty: that was all
-
-
-Frame = tuple[Kind, bytes]
 
 
 def pack(kind: Kind, body: bytes | dict[str, Any] = b"") -> bytes:
@@ -61,14 +60,14 @@ class Frames:
         self.greeted = not greeting
         self.before = b""
 
-    def feed(self, data: bytes) -> Iterator[Frame]:
+    def feed(self, data: bytes) -> Iterator[tuple[Kind, bytes]]:
         """Yield what is complete. Raises ValueError for what is no frame."""
         self._data += data
         if not self.greeted and not self._find_greeting():
             return
         while len(self._data) >= _HEAD.size:
             length, number = _HEAD.unpack_from(self._data)
-            if length > LARGEST:
+            if length > _LARGEST:
                 raise ValueError(f"a frame of {length} bytes")
             end = _HEAD.size + length
             if len(self._data) < end:

@@ -1,4 +1,4 @@
-"""Sessions with many hosts at once: starts ssh, sends frames and hands on what arrives; refuses to judge it."""
+"""The launcher's ssh sessions with many hosts: starts ssh, sends frames, returns what arrives, keeps them alive."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from ddplaunch.hosts.session.frames import Frames, Kind, pack
+from ddplaunch.hosts.session.frames import BEAT_S, SILENCE_S, Frames, Kind, pack
 from ddplaunch.hosts.ssh import environment
-from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
 _READ = 1 << 18
@@ -65,6 +65,11 @@ class Link:
             self._unsent.add(self)
             self.flush()
 
+    def launch(self, order: dict[str, Any]) -> None:
+        """Have the host start what ``order`` says; from now on its silence counts."""
+        self.heard_s = time.monotonic()
+        self.send(Kind.LAUNCH, order)
+
     def flush(self) -> None:
         """Write what the pipe takes."""
         stream = self.process.stdin
@@ -91,8 +96,8 @@ class Link:
         self._unsent.discard(self)
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             assert stream is not None
-            if not stream.closed:
-                _close(stream)
+            with contextlib.suppress(OSError):  # what was still to be written cannot be
+                stream.close()
 
     def kill(self) -> None:
         """End ssh at once, with a ProxyCommand of it; the host finds out by itself."""
@@ -109,11 +114,6 @@ class Link:
             return None
 
 
-def _close(stream: Any) -> None:
-    with contextlib.suppress(OSError):  # what was still to be written cannot be
-        stream.close()
-
-
 class Links:
     """All sessions of one command."""
 
@@ -122,6 +122,7 @@ class Links:
         self.all: list[Link] = []
         self._unsent: set[Link] = set()
         self._selector = selectors.DefaultSelector()
+        self._beat_at_s = 0.0
 
     def __enter__(self) -> Links:
         """Return itself."""
@@ -162,6 +163,21 @@ class Links:
             except (KeyError, ValueError):
                 continue
         link.close()
+
+    def keep_alive(self, wanted: Collection[Link]) -> list[Link]:
+        """Send a beat to each of ``wanted`` when one is due; end and return those that were silent too long.
+
+        Call it several times a second while something runs there: a host ends what it runs where no beat comes.
+        """
+        now = time.monotonic()
+        if now >= self._beat_at_s:
+            self._beat_at_s = now + BEAT_S
+            for link in wanted:
+                link.send(Kind.BEAT, {"sent": time.time()})
+        silent = [link for link in wanted if now - link.heard_s > SILENCE_S]
+        for link in silent:
+            link.kill()
+        return silent
 
     def wait(self, timeout_s: float) -> list[Event]:
         """Return what has arrived, after ``timeout_s`` seconds at the latest."""
@@ -205,16 +221,14 @@ def allow_many(hosts: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hosts * _DESCRIPTORS + _OWN_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise RefusedError(_too_many(hosts, wanted, hard))
+        raise RefusedError(
+            error(
+                "hosts-too-many",
+                f"{hosts} hosts need {wanted} open files here, and {hard} are allowed",
+                why="each host takes three for its ssh session, and one for its record",
+                fix=f"as root `prlimit --pid $$ --nofile={wanted}` in this shell, or a `nofile` line in "
+                "`/etc/security/limits.conf` and a new login",
+            )
+        )
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _too_many(hosts: int, wanted: int, hard: int) -> Finding:
-    return error(
-        "hosts-too-many",
-        f"{hosts} hosts need {wanted} open files here, and {hard} are allowed",
-        why="each host takes three for its ssh session, and one for its record",
-        fix=f"as root `prlimit --pid $$ --nofile={wanted}` in this shell, or a `nofile` line in "
-        "`/etc/security/limits.conf` and a new login",
-    )
