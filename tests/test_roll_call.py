@@ -56,7 +56,7 @@ def test_who_is_missing_is_named_everywhere(port: int) -> None:
     ("address", "timeout_s", "reason"),
     [
         ("127.0.0.1", 1.0, "connection refused"),
-        ("no-such-host.invalid", 3.0, "the name `no-such-host.invalid` cannot be resolved"),  # by a child process
+        ("no-such-host.invalid", 3.0, "the name `no-such-host.invalid` does not resolve"),  # by a child process
     ],
 )
 def test_node_0_does_not_call(port: int, address: str, timeout_s: float, reason: str) -> None:

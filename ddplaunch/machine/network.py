@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
+import os
 import socket
 import struct
 import time
@@ -164,6 +165,7 @@ def _loopback(local: str, interfaces: tuple[Interface, ...]) -> str | None:
 
 
 _COMMAND_CHARS = 200
+_NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
 
 
 def probe_port(port: int, root: Path = Path("/")) -> PortFact:
@@ -199,11 +201,25 @@ def _bind_error(family: socket.AddressFamily, address: str, port: int) -> OSErro
                 trial.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             trial.bind((address, port))
     except OSError as error:
-        missing = error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT)
-        if family == socket.AF_INET6 and missing:  # a kernel without IPv6
-            return None
-        return error
+        return None if family == socket.AF_INET6 and error.errno in _NO_IPV6 else error
     return None
+
+
+def listening(port: int, backlog: int) -> socket.socket:
+    """Listen on ``port`` of all addresses as torch's TCPStore will: IPv6 for both families, else IPv4.
+
+    Raises OSError where the port cannot be had.
+    """
+    problem = OSError()
+    for family in [socket.AF_INET6] * socket.has_dualstack_ipv6() + [socket.AF_INET]:
+        try:
+            both = family == socket.AF_INET6
+            return socket.create_server(("", port), family=family, backlog=backlog, dualstack_ipv6=both)
+        except OSError as error:
+            problem = error
+            if error.errno not in _NO_IPV6:
+                break
+    raise OSError(problem.errno, os.strerror(problem.errno or 0)) from problem  # Python's own text has the address
 
 
 def _holder(port: int) -> int | None:

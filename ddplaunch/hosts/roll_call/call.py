@@ -1,18 +1,14 @@
-"""Node 0's side of a roll call: wait for all, compare them, tell them the verdict; refuses to launch anything.
-
-The other nodes' side of a roll call: find node 0, say who is here, wait for its verdict; refuses to speak first.
-"""
+"""Both sides of a roll call: node 0 waits for all nodes and compares them; the others find it and get its verdict."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from ddplaunch.hosts.roll_call import rules as rules
+from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.door import Caller, Door, keep_alive
 from ddplaunch.hosts.roll_call.messages import (
     LONGEST_LINE,
@@ -31,9 +27,10 @@ from ddplaunch.hosts.roll_call.messages import (
     verdict_line,
 )
 from ddplaunch.launch.topology import endpoint
-from ddplaunch.machine import deadline
+from ddplaunch.machine import network
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
 
 _TICK_S = 1.0
 _SPREAD_S = 0.2  # with many nodes, telling each of every other one would be most of the work
@@ -261,51 +258,26 @@ class _Lines:
 
 
 def _connected(call: Call, left_s: float) -> socket.socket:
-    problem: OSError | None = None
-    for family, address in _addresses(call.address, call.port, min(_LOOK_UP_S, left_s)):
-        connection = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(min(_CONNECT_S, left_s))
-            connection.connect(address)
-            keep_alive(connection)
-        except OSError as error:
-            connection.close()
-            problem = error
-        else:
-            if connection.getsockname() == connection.getpeername():  # TCP connects to itself where nobody listens
-                connection.close()
-                problem = ConnectionRefusedError(111, "Connection refused")
-                continue
-            return connection
-    reason = "no address" if problem is None else _text(problem)
-    raise _NotThere(f"no answer from {call.place}: {reason}") from problem
-
-
-def _addresses(host: str, port: int, within_s: float) -> list[tuple[socket.AddressFamily, tuple[str | int, ...]]]:
-    """Look ``host`` up, a name in a child process: a silent DNS server must not keep Ctrl-C waiting."""
-    host = host.strip().removeprefix("[").removesuffix("]")
-
-    def look() -> list[tuple[int, tuple[str | int, ...]]]:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return [(int(family), (*address,)) for family, _, _, _, address in found]
-
+    host = call.address.strip().removeprefix("[").removesuffix("]")
     try:
-        ipaddress.ip_address(host.partition("%")[0])
-    except ValueError:
+        addresses = network.finish(network.start(host), min(_LOOK_UP_S, left_s))
+    except OSError as problem:  # no process to look it up in
+        raise _NotThere(f"the name `{host}` cannot be looked up: {_text(problem)}") from problem
+    if isinstance(addresses, Unavailable):
+        raise _NotThere(f"the name {addresses.reason}")
+    reason = "no address"
+    for address in addresses:
         try:
-            (told,) = deadline.collect([deadline.start(look)], time.monotonic() + within_s)
-        except OSError as problem:  # no process to look it up in
-            raise _NotThere(f"the name `{host}` cannot be looked up: {_text(problem)}") from problem
-        if told.late:
-            raise _NotThere(f"the name `{host}` was not resolved within {within_s:.0f} s") from None
-        if told.error is not None:
-            raise _NotThere(
-                f"the name `{host}` cannot be resolved: {told.error.partition('] ')[2] or told.error}"
-            ) from None
-        found = told.value
-    else:
-        found = look()
-    return [(socket.AddressFamily(family), tuple(address)) for family, address in found]
+            connection = socket.create_connection((address, call.port), timeout=min(_CONNECT_S, left_s))
+            keep_alive(connection)
+        except OSError as problem:
+            reason = _text(problem)
+            continue
+        if connection.getsockname() != connection.getpeername():
+            return connection
+        connection.close()  # TCP connects to itself where nobody listens
+        reason = "connection refused"
+    raise _NotThere(f"no answer from {call.place}: {reason}")
 
 
 def _text(problem: OSError) -> str:

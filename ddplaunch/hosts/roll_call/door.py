@@ -1,4 +1,4 @@
-"""Node 0's listening port and the lines that come through it; refuses to know what they mean.
+"""Node 0's listening port while the roll is called, and the lines that come through it.
 
 Whoever connects may be a stranger: a port scanner, the torchrun of another job, somebody who never says a word. Each
 gets a bounded time and a bounded line, and there are never many of them at once.
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 
 from ddplaunch.hosts.roll_call.messages import LONGEST_LINE
+from ddplaunch.machine.network import listening
 
 _FIRST_LINE_S = 10.0
 _STRANGERS = 128  # connections at once that have not said anything sensible
@@ -26,34 +27,6 @@ def keep_alive(connection: socket.socket) -> None:
     for option, value in _KEEPALIVE:
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def listening(port: int) -> socket.socket:
-    """Listen on ``port`` of all addresses as torch's TCPStore will: IPv6 for both families, else IPv4.
-
-    Raises OSError where that is impossible.
-    """
-    try:
-        return _bound(socket.AF_INET6, "::", port)
-    except OSError as problem:
-        if problem.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
-            raise
-    return _bound(socket.AF_INET, "0.0.0.0", port)
-
-
-def _bound(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    server = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            server.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        server.bind((address, port))
-        server.listen(4096)
-        server.setblocking(False)
-    except OSError:
-        server.close()
-        raise
-    return server
 
 
 class Caller:
@@ -83,7 +56,8 @@ class Door:
 
     def __init__(self, port: int, greeting: bytes) -> None:
         """Start to listen. Raises OSError where the port cannot be had."""
-        self._server: socket.socket | None = listening(port)
+        self._server: socket.socket | None = listening(port, backlog=4096)
+        self._server.setblocking(False)
         self._greeting = greeting
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)

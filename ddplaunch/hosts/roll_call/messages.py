@@ -1,6 +1,6 @@
-"""What nodes say to each other in a roll call, as values and as lines of JSON; refuses to send, receive or judge.
+"""What nodes say to each other in a roll call, as values and as lines of JSON.
 
-Node 0 greets whoever connects, so that a node never speaks to a stranger. A node answers with its hello; node 0 sends
+Node 0 greets whoever connects, and a node speaks only to who greeted it. The node answers with its hello; node 0 sends
 progress while it waits, and one verdict. No line carries arguments, variables or paths: secrets may be among them.
 """
 

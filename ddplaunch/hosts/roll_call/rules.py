@@ -1,4 +1,4 @@
-"""What is wrong with the nodes that came to a roll call, or did not come, as findings; refuses to talk to any."""
+"""What is wrong with the nodes that came to a roll call, or did not come, as findings."""
 
 from __future__ import annotations
 

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.machine import network
+
 _LARGEST_SCRIPT = 16 << 20
 _PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from which outgoing connections take theirs
 _REACH_S = 3.0
@@ -125,14 +127,12 @@ def _machine() -> str:
 
 def listen(order: dict[str, Any]) -> tuple[dict[str, Any], MeetingSocket | None]:
     """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
-    from ddplaunch.machine.network import probe_interfaces
-
     asked = order.get("port")
     try:
         meeting = MeetingSocket(asked, str(order["nonce"]))
     except OSError as error:
         return {"port_problem": error.strerror or str(error), "port": asked}, None
-    found = [each for each in probe_interfaces() if each.up and not each.loopback]
+    found = [each for each in network.probe_interfaces() if each.up and not each.loopback]
     found.sort(key=lambda each: -(each.speed_mbps or 0))
     addresses = [address for each in found for address in each.addresses if not address.lower().startswith("fe80")]
     addresses.sort(key=lambda address: ":" in address)
@@ -141,16 +141,12 @@ def listen(order: dict[str, Any]) -> tuple[dict[str, Any], MeetingSocket | None]
 
 def _listening(port: int | None) -> socket.socket:
     first = int.from_bytes(os.urandom(2), "big") % len(_PORTS)  # two launches at once begin at different ones
-    ports = [port] if port else [*_PORTS[first : first + 20], 0]
-    families = [socket.AF_INET6, socket.AF_INET] if socket.has_dualstack_ipv6() else [socket.AF_INET]
     problem = OSError("no port is free")
-    for candidate in ports:
-        for family in families:
-            both = family == socket.AF_INET6
-            try:
-                return socket.create_server(("", candidate), family=family, backlog=1024, dualstack_ipv6=both)
-            except OSError as error:
-                problem = error
+    for candidate in [port] if port else [*_PORTS[first : first + 20], 0]:
+        try:
+            return network.listening(candidate, backlog=1024)
+        except OSError as error:
+            problem = error
     raise problem
 
 
