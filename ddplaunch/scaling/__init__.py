@@ -1,1 +1,1 @@
-"""Batch, learning rate and warmup as pure arithmetic; refuses to read anything."""
+"""Batch, learning rate and warmup of a launch, as pure arithmetic."""

@@ -1,20 +1,24 @@
-"""Per-GPU batch, accumulation and effective batch, from whichever are given; refuses to round a batch."""
+"""Samples per rank, per optimizer step and per epoch, from whichever of these numbers are given."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ddplaunch.scaling.numbers import NumbersRequest, where
+from ddplaunch.scaling.numbers import Assumption, NumbersRequest, computed, where
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source
+from ddplaunch.values.words import count
 
-NEIGHBOURHOOD = 4096
-"""How far from the asked world size or accumulation a better one is looked for, so that the search stays instant."""
+_ONE = Resolved(1, DEFAULT)
+_REACH = 4096  # how far from the given world size or accumulation to search for a better one; keeps it instant
+_SAMPLER = Source(
+    "default", "PyTorch, https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
+)
 
 
 @dataclass(frozen=True)
-class Batch:
+class EffectiveBatch:
     """Samples per rank and micro-batch, micro-batches per optimizer step, samples per optimizer step."""
 
     batch_size: Resolved[int] | None
@@ -22,7 +26,17 @@ class Batch:
     global_batch_size: Resolved[int] | None
 
 
-def resolve_batch(request: NumbersRequest) -> Batch:
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over the data: optimizer steps, and samples dropped with or repeated without ``drop_last``."""
+
+    steps_per_epoch: Resolved[int]
+    dropped: Resolved[int]
+    padded: Resolved[int]
+    assumptions: tuple[Assumption, ...]
+
+
+def resolve_batch(request: NumbersRequest) -> EffectiveBatch:
     """Return the batch such that global_batch_size = batch_size x accum x world_size, in samples.
 
     Every rank must take the same whole number of samples in each micro-batch: DDP averages gradients over
@@ -30,93 +44,133 @@ def resolve_batch(request: NumbersRequest) -> Batch:
     some samples more than others. Accumulation is 1 unless given or implied. With neither ``batch_size`` nor
     ``global_batch_size`` only ``accum`` is passed on.
 
-    Raises UsageError ``batch-does-not-divide`` when the effective batch does not split evenly and
-    ``batch-disagrees`` when all three are given and do not multiply up.
+    Raises UsageError ``batch-does-not-divide`` if the effective batch does not split evenly and
+    ``batch-disagrees`` if all three are given and contradict each other.
     """
-    asked, batch, accum = request.global_batch_size, request.batch_size, request.accum
-    if asked is not None:
-        return _from_global(request, asked)
-    if batch is None:
-        return Batch(None, accum, None)
-    accum = accum or Resolved(1, DEFAULT)
-    factors = (batch.value, accum.value, request.world_size.value)
-    return Batch(batch, accum, Resolved(factors[0] * factors[1] * factors[2], _times(*factors)))
-
-
-def _from_global(request: NumbersRequest, asked: Resolved[int]) -> Batch:
-    batch, accum, world = request.batch_size, request.accum, request.world_size.value
-    if batch is not None and accum is not None:
-        product = batch.value * accum.value * world
-        if product != asked.value:
-            raise _disagrees(asked, batch.value, accum.value, world)
-        return Batch(batch, accum, asked)
+    total, batch, accum, world = request.global_batch_size, request.batch_size, request.accum, request.world_size.value
+    if batch is None and total is None:
+        return EffectiveBatch(None, accum, None)
+    if batch is not None and (total is None or accum is not None):
+        accum = accum or _ONE
+        product, formula = batch.value * accum.value * world, f"{batch.value} × {accum.value} × {world}"
+        if total is not None and product != total.value:
+            raise _disagrees(total, formula, product)
+        return EffectiveBatch(batch, accum, total or computed(product, formula))
+    assert total is not None
     given = batch or accum
-    if given is None:
-        quotient = _quotient(request, asked, world, str(world))
-        return Batch(quotient, Resolved(1, DEFAULT), asked)
-    quotient = _quotient(request, asked, given.value * world, f"({given.value} × {world})")
-    return Batch(batch, quotient, asked) if accum is None else Batch(quotient, accum, asked)
+    unit = given.value * world if given else world
+    if total.value % unit:
+        raise _does_not_divide(request, total, unit)
+    divisor = f"({given.value} × {world})" if given else str(world)
+    quotient = computed(total.value // unit, f"{total.value} / {divisor}")
+    return EffectiveBatch(batch, quotient, total) if batch else EffectiveBatch(quotient, accum or _ONE, total)
 
 
-def _quotient(request: NumbersRequest, asked: Resolved[int], unit: int, divisor: str) -> Resolved[int]:
-    if asked.value % unit:
-        raise _does_not_divide(request, asked, unit)
-    return Resolved(asked.value // unit, Source("computed", f"{asked.value} / {divisor}"))
-
-
-def _times(*factors: int) -> Source:
-    return Source("computed", " × ".join(str(factor) for factor in factors))
-
-
-def _disagrees(asked: Resolved[int], batch: int, accum: int, world: int) -> UsageError:
-    product = batch * accum * world
+def _disagrees(total: Resolved[int], formula: str, product: int) -> UsageError:
     return usage(
-        f"`--global-batch-size` is {asked.value}, but {batch} × {accum} × {world} is {product}",
+        f"`--global-batch-size` is {total.value}, but {formula} is {product}",
         why="effective batch = `--batch-size` × `--accum` × world size; any two of the flags decide the third",
         fix=f"`--global-batch-size {product}`, or leave one of the three flags out",
-        where=where("--global-batch-size", asked),
+        where=where("--global-batch-size", total),
         code="batch-disagrees",
     )
 
 
-def _does_not_divide(request: NumbersRequest, asked: Resolved[int], unit: int) -> UsageError:
+def _does_not_divide(request: NumbersRequest, total: Resolved[int], unit: int) -> UsageError:
     world = request.world_size.value
-    share = f"{world} processes" if world > 1 else "1 process"
+    share = count(world, "process")
     if request.batch_size is not None:
         share += f" × `--batch-size {request.batch_size.value}`"
     elif request.accum is not None:
         share += f" × `--accum {request.accum.value}`"
     if unit != world:
         share += f" = {unit}"
-    below = asked.value // unit * unit
+    below = total.value // unit * unit
     neighbours = [f"`--global-batch-size {size}`" for size in (below, below + unit) if size]
     return usage(
-        f"`--global-batch-size {asked.value}` does not divide by {share}: {asked.value % unit} left over",
+        f"`--global-batch-size {total.value}` does not divide by {share}: {total.value % unit} left over",
         why="every rank must take equally many samples per optimizer step: DDP weighs all ranks alike",
-        fix="; or ".join([" or ".join(neighbours), *_other_ways(request, asked.value)]),
-        where=where("--global-batch-size", asked),
+        fix="; or ".join([" or ".join(neighbours), *_other_ways(request, total.value)]),
+        where=where("--global-batch-size", total),
         code="batch-does-not-divide",
     )
 
 
-def _other_ways(request: NumbersRequest, asked: int) -> list[str]:
-    """Return what else makes ``asked`` divide: another accumulation, another number of processes."""
+def _other_ways(request: NumbersRequest, total: int) -> list[str]:
+    """Return what else makes ``total`` divide: another accumulation, another number of processes."""
     world, ways = request.world_size.value, []
-    if request.accum is not None and asked % world == 0:
-        accums = _nearest(request.accum.value, unit=world, asked=asked)
+    if request.accum is not None and total % world == 0:
+        accums = _nearest(request.accum.value, unit=world, total=total)
         ways += [" or ".join(f"`--accum {accum}`" for accum in accums)] if accums else []
     given = request.batch_size or request.accum
-    worlds = _nearest(world, unit=given.value if given else 1, asked=asked)
+    worlds = _nearest(world, unit=given.value if given else 1, total=total)
     ways += [f"a world size of {' or '.join(map(str, worlds))}"] if worlds else []
     return ways
 
 
-def _nearest(middle: int, *, unit: int, asked: int) -> list[int]:
-    """Return the nearest numbers below and above ``middle``, within a factor of two, that divide ``asked``."""
+def _nearest(middle: int, *, unit: int, total: int) -> list[int]:
+    """Return the nearest numbers below and above ``middle``, within a factor of two, that divide ``total``."""
 
     def first(candidates: Iterable[int]) -> list[int]:
-        return next(([n] for n in candidates if asked % (n * unit) == 0), [])
+        return next(([n] for n in candidates if total % (n * unit) == 0), [])
 
-    reach = min(middle, NEIGHBOURHOOD)
+    reach = min(middle, _REACH)
     down = range(middle - 1, max(middle // 2, middle - reach, 1) - 1, -1)
     return [*first(down), *first(range(middle + 1, middle + reach + 1))]
+
+
+def resolve_epoch(request: NumbersRequest, batch: EffectiveBatch) -> Epoch | None:
+    """Return one epoch of ``dataset_size`` = N samples over W ranks, or None without ``dataset_size``.
+
+    With torch's defaults, ``drop_last=False`` in DistributedSampler and in DataLoader, per-GPU batch b, accumulation a:
+
+    - samples per rank = ceil(N / W); the sampler repeats W x ceil(N / W) - N samples (``padded``);
+    - micro-batches per rank = ceil(samples per rank / b), the last one possibly smaller;
+    - steps_per_epoch = ceil(micro-batches / a), the last step possibly of fewer micro-batches.
+
+    Nested ceilings of whole divisors collapse, so steps_per_epoch = ceil(N / G) with G = b x a x W.
+
+    With ``drop_last=True`` in both, and no step for an incomplete accumulation, all three become floors, an epoch has
+    floor(N / G) steps and loses N - G x floor(N / G) samples (``dropped``).
+
+    Raises UsageError ``batch-unknown`` without a batch and ``dataset-smaller-than-world`` if N < W.
+    """
+    size, effective, world = request.dataset_size, batch.global_batch_size, request.world_size.value
+    if size is None:
+        return None
+    if size.value < world:
+        raise usage(
+            f"`--dataset-size {size.value}` is smaller than the world size {world}",
+            why="DistributedSampler would hand the same samples to several ranks, or none at all with drop_last=True",
+            fix=f"run on at most {count(size.value, 'process')}, or correct `--dataset-size`",
+            where=where("--dataset-size", size),
+            code="dataset-smaller-than-world",
+        )
+    if effective is None:
+        raise usage(
+            f"`--dataset-size {size.value}` gives no steps per epoch: no batch size is known",
+            why="steps per epoch = data set size / effective batch",
+            fix="add `--batch-size 8` with your own per-GPU batch, or leave `--dataset-size` out",
+            where=where("--dataset-size", size),
+            code="batch-unknown",
+        )
+    n, g = size.value, effective.value
+    whole_steps, per_rank = n // g, -(-n // world)
+    return Epoch(
+        computed(-(-n // g), f"ceil({n} / {g})"),
+        computed(n - whole_steps * g, f"{n} - {whole_steps} × {g}"),
+        computed(per_rank * world - n, f"{per_rank} × {world} - {n}"),
+        _sampler_assumptions(n, g, whole_steps),
+    )
+
+
+def _sampler_assumptions(size: int, effective: int, whole_steps: int) -> tuple[Assumption, ...]:
+    defaults = Assumption(
+        "steps per epoch count an incomplete last batch and accumulation: DistributedSampler and DataLoader with "
+        f"their default drop_last=False; with drop_last=True an epoch has {whole_steps}",
+        _SAMPLER,
+    )
+    if whole_steps:
+        return (defaults,)
+    small = f"the data set of {size} samples is smaller than the effective batch of {effective}"
+    return (defaults, Assumption(f"{small}: the only step of an epoch is incomplete", _SAMPLER))

@@ -1,17 +1,15 @@
-"""How much larger than the tuned ones the learning rate and warmup become; refuses to touch a final `--lr`.
-
-Optimizer steps per epoch, and which samples an epoch drops or repeats; refuses to guess a data set's size.
-"""
+"""The learning rate and warmup of a launch, scaled from those that were tuned for another batch."""
 
 from __future__ import annotations
 
 import math
 
-from ddplaunch.scaling.batch import Batch
+from ddplaunch.scaling.batch import EffectiveBatch
 from ddplaunch.scaling.numbers import (
     Assumption,
     LrScaling,
     NumbersRequest,
+    computed,
     format_factor,
     format_lr,
     round_half_up,
@@ -22,13 +20,13 @@ from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 
-GOYAL = Source("default", "Goyal et al. 2017, https://arxiv.org/abs/1706.02677")
-DDP_NOTES = Source("default", "PyTorch, https://docs.pytorch.org/docs/stable/notes/ddp.html")
+_GOYAL = Source("default", "Goyal et al. 2017, https://arxiv.org/abs/1706.02677")
+_DDP_NOTES = Source("default", "PyTorch, https://docs.pytorch.org/docs/stable/notes/ddp.html")
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """The rule, the base in samples per optimizer step, the factor, and what was taken for granted."""
+    """The rule, the base in samples per optimizer step, the factor, and what they take for granted."""
 
     lr_scaling: Resolved[LrScaling]
     base_batch_size: Resolved[int] | None
@@ -36,7 +34,7 @@ class Scaling:
     assumptions: tuple[Assumption, ...]
 
 
-def resolve_scaling(request: NumbersRequest, batch: Batch) -> Scaling | None:
+def resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> Scaling | None:
     """Return the factor for ``base_lr`` and ``base_warmup``, or None where neither was given.
 
     linear: effective batch / base batch (Goyal et al. 2017, https://arxiv.org/abs/1706.02677); sqrt: its square
@@ -44,7 +42,7 @@ def resolve_scaling(request: NumbersRequest, batch: Batch) -> Scaling | None:
     caps all of them. Without ``base_batch_size`` the base is one GPU with the same per-GPU batch and accumulation,
     so the ratio is the world size.
 
-    Raises UsageError when flags contradict each other or lack what they act on.
+    Raises UsageError if flags contradict each other or have nothing to scale.
     """
     _refuse_contradictions(request)
     if request.base_lr is None and request.base_warmup is None:
@@ -58,13 +56,13 @@ def resolve_scaling(request: NumbersRequest, batch: Batch) -> Scaling | None:
         factor = _capped(math.sqrt(ratio), f"sqrt({fraction})", request)
     else:
         factor = _capped(ratio, f"linear: {fraction}", request)
-    return Scaling(rule, base, factor, _assumptions(request, batch, base, factor.value))
+    return Scaling(rule, base, factor, _scaling_assumptions(request, batch, base, factor.value))
 
 
 def resolve_lr(request: NumbersRequest, scaling: Scaling | None) -> Resolved[float] | None:
     """Return the learning rate: ``--lr`` untouched, or base_lr x factor to 12 significant digits.
 
-    Raises UsageError when the product is too large or too small for a float.
+    Raises UsageError if the product is too large or too small for a float.
     """
     base = request.base_lr
     if base is None or scaling is None:
@@ -80,7 +78,7 @@ def resolve_lr(request: NumbersRequest, scaling: Scaling | None) -> Resolved[flo
             where=where("--base-lr", base),
             code="number-out-of-range",
         )
-    return Resolved(lr, Source("computed", formula))
+    return computed(lr, formula)
 
 
 def resolve_warmup(request: NumbersRequest, scaling: Scaling | None) -> Resolved[int] | None:
@@ -89,7 +87,7 @@ def resolve_warmup(request: NumbersRequest, scaling: Scaling | None) -> Resolved
     if base is None or scaling is None:
         return None
     factor = scaling.factor.value
-    return Resolved(round_half_up(base.value * factor), Source("computed", f"{base.value} × {format_factor(factor)}"))
+    return computed(round_half_up(base.value * factor), f"{base.value} × {format_factor(factor)}")
 
 
 def _refuse_contradictions(request: NumbersRequest) -> None:
@@ -104,24 +102,24 @@ def _refuse_contradictions(request: NumbersRequest) -> None:
         )
     if request.base_lr is not None or request.base_warmup is not None:
         return
-    for flag, said in (
+    for flag, given in (
         ("--lr-scaling", request.lr_scaling),
         ("--lr-max-factor", request.lr_max_factor),
         ("--base-batch-size", request.base_batch_size),
     ):
-        if said is not None:
+        if given is not None:
             final = f"; `--lr {format_lr(request.lr.value)}` is final" if request.lr is not None else ""
             raise usage(
-                f"`{flag} {said.value}` has nothing to scale: neither `--base-lr` nor `--base-warmup` is given",
+                f"`{flag} {given.value}` has nothing to scale: neither `--base-lr` nor `--base-warmup` is given",
                 why=f"it only decides what `--base-lr` and `--base-warmup` are multiplied by{final}",
                 fix=f"leave `{flag}` out, or add what was tuned, for example `--base-lr 0.0001`",
-                where=where(flag, said),
+                where=where(flag, given),
                 code="nothing-to-scale",
             )
 
 
-def _ratio(request: NumbersRequest, batch: Batch) -> tuple[Resolved[int] | None, float, str]:
-    """Return the base, effective batch / base, and that fraction as text."""
+def _ratio(request: NumbersRequest, batch: EffectiveBatch) -> tuple[Resolved[int] | None, float, str]:
+    """Return the base, the ratio effective batch / base, and that fraction as text."""
     base, effective = request.base_batch_size, batch.global_batch_size
     if effective is None or batch.batch_size is None or batch.accum is None:
         if base is not None:
@@ -136,117 +134,36 @@ def _ratio(request: NumbersRequest, batch: Batch) -> tuple[Resolved[int] | None,
         return None, float(world), f"{world} / 1 GPU"
     if base is None:
         per_gpu, accum = batch.batch_size.value, batch.accum.value
-        base = Resolved(per_gpu * accum, Source("computed", f"{per_gpu} × {accum} × 1"))
+        base = computed(per_gpu * accum, f"{per_gpu} × {accum} × 1")
     return base, effective.value / base.value, f"{effective.value} / {base.value}"
 
 
 def _capped(factor: float, formula: str, request: NumbersRequest) -> Resolved[float]:
     if request.lr_max_factor is None:
-        return Resolved(factor, Source("computed", formula))
+        return computed(factor, formula)
     cap = float(request.lr_max_factor.value)
-    verdict = f"= {format_factor(factor)}, capped at" if factor > cap else "within the cap of"
-    return Resolved(min(factor, cap), Source("computed", f"{formula} {verdict} {format_factor(cap)}"))
+    limited = f"= {format_factor(factor)}, capped at" if factor > cap else "within the cap of"
+    return computed(min(factor, cap), f"{formula} {limited} {format_factor(cap)}")
 
 
-def _assumptions(
-    request: NumbersRequest, batch: Batch, base: Resolved[int] | None, factor: float
+def _scaling_assumptions(
+    request: NumbersRequest, batch: EffectiveBatch, base: Resolved[int] | None, factor: float
 ) -> tuple[Assumption, ...]:
-    said = []
-    tuned = " and ".join(
-        name
-        for name, value in (("base_lr", request.base_lr), ("base_warmup", request.base_warmup))
-        if value is not None
-    )
-    verb = "were" if " and " in tuned else "was"
+    tuned = [name for name in ("base_lr", "base_warmup") if getattr(request, name) is not None]
+    names, scale, was = (" and ".join(tuned), *(("scale", "were") if len(tuned) == 2 else ("scales", "was")))
+    assumptions = []
     if request.lr_scaling is None:
-        text = f"{tuned} scales linearly with the effective batch (SGD with warmup); for Adam-like optimizers"
-        text = text.replace("scales", "scale") if verb == "were" else text
-        said.append(Assumption(f"{text} the square root is the usual rule: `--lr-scaling sqrt`", GOYAL))
+        text = f"{names} {scale} linearly with the effective batch (SGD with warmup); for Adam-like optimizers"
+        assumptions.append(Assumption(f"{text} the square root is the usual rule: `--lr-scaling sqrt`", _GOYAL))
     if base is None:
-        text = f"{tuned} {verb} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
-        said.append(Assumption(f"{text}; `--batch-size` and `--base-batch-size` say otherwise", DEFAULT))
-    elif base.source.kind == "computed":  # ours, not said by the user; compare() hands it on as it is
-        text = f"{tuned} {verb} tuned for one GPU with the same per-GPU batch and accumulation, {base.value} samples"
-        said.append(Assumption(f"{text} per optimizer step; `--base-batch-size` says otherwise", DEFAULT))
+        text = f"{names} {was} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
+        assumptions.append(Assumption(f"{text}; `--batch-size` and `--base-batch-size` say otherwise", DEFAULT))
+    elif base.source.kind == "computed":  # the default base; compare() passes it on as it is
+        text = f"{names} {was} tuned for one GPU with the same per-GPU batch and accumulation, {base.value} samples"
+        assumptions.append(Assumption(f"{text} per optimizer step; `--base-batch-size` says otherwise", DEFAULT))
     if request.base_lr is not None and factor != 1:
         text = "DDP averages gradients over ranks, so a larger effective batch does not enlarge the gradient by itself"
         if batch.accum is not None and batch.accum.value > 1:
             text += f"; the script averages over its {batch.accum.value} accumulated micro-batches in the same way"
-        said.append(Assumption(text, DDP_NOTES))
-    return tuple(said)
-
-
-SAMPLER = Source(
-    "default", "PyTorch, https://docs.pytorch.org/docs/stable/data.html#torch.utils.data.distributed.DistributedSampler"
-)
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """One pass over the data: optimizer steps, and samples dropped with or repeated without ``drop_last``."""
-
-    steps_per_epoch: Resolved[int]
-    dropped: Resolved[int]
-    padded: Resolved[int]
-    assumptions: tuple[Assumption, ...]
-
-
-def resolve_epoch(request: NumbersRequest, batch: Batch) -> Epoch | None:
-    """Return what an epoch of ``dataset_size`` = N samples is over W ranks, or None where N is not given.
-
-    With torch's defaults, ``drop_last=False`` in DistributedSampler and in DataLoader, per-GPU batch b, accumulation a:
-
-    - samples per rank = ceil(N / W); the sampler repeats W x ceil(N / W) - N samples (``padded``);
-    - micro-batches per rank = ceil(samples per rank / b), the last one possibly smaller;
-    - steps_per_epoch = ceil(micro-batches / a), the last step possibly of fewer micro-batches.
-
-    Nested ceilings of whole divisors collapse, so steps_per_epoch = ceil(N / G) with G = b x a x W.
-
-    With ``drop_last=True`` in both, and no step for an incomplete accumulation, all three become floors, an epoch has
-    floor(N / G) steps and loses N - G x floor(N / G) samples (``dropped``).
-
-    Raises UsageError ``batch-unknown`` without a batch and ``dataset-smaller-than-world`` when N < W.
-    """
-    size, effective, world = request.dataset_size, batch.global_batch_size, request.world_size.value
-    if size is None:
-        return None
-    if size.value < world:
-        raise usage(
-            f"`--dataset-size {size.value}` is smaller than the world size {world}",
-            why="DistributedSampler would hand the same samples to several ranks, or none at all with drop_last=True",
-            fix=f"run on at most {size.value} process{'es' if size.value > 1 else ''}, or correct `--dataset-size`",
-            where=where("--dataset-size", size),
-            code="dataset-smaller-than-world",
-        )
-    if effective is None:
-        raise usage(
-            f"`--dataset-size {size.value}` gives no steps per epoch: no batch size is known",
-            why="steps per epoch = data set size / effective batch",
-            fix="add `--batch-size 8` with your own per-GPU batch, or leave `--dataset-size` out",
-            where=where("--dataset-size", size),
-            code="batch-unknown",
-        )
-    whole_steps = size.value // effective.value
-    per_rank = -(-size.value // world)
-    return Epoch(
-        _computed(-(-size.value // effective.value), f"ceil({size.value} / {effective.value})"),
-        _computed(size.value - whole_steps * effective.value, f"{size.value} - {whole_steps} × {effective.value}"),
-        _computed(per_rank * world - size.value, f"{per_rank} × {world} - {size.value}"),
-        _schedule_assumptions(size.value, effective.value, whole_steps),
-    )
-
-
-def _computed(value: int, formula: str) -> Resolved[int]:
-    return Resolved(value, Source("computed", formula))
-
-
-def _schedule_assumptions(size: int, effective: int, whole_steps: int) -> tuple[Assumption, ...]:
-    defaults = Assumption(
-        "steps per epoch count an incomplete last batch and accumulation: DistributedSampler and DataLoader with "
-        f"their default drop_last=False; with drop_last=True an epoch has {whole_steps}",
-        SAMPLER,
-    )
-    if whole_steps:
-        return (defaults,)
-    small = f"the data set of {size} samples is smaller than the effective batch of {effective}"
-    return (defaults, Assumption(f"{small}: the only step of an epoch is incomplete", SAMPLER))
+        assumptions.append(Assumption(text, _DDP_NOTES))
+    return tuple(assumptions)

@@ -1,26 +1,23 @@
-"""What goes into the arithmetic of batch and learning rate and what comes out; refuses to calculate.
-
-Floats as people write them: 0.0004, not 0.00039999999999999996; refuses to know which number it rounds.
-
-What each number may be on its own; refuses to compare one number with another.
-"""
+"""The numbers of a launch as the user gave them and as they are resolved, their ranges and their formats."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from ddplaunch.values.finding import Finding, UsageError, error
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
 
 LrScaling = Literal["linear", "sqrt", "none"]
+T = TypeVar("T")
+_LARGEST_COUNT = 2**63 - 1  # torch keeps sizes in signed 64-bit integers
 
 
 @dataclass(frozen=True)
 class NumbersRequest:
-    """What the user said about the numbers; ``None`` is "not said". Sizes are samples, lr is dimensionless.
+    """The numbers that the user gave; ``None`` is "not given". Sizes are samples, lr is dimensionless.
 
     ``base_batch_size`` is the *effective* batch (samples per optimizer step) that ``base_lr`` was tuned for.
     """
@@ -40,7 +37,7 @@ class NumbersRequest:
 
 @dataclass(frozen=True)
 class Assumption:
-    """Something that was taken for granted, in words, and who says so."""
+    """Something that the arithmetic takes for granted, in words, and its source."""
 
     text: str
     source: Source
@@ -48,11 +45,10 @@ class Assumption:
 
 @dataclass(frozen=True)
 class Numbers:
-    """The arithmetic of one launch; a number that nobody asked for is ``None``.
+    """The resolved numbers of one launch; ``None`` is a number that was neither given nor computed.
 
-    ``global_batch_size`` is per optimizer step: batch_size x accum x world_size. ``lr_factor`` is what base_lr
-    and base_warmup were multiplied by. ``dropped`` and ``padded`` are samples per epoch with
-    ``drop_last=True`` and with padding respectively.
+    ``global_batch_size`` is per optimizer step: batch_size x accum x world_size. ``lr_factor`` multiplies base_lr
+    and base_warmup. ``dropped`` and ``padded`` are samples per epoch with ``drop_last=True`` and with padding.
     """
 
     world_size: Resolved[int]
@@ -73,13 +69,18 @@ class Numbers:
     assumptions: tuple[Assumption, ...] = ()
 
 
-SIGNIFICANT_DIGITS = 12
-"""More than any learning rate is tuned to, fewer than the 15 at which a double's own error shows."""
+def computed(value: T, formula: str) -> Resolved[T]:
+    """Return ``value`` with the formula that gave it as its source."""
+    return Resolved(value, Source("computed", formula))
 
 
 def round_significant(x: float) -> float:
-    """Return ``x`` rounded to 12 significant digits."""
-    return float(f"{x:.{SIGNIFICANT_DIGITS}g}")
+    """Return ``x`` rounded to 12 significant digits.
+
+    These are more than anybody tunes a learning rate to, and fewer than the 15 at which errors of a double show:
+    0.0004, not 0.00039999999999999996.
+    """
+    return float(f"{x:.12g}")
 
 
 def round_half_up(x: float) -> int:
@@ -93,21 +94,17 @@ def format_lr(x: float) -> str:
 
 
 def format_factor(x: float) -> str:
-    """Return ``x`` for a formula that is read, not parsed: six significant digits, ``2.82843``."""
+    """Return ``x`` with six significant digits, for formulas that people read: ``2.82843``."""
     return f"{x:.6g}"
 
 
-LARGEST_COUNT = 2**63 - 1
-"""torch keeps sizes in a signed 64-bit integer."""
-
-
 def where(flag: str, resolved: Resolved[int] | Resolved[float] | Resolved[LrScaling]) -> str:
-    """Return where a value came from, for ``Finding.where``: the flag that was typed, or the flag and its source."""
+    """Return ``Finding.where`` of a value: the flag as it was typed, or the flag and the source of its value."""
     return resolved.source.detail or flag if resolved.source.kind == "flag" else f"{flag} ({resolved.source})"
 
 
 def refuse_impossible(request: NumbersRequest) -> None:
-    """Raise one UsageError with a finding for every number that no launch can have."""
+    """Raise one UsageError with a finding for every number that is out of range, whatever the others are."""
     findings = (*_counts(request), *_rates(request), *_rule(request))
     if findings:
         raise UsageError(*findings)
@@ -120,16 +117,16 @@ def _counts(request: NumbersRequest) -> Iterator[Finding]:
         ("--accum", request.accum, 1, "--accum 1", "micro-batches"),
         ("--global-batch-size", request.global_batch_size, 1, "--global-batch-size 64", "samples"),
         ("--base-batch-size", request.base_batch_size, 1, "--base-batch-size 64", "samples"),
-        # 0 optimizer steps of warmup is a schedule without warmup, which is Hugging Face's default too.
+        # 0 steps of warmup is a schedule without warmup, as in Hugging Face's default
         ("--base-warmup", request.base_warmup, 0, "--base-warmup 0", "optimizer steps"),
         ("--dataset-size", request.dataset_size, 1, "--dataset-size 50000", "samples"),
     )
     for flag, count, smallest, example, unit in counts:
-        if count is None or smallest <= count.value <= LARGEST_COUNT:
+        if count is None or smallest <= count.value <= _LARGEST_COUNT:
             continue
         yield error(
             "number-out-of-range",
-            f"`{flag}` is {count.value}, outside {smallest} to {LARGEST_COUNT} {unit}",
+            f"`{flag}` is {count.value}, outside {smallest} to {_LARGEST_COUNT} {unit}",
             why=f"it counts {unit}, and torch holds such a count in a signed 64-bit integer",
             fix=f"give a whole number from {smallest} on, for example `{example}`",
             where=where(flag, count),
@@ -156,7 +153,7 @@ def _rates(request: NumbersRequest) -> Iterator[Finding]:
 
 def _rule(request: NumbersRequest) -> Iterator[Finding]:
     rules = get_args(LrScaling)
-    # A profile's text arrives here too, so the type alone does not hold it.
+    # the value may come from a profile, where its type is not checked
     if request.lr_scaling is not None and request.lr_scaling.value not in rules:
         yield error(
             "unknown-lr-scaling",
