@@ -1,4 +1,4 @@
-"""What `doctor --comm` measured as a picture of all pairs and as JSON; refuses to judge it."""
+"""What `doctor --comm` measured: a picture of all pairs of hosts, and JSON."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 from ddplaunch.comm.checks import rate_text, time_text
 from ddplaunch.comm.groups import Comm, Group, Verdict, verdicts
+from ddplaunch.ui.table import grid
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.words import count
 
 _SIGNS: dict[Verdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
 _EMPHASIS: dict[Verdict, Emphasis | None] = {"fine": None, "slow": "warning", "lossy": "warning", "failed": "error"}
 _WORDS: dict[Verdict, str] = {"fine": "fine", "slow": "slow", "lossy": "loses packets", "failed": "fails"}
+_BLANK: tuple[str, Verdict] = ("", "fine")
 _GAP = 2
 
 #: What stands at (row, column), with its verdict.
@@ -31,11 +33,11 @@ def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
     numbers = _numbers(found, places)
     column = max((cells(text) for text, _ in numbers.values()), default=1)
     if 2 + label + (column + _GAP) * len(places) <= terminal.width:
-        lines = _matrix(comm.hosts, numbers, label, column, terminal, lead=0, gap=_GAP)
+        lines = _matrix(comm.hosts, numbers, label, column, terminal, _GAP)
         legend = _legend(comm)
     elif 2 + label + _GAP + len(places) <= terminal.width:
         gap = 1 if 2 + label + _GAP + 2 * len(places) <= terminal.width else 0
-        lines = _matrix(comm.hosts, _signs(found, places), label, 1, terminal, lead=_GAP, gap=gap)
+        lines = _matrix(comm.hosts, _signs(found, places), label + _GAP, 1, terminal, gap)
         legend = "# fine, s slow, ! loses packets, x fails; blank: not tested together; `--json` has the numbers"
     else:
         lines, legend = _worst(found, terminal.width), "`--json` has the numbers"
@@ -93,23 +95,15 @@ def _short(rate: str) -> str:
     return number + ("" if unit == "bit/s" else unit[0])
 
 
-def _matrix(
-    hosts: Sequence[str], shown: Cells, label: int, column: int, terminal: Terminal, *, lead: int, gap: int
-) -> list[str]:
-    """Return a line for each host. ``lead`` cells stand in front of the first column, ``gap`` in front of each."""
-    digits = len(str(len(hosts)))
-    heads = [str(number)[-column:].rjust(column + gap) for number in range(1, len(hosts) + 1)]
-    lines = [terminal.paint(" " * (2 + label + lead) + "".join(heads), "dim")]
-    for row, host in enumerate(hosts):
-        name = f"{row + 1:>{digits}} {visible(host)}"
-        line = "  " + name + " " * (label - cells(name) + lead)
-        for number in range(len(hosts)):
-            text, verdict = shown.get((row, number), ("", "fine"))
-            emphasis = _EMPHASIS[verdict]
-            padding = " " * (column + gap - cells(text))
-            line += padding + (terminal.paint(text, emphasis) if emphasis else text)
-        lines.append(line.rstrip())
-    return lines
+def _matrix(hosts: Sequence[str], shown: Cells, label: int, column: int, terminal: Terminal, gap: int) -> list[str]:
+    """Return a line for each host, its name in ``label`` cells; ``gap`` cells stand in front of each column."""
+    digits, numbers = len(str(len(hosts))), range(len(hosts))
+    named = [f"{number + 1:>{digits}} {visible(hosts[number])}" for number in numbers]
+    names = [f"  {name}{' ' * (label - cells(name))}" for name in named]
+    header = [str(number + 1)[-column:].rjust(column + gap) for number in numbers]
+    found = [[shown.get((row, number), _BLANK) for number in numbers] for row in numbers]
+    rows = [[(text, _EMPHASIS[verdict]) for text, verdict in each] for each in found]
+    return grid(names, header, rows, terminal)
 
 
 def comm_json(comm: Comm) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def _gpus(facts: Facts) -> int:
     return torch.device_count if isinstance(torch, TorchImport) and torch.cuda_available and torch.nccl_available else 0
 
 
-_PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py")
+_PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
 
 
 def doctor(

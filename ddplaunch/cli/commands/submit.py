@@ -125,10 +125,10 @@ def _tell_end(job: str, ended: JobState, base: Path) -> int:
 
 def _print_manifest(options: Options, submission: Submission, asked: dict[str, Any], command: tuple[str, ...]) -> int:
     from ddplaunch.launch.job.kubernetes import decide_manifest
-    from ddplaunch.ui.yaml_text import manifest_text
+    from ddplaunch.ui.export import yaml_text
 
     refuse_secrets(options, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")
-    answer(manifest_text(decide_manifest(submission, asked, command)))
+    answer(yaml_text(decide_manifest(submission, asked, command)))
     return ExitStatus.DONE
 
 

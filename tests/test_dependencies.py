@@ -1,0 +1,51 @@
+"""Every declared dependency is used, and none is loaded on the way to torchrun."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MODULES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}  # where the module's name is not the package's
+
+
+def _declared() -> set[str]:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    block = text.partition("\ndependencies = [")[2].partition("\n]")[0]
+    names = re.findall(r'^\s*"([A-Za-z0-9-]+)', block, re.MULTILINE)
+    return {MODULES.get(name, name) for name in names}
+
+
+def _imported() -> set[str]:
+    found = set()
+    for path in (ROOT / "ddplaunch").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return found
+
+
+def test_every_declared_dependency_is_imported_and_no_other() -> None:
+    assert _declared() == {"torch", "typer", "rich", "psutil", "pynvml", "tomli", "yaml"}
+    assert _declared() <= _imported()
+    own = {"ddplaunch", "ddplaunch_marks", "sitecustomize"}  # the last two are files of agent/rank_site/
+    assert _imported() - _declared() - set(sys.stdlib_module_names) <= own
+
+
+def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import argparse\n")
+    code = (
+        "import sys; from ddplaunch.cli.main import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'rich', 'psutil', 'yaml', 'typer', 'torch'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    words = ["ddplaunch", "run", "2", "--device", "cpu", "--dry-run", "--", "train.py"]
+    child = [sys.executable, "-c", f"import sys; sys.argv = {words!r}\n{code}"]
+    done = subprocess.run(child, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "torch.distributed.run" in done.stdout, done.stderr
+    assert done.stderr.splitlines()[-1] == "[]"
