@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent.guard.capture import LONGEST_LINE_BYTES, Prefixed, finally_shown, pipe_size, shown_ranks
+from ddplaunch.agent.guard.streams import LONGEST_LINE_BYTES, Prefixed, finally_shown
 
 
 def shown(*pieces: bytes) -> bytes:
@@ -57,26 +57,3 @@ def test_a_bar_that_runs_for_hours_takes_no_room() -> None:
 
 def test_text_without_return_is_untouched() -> None:
     assert finally_shown(b"as it is  ") == b"as it is  "
-
-
-@pytest.mark.parametrize(
-    ("show", "rank", "expected"),
-    [
-        ("0", 0, (True, False)),
-        ("0", 3, (False, False)),
-        ("3", 3, (True, False)),
-        ("all", 0, (True, True)),
-        ("0,3", 3, (True, True)),
-        ("0, 3", 3, (True, True)),
-        ("0,3", 1, (False, True)),
-        ("1", 11, (False, False)),
-    ],
-)
-def test_which_ranks_are_shown(show: str, rank: int, expected: tuple[bool, bool]) -> None:
-    assert shown_ranks(show, rank) == expected
-
-
-def test_pipes_are_large_unless_there_are_many() -> None:
-    assert pipe_size(4) == 1 << 20
-    assert pipe_size(128) * 128 <= 32 << 20
-    assert pipe_size(1024) == 1 << 16

@@ -60,3 +60,21 @@ def test_other_versions_may_say_less_or_more() -> None:
 def test_what_no_launch_writes_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         Settings.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("show", "rank", "expected"),
+    [
+        ("0", 0, (True, True)),
+        ("0", 3, (False, False)),
+        ("3", 3, (True, True)),
+        ("all", 0, (True, False)),
+        ("0,3", 3, (True, False)),
+        ("0, 3", 3, (True, False)),
+        ("0,3", 1, (False, False)),
+        ("1", 11, (False, False)),
+    ],
+)
+def test_which_ranks_are_shown(show: str, rank: int, expected: tuple[bool, bool]) -> None:
+    settings = Settings(show=show)
+    assert (settings.shows(rank), settings.shows_alone(rank)) == expected

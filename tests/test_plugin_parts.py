@@ -17,7 +17,6 @@ from ddplaunch.agent.end.evidence import kernel_lines, oom_kills, run_record, sp
 from ddplaunch.agent.logs_specs import drain, set_aside
 from ddplaunch.agent.plugin.outlets import (
     Console,
-    alone,
     close,
     kinds,
     open_outlets,
@@ -45,11 +44,6 @@ PIPES = Console(False, False, False)
 def test_what_the_shown_rank_gets(console: Console, shown: tuple[str, ...]) -> None:
     assert kinds(True, console) == shown
     assert kinds(False, console) == ("pipe", "pipe")
-
-
-def test_only_a_single_rank_is_shown_as_it_is() -> None:
-    assert alone("0", 0) and alone("3", 3)
-    assert not alone("0", 1) and not alone("all", 0) and not alone("0,3", 0)
 
 
 @pytest.mark.parametrize("pipes", [1, 16, 64, 128, 1000])

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.end.evidence import OOM_KILLS_BEFORE, oom_kills
-from ddplaunch.agent.plugin.outlets import alone, path_of, read_console
+from ddplaunch.agent.plugin.outlets import path_of, read_console
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
@@ -206,7 +206,7 @@ class CapturedLogs(api.LogsSpecs):
             outs[local_rank] = path_of(descriptors[0])
             errs[local_rank] = path_of(descriptors[-1])
             errors[local_rank] = os.devnull if directory is None else str(directory / f"rank-{rank}.error.json")
-            shown_alone = alone(session.settings.show, rank)
+            shown_alone = session.settings.shows_alone(rank)
             envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
             marks = str(file_of(directory, rank)) if directory and session.settings.trace else None

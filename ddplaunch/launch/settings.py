@@ -1,6 +1,7 @@
 """What a launch tells torchrun's plug-in and the guard: one value, written and read as JSON in ``DDPLAUNCH_AGENT``.
 
-It is a NamedTuple because the guard reads it too, and `dataclasses` would make its start a quarter longer (46 instead of 37 ms).
+It is a NamedTuple because the guard reads it too, and `dataclasses` would make its start a quarter longer (46 instead
+of 37 ms).
 """
 
 from __future__ import annotations
@@ -52,6 +53,17 @@ class Settings(NamedTuple):
     def node_directory(self) -> str | None:
         """This node's folder in the run's directory, None if nothing is recorded."""
         return f"{self.directory}/node-{self.node}" if self.directory else None
+
+    def shows(self, rank: int) -> bool:
+        """Say whether the console shows ``rank``."""
+        return self.show == "all" or str(rank) in self._chosen()
+
+    def shows_alone(self, rank: int) -> bool:
+        """Say whether ``rank`` is the only one that the console shows, as if it ran without the others."""
+        return self._chosen() == {str(rank)}
+
+    def _chosen(self) -> set[str]:
+        return {part.strip() for part in self.show.split(",")}
 
     def to_json(self) -> str:
         """Return the text; what was not asked for is left out."""

@@ -1,4 +1,4 @@
-"""The ranks of one attempt: when each started and ended, and how; refuses to end any of them.
+"""The ranks of one attempt: when each started and ended, and how.
 
 A pidfd tells of an end without asking for it (pidfd_open(2)), in the order of the ends. torchrun looks every 0.1 s;
 until it does, the rank is a zombie, and /proc shows its status.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.machine.processes.process_table import ProcessStat
 
 
-class Watched:
+class RankLife:
     """One rank. ``status`` as waitpid(2) gives it, None while it runs or where nobody saw it."""
 
     def __init__(self, rank: Rank) -> None:
@@ -60,12 +60,12 @@ class Attempt:
         self.number = number
         self.started_s = time.time()
         self.ended_s: float | None = None
-        self.ranks = {rank["rank"]: Watched(rank) for rank in ranks}
+        self.ranks = {rank["rank"]: RankLife(rank) for rank in ranks}
         self.owners: dict[int, Owner] = {}
-        self.handles: dict[int, Watched] = {}  # pidfd → rank
+        self.handles: dict[int, RankLife] = {}  # pidfd → rank
         self.first: SeenEnd | None = None  # the rank that failed first
-        self.looked_at: list[Watched] = []
-        self.order: list[Watched] = []  # of the ends
+        self.polled: list[RankLife] = []
+        self.order: list[RankLife] = []  # of the ends
         self.ordered_to_end = False
         self.announced = False
 
@@ -75,62 +75,62 @@ class Attempt:
         now_s = time.time()
         handles = []
         for name, pid in pids.items():
-            watched = self.ranks.get(int(name))
-            if watched is None:
+            one = self.ranks.get(int(name))
+            if one is None:
                 continue
-            watched.pid = pid
+            one.pid = pid
             seen = read_stat(pid)
             self.owners[pid] = Owner(pid, seen, launcher.start_ticks if launcher else 0)
             if seen is None:  # ended, and torchrun has its status already
-                watched.started_s = watched.ended_s = now_s
-                self.order.append(watched)
+                one.started_s = one.ended_s = now_s
+                self.order.append(one)
                 continue
-            watched.start_time, watched.started_s = seen.start_ticks, seen.started_s
+            one.start_time, one.started_s = seen.start_ticks, seen.started_s
             try:
                 handle = os.pidfd_open(pid)
             except OSError:  # a kernel before 5.3, or a sandbox
-                self.looked_at.append(watched)
+                self.polled.append(one)
                 continue
-            self.handles[handle] = watched
+            self.handles[handle] = one
             handles.append(handle)
         return handles
 
     def has_ended(self, handle: int) -> None:
         """Note the end of the rank behind ``handle``, and close it."""
-        watched = self.handles.pop(handle)
-        self._note(watched)
-        if not watched.status:  # torchrun was quicker, or the zombie's status is not for us to read
+        one = self.handles.pop(handle)
+        self._note(one)
+        if not one.status:  # torchrun was quicker, or the zombie's status is not for us to read
             reaped = status_of_reaped(handle)
-            watched.status = watched.status if reaped is None else reaped
+            one.status = one.status if reaped is None else reaped
         os.close(handle)
 
     def look(self) -> None:
         """Note the ends of those that no pidfd tells of."""
-        for watched in list(self.looked_at):
-            seen = read_stat(watched.pid or 0)
-            if seen is None or not seen.alive or seen.start_ticks != watched.start_time:
-                self.looked_at.remove(watched)
-                self._note(watched)
+        for one in list(self.polled):
+            seen = read_stat(one.pid or 0)
+            if seen is None or not seen.alive or seen.start_ticks != one.start_time:
+                self.polled.remove(one)
+                self._note(one)
 
-    def _note(self, watched: Watched) -> None:
-        watched.ended_s = time.time()
-        watched.told_to_end = self.ordered_to_end
-        self.order.append(watched)
-        if watched.pid is not None and (seen := read_stat(watched.pid)) and seen.start_ticks == watched.start_time:
-            watched.status = None if seen.alive else seen.exit_status
+    def _note(self, one: RankLife) -> None:
+        one.ended_s = time.time()
+        one.told_to_end = self.ordered_to_end
+        self.order.append(one)
+        if one.pid is not None and (seen := read_stat(one.pid)) and seen.start_ticks == one.start_time:
+            one.status = None if seen.alive else seen.exit_status
 
     def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
         """Fill in what only torchrun saw, and decide who was first."""
         by_rank = {failure["rank"]: failure for failure in failures}
-        for watched in self.ranks.values():
-            failure = by_rank.get(watched.rank)
-            if failure and failure.get("pid") in (watched.pid, None):
-                watched.message = failure.get("message", "")
-                if not watched.status and (code := failure.get("exit_code")) is not None:
-                    watched.status = -code if code < 0 else code << 8
-                    watched.ended_s = watched.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
-            elif succeeded and watched.status is None and watched.pid is not None:
-                watched.status = 0
+        for one in self.ranks.values():
+            failure = by_rank.get(one.rank)
+            if failure and failure.get("pid") in (one.pid, None):
+                one.message = failure.get("message", "")
+                if not one.status and (code := failure.get("exit_code")) is not None:
+                    one.status = -code if code < 0 else code << 8
+                    one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
+            elif succeeded and one.status is None and one.pid is not None:
+                one.status = 0
         others = [one.end() for one in self.ranks.values() if one not in self.order]
         self.first = first_to_fail([one.end() for one in self.order], others)
 

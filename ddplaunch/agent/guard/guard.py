@@ -1,71 +1,41 @@
-"""The guard beside torchrun: captures ranks, outlives torchrun, leaves nothing running; refuses to explain anything.
+"""The guard, a light process beside torchrun: it captures what ranks print, outlives torchrun, and leaves none behind.
 
-A light interpreter of its own (no site, no torch), so that neither a busy agent nor its death touches what ranks print.
-``ddplaunch.agent.protocol`` says what it is told and answers, ``aftermath`` what is said at the end.
+Its interpreter has neither site-packages nor torch (``python -ISE``), so that neither a busy agent nor the agent's
+death touches what ranks print. ``ddplaunch.agent.protocol`` has the messages that it hears and answers.
 """
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import resource
+import signal
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.end.handover import conclude_run
-from ddplaunch.agent.guard.guarded_run import RECORD_PATIENCE_S, GuardedRun
-from ddplaunch.agent.guard.output import RecordFile
-from ddplaunch.agent.protocol import send
+from ddplaunch.agent.end.handover import conclude_run, get_ready, speak_of_attempt
+from ddplaunch.agent.guard.attempt import Attempt, process_table
+from ddplaunch.agent.guard.loop import Loop, listen
+from ddplaunch.agent.guard.output import Console, RecordFile, replace_json
+from ddplaunch.agent.guard.streams import Streams
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, unannounced
+from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.launch.settings import Settings
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
+from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.values.variable_names import SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedRun
+    from ddplaunch.agent.guard.hang_watch import HangWatch
+    from ddplaunch.watch.recording import Recorder
 
+_RECORD_PATIENCE_S = 5.0
 _SPEECH_PATIENCE_S = 10.0
-
-
-def guard(run: GuardedRun) -> int:
-    """Guard ``run`` until it has ended and nothing is left of it; return the exit status that it deserves."""
-    while not run.end or run.sweeps.running:
-        run.once()
-    run.loop.once(0)
-    if run.attempts:
-        last = run.attempts[-1]
-        last.look()
-        last.ended_s = time.time()
-        last.complete(run.end.get("failures") or (), succeeded=run.end.get("state") == "succeeded")
-    run.capture.end_attempt()
-    run.capture.settle(RECORD_PATIENCE_S)
-    until_s = time.monotonic() + _SPEECH_PATIENCE_S
-    while run.speaking and time.monotonic() < until_s:
-        time.sleep(0.005)
-    if run.recorder is not None:
-        run.recorder.end()
-    status = conclude_run(run.settings, _ended(run), run.console)
-    run.console.drain()
-    return status
-
-
-def _ended(run: GuardedRun) -> EndedRun:
-    from ddplaunch.agent.end.ended import EndedRun
-
-    return EndedRun(
-        host=run.host,
-        started_s=run.started_s,
-        ended_s=time.time(),
-        attempts=tuple(attempt.ended(run.directory) for attempt in run.attempts),
-        state=run.end.get("state", "error"),
-        signal=run.end.get("signal") or run.signal,
-        interrupts=max(run.interrupts, run.interrupts_told),
-        launcher_died=run.launcher_died,
-        error=run.end.get("error") or "",
-        failures=tuple(run.end.get("failures") or ()),
-        left_over=tuple(sorted(run.sweeps.ended)),
-        unrecorded=run.capture.unrecorded(),
-        stopped=None if run.end.get("state") == "succeeded" else run.stopped,
-    )
+_LOOK_EVERY_S = 0.1  # where the kernel does not tell: as often as torchrun
 
 
 def main(descriptor: int) -> None:
@@ -74,20 +44,287 @@ def main(descriptor: int) -> None:
     settings = Settings()
     try:
         settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
-        _make_room()
+        _prepare_process()
         channel = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
-        exit_status = guard(GuardedRun(channel, settings))
+        exit_status = GuardedRun(channel, settings).guard()
         status = 0
         with contextlib.suppress(OSError):  # torchrun is gone: nobody waits for the answer
             send(channel, {"op": "done", "exit_status": exit_status})
     except BaseException as error:
-        _leave_a_note(settings, error)
+        _record_crash(settings, error)
     finally:
         os._exit(status)  # threads may hang in a write for ever
 
 
-def _make_room() -> None:
+class GuardedRun:
+    """All that the guard knows of a run. Methods are called by its loop, one at a time."""
+
+    def __init__(self, channel: socket.socket, settings: Settings) -> None:
+        """Watch the socket, torchrun, and the signals that reach this process."""
+        self._settings, self._channel = settings, channel
+        self._launcher_pid = os.getppid()
+        self._launcher = read_stat(self._launcher_pid)  # None if torchrun is gone already
+        self._host = os.uname().nodename
+        self._started_s = time.time()
+        self._loop = Loop()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._console = Console(self._wake)
+        self._console.hurried = self._hurried
+        self._directory = settings.node_directory
+        self._streams = Streams(self._loop, self._console, self._wake, self._directory, self._host)
+        self._attempts: list[Attempt] = []
+        self._sweeps = Sweeps()
+        self._end: dict[str, Any] = {}  # torchrun's last words
+        self._launcher_died = False
+        self._signal: int | None = None  # the one that torchrun was told to end with
+        self._interrupts = self._interrupts_told = 0
+        self._killed = self._prepared = False
+        self._speaking = 0  # threads that are about to say something
+        self._recorder: Recorder | None = None
+        self._hang = self._hang_watch()
+        self._loop.watch(channel.fileno(), self._told)
+        self._loop.watch(self._wake, self._woken)
+        self._loop.watch_process(self._launcher_pid, self._launcher_ended)
+        listen(self._loop, self._interrupted, self._looked_at_signals)
+
+    def guard(self) -> int:
+        """Guard the run until it has ended and nothing is left of it; return the exit status that it deserves."""
+        while not self._end or self._sweeps.running:
+            self._once()
+        self._loop.once(0)
+        if self._attempts:
+            last = self._attempts[-1]
+            last.look()
+            last.ended_s = time.time()
+            last.complete(self._end.get("failures") or (), succeeded=self._end.get("state") == "succeeded")
+        self._streams.end_attempt()
+        self._streams.settle(_RECORD_PATIENCE_S)
+        until_s = time.monotonic() + _SPEECH_PATIENCE_S
+        while (self._speaking or (self._hang and self._hang.looking)) and time.monotonic() < until_s:
+            time.sleep(0.005)
+        if self._recorder is not None:
+            self._recorder.end()
+        status = conclude_run(self._settings, self._ended(), self._console)
+        self._console.drain()
+        return status
+
+    def _ended(self) -> EndedRun:
+        from ddplaunch.agent.end.ended import EndedRun
+
+        state = self._end.get("state", "error")
+        return EndedRun(
+            host=self._host,
+            started_s=self._started_s,
+            ended_s=time.time(),
+            attempts=tuple(attempt.ended(self._directory) for attempt in self._attempts),
+            state=state,
+            signal=self._end.get("signal") or self._signal,
+            interrupts=max(self._interrupts, self._interrupts_told),
+            launcher_died=self._launcher_died,
+            error=self._end.get("error") or "",
+            failures=tuple(self._end.get("failures") or ()),
+            left_over=tuple(sorted(self._sweeps.ended)),
+            unrecorded=self._streams.unrecorded(),
+            stopped=self._hang.stopped if self._hang and state != "succeeded" else None,
+        )
+
+    def _once(self) -> None:
+        """Wait for the next thing to happen, and do what is due."""
+        hang_s = self._hang.due_s() if self._hang else None
+        due = [at_s for at_s in (self._streams.due_s(), self._sweeps.due_s(), hang_s) if at_s is not None]
+        if self._attempts and self._attempts[-1].polled:
+            due.append(time.monotonic() + _LOOK_EVERY_S)
+            self._attempts[-1].look()
+            if os.getppid() != self._launcher_pid:
+                self._launcher_ended()
+        self._loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
+        self._streams.tick()
+        self._sweeps.tick()
+        if self._hang:
+            self._hang.tick()
+
+    def _hang_watch(self) -> HangWatch | None:
+        if self._settings.hang_timeout_s is None and self._settings.timeout_s is None:
+            return None
+        from ddplaunch.agent.guard.hang_watch import HangWatch
+
+        return HangWatch(
+            self._settings,
+            self._host,
+            self._launcher,
+            self._streams,
+            self._console,
+            self._wake,
+            attempt=lambda: self._attempts[-1] if self._attempts and self._attempts[-1].announced else None,
+            over=lambda: bool(self._end),
+        )
+
+    # What torchrun's plug-in says
+
+    def _told(self) -> None:
+        try:
+            message, descriptors = receive(self._channel)
+        except OSError:  # ECONNRESET comes before what was still said
+            self._drain_messages()
+            message, descriptors = None, []
+        if message is None:
+            self._launcher_gone()
+        else:
+            self._hear(message, descriptors)
+
+    def _drain_messages(self) -> None:
+        """Hear what torchrun said last: its death and its words may be seen in the other order."""
+        self._channel.setblocking(False)
+        while not self._end:
+            try:
+                message, descriptors = receive(self._channel)
+            except OSError:
+                return
+            if message is None:
+                return
+            self._hear(message, descriptors)
+
+    def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        match message["op"]:
+            case "launcher":
+                self._streams.add_launcher(descriptors[0], verbose=self._settings.verbose)
+            case "attempt":
+                self._begin_attempt(message, descriptors)
+            case "started":
+                self._note_pids(message)
+            case "signal":
+                self._signal = message["signal"]
+                self._interrupts_told += message["signal"] == signal.SIGINT
+                self._order_to_end()
+            case "closed":
+                self._streams.close_stream(message["rank"], message["stream"])
+            case "end":
+                self._end = message
+                self._loop.forget(self._channel.fileno())
+                if self._attempts:
+                    self._sweep(self._attempts[-1], workers_only=message.get("state") == "succeeded")
+
+    def _begin_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        if self._attempts:
+            self._attempt_over(self._attempts[-1], message.get("failures_before", ()))
+        attempt = Attempt(message["attempt"], message["ranks"])
+        self._attempts.append(attempt)
+        position = 0
+        for rank in message["ranks"]:
+            ends = descriptors[position : position + len(rank["streams"])]
+            self._streams.add_rank(rank, ends, self._settings, attempt.number)
+            position += len(rank["streams"])
+
+    def _note_pids(self, message: dict[str, Any]) -> None:
+        attempt = next((one for one in self._attempts if one.number == message["attempt"]), None)
+        if attempt is None:
+            return
+        for handle in attempt.started(message["pids"], self._launcher):
+            self._loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
+        if self._directory is None:
+            return
+        path = f"{self._directory}/processes.json"
+        table = process_table(self._settings.run_id, self._host, self._launcher, attempt)
+        self._streams.in_background(lambda: replace_json(path, table))
+        if self._settings.record_metrics:
+            from ddplaunch.watch.recording import Recorder  # for the few runs that ask for it
+
+            self._recorder = self._recorder or Recorder()
+            self._recorder.start(self._directory, table)
+
+    # Ends
+
+    def _rank_ended(self, attempt: Attempt, handle: int) -> None:
+        self._loop.forget(handle)
+        attempt.has_ended(handle)
+        if not self._prepared:
+            self._prepared = True
+            _thread.start_new_thread(get_ready, ())
+
+    def _attempt_over(self, attempt: Attempt, failures: Sequence[Failure]) -> None:
+        self._loop.forget(self._channel.fileno())  # what comes next is about the attempt that has not begun here yet
+        self._loop.once(0)  # ends that nobody has looked at yet
+        if not self._end:
+            self._loop.watch(self._channel.fileno(), self._told)
+        attempt.ended_s = time.time()
+        attempt.complete(failures, succeeded=False)
+        self._streams.end_attempt()
+        self._sweep(attempt)
+        self._speaking += 1
+        _thread.start_new_thread(self._speak_of, (attempt,))
+
+    def _speak_of(self, attempt: Attempt) -> None:
+        try:
+            self._streams.settle(_RECORD_PATIENCE_S)
+            speak_of_attempt(self._settings, attempt.ended(self._directory), self._console)
+        finally:
+            self._speaking -= 1
+
+    def _launcher_ended(self) -> None:
+        self._drain_messages()
+        self._launcher_gone()
+
+    def _launcher_gone(self) -> None:
+        if self._end:
+            return
+        self._launcher_died = True
+        self._loop.forget(self._channel.fileno())
+        self._order_to_end()
+        state = "signal" if self._signal else "error"
+        self._end = {"state": state, "signal": self._signal, "failures": [], "error": ""}
+        if self._attempts:
+            self._sweep(self._attempts[-1])
+
+    def _order_to_end(self) -> None:
+        if self._attempts:
+            self._attempts[-1].ordered_to_end = True
+
+    def _sweep(self, attempt: Attempt, *, workers_only: bool = False, at_once: bool = False) -> None:
+        """End what is left of ``attempt``."""
+
+        def find() -> list[ProcessStat]:
+            if not attempt.announced and attempt is self._attempts[-1]:  # else they would be those of a later attempt
+                for one in unannounced(own_processes(), self._settings.run_id, self._launcher):
+                    attempt.owners.setdefault(one.pid, Owner(one.pid, one))
+            return left_by(attempt.owners, workers_only=workers_only)
+
+        self._sweeps.begin(find, at_once=at_once)
+
+    # Console and signals
+
+    def _woken(self) -> None:
+        os.eventfd_read(self._wake)
+        for rank, stream in self._streams.newly_gone():
+            try:
+                send(self._channel, {"op": "closed", "rank": rank, "stream": stream})
+                os.kill(self._launcher_pid, signal.SIGCHLD)  # it looks at its socket then, and ignores it otherwise
+            except OSError:
+                return
+
+    def _interrupted(self) -> None:
+        self._interrupts += 1  # at once, as nobody loops while the end is being said
+
+    def _looked_at_signals(self, numbers: bytes) -> None:
+        if signal.SIGWINCH in numbers:
+            self._resized()
+        if self._interrupts > 1 and not self._killed and self._attempts and not self._end:
+            self._killed = True
+            self._order_to_end()
+            self._sweep(self._attempts[-1], at_once=True)
+
+    def _resized(self) -> None:
+        """Follow the window, and tell the ranks that are shown as their terminal would."""
+        shown = set(self._streams.resize())
+        for one in self._attempts[-1].ranks.values() if self._attempts else ():
+            if one.rank in shown and one.pid is not None and (seen := read_stat(one.pid)):
+                send_signal(seen, signal.SIGWINCH)
+
+    def _hurried(self) -> bool:
+        return self._launcher_died or self._interrupts > 1 or os.getppid() != self._launcher_pid
+
+
+def _prepare_process() -> None:
     """Name this process for process tables, and let it open as many files as it may."""
     with open("/proc/self/comm", "w", encoding="ascii") as file:
         file.write("ddplaunch-guard")
@@ -95,7 +332,7 @@ def _make_room() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _leave_a_note(settings: Settings, error: BaseException) -> None:
+def _record_crash(settings: Settings, error: BaseException) -> None:
     import traceback
 
     note = RecordFile(f"{settings.node_directory}/launcher.err")

@@ -1,6 +1,6 @@
-"""What is said and recorded of ranks that stand still; refuses to decide that they do.
+"""What is said and recorded of ranks that stand still: their stacks, a diagnosis, a warning.
 
-Imported only then: it brings in what explains, and what asks for stacks.
+Imported only when some do, because it brings in what explains, and what asks for stacks.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from ddplaunch.agent.guard.hang_watch import uses_gpu
+from ddplaunch.agent.guard.attempt import RankLife
+from ddplaunch.agent.guard.streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.hang import Stillness, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, stack_text
-from ddplaunch.hosts.local.rank_stacks import Asked, take_stacks, with_workers, working_gpus
+from ddplaunch.hosts.local.rank_stacks import Asked, take_stacks, working_gpus
+from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.ui.outcome_view import as_finding
@@ -29,41 +30,32 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.words import duration_text, ranks_text
 
-if TYPE_CHECKING:
-    from ddplaunch.agent.guard.attempt import Attempt
-    from ddplaunch.agent.guard.guarded_run import GuardedRun
-
 _TAIL_BYTES = 1 << 16
 _DUMP_S = 0.5
 _PLACES = 4
 _BUSY = 0.1  # of a core: a machine may be shared
+ENDED = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ())
 
 
-def look(
-    run: GuardedRun, pids: Mapping[int, int], *, record: bool = True, fatally: bool = False
-) -> tuple[RankStack, ...]:
-    """Return where the ranks are, and write it into the record as ``node-K/stacks-TIME.txt``. Never raises OSError.
-
-    ``fatally`` ends ranks of which none tells, by SIGABRT, upon which faulthandler prints where they are.
-    """
-    asked = [Asked(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
-    stacks = take_stacks(asked)
-    if fatally and stacks and not any(stack.threads for stack in stacks):
-        stacks = _by_abort(run, stacks)
-    stacks = with_workers(stacks)
-    if record and run.directory:
-        text = "".join(stack_text(stack) for stack in stacks)
-        run.stacks_file = f"{run.directory}/stacks-{time.strftime('%H%M%S')}.txt"
-        try:
-            Path(run.stacks_file).write_text(text, encoding="utf-8", errors="replace")
-        except OSError:
-            run.stacks_file = ""
-    return stacks
+def take(pids: Mapping[int, int]) -> tuple[RankStack, ...]:
+    """Return where each rank of ``pids`` (rank to pid) is."""
+    return take_stacks(
+        [Asked(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
+    )
 
 
-def _by_abort(run: GuardedRun, stacks: tuple[RankStack, ...]) -> tuple[RankStack, ...]:
-    """End the ranks by SIGABRT, without core dumps, and read what faulthandler printed upon it."""
-    run.stopped = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ())  # until more is known
+def write(stacks: tuple[RankStack, ...], node_directory: str) -> str:
+    """Write them into the record; return the file, "" if that is impossible."""
+    path = f"{node_directory}/stacks-{time.strftime('%H%M%S')}.txt"
+    try:
+        Path(path).write_text("".join(map(stack_text, stacks)), encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return path
+
+
+def by_abort(stacks: tuple[RankStack, ...], streams: Streams, folder: str) -> tuple[RankStack, ...]:
+    """End the ranks by SIGABRT, without core dumps, and read what faulthandler printed upon it into ``folder``."""
     for stack in stacks:
         if (seen := read_stat(stack.pid)) is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -73,8 +65,7 @@ def _by_abort(run: GuardedRun, stacks: tuple[RankStack, ...]) -> tuple[RankStack
     while time.monotonic() < until_s and any((seen := read_stat(stack.pid)) and seen.alive for stack in stacks):
         time.sleep(0.01)
     time.sleep(0.05)  # what was printed goes through the loop into the record
-    run.capture.settle(_DUMP_S)
-    folder = f"{run.directory}/attempt-{run.attempts[-1].number}"
+    streams.settle(_DUMP_S)
     told = []
     for stack in stacks:
         text = _tail(f"{folder}/rank-{stack.rank}.err") or _tail(f"{folder}/rank-{stack.rank}.out")
@@ -93,14 +84,17 @@ def _tail(path: str) -> str:
 
 
 def describe(
-    run: GuardedRun, attempt: Attempt | None, stacks: tuple[RankStack, ...], shares: Mapping[int, float], still_s: float
+    stacks: tuple[RankStack, ...],
+    ranks: Mapping[int, RankLife],
+    shares: Mapping[int, float],
+    still_s: float,
+    host: str,
 ) -> Diagnosis:
-    """Return the diagnosis of ranks that have stood still for ``still_s`` seconds."""
-    ranks = attempt.ranks if attempt else {}
+    """Return the diagnosis of this node's ``ranks``, which have stood still for ``still_s`` seconds."""
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in shares.items() if share > _BUSY}
     elsewhere = any(_world_size(stack.pid) > len(ranks) for stack in stacks[:1])
-    return hang_diagnosis(stacks, Stillness(still_s, busy, left, run.host, elsewhere))
+    return hang_diagnosis(stacks, Stillness(still_s, busy, left, host, elsewhere))
 
 
 def _world_size(pid: int) -> int:
@@ -113,33 +107,35 @@ def gpus_work(diagnosis: Diagnosis, pids: Mapping[int, int]) -> bool:
 
     Where ranks wait for each other the use of GPUs says nothing: a collective that waits is a kernel that runs.
     """
-    if diagnosis.code != "hang" or not all(uses_gpu(pid) for pid in pids.values()):
+    if diagnosis.code != "hang" or not all(_uses_gpu(pid) for pid in pids.values()):
         return False
     return working_gpus() >= len(pids) > 0
 
 
-def time_is_up(run: GuardedRun, stacks: tuple[RankStack, ...]) -> Diagnosis:
+def _uses_gpu(pid: int) -> bool:
+    """Return whether the process has an NVIDIA device open."""
+    with contextlib.suppress(OSError):
+        return any(str(link.readlink()).startswith("/dev/nvidia") for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def time_is_up(stacks: tuple[RankStack, ...], limit_s: float) -> Diagnosis:
     """Return the diagnosis of a run that moved when its time was up."""
-    limit_s = run.settings.timeout_s or 0.0
-    found = groups(stacks)
-    where = "; ".join(
-        f"{ranks_text(group.ranks)} at {group.place.text}" for group in found[:_PLACES] if group.place.path
-    )
+    found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
+    where = "; ".join(f"{ranks_text(group.ranks)} at {group.place.text}" for group in found)
     why = "it had not ended by then" + (f": {where}" if where else "")
     evidence = tuple(
         Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
-        for group in found[:_PLACES]
-        if group.place.path
+        for group in found
     )
     what = f"the run was ended after {duration_text(limit_s)}, as `--timeout` says"
     fixes = (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",)
     return Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence)
 
 
-def tell(run: GuardedRun, diagnosis: Diagnosis) -> None:
-    """Say on the console that the ranks stand still."""
+def warning_text(diagnosis: Diagnosis, stacks_file: str) -> str:
+    """Return the lines which say that ranks stand still."""
     finding = replace(as_finding(diagnosis, None), severity=Severity.WARNING)
-    if run.stacks_file:
-        finding = replace(finding, where=(*finding.where, os.path.relpath(run.stacks_file)))
-    stream = sys.stderr
-    run.console.say(finding_text(finding, Terminal.of(stream)))
+    if stacks_file:
+        finding = replace(finding, where=(*finding.where, os.path.relpath(stacks_file)))
+    return finding_text(finding, Terminal.of(sys.stderr))

@@ -1,12 +1,4 @@
-"""One epoll(7) and what to call for each descriptor; refuses to know what any of them is for.
-
-torchrun as its guard sees it: who it is, and that it has ended; refuses to end it.
-
-The signals that reach the guard; refuses to be ended by any before its work is done.
-
-The guard is in torchrun's process group, so that Ctrl-C and a changed window reach it too; batch systems signal every
-process of a job.
-"""
+"""The guard's event loop: one epoll(7) that calls back for descriptors, the end of a process, and signals."""
 
 from __future__ import annotations
 
@@ -15,7 +7,9 @@ import select
 import signal
 from collections.abc import Callable
 
-from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
+#: The guard is in torchrun's process group, so that Ctrl-C and a changed window reach it. Batch systems signal every
+#: process of a job; the guard has to outlast that.
+_IGNORED = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGUSR1", "SIGUSR2", "SIGALRM")
 
 
 class Loop:
@@ -43,31 +37,22 @@ class Loop:
             if call := self._calls.get(descriptor):
                 call()
 
+    def watch_process(self, pid: int, ended: Callable[[], None]) -> None:
+        """Call ``ended()`` once at the end of ``pid``, if it is not gone already.
 
-class Launcher:
-    """The process that started the guard. ``seen`` is None if it was gone before the guard could look."""
-
-    def __init__(self, pid: int) -> None:
-        """Look at it while it lives."""
-        self.pid = pid
-        self.seen: ProcessStat | None = read_stat(pid)
-
-    def watch(self, loop: Loop, ended: Callable[[], None]) -> None:
-        """Call ``ended()`` once at its end. A socket alone would not tell: what torchrun forks may hold it open."""
+        A socket to torchrun does not tell: what torchrun forks may hold it open.
+        """
         try:
-            handle = os.pidfd_open(self.pid)
+            handle = os.pidfd_open(pid)
         except OSError:
-            return  # gone, and with it the other end of the socket, which the guard reads first
+            return
 
         def once() -> None:
-            loop.forget(handle)
+            self.forget(handle)
             os.close(handle)
             ended()
 
-        loop.watch(handle, once)
-
-
-_IGNORED = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGUSR1", "SIGUSR2", "SIGALRM")
+        self.watch(handle, once)
 
 
 def listen(loop: Loop, interrupted: Callable[[], None], look: Callable[[bytes], None]) -> None:

@@ -1,14 +1,9 @@
-"""What the user sees: the launcher's own stdout and stderr, and its window's size; refuses to choose what is shown.
+"""Where the guard writes: the launcher's stdout and stderr, and the files of the record.
 
-A console that blocks holds up its writer's thread, and through ``full`` the rank that is shown, as if that rank ran
-alone; the guard's loop goes on.
-
-A thread that writes what it is given, in order, so that the guard's loop never waits; refuses to drop anything.
-
-Consoles and disks can block for ever (nobody reads, Ctrl-S, a dead file server), and O_NONBLOCK on a descriptor that
-was inherited would reach every program that shares it.
-
-The files of a run's record, written as bytes while the run goes on; refuses to let a disk stop a training.
+Each has a thread that writes what it is given, in order, so that the guard's loop never waits: consoles and disks can
+block for ever (nobody reads, Ctrl-S, a dead file server), and O_NONBLOCK on a descriptor that was inherited would reach
+every program that shares it. A console that blocks holds up the rank that is shown, through ``full``, as if that rank
+ran alone.
 """
 
 from __future__ import annotations

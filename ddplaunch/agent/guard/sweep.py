@@ -1,4 +1,4 @@
-"""Which processes a run has left behind, and their end; refuses to touch what only looks like them.
+"""Finds the processes that a run has left behind, and ends them: SIGTERM first, then SIGKILL.
 
 Ranks of torchrun start in sessions of their own, so that a rank's DataLoader workers, and whatever else it started, are
 known by their session id even after the rank is gone: https://man7.org/linux/man-pages/man2/setsid.2.html.

@@ -72,11 +72,6 @@ def kinds(alone: bool, console: Console) -> tuple[Kind, ...]:
     return (out, "terminal" if console.err_terminal else "pipe")
 
 
-def alone(show: str, rank: int) -> bool:
-    """Whether ``rank`` is shown as if it ran alone: the only one that ``--show`` names."""
-    return show == str(rank)
-
-
 def pipe_bytes(pipes: int) -> int:
     """Return the size of each of ``pipes`` pipes."""
     return max(_LEAST_PIPE_BYTES, min(_PIPE_BYTES, _ALL_PIPES_BYTES // max(1, pipes)))

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 import ddplaunch
-from ddplaunch.agent.plugin.outlets import Console, Outlet, alone, close, kinds, open_outlets, open_pipe, pipe_bytes
+from ddplaunch.agent.plugin.outlets import Console, Outlet, close, kinds, open_outlets, open_pipe, pipe_bytes
 from ddplaunch.agent.protocol import Failure, Rank, receive, send
 from ddplaunch.launch.settings import Settings
 from ddplaunch.values.frozen import dataclass
@@ -146,8 +146,7 @@ class Session:
 
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Announce an attempt of these (rank, local rank); return for each what it writes into. Raises OSError."""
-        show = self.settings.show
-        wanted = [kinds(alone(show, rank), self._console) for rank, _ in ranks]
+        wanted = [kinds(self.settings.shows_alone(rank), self._console) for rank, _ in ranks]
         size = pipe_bytes(sum(map(len, wanted)))
         opened: list[list[Outlet]] = []
         try:

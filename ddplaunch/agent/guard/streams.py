@@ -1,15 +1,11 @@
-r"""From ranks to files and console: reads each stream when that is worth it; refuses to let one stream stop another.
-
-Output of several ranks as whole lines with a prefix; refuses to read or write anything.
-
-Bytes that are not UTF-8 pass as they are. A progress bar, which returns to the start of its line with ``\r``, becomes
-the one line that a terminal shows in the end.
-
-The reading ends of what ranks write to, and when to read them; refuses to look at what is in the bytes.
+r"""What ranks and torchrun write, read from pipes and terminals, and passed on to the record and the console.
 
 A rank that prints without pause would wake the guard for every line, and pay for it: a write into an empty pipe wakes
-the reader, one into a pipe that holds something does not (pipe_write in linux/fs/pipe.c). So a channel that has
+the reader, one into a pipe that holds something does not (pipe_write in linux/fs/pipe.c). So a stream that has
 something again and again within a moment *rests*: it is read by the clock, every ``REST_S``, until nothing came.
+
+Output of several ranks is shown as whole lines with a prefix. Bytes that are not UTF-8 pass as they are. A progress
+bar, which returns to the start of its line with ``\r``, becomes the one line that a terminal shows in the end.
 """
 
 from __future__ import annotations
@@ -23,6 +19,7 @@ from collections.abc import Callable, Sequence
 from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.output import Console, RecordFile, Sink, Writer
 from ddplaunch.agent.protocol import Rank
+from ddplaunch.launch.settings import Settings
 from ddplaunch.values.words import listed
 
 #: A longer line is shown in pieces, each with the prefix, so that the guard stays small.
@@ -94,17 +91,17 @@ REST_S = 0.008
 _IN_A_ROW = 8  # one `print` is several writes in an unbuffered interpreter, which torchrun starts
 _SHORTEST_REST_S = 0.001
 _BUFFER = bytearray(1 << 18)
-_F_SETPIPE_SZ = 1031  # fcntl.F_SETPIPE_SZ is in Python since 3.10, not in every build of it
+_F_GETPIPE_SZ = 1032  # fcntl.F_GETPIPE_SZ is in Python since 3.10, not in every build of it
 
 
-class Channel:
+class Stream:
     """One stream of one rank: where it is read, recorded and shown. ``sink`` None: not shown."""
 
     def __init__(self, descriptor: int, file: RecordFile, sink: Sink | None) -> None:
         """Make ``descriptor`` non-blocking; all who share it only hold it."""
         self.descriptor, self.file, self.sink = descriptor, file, sink
         self.prefixed: Prefixed | None = None
-        self.rank, self.stream = -1, "out"
+        self.rank, self.name = -1, "out"
         self.open = True
         self.paused = False
         self.told_gone = False
@@ -113,18 +110,8 @@ class Channel:
         self.read_s = 0.0
         self.in_a_row = 0
         self.is_terminal = os.isatty(descriptor)
-        self.capacity = 1 << 16
+        self.capacity = _capacity(descriptor)
         os.set_blocking(descriptor, False)
-
-    def enlarge(self, size: int) -> None:
-        """Let a pipe hold ``size`` bytes, so that ranks seldom wait for the guard; the kernel may refuse."""
-        if self.is_terminal:
-            self.capacity = 1 << 13
-            return
-        try:
-            self.capacity = fcntl.fcntl(self.descriptor, _F_SETPIPE_SZ, size)
-        except OSError:
-            self.capacity = 1 << 16
 
     def read(self) -> bytes | None:
         """Return what is there, None if nothing is; at the end ``open`` is False."""
@@ -162,26 +149,12 @@ class Channel:
         self.descriptor, self.open = -1, False
 
 
-def pipe_size(streams: int) -> int:
-    """Return how many bytes each of ``streams`` pipes may hold: 1 MiB, less where there are many.
-
-    A user without privileges has 64 MiB in all pipes (pipe-user-pages-soft in pipe(7)).
-    """
-    size = 1 << 20
-    while size > 1 << 16 and size * streams > 32 << 20:
-        size //= 2
-    return size
-
-
-def shown_ranks(show: str, rank: int) -> tuple[bool, bool]:
-    """Return whether ``rank`` is shown, and whether with a prefix: "0", "all", or ranks with commas.
-
-    One rank alone is shown as it is.
-    """
-    if show == "all":
-        return True, True
-    chosen = {part.strip() for part in show.split(",")}
-    return str(rank) in chosen, len(chosen) > 1
+def _capacity(descriptor: int) -> int:
+    """Return how many bytes a pipe holds before who writes has to wait."""
+    try:
+        return fcntl.fcntl(descriptor, _F_GETPIPE_SZ)
+    except OSError:  # no pipe
+        return 1 << 16
 
 
 _RECORDS_BYTES = 4 << 20
@@ -189,7 +162,7 @@ _STALLED_S = 5.0
 _AT_MOST_DRAINED = 16 << 20
 
 
-class Capture:
+class Streams:
     """All streams of the current attempt, and torchrun's own."""
 
     def __init__(self, loop: Loop, console: Console, wake: int, directory: str | None, host: str) -> None:
@@ -197,147 +170,146 @@ class Capture:
         self._loop, self._console, self._directory, self._host = loop, console, directory, host
         self.records = Writer(wake, _RECORDS_BYTES)
         self._recording = directory is not None
-        self._channels: list[Channel] = []
+        self._open: list[Stream] = []
         self._files: list[RecordFile] = []
         self._stalled = False
         self.heard_s = 0.0  # when a rank last printed anything (time.monotonic())
 
-    def add_rank(self, rank: Rank, descriptors: Sequence[int], show: str, attempt: int, streams: int) -> None:
-        """Read the streams of one rank from now on; ``streams`` is how many there are of all ranks."""
-        shown, with_prefix = shown_ranks(show, rank["rank"])
-        for stream, descriptor in zip(rank["streams"], descriptors, strict=False):
-            sink = (self._console.err if stream == "err" else self._console.out) if shown else None
-            channel = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{stream}", sink)
-            channel.rank, channel.stream = rank["rank"], stream
-            if shown and with_prefix:
-                channel.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode())
-            channel.enlarge(pipe_size(streams))
+    def add_rank(self, rank: Rank, descriptors: Sequence[int], settings: Settings, attempt: int) -> None:
+        """Read the streams of one rank from now on, in the order of ``rank["streams"]``."""
+        shown, prefixed = settings.shows(rank["rank"]), not settings.shows_alone(rank["rank"])
+        for name, descriptor in zip(rank["streams"], descriptors, strict=False):
+            sink = (self._console.err if name == "err" else self._console.out) if shown else None
+            stream = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{name}", sink)
+            stream.rank, stream.name = rank["rank"], name
+            if shown and prefixed:
+                stream.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode())
         self.resize()
 
     def add_launcher(self, descriptor: int, *, verbose: bool) -> None:
         """Read torchrun's own messages from now on."""
         self._add(descriptor, "launcher.err", self._console.err if verbose else None)
 
-    def _add(self, descriptor: int, name: str, sink: Sink | None) -> Channel:
+    def _add(self, descriptor: int, name: str, sink: Sink | None) -> Stream:
         file = RecordFile(f"{self._directory}/{name}")
         if self._recording:
             self._files.append(file)
             self.records.put(file.open, b"")
-        channel = Channel(descriptor, file, sink)
-        self._channels.append(channel)
-        self._watch(channel)
-        return channel
+        stream = Stream(descriptor, file, sink)
+        self._open.append(stream)
+        self._watch(stream)
+        return stream
 
-    def _readable(self, channel: Channel) -> None:
+    def _readable(self, stream: Stream) -> None:
         now_s = time.monotonic()
-        size = self._take(channel)
-        if not channel.open:
-            self._close(channel)
-        elif self._full(channel):
-            channel.paused, channel.rest_until_s = True, None
-            self._loop.forget(channel.descriptor)
-        elif channel.rest_after(size, now_s):
-            self._loop.forget(channel.descriptor)
+        size = self._take(stream)
+        if not stream.open:
+            self._close(stream)
+        elif self._full(stream):
+            stream.paused, stream.rest_until_s = True, None
+            self._loop.forget(stream.descriptor)
+        elif stream.rest_after(size, now_s):
+            self._loop.forget(stream.descriptor)
 
-    def _take(self, channel: Channel) -> int:
-        data = channel.read()
+    def _take(self, stream: Stream) -> int:
+        data = stream.read()
         if data is None:
             return 0
-        if channel.rank >= 0:
+        if stream.rank >= 0:
             self.heard_s = time.monotonic()
-        if self._recording and channel.file.problem is None:
-            self.records.put(channel.file.write, data)
-        if channel.sink:
-            channel.sink.put(channel.prefixed.feed(data) if channel.prefixed else data)
+        if self._recording and stream.file.problem is None:
+            self.records.put(stream.file.write, data)
+        if stream.sink:
+            stream.sink.put(stream.prefixed.feed(data) if stream.prefixed else data)
         return len(data)
 
-    def _full(self, channel: Channel) -> bool:
-        if channel.sink and not channel.sink.gone and channel.sink.writer.full():
+    def _full(self, stream: Stream) -> bool:
+        if stream.sink and not stream.sink.gone and stream.sink.writer.full():
             return True
         return self._recording and self.records.full()
 
     def due_s(self) -> float | None:
         """Return when ``tick`` should be called next (time.monotonic()), None if never."""
-        times = [channel.rest_until_s for channel in self._channels if channel.rest_until_s is not None]
-        if self._recording and any(channel.paused for channel in self._channels):
+        times = [stream.rest_until_s for stream in self._open if stream.rest_until_s is not None]
+        if self._recording and any(stream.paused for stream in self._open):
             times.append(time.monotonic() + 1.0)  # to notice a disk that takes nothing
         return min(times, default=None)
 
     def tick(self) -> None:
-        """Read the channels that have rested enough, go on where there is room again, see what is gone."""
+        """Read the streams that have rested enough, go on where there is room again, see what is gone."""
         now_s = time.monotonic()
         if self._recording and self.records.full() and now_s - self.records.moved_s > _STALLED_S:
             self._recording, self._stalled = False, True
-        for channel in list(self._channels):
-            if channel.rest_until_s is not None and channel.rest_until_s <= now_s:
-                size = self._take(channel)
-                if not channel.open:
-                    self._close(channel)
-                elif self._full(channel):
-                    channel.paused, channel.rest_until_s = True, None
-                elif not channel.rest_after(size, now_s):
-                    self._watch(channel)
-            elif channel.paused and not self._full(channel):
-                channel.paused = False
-                self._watch(channel)
+        for stream in list(self._open):
+            if stream.rest_until_s is not None and stream.rest_until_s <= now_s:
+                size = self._take(stream)
+                if not stream.open:
+                    self._close(stream)
+                elif self._full(stream):
+                    stream.paused, stream.rest_until_s = True, None
+                elif not stream.rest_after(size, now_s):
+                    self._watch(stream)
+            elif stream.paused and not self._full(stream):
+                stream.paused = False
+                self._watch(stream)
 
-    def _watch(self, channel: Channel) -> None:
+    def _watch(self, stream: Stream) -> None:
         try:
-            self._loop.watch(channel.descriptor, lambda: self._readable(channel))
+            self._loop.watch(stream.descriptor, lambda: self._readable(stream))
         except OSError:  # not a pipe: /dev/null in the place of a stream that an earlier guard has closed
-            self._close(channel)
+            self._close(stream)
 
     def newly_gone(self) -> list[tuple[int, str]]:
         """Return rank and stream of what was shown as it is to a reader that is gone, each once."""
         gone = []
-        for channel in self._channels:
-            shown_as_it_is = channel.sink and channel.rank >= 0 and not channel.prefixed and not channel.is_terminal
-            if shown_as_it_is and channel.sink and channel.sink.gone and not channel.told_gone:
-                channel.told_gone = True
-                gone.append((channel.rank, channel.stream))
+        for stream in self._open:
+            shown_as_it_is = stream.sink and stream.rank >= 0 and not stream.prefixed and not stream.is_terminal
+            if shown_as_it_is and stream.sink and stream.sink.gone and not stream.told_gone:
+                stream.told_gone = True
+                gone.append((stream.rank, stream.name))
         return gone
 
-    def close_stream(self, rank: int, stream: str) -> None:
+    def close_stream(self, rank: int, name: str) -> None:
         """Close a reading end, so that the rank is told by SIGPIPE or EPIPE as it would be without us."""
-        for channel in list(self._channels):
-            if (channel.rank, channel.stream) == (rank, stream) and channel.told_gone:
-                self._take(channel)
-                self._close(channel)
+        for stream in list(self._open):
+            if (stream.rank, stream.name) == (rank, name) and stream.told_gone:
+                self._take(stream)
+                self._close(stream)
 
     def resize(self) -> list[int]:
         """Give the ranks' terminals the window's size; return those ranks."""
         size = self._console.window_size()
         resized = []
-        for channel in self._channels:
-            if size and channel.is_terminal:
+        for stream in self._open:
+            if size and stream.is_terminal:
                 try:
-                    fcntl.ioctl(channel.descriptor, termios.TIOCSWINSZ, size)
+                    fcntl.ioctl(stream.descriptor, termios.TIOCSWINSZ, size)
                 except OSError:
                     continue
-                resized.append(channel.rank)
+                resized.append(stream.rank)
         return resized
 
     def drain(self) -> None:
         """Read what ranks have left behind, until nothing comes: a child of theirs may hold the other side for ever."""
-        for channel in list(self._channels):
+        for stream in list(self._open):
             left = _AT_MOST_DRAINED
-            while channel.open and left > 0 and (size := self._take(channel)):
+            while stream.open and left > 0 and (size := self._take(stream)):
                 left -= size
 
     def end_attempt(self) -> None:
         """Drain and close the ranks' streams, and show their unfinished lines; torchrun's own stays."""
         self.drain()
-        for channel in [one for one in self._channels if one.rank >= 0]:
-            self._close(channel)
+        for stream in [one for one in self._open if one.rank >= 0]:
+            self._close(stream)
 
-    def _close(self, channel: Channel) -> None:
-        if channel.sink and channel.prefixed:
-            channel.sink.put(channel.prefixed.flush())
-        self._channels.remove(channel)
-        self._loop.forget(channel.descriptor)
-        channel.close()
+    def _close(self, stream: Stream) -> None:
+        if stream.sink and stream.prefixed:
+            stream.sink.put(stream.prefixed.flush())
+        self._open.remove(stream)
+        self._loop.forget(stream.descriptor)
+        stream.close()
         if self._recording:
-            self.records.put(channel.file.close, b"")
+            self.records.put(stream.file.close, b"")
 
     def in_background(self, work: Callable[[], None]) -> None:
         """Do ``work`` after what was recorded until now; it must not raise."""
