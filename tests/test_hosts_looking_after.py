@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.hosts.local.stop_run import ask_hosts
+from ddplaunch.records.launchers import Launched, Place
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.ssh.lab import Lab, lab
 
@@ -141,6 +142,7 @@ def outer(made: Lab, inside: int) -> list[int]:
     return found
 
 
-def test_a_host_that_cannot_be_asked_is_named() -> None:
-    (answer,) = ask_hosts([("no-such-host.invalid", "python3")], "r", 0.0)
+def test_a_host_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
+    launched = Launched("r", tmp_path, "here", "", 1, 1, (Place(0, "no-such-host.invalid", "python3"),))
+    (answer,) = ask_hosts(launched, 0.0)
     assert answer.problem is not None and "no-such-host.invalid" in answer.problem.what and answer.ended == ()

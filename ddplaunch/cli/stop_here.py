@@ -1,6 +1,6 @@
-"""``python -m ddplaunch.cli.stop_here RUN_ID GRACE_S``: this host's part of a ``stop`` on another one.
+"""``python -m ddplaunch.cli.stop_here RUN_ID GRACE_S``: this host's part of a ``stop`` on another one, told as JSON.
 
-It prints what ended as a line of JSON. It refuses ids that only resemble the one that was given.
+Only runs of exactly this id end; ``ddplaunch stop`` takes a part of an id, too.
 """
 
 from __future__ import annotations

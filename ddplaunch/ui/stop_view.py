@@ -1,7 +1,4 @@
-"""What ``stop`` did, in words and as JSON; refuses to stop anything.
-
-What ``stop`` did to a run on several hosts, in words and as JSON, and where else to look; refuses to stop any.
-"""
+"""What ``stop`` is about to do and what it did, on this host or on several, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from ddplaunch.records.run_states import user_name
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import count, listed
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 def begin_text(run: RunProcesses, grace_s: float) -> str:
@@ -109,7 +106,7 @@ def stop_json(stopped: Stopped, elsewhere: Sequence[str]) -> dict[str, Any]:
     """Return the same as data; ``by`` is "itself" or "SIGKILL", null for what is still there."""
     rows = [(process, "itself") for process in stopped.ended] + [(process, "SIGKILL") for process in stopped.killed]
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "run_id": stopped.run.run_id,
         "stopped": not stopped.remaining,
         "took_s": round(stopped.took_s, 3),
@@ -155,13 +152,13 @@ def hosts_lines(hosts: Sequence[HostStopped]) -> str:
 def _host_text(host: HostStopped) -> str:
     soft = [each for each in host.ended if each.get("by") != "SIGKILL"]
     hard = [each for each in host.ended if each.get("by") == "SIGKILL"]
-    said = [f"ended {_stop_hosts_view_listed(soft)}"] if soft else []
-    said += [f"SIGKILL ended {_stop_hosts_view_listed(hard)}"] if hard else []
-    said += [f"{_stop_hosts_view_listed(host.remaining)} still there"] if host.remaining else []
+    said = [f"ended {_listed_entries(soft)}"] if soft else []
+    said += [f"SIGKILL ended {_listed_entries(hard)}"] if hard else []
+    said += [f"{_listed_entries(host.remaining)} still there"] if host.remaining else []
     return "; ".join(said) or "nothing of it runs there"
 
 
-def _stop_hosts_view_listed(entries: Sequence[Mapping[str, Any]]) -> str:
+def _listed_entries(entries: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{each.get('role')} (pid {each.get('pid')})" for each in entries)
 
 
@@ -174,7 +171,7 @@ def hosts_findings(run_id: str, hosts: Sequence[HostStopped]) -> tuple[Finding, 
             found.append(
                 error(
                     "does-not-end",
-                    f"on {each.host} {_stop_hosts_view_listed(each.remaining)} of {run_id} did not end",
+                    f"on {each.host} {_listed_entries(each.remaining)} of {run_id} did not end",
                     why="SIGKILL was sent there, and the process waits in the kernel or is another user's",
                     fix=f"`ssh {shlex.quote(each.host)} ps -o pid,user,stat,wchan:32,cmd -p {pids}` shows which",
                     where=each.host,
@@ -188,7 +185,7 @@ def together_json(run_id: str, stopped: Stopped | None, hosts: Sequence[HostStop
     remaining = () if stopped is None else stopped.remaining
     unasked = [each.host for each in hosts if each.problem is not None]
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "run_id": run_id,
         "stopped": not (remaining or unasked or any(each.remaining for each in hosts)),
         "took_s": None if stopped is None else round(stopped.took_s, 3),

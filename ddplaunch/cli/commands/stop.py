@@ -1,7 +1,4 @@
-"""``ddplaunch stop``: end one run, gracefully and then hard; refuses to end anything by a pattern.
-
-``stop`` for a run that was launched from here on other hosts; refuses to choose the run.
-"""
+"""``ddplaunch stop``: ends one run here and on all hosts that it was launched on, first by SIGTERM, then by SIGKILL."""
 
 from __future__ import annotations
 
@@ -39,36 +36,87 @@ from ddplaunch.values.finding import ExitStatus, Finding, usage
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import duration_s
 
-LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
+_LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
 
 
-def stop_launched(run: RunProcesses, launched: Launched, launcher: Process, grace_s: float | None, json: bool) -> int:
+def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | None) -> int:
+    """End a run: SIGTERM to its launcher, after the grace SIGKILL to what is left; wait until it is gone."""
+    grace_s = None if grace is None else duration_s("--grace", grace)
+    base, table, host = runs_directory(os.environ, run_dir, Path.cwd()), process_table(), host_name()
+    table.pop(os.getpid(), None)  # typed where a run's variables are exported, it would look like its launcher
+    residents = residents_in(table, host)
+    alive = with_residents(runs_in(table), residents)
+    chosen = None if _is_over(base, alive, run) else choose(alive, run, os.geteuid())
+    if chosen is None and run is None:
+        tell("no run of yours is running here\n")
+        return ExitStatus.DONE
+    for launched, launcher in residents:
+        if chosen is not None and launcher in chosen.launchers:
+            return _stop_by_launcher(chosen, launched, launcher, grace_s, bool(json))
+    if chosen is not None:
+        directory = recorded_at(chosen)
+    else:
+        directory = find_run(base, run)
+        chosen = next((each for each in alive if recorded_at(each) == directory.resolve()), None)
+    over = chosen is None and directory is not None and _is_concluded(read_record(directory))
+    from_here = None if directory is None or over else read_launched(directory)
+    if from_here is not None and from_here.host == host:
+        return _stop_by_hosts(from_here, grace_s, bool(json))
+    return _stop_here(chosen, directory, grace_s, bool(json), table)
+
+
+def _is_over(base: Path, alive: Sequence[RunProcesses], run: str | None) -> bool:
+    """Whether the name is exactly that of a record and of no live run: then it means no other of a longer name."""
+    if not run or "/" in run or any(each.run_id == run for each in alive):
+        return False
+    return (base / "runs" / run).is_dir()
+
+
+def choose(alive: Sequence[RunProcesses], wanted: str | None, uid: int) -> RunProcesses | None:
+    """Return the live run that is meant: by its id or a part of it; without any, this user's only one.
+
+    Raises UsageError where several could be meant.
+    """
+    if wanted is None:
+        near = [run for run in alive if run.uid == uid]
+    else:
+        near = called(alive, wanted)
+    if len(near) < 2:
+        return near[0] if near else None
+    if len({run.run_id for run in near}) == 1:
+        listed = "; ".join(f"pid {run.first.pid} in `{recorded_at(run)}`" for run in near)
+        raise usage(
+            f"{len(near)} runs are called `{near[0].run_id}`: {listed}",
+            why="their ids do not tell them apart",
+            fix=f"`kill {near[0].first.pid}` ends the first as `stop` would: torchrun ends its ranks",
+        )
+    raise several(near, "stop", "ends")
+
+
+def _stop_by_launcher(
+    run: RunProcesses, launched: Launched, launcher: Process, grace_s: float | None, json: bool
+) -> int:
     """Have the launcher end its run on all hosts; where it had to be killed, ask each host whether it has ended."""
-    own_s = launched.grace_s + LONGER_S
+    own_s = launched.grace_s + _LONGER_S
     grace_s = own_s if grace_s is None else grace_s
     tell(begin_together(launched, grace_s))
     stopped = stop_resident(run, launcher, grace_s, own_s)
     hosts: tuple[HostStopped, ...] = ()
     if not stopped.remaining:
         record = read_record(launched.directory)
-        hosts = told_by(record, launched) if is_concluded(record) else _ask(launched, grace_s)
+        hosts = _told_by(record, launched) if _is_concluded(record) else ask_hosts(launched, grace_s)
     if not json:
         tell(together_text(stopped, hosts))
     return _conclude(launched, stopped, hosts, stop_findings(stopped, ()), json)
 
 
-def stop_without_launcher(launched: Launched, grace_s: float | None, json: bool) -> int:
+def _stop_by_hosts(launched: Launched, grace_s: float | None, json: bool) -> int:
     """Ask every host to end what it still runs, since the launcher that would is gone."""
     tell(begin_asking(launched))
-    hosts = _ask(launched, launched.grace_s + LONGER_S if grace_s is None else grace_s)
+    hosts = ask_hosts(launched, launched.grace_s + _LONGER_S if grace_s is None else grace_s)
     if not json:
         tell(hosts_lines(hosts))
     return _conclude(launched, None, hosts, (), json)
-
-
-def _ask(launched: Launched, grace_s: float) -> tuple[HostStopped, ...]:
-    pairs = list(dict.fromkeys((place.host, place.python) for place in launched.places))
-    return ask_hosts(pairs, launched.run_id, grace_s)
 
 
 def _conclude(
@@ -85,12 +133,12 @@ def _conclude(
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE
 
 
-def is_concluded(record: RunRecord) -> bool:
+def _is_concluded(record: RunRecord) -> bool:
     """Return whether the launcher saw every host end: it writes one outcome for all, with a note for a lost one."""
     return record.outcome is not None and "notes" in record.outcome and not record.outcome["notes"]
 
 
-def told_by(record: RunRecord, launched: Launched) -> tuple[HostStopped, ...]:
+def _told_by(record: RunRecord, launched: Launched) -> tuple[HostStopped, ...]:
     """Return which ranks ended on which host in the last attempt, as the outcome of all hosts has them."""
     attempts = record.ended("attempts", list) or []
     ranks = attempts[-1].get("ranks", []) if attempts and isinstance(attempts[-1], dict) else []
@@ -113,46 +161,6 @@ def _entry(rank: Mapping[str, Any]) -> dict[str, Any]:
     return {"pid": rank.get("pid"), "role": f"rank {rank.get('rank')}", "rank": rank.get("rank"), "by": by}
 
 
-_GRACE_S = 30.0  # torchrun's own, before it kills the ranks
-
-
-def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | None) -> int:
-    """End a run: SIGTERM to its launcher, after the grace SIGKILL to what is left; wait until it is gone."""
-    grace_s = None if grace is None else duration_s("--grace", grace)
-    base, table, host = runs_directory(os.environ, run_dir, Path.cwd()), process_table(), host_name()
-    table.pop(os.getpid(), None)  # typed where a run's variables are exported, it would look like its launcher
-    residents = residents_in(table, host)
-    alive = with_residents(runs_in(table), residents)
-    chosen = None if _is_over(base, alive, run) else choose(alive, run, os.geteuid())
-    if chosen is None and run is None:
-        tell("no run of yours is running here\n")
-        return ExitStatus.DONE
-    for launched, launcher in residents:
-        if chosen is not None and launcher in chosen.launchers:
-            return stop_launched(chosen, launched, launcher, grace_s, bool(json))
-    if chosen is None:
-        directory: Path | None = find_run(base, run)
-        chosen = next((each for each in alive if directory and recorded_at(each) == directory.resolve()), None)
-    else:
-        directory = recorded_at(chosen)
-    launched_here = None if directory is None else read_launched(directory)
-    if (
-        directory is not None
-        and launched_here is not None
-        and launched_here.host == host
-        and (chosen is not None or not is_concluded(read_record(directory)))
-    ):
-        return stop_without_launcher(launched_here, grace_s, bool(json))
-    return _stop_here(chosen, directory, grace_s, bool(json), table)
-
-
-def _is_over(base: Path, alive: Sequence[RunProcesses], run: str | None) -> bool:
-    """Whether the name is exactly that of a record and of no live run: then it means no other of a longer name."""
-    if not run or "/" in run or any(each.run_id == run for each in alive):
-        return False
-    return (base / "runs" / run).is_dir()
-
-
 def _stop_here(
     chosen: RunProcesses | None, directory: Path | None, grace_s: float | None, json: bool, table: ProcessTable
 ) -> int:
@@ -163,7 +171,7 @@ def _stop_here(
         if not json:
             tell(nothing_text(directory.name, other_processes(read_processes(directory), table, boot_id())))
     else:
-        grace_s = _grace_of(chosen) + LONGER_S if grace_s is None else grace_s
+        grace_s = _grace_of(chosen) + _LONGER_S if grace_s is None else grace_s
         tell(begin_text(chosen, grace_s))
         stopped = stop_run(chosen, grace_s)
         if not json:
@@ -173,27 +181,6 @@ def _stop_here(
         answer_json(stop_json(stopped, elsewhere))
     tell_findings(stop_findings(stopped, elsewhere))
     return ExitStatus.FINDINGS if stopped.remaining or elsewhere else ExitStatus.DONE
-
-
-def choose(alive: Sequence[RunProcesses], wanted: str | None, uid: int) -> RunProcesses | None:
-    """Return the live run that is meant: by its id or a part of it; without any, this user's only one.
-
-    Raises UsageError where several could be meant.
-    """
-    if wanted is None:
-        near = [run for run in alive if run.uid == uid]
-    else:
-        near = called(alive, wanted)
-    if len(near) < 2:
-        return near[0] if near else None
-    if len({run.run_id for run in near}) == 1:
-        listed = "; ".join(f"pid {run.first.pid} in `{recorded_at(run)}`" for run in near)
-        raise usage(
-            f"{len(near)} runs are called `{near[0].run_id}`: {listed}",
-            why="their ids do not tell them apart",
-            fix=f"`kill {near[0].first.pid}` ends the first as `stop` would: torchrun ends its ranks",
-        )
-    raise several(near, "stop", "ends")
 
 
 def _grace_of(run: RunProcesses) -> float:

@@ -1,7 +1,4 @@
-"""Stops one run on this machine: asks its launcher, waits, then insists; refuses to choose the run.
-
-Asks other hosts by ssh, all at once, to end what they still run of a run; refuses to wait longer than a deadline.
-"""
+"""Stops a run: its processes on this machine, its launcher, or what is left of it on other hosts, asked by ssh."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +15,7 @@ from ddplaunch.hosts.ssh import CONNECT_S, command, environment, failure
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.processes.stop_processes import send_signal, wait_gone
+from ddplaunch.records.launchers import Launched
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
@@ -136,10 +134,11 @@ class HostStopped:
     problem: Finding | None = None
 
 
-def ask_hosts(places: Sequence[tuple[str, str]], run_id: str, grace_s: float) -> tuple[HostStopped, ...]:
-    """Have each host, given with its interpreter, end this run as its own ``stop`` would; ``grace_s`` in seconds."""
+def ask_hosts(launched: Launched, grace_s: float) -> tuple[HostStopped, ...]:
+    """Have each host of the launch end the run as its own ``stop`` would, all at once; ``grace_s`` in seconds."""
+    places = list(dict.fromkeys((place.host, place.python) for place in launched.places))
     with ThreadPoolExecutor(min(_AT_ONCE, len(places)) or 1) as pool:
-        return tuple(pool.map(lambda place: _ask(place[0], place[1], run_id, grace_s), places))
+        return tuple(pool.map(lambda place: _ask(place[0], place[1], launched.run_id, grace_s), places))
 
 
 def _ask(host: str, python: str, run_id: str, grace_s: float) -> HostStopped:
