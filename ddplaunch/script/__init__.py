@@ -1,1 +1,1 @@
-"""What the training script's source says of itself, by ast; never imports it."""
+"""What a training script's source says about the script, read with ast and without importing it."""

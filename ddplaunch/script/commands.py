@@ -1,4 +1,4 @@
-"""Options of functions that become commands: click and typer; refuses to follow decorators of the user's own."""
+"""Options of functions that click and typer turn into commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ddplaunch.script.names import at, dotted, is_true, keyword, last, literal, string, strings
-from ddplaunch.script.reachable import Part
+from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import DeclaredOption, meaning_of
 from ddplaunch.values.frozen import dataclass
 
@@ -16,7 +16,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a function or field of a class: its default is None if it must be given."""
+    """A parameter of a function or a field of a class; its default is None if it is required."""
 
     name: str
     annotation: ast.expr | None
@@ -35,8 +35,8 @@ def parameters(function: Function) -> Iterator[Parameter]:
         yield Parameter(argument.arg, argument.annotation, default, argument)
 
 
-def click_options(part: Part) -> Iterator[DeclaredOption | None]:
-    """Yield the options of ``@click.option`` decorators; those of a group's commands mean nothing to us."""
+def click_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
+    """Yield the options of ``@click.option`` decorators; those of a group's commands get no meaning."""
     for function in part.nodes:
         if not isinstance(function, Function):
             continue
@@ -55,7 +55,7 @@ def _is_click(name: str) -> bool:
     return name.partition(".")[0] in ("click", "rich_click", "asyncclick", "cloup")
 
 
-def _click_option(part: Part, call: ast.Call) -> DeclaredOption | None:
+def _click_option(part: ReachablePart, call: ast.Call) -> DeclaredOption | None:
     texts = strings(call.args)
     if texts is None:
         return None
@@ -76,8 +76,8 @@ def _click_option(part: Part, call: ast.Call) -> DeclaredOption | None:
     )
 
 
-def typer_options(part: Part) -> Iterator[DeclaredOption | None]:
-    """Yield the options that typer makes of the parameters of commands and of the function given to ``typer.run``."""
+def typer_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
+    """Yield typer's options: the parameters of commands and of the function that ``typer.run`` gets."""
     if not any(name == "typer" or name.startswith("typer.") for name in part.aliases.values()):
         return
     run = {
@@ -97,7 +97,7 @@ def typer_options(part: Part) -> Iterator[DeclaredOption | None]:
                     yield replace(option, meaning=None) if several else option
 
 
-def _registered(function: Function, part: Part) -> set[str]:
+def _registered(function: Function, part: ReachablePart) -> set[str]:
     return {
         last(item.func)
         for item in function.decorator_list
@@ -107,8 +107,8 @@ def _registered(function: Function, part: Part) -> set[str]:
     }
 
 
-def _typer_option(part: Part, parameter: Parameter) -> DeclaredOption | None:
-    """Return the option of one parameter; arguments and the context are none."""
+def _typer_option(part: ReachablePart, parameter: Parameter) -> DeclaredOption | None:
+    """Return the option of one parameter; None for arguments and the context."""
     call, annotated = _typer_call(parameter)
     name = dotted(call.func, part.aliases) if call is not None else ""
     if name == "typer.Argument" or (call is None and parameter.default is None):
@@ -137,7 +137,7 @@ def _typer_option(part: Part, parameter: Parameter) -> DeclaredOption | None:
 
 
 def _typer_call(parameter: Parameter) -> tuple[ast.Call | None, bool]:
-    """Return the ``Option(…)`` or ``Argument(…)`` call of a parameter and whether it stands in ``Annotated``."""
+    """Return the ``Option(…)`` or ``Argument(…)`` call of a parameter and whether it is inside ``Annotated``."""
     if isinstance(parameter.default, ast.Call):
         return parameter.default, False
     annotation = parameter.annotation

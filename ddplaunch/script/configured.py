@@ -1,6 +1,6 @@
-"""Options made of a class's fields or a function's parameters: Hugging Face, tyro, fire and their like.
+"""Options from the fields of a class or the parameters of a function: Hugging Face, tyro, fire and the like.
 
-Refuses to look at classes that are not in the user's own files, apart from Hugging Face's TrainingArguments.
+It reads the classes in the user's files, and knows those fields of Hugging Face's TrainingArguments that matter here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from ddplaunch.script.commands import Function, Parameter, parameters
 from ddplaunch.script.names import aliases_of, at, dotted, keyword, last, literal
 from ddplaunch.script.program import Program
-from ddplaunch.script.reachable import Part
+from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, meaning_of
-from ddplaunch.script.source import Source
+from ddplaunch.script.source import ParsedFile
 
 # Calls that turn their first argument into options, with the library whose spelling rules hold.
 _CALLS = {
@@ -36,8 +36,8 @@ _TRAINING_ARGUMENTS = (
 _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union", "Literal", "List", "list", "None"})
 
 
-def configured_options(program: Program, part: Part) -> Iterator[DeclaredOption | None]:
-    """Yield the options of configuration classes and functions; None where the source cannot be seen."""
+def configured_options(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
+    """Yield the options of configuration classes and functions; None if their source is not in the program."""
     for call in part.calls:
         name = dotted(call.func, part.aliases)
         if last(call.func) in _HF_PARSERS:
@@ -52,7 +52,7 @@ def configured_options(program: Program, part: Part) -> Iterator[DeclaredOption 
 
 
 def _of(
-    program: Program, part: Part, node: ast.AST | None, parser: str, called: DeclaredAt
+    program: Program, part: ReachablePart, node: ast.AST | None, parser: str, called: DeclaredAt
 ) -> Iterator[DeclaredOption | None]:
     if is_training_arguments(dotted(node, part.aliases)):
         yield from _training_arguments(called)
@@ -75,7 +75,7 @@ def _of(
 
 
 def is_training_arguments(name: str) -> bool:
-    """Say whether a class is Hugging Face's TrainingArguments or one that is known to extend it."""
+    """Return whether a class is Hugging Face's TrainingArguments or one that is known to extend it."""
     package, _, rest = name.partition(".")
     if package == "trl":
         return rest.endswith("Config") and rest.rpartition(".")[2] != "ModelConfig"
@@ -90,22 +90,24 @@ def _training_arguments(called: DeclaredAt) -> Iterator[DeclaredOption]:
         )
 
 
-def _definition(program: Program, source: Source, name: str) -> tuple[ast.ClassDef | Function, Source] | None:
-    for statement in source.tree.body:
-        if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == name:
-            return statement, source
+def _definition(program: Program, source: ParsedFile, name: str) -> tuple[ast.ClassDef | Function, ParsedFile] | None:
+    """Return the class or function ``name`` and its file, which may be the one that ``name`` was imported from."""
+    here = _top_level(source, name)
+    if here is not None:
+        return here, source
     target = program.resolve(source.path, name)
     other = program.tree_of(target[0]) if target is not None else None
-    if target is None or other is None:
-        return None
-    for statement in other.tree.body:
-        if isinstance(statement, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and statement.name == target[1]:
-            return statement, other
-    return None
+    there = _top_level(other, target[1]) if target is not None and other is not None else None
+    return (there, other) if there is not None and other is not None else None
+
+
+def _top_level(source: ParsedFile, name: str) -> ast.ClassDef | Function | None:
+    definitions = (each for each in source.tree.body if isinstance(each, (ast.ClassDef, Function)))
+    return next((each for each in definitions if each.name == name), None)
 
 
 def _fields(
-    program: Program, definition: ast.ClassDef, source: Source, parser: str, called: DeclaredAt, depth: int = 4
+    program: Program, definition: ast.ClassDef, source: ParsedFile, parser: str, called: DeclaredAt, depth: int = 4
 ) -> Iterator[DeclaredOption | None]:
     aliases = aliases_of(source)
     own = [item for item in definition.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
@@ -127,8 +129,8 @@ def _fields(
         yield _option(Parameter(item.target.id, item.annotation, default, item), source, parser)
 
 
-def _option(parameter: Parameter, source: Source, parser: str) -> DeclaredOption | None:
-    """Return the option of a plainly typed field; a nested configuration has options that are not read."""
+def _option(parameter: Parameter, source: ParsedFile, parser: str) -> DeclaredOption | None:
+    """Return the option of a field with a plain type; None for a nested configuration, whose options are not read."""
     kind = parameter.annotation
     if parser != "fire" and kind is not None and not _is_plain(kind):
         return None

@@ -1,29 +1,23 @@
-"""Options as a parser library declares them by calls: argparse and absl; refuses to evaluate anything but literals.
-
-Finds what the user already passed for a declared option; refuses to judge whether the value is right.
-
-Whether a program may take arguments that its source does not spell out; refuses to say which.
-"""
+"""Options that argparse and absl calls declare, and the values that arguments give to declared options."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 from ddplaunch.script.names import at, dotted, is_true, keyword, last, literal, string, strings
-from ddplaunch.script.program import Program
-from ddplaunch.script.reachable import Part
-from ddplaunch.script.report import FRAMEWORKS, HARMLESS, OWN_WAYS, DeclaredOption, meaning_of
+from ddplaunch.script.reachable import ReachablePart
+from ddplaunch.script.report import DeclaredOption, meaning_of
 
 _NO_VALUE = frozenset({"store_true", "store_false", "store_const", "append_const", "count", "help", "version"})
+_NO_VALUE |= {"BooleanOptionalAction"}
 
 
-def argparse_options(part: Part) -> Iterator[DeclaredOption | None]:
-    """Yield what ``add_argument`` calls declare, on any object; None where the flags are computed.
+def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
+    """Yield the options of ``add_argument`` calls on any object; None if the flags are computed.
 
-    Options of a subcommand mean nothing to us, since they may only stand behind its name.
+    Options of a subcommand get no meaning, because they are only valid behind its name.
     """
     subparsers = _subparser_names(part)
     for call in part.calls:
@@ -36,12 +30,13 @@ def argparse_options(part: Part) -> Iterator[DeclaredOption | None]:
             yield _argparse_option(part, call, flags, dotted(call.func.value, {}) in subparsers)
 
 
-def _argparse_option(part: Part, call: ast.Call, flags: list[str], subcommand: bool) -> DeclaredOption:
+def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subcommand: bool) -> DeclaredOption:
     action = string(keyword(call, "action")) or last(keyword(call, "action"))
     if action == "BooleanOptionalAction":
         flags = flags + [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
     nargs = keyword(call, "nargs")
-    takes_value = action not in _NO_VALUE and action != "BooleanOptionalAction" and not _is_zero(nargs)
+    no_value = action in _NO_VALUE or (isinstance(nargs, ast.Constant) and nargs.value == 0)
+    takes_value = not no_value
     default = literal(keyword(call, "default"), part.source)
     kind = last(keyword(call, "type")) or None
     several = nargs is not None and string(nargs) != "?"
@@ -56,12 +51,8 @@ def _argparse_option(part: Part, call: ast.Call, flags: list[str], subcommand: b
     )
 
 
-def _is_zero(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Constant) and node.value == 0
-
-
-def _subparser_names(part: Part) -> set[str]:
-    """Return the variables that hold the result of ``add_parser``."""
+def _subparser_names(part: ReachablePart) -> set[str]:
+    """Return the variables that hold a result of ``add_parser``."""
     return {
         dotted(target, {})
         for node in part.nodes
@@ -70,7 +61,7 @@ def _subparser_names(part: Part) -> set[str]:
     }
 
 
-def absl_options(part: Part) -> Iterator[DeclaredOption | None]:
+def absl_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the flags of ``absl.flags.DEFINE_…`` calls."""
     required = {
         name
@@ -116,7 +107,7 @@ def given(args: Sequence[str], option: DeclaredOption, declared: Sequence[Declar
     A switch gives ``"True"`` or, spelled ``--no-…``, ``"False"``. ``declared`` are all options of the script; with
     them argparse's unambiguous abbreviations count too
     (https://docs.python.org/3/library/argparse.html#argument-abbreviations-prefix-matching).
-    Nothing behind ``--`` counts, and an option whose value is missing gives none.
+    Arguments behind ``--`` do not count, and an option without its value gives none.
     """
     return tuple(_values(list(args), option, declared))
 
@@ -140,7 +131,7 @@ def _values(args: list[str], option: DeclaredOption, declared: Sequence[Declared
 
 
 def _names(name: str, option: DeclaredOption, declared: Sequence[DeclaredOption]) -> bool:
-    """Say whether ``name``, the token up to ``=``, is this option, spelled out or abbreviated."""
+    """Return whether ``name``, the token up to ``=``, is this option, in full or abbreviated."""
     if name in option.flags:
         return True
     if option.parser in _DASH_BLIND:
@@ -175,54 +166,3 @@ def _attached_to_short(token: str, option: DeclaredOption, declared: Sequence[De
     for flag in option.flags:
         if len(flag) == 2 and token.startswith(flag) and len(token) > 2:
             yield token[2:]
-
-
-_DYNAMIC_CALLS = frozenset({"exec", "runpy.run_path", "runpy.run_module", "hydra.main"})
-_DYNAMIC_CALLS |= {"deepspeed.add_config_arguments", "pyrallis.wrap", "draccus.wrap"}
-_DYNAMIC_METHODS = frozenset({"parse_known_args", "parse_known_intermixed_args", "from_cli", "LightningCLI"})
-_PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
-
-
-def sees_everything(program: Program, parts: list[Part]) -> bool:
-    """Return False where options, or the set-up of a process group, may lie out of sight."""
-    return program.complete and not _hidden_imports(program) and not any(_is_dynamic(part) for part in parts)
-
-
-def _hidden_imports(program: Program) -> bool:
-    """Say whether something is imported that is neither followed nor known to be harmless."""
-    for _, record in program.foreign:
-        package = record.package
-        if record.level:
-            return True
-        if package in OWN_WAYS or package not in HARMLESS | FRAMEWORKS | sys.stdlib_module_names:
-            return True
-        if "cli" in record.module.split(".") and package in ("lightning", "pytorch_lightning"):
-            return True
-    return False
-
-
-def _is_dynamic(part: Part) -> bool:
-    return any(_is_dynamic_node(node, part) for node in part.nodes)
-
-
-def _is_dynamic_node(node: ast.AST, part: Part) -> bool:
-    if isinstance(node, ast.Call):
-        name = dotted(node.func, part.aliases)
-        if name in _DYNAMIC_CALLS or last(node.func) in _DYNAMIC_METHODS:
-            return True
-        return name in ("importlib.import_module", "__import__") and not (node.args and string(node.args[0]))
-    if isinstance(node, (ast.Attribute, ast.Name)):
-        return dotted(node, part.aliases) == "sys.argv" and not _is_handed_to_parser(node, part)
-    return False
-
-
-def _is_handed_to_parser(node: ast.AST, part: Part) -> bool:
-    """Say whether this is the ``sys.argv[1:]`` of ``parser.parse_args(sys.argv[1:])``, which changes nothing."""
-    parents = part.source.parents
-    piece = parents.get(node)
-    if isinstance(piece, ast.Subscript) and not isinstance(piece.slice, ast.Slice):
-        return isinstance(piece.slice, ast.Constant) and piece.slice.value == 0
-    call = parents.get(piece) if piece is not None else None
-    if isinstance(call, ast.keyword):
-        call = parents.get(call)
-    return isinstance(call, ast.Call) and last(call.func) in _PARSING_METHODS

@@ -1,7 +1,4 @@
-"""Reads import statements and finds the local files behind them; refuses to look into site-packages.
-
-Questions about single expressions of a source file; refuses to know any library.
-"""
+"""Import statements and the local files behind them, and the names and literals in expressions."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ddplaunch.script.report import DeclaredAt
-from ddplaunch.script.source import Source, find_module
+from ddplaunch.script.source import ParsedFile, find_module
 from ddplaunch.values.frozen import dataclass
 
 _STATEMENT = re.compile(
@@ -49,7 +46,7 @@ def records_of(nodes: Iterable[ast.AST]) -> Iterator[ImportRecord]:
 
 
 def records_of_text(text: str) -> Iterator[ImportRecord]:
-    """Yield the imports of a file that is not worth parsing, found by pattern; lines inside strings may slip in."""
+    """Yield the imports of a file without parsing it, by pattern; lines inside of strings may be among them."""
     for match in _STATEMENT.finditer(text):
         origin, names, plain = match.groups()
         line = text.count("\n", 0, match.start()) + 1
@@ -71,9 +68,9 @@ def _aliases(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Roots:
-    """The directories in which an import counts as local: the script's own, the working directory and its ``src``.
+    """The directories of local imports: the script's, the working directory, its ``src``, and ``search`` below it.
 
-    Entries of ``search`` below the working directory count too. Installed packages never do.
+    Installed packages are never local.
     """
 
     def __init__(self, script: Path, cwd: Path, search: Sequence[Path]) -> None:
@@ -96,50 +93,34 @@ class Roots:
             return package if package.is_file() else None
         return self._find(parts, (base,))
 
-    def files_of(self, importer: Path, record: ImportRecord) -> Iterator[Path]:
-        """Yield every local file that the statement executes: the packages on the way and imported submodules."""
+    def files_of(self, importer: Path, record: ImportRecord) -> list[Path]:
+        """Return every local file that the statement executes: the packages on the way and imported submodules."""
         parts = record.module.split(".") if record.module else []
-        for count in range(1, len(parts) + 1):
-            found = self.file_of(importer, ImportRecord(".".join(parts[:count]), record.level, (), "", 0))
-            if found is not None:
-                yield found
-        if not parts:
-            found = self.file_of(importer, record)
-            if found is not None:
-                yield found
-        if not parts or self._is_package(importer, record):
-            for name, _ in record.names:
-                found = self.file_of(importer, record, name) if name != "*" else None
-                if found is not None:
-                    yield found
+        modules = [".".join(parts[: number + 1]) for number in range(len(parts))] or [""]
+        found = [self.file_of(importer, ImportRecord(module, record.level, (), "", 0)) for module in modules]
+        if found[-1] is None or found[-1].name == "__init__.py":
+            found += [self.file_of(importer, record, name) for name, _ in record.names if name != "*"]
+        return [path for path in found if path is not None]
 
     def is_local(self, package: str) -> bool:
-        """Say whether a file or directory of that name lies in one of the roots."""
+        """Return whether a file or directory of that name is in one of the roots."""
         return any(
             (root / f"{package}.py").exists() or (root / package).is_dir() or any(root.glob(f"{package}.*.so"))
             for root in self.directories
         )
 
-    def _is_package(self, importer: Path, record: ImportRecord) -> bool:
-        found = self.file_of(importer, record)
-        return found is None or found.name == "__init__.py"
-
     def _find(self, parts: tuple[str, ...], directories: tuple[Path, ...]) -> Path | None:
         memory = self._found.setdefault(directories, {})
         if parts not in memory:
-            memory[parts] = None if "*" in parts else _find_safely(parts, directories)
+            try:
+                memory[parts] = None if "*" in parts else find_module(parts, directories)
+            except (OSError, ValueError):  # a loop of symbolic links, a name too long
+                memory[parts] = None
         return memory[parts]
 
 
-def _find_safely(parts: tuple[str, ...], directories: tuple[Path, ...]) -> Path | None:
-    try:
-        return find_module(parts, directories)
-    except (OSError, ValueError):  # a loop of symbolic links, a name too long
-        return None
-
-
-def aliases_of(source: Source) -> dict[str, str]:
-    """Return what the imported names of a file stand for: ``mp`` is ``torch.multiprocessing``."""
+def aliases_of(source: ParsedFile) -> dict[str, str]:
+    """Return the full names of a file's imported names: ``mp`` is ``torch.multiprocessing``."""
     names: dict[str, str] = {}
     for record in records_of(source.nodes):
         dots = "." * record.level
@@ -179,7 +160,7 @@ def string(node: ast.AST | None) -> str | None:
 
 
 def is_true(node: ast.AST | None) -> bool:
-    """Say whether the expression is the literal ``True``."""
+    """Return whether the expression is the literal ``True``."""
     return isinstance(node, ast.Constant) and node.value is True
 
 
@@ -189,8 +170,8 @@ def strings(nodes: Iterable[ast.expr]) -> list[str] | None:
     return None if None in found else [text for text in found if text is not None]
 
 
-def literal(node: ast.AST | None, source: Source) -> str | None:
-    """Return a literal default: a string's value, a number as it is written, None for anything computed."""
+def literal(node: ast.AST | None, source: ParsedFile) -> str | None:
+    """Return a literal default: the value of a string, a number as it is written; None for computed ones."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     number = node.operand if isinstance(node, ast.UnaryOp) else node
@@ -203,6 +184,6 @@ def literal(node: ast.AST | None, source: Source) -> str | None:
     return line[node.col_offset : node.end_col_offset].decode("utf-8", "replace")
 
 
-def at(node: ast.AST, source: Source) -> DeclaredAt:
+def at(node: ast.AST, source: ParsedFile) -> DeclaredAt:
     """Return the line that a statement or expression starts on."""
     return DeclaredAt(source.shown, getattr(node, "lineno", 1))

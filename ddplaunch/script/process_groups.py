@@ -1,4 +1,4 @@
-"""Where a script sets up process groups, starts processes of its own and reads its environment; concludes nothing."""
+"""Where a script sets up process groups, starts its own processes and reads its environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from ddplaunch.script.configured import is_training_arguments
 from ddplaunch.script.names import at, dotted, keyword, last, string
 from ddplaunch.script.program import Program, is_main_guard
-from ddplaunch.script.reachable import Part
+from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import FRAMEWORKS, DeclaredAt
 
 _TRANSFORMERS = re.compile(r"Trainer$|TrainingArguments$|^HfArgumentParser$")
@@ -44,7 +44,7 @@ def _trains(names: Iterable[tuple[str, str]], text: str) -> bool:
     )
 
 
-def environment_names(part: Part) -> Iterator[str]:
+def environment_names(part: ReachablePart) -> Iterator[str]:
     """Yield the literal names of environment variables that the part reads."""
     for node in part.nodes:
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value, part):
@@ -59,21 +59,21 @@ def environment_names(part: Part) -> Iterator[str]:
             yield name
 
 
-def _is_environ(node: ast.AST, part: Part) -> bool:
+def _is_environ(node: ast.AST, part: ReachablePart) -> bool:
     return dotted(node, part.aliases) == "os.environ"
 
 
-def _looks_up(call: ast.Call, part: Part) -> bool:
+def _looks_up(call: ast.Call, part: ReachablePart) -> bool:
     if dotted(call.func, part.aliases) == "os.getenv":
         return True
     return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and _is_environ(call.func.value, part)
 
 
-def spawning(parts: Iterable[Part]) -> DeclaredAt | None:
-    """Return where the script certainly starts ranks of its own.
+def spawning(parts: Iterable[ReachablePart]) -> DeclaredAt | None:
+    """Return where the script certainly starts its own ranks.
 
-    A program that looks up RANK or its like may well tell a launcher's start from its own, and a condition other
-    than a count of devices may be off: neither is recorded.
+    None for a program that reads RANK or the like, because it may start ranks only without a launcher, and for a start
+    under a condition other than a count of devices, which may be false.
     """
     parts = list(parts)
     if any(name in _RANK_NAMES for part in parts for name in environment_names(part)):
@@ -85,7 +85,7 @@ def spawning(parts: Iterable[Part]) -> DeclaredAt | None:
     return None
 
 
-def _starts_ranks(call: ast.Call, part: Part) -> bool:
+def _starts_ranks(call: ast.Call, part: ReachablePart) -> bool:
     name = dotted(call.func, part.aliases)
     if name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
         processes = keyword(call, "nprocs") or (call.args[2] if len(call.args) > 2 else None)
@@ -96,8 +96,8 @@ def _starts_ranks(call: ast.Call, part: Part) -> bool:
     return False
 
 
-def _is_certain(node: ast.AST, part: Part, seen: set[str]) -> bool:
-    """Say whether nothing but the main guard and counts of devices decides if ``node`` runs."""
+def _is_certain(node: ast.AST, part: ReachablePart, seen: set[str]) -> bool:
+    """Return whether ``node`` runs under no condition but the main guard and counts of devices."""
     parents = part.source.parents
     child, parent = node, parents.get(node)
     while parent is not None:
@@ -114,7 +114,7 @@ def _is_certain(node: ast.AST, part: Part, seen: set[str]) -> bool:
     return True
 
 
-def _is_called_for_certain(name: str, part: Part, seen: set[str]) -> bool:
+def _is_called_for_certain(name: str, part: ReachablePart, seen: set[str]) -> bool:
     calls = [call for call in part.calls if isinstance(call.func, ast.Name) and call.func.id == name]
     return any(_is_certain(call, part, seen) for call in calls)
 

@@ -1,4 +1,4 @@
-"""The script together with the local files that it imports; refuses to decide what any statement means."""
+"""The script together with the local files that it imports, directly or not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddplaunch.script.names import ImportRecord, Roots, records_of, records_of_text
-from ddplaunch.script.source import Source, SyntaxProblem, parse, read_text
+from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
 
 FILE_LIMIT = 40
 DEPTH_LIMIT = 3
-#: Characters of imported files that are parsed, about 50 ms of work; this is read at every launch.
+# Characters of imported files to parse: every launch does it, and these take about 50 ms.
 PARSED_LIMIT = 150_000
 
 # An imported file without any of these words can neither declare options nor set up processes.
@@ -28,18 +28,18 @@ _WORTH_PARSING = re.compile(
 
 @dataclass
 class LocalFile:
-    """One file of the program. ``source`` is None until somebody needs its tree."""
+    """One file of the program. ``source`` is None until its tree is needed."""
 
     path: Path
     shown: str
     text: str
     records: list[ImportRecord]
-    source: Source | None = None
+    source: ParsedFile | None = None
 
 
 @dataclass
 class Program:
-    """Everything that was followed. ``complete`` is False where something had to be left out."""
+    """All files that were followed. ``complete`` is False if some had to be left out."""
 
     root: LocalFile
     roots: Roots
@@ -49,18 +49,18 @@ class Program:
     parsed_characters: int = 0
 
     @property
-    def sources(self) -> list[Source]:
-        """The files that were worth parsing, the script first."""
+    def sources(self) -> list[ParsedFile]:
+        """The files that were parsed, the script first."""
         return [file.source for file in self.files.values() if file.source is not None]
 
-    def tree_of(self, path: Path) -> Source | None:
-        """Return the parsed file at ``path``, parsing it now if its words did not call for it before."""
+    def tree_of(self, path: Path) -> ParsedFile | None:
+        """Return the parsed file at ``path``; parse it now if it was not parsed for its words."""
         file = self.files.get(path)
         if file is None:
             return None
         if file.source is None:
             parsed = parse(file.path, file.shown, file.text)
-            file.source = parsed if isinstance(parsed, Source) else None
+            file.source = parsed if isinstance(parsed, ParsedFile) else None
         return file.source
 
     def resolve(self, path: Path, name: str, depth: int = 8) -> tuple[Path, str] | None:
@@ -102,11 +102,11 @@ class Program:
 
 
 def show(path: Path, cwd: Path) -> str:
-    """Return ``path`` relative to ``cwd`` where it lies below it."""
+    """Return ``path`` as users see it: relative to ``cwd`` if it is below."""
     return str(path.relative_to(cwd)) if path.is_relative_to(cwd) else str(path)
 
 
-def follow(root: Source, cwd: Path, search: Sequence[Path]) -> Program:
+def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
     """Read the local files that ``root`` imports, directly or not, within the limits of this module."""
     start = LocalFile(root.path, root.shown, root.text, list(records_of(root.nodes)), root)
     program = Program(start, Roots(root.path, cwd, search), {root.path: start})
@@ -114,7 +114,7 @@ def follow(root: Source, cwd: Path, search: Sequence[Path]) -> Program:
     while queue:
         file, depth = queue.popleft()
         for record in file.records:
-            targets = list(program.roots.files_of(file.path, record))
+            targets = program.roots.files_of(file.path, record)
             if not targets:
                 program.foreign.append((file, record))
             for target in targets:
@@ -130,7 +130,7 @@ def follow(root: Source, cwd: Path, search: Sequence[Path]) -> Program:
 
 
 def _read(path: Path, cwd: Path, program: Program) -> LocalFile | None:
-    """Read an imported file; one that cannot be read leaves the program incomplete."""
+    """Read an imported file into the program; one that cannot be read makes the program incomplete."""
     text = read_text(path)
     if text is None or text.problem is not None:
         program.complete = False
@@ -154,7 +154,7 @@ def _read(path: Path, cwd: Path, program: Program) -> LocalFile | None:
 
 
 def is_main_guard(node: ast.AST) -> bool:
-    """Say whether ``node`` is ``if __name__ == "__main__":``."""
+    """Return whether ``node`` is ``if __name__ == "__main__":``."""
     if not isinstance(node, ast.If) or not isinstance(node.test, ast.Compare):
         return False
     sides = [node.test.left, *node.test.comparators]

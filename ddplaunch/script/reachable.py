@@ -1,6 +1,6 @@
-"""Which parts of a program can run when the script is started; refuses to follow values, only names.
+"""The parts of a program that can run when the script starts, found by following names.
 
-A local module's own `main` and the functions that nobody refers to declare options that the script does not have.
+Functions that nothing refers to, and the `main` of an imported module, may declare options that the script lacks.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from pathlib import Path
 
 from ddplaunch.script.names import aliases_of
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
-from ddplaunch.script.source import Source
+from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
 
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 @dataclass(frozen=True)
-class Part:
+class ReachablePart:
     """The nodes of one file that can run."""
 
-    source: Source
+    source: ParsedFile
     nodes: tuple[ast.AST, ...]
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """What the imported names of the file stand for."""
+        """The full names of the file's imported names."""
         return aliases_of(self.source)
 
     @cached_property
@@ -35,85 +35,81 @@ class Part:
         return tuple(node for node in self.nodes if isinstance(node, ast.Call))
 
 
-def live_parts(program: Program) -> list[Part]:
+def reachable_parts(program: Program) -> list[ReachablePart]:
     """Return the parts of all parsed files that can run, the script's own first."""
     return _Walk(program).parts()
 
 
 class _Walk:
+    """Follows names from the statements that run on import to the definitions that they refer to.
+
+    A unit is a top-level statement with its nodes, known by file and index.
+    """
+
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.units: dict[Path, dict[int, tuple[ast.AST, ...]]] = {}
-        self.names: dict[Path, dict[str, list[int]]] = {}
+        self.units: dict[Path, dict[int, list[ast.AST]]] = {}
+        self.definitions: dict[Path, dict[str, list[int]]] = {}
         self.modules: dict[Path, dict[str, Path]] = {}
-        self.live: set[tuple[Path, int]] = set()
+        self.reached: set[tuple[Path, int]] = set()
         self.waiting: list[tuple[Path, int]] = []
-        self.referred: set[tuple[Path, str]] = set()
+        self.followed: set[tuple[Path, str]] = set()
         for file in list(program.files.values()):
             if file.source is not None:
                 self._divide(file, file.source)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[ReachablePart]:
         while self.waiting:
             path, index = self.waiting.pop()
             for node in self.units[path][index]:
                 if isinstance(node, ast.Name):
-                    self._refer(path, node.id)
-                elif isinstance(node, ast.Attribute):
-                    self._refer_through_module(path, node)
+                    self._follow(path, node.id)
+                elif isinstance(node, ast.Attribute) and _is_chain(node.value):
+                    module = self.modules[path].get(ast.unparse(node.value))
+                    if module is not None:
+                        self._follow(module, node.attr)
         return [
-            Part(source, tuple(node for index in sorted(units) if (path, index) in self.live for node in units[index]))
+            ReachablePart(
+                source, tuple(node for index, nodes in units.items() if (path, index) in self.reached for node in nodes)
+            )
             for path, units in self.units.items()
             if (source := self.program.files[path].source) is not None
         ]
 
-    def _divide(self, file: LocalFile, source: Source) -> None:
-        """Split a file at its top-level definitions; all else runs on import, except an imported file's main."""
+    def _divide(self, file: LocalFile, source: ParsedFile) -> None:
+        """Split a file at its top-level statements and reach those that run on import, without an imported file's main."""
         bounds = {id(statement): index for index, statement in enumerate(source.tree.body)}
-        groups: dict[int, list[ast.AST]] = {index: [] for index in bounds.values()}
+        units: dict[int, list[ast.AST]] = {index: [] for index in bounds.values()}
         current = -1
-        for node in source.nodes[1:]:  # in depth-first order, so that a statement's nodes follow it
+        for node in source.nodes[1:]:  # in depth-first order: the nodes of a statement follow it
             current = bounds.get(id(node), current)
             if current >= 0:
-                groups[current].append(node)
-        self.units[file.path] = {index: tuple(nodes) for index, nodes in groups.items()}
-        names = self.names.setdefault(file.path, {})
+                units[current].append(node)
+        self.units[file.path] = units
         self.modules[file.path] = self.program.modules_of(file)
+        definitions = self.definitions.setdefault(file.path, {})
         for index, statement in enumerate(source.tree.body):
             if isinstance(statement, _Definition):
-                names.setdefault(statement.name, []).append(index)
+                definitions.setdefault(statement.name, []).append(index)
                 if statement.decorator_list:
-                    self._enliven(file.path, index)
+                    self._reach(file.path, index)
             elif file is self.program.root or not is_main_guard(statement):
-                self._enliven(file.path, index)
+                self._reach(file.path, index)
 
-    def _enliven(self, path: Path, index: int) -> None:
-        if (path, index) not in self.live:
-            self.live.add((path, index))
+    def _reach(self, path: Path, index: int) -> None:
+        if (path, index) not in self.reached:
+            self.reached.add((path, index))
             self.waiting.append((path, index))
 
-    def _refer(self, path: Path, name: str) -> None:
-        if (path, name) in self.referred:
+    def _follow(self, path: Path, name: str) -> None:
+        """Reach the definitions of ``name`` in ``path``, or in the file that it was imported from."""
+        if (path, name) in self.followed:
             return
-        self.referred.add((path, name))
-        for index in self.names.get(path, {}).get(name, ()):
-            self._enliven(path, index)
-        if name not in self.names.get(path, {}):
-            target = self.program.resolve(path, name)
-            if target is not None:
-                for index in self.names.get(target[0], {}).get(target[1], ()):
-                    self._enliven(target[0], index)
-
-    def _refer_through_module(self, path: Path, node: ast.Attribute) -> None:
-        owner = ast.unparse(node.value) if _is_chain(node.value) else ""
-        target = self.modules.get(path, {}).get(owner)
-        if target is None:
-            return
-        if node.attr in self.names.get(target, {}):
-            for index in self.names[target][node.attr]:
-                self._enliven(target, index)
-        else:
-            self._refer(target, node.attr)
+        self.followed.add((path, name))
+        if name not in self.definitions.get(path, {}):
+            path, name = self.program.resolve(path, name) or (path, name)
+        for index in self.definitions.get(path, {}).get(name, ()):
+            self._reach(path, index)
 
 
 def _is_chain(node: ast.AST) -> bool:

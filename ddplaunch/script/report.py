@@ -1,9 +1,4 @@
-"""What a training script's source says of itself, as frozen values; refuses to read or import anything.
-
-Says which of our numbers an option's name stands for; refuses to guess from anything but the exact name.
-
-What importing an installed package tells about a script; refuses to look at whether it is installed.
-"""
+"""The report about a training script, which numbers its options stand for, and what its imports tell."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ Meaning = Literal["batch_size", "global_batch_size", "lr", "warmup_steps", "accu
 
 @dataclass(frozen=True)
 class DeclaredAt:
-    """A line of a source file; ``str()`` gives ``train.py:31`` with the path as it is shown to the user."""
+    """A line of a source file; ``str()`` gives ``train.py:31``, with the path as users see it."""
 
     file: str
     line: int
@@ -31,7 +26,7 @@ class DeclaredOption:
     """One command-line option that the script declares.
 
     ``flags`` are its spellings (``("--batch-size", "-b")``), ``takes_value`` is False for switches,
-    ``default`` is the literal default as source text or None, ``meaning`` the number of ours that it stands for.
+    ``default`` is the literal default as source text or None, ``meaning`` the number of the plan that it stands for.
     """
 
     flags: tuple[str, ...]
@@ -55,12 +50,12 @@ class Import:
 class ScriptReport:
     """Everything read from the script and the local modules that it imports.
 
-    ``complete`` is False where options may exist that could not be seen (an unreadable or dynamic part);
-    checks that conclude from absence must then stay silent. ``initialises`` says where a process group is set up,
-    by the script itself or by a framework that does it (``framework`` names it). ``spawns`` is where the script
-    starts its own processes (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun).
-    ``demands_local_rank`` is a *required* ``--local-rank``/``--local_rank`` option; ``accepts_local_rank`` any.
-    ``reads_env`` are the names of environment variables that appear as literals in environment look-ups.
+    ``complete`` is False if there may be options that could not be read (an unreadable or dynamic part); checks that
+    conclude from absence must then stay silent. ``initialises`` says where the script, or the framework that
+    ``framework`` names, sets up a process group. ``spawns`` is where the script starts its own processes
+    (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun). ``demands_local_rank`` is a
+    *required* ``--local-rank``/``--local_rank`` option, ``accepts_local_rank`` any. ``reads_env`` are the names of
+    environment variables that appear as literals in environment look-ups.
     """
 
     path: str
@@ -76,7 +71,7 @@ class ScriptReport:
     complete: bool = True
 
 
-# `train-batch-size` is missing on purpose: DeepSpeed's is global, other programs' is per GPU.
+# `train-batch-size` is missing on purpose: it is global for DeepSpeed and per GPU for other programs.
 _MEANINGS: dict[str, Meaning] = {
     "batch-size": "batch_size",
     "per-device-train-batch-size": "batch_size",
@@ -103,10 +98,10 @@ _MEANINGS: dict[str, Meaning] = {
 
 
 def meaning_of(flags: Iterable[str], kind: str | None, default: str | None) -> Meaning | None:
-    """Return the number that ``flags`` stand for, or None.
+    """Return the number that ``flags`` stand for by their exact names, or None.
 
-    ``kind`` is the declared type's name (``int``) where the source shows it. A count whose type or default is a
-    fraction is a ratio, and text is neither, so both are None.
+    ``kind`` is the name of the declared type (``int``) if the source shows it. None also for a count whose type or
+    default is a fraction, which makes it a ratio, and for text.
     """
     for flag in flags:
         name = flag.lstrip("-").replace("_", "-").lower()
@@ -155,10 +150,10 @@ _HARMLESS = """
     xformers yacs yaml zarr
 """
 
-#: Packages that set up the process group themselves.
+# Packages that set up the process group themselves.
 FRAMEWORKS = frozenset(_FRAMEWORKS.split())
-#: Packages that neither declare options of the script nor set up process groups when they are imported.
+# Packages whose import neither declares options of the script nor sets up process groups.
 HARMLESS = frozenset(_HARMLESS.split())
-#: Libraries that read the command line in ways that are not read here.
+# Libraries that read the command line in ways that this reader does not know.
 OWN_WAYS = frozenset({"clize", "cleo", "docopt", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
 OWN_WAYS |= {"plac", "sacred", "tap"}

@@ -1,7 +1,4 @@
-"""Turns one file into a syntax tree, its nodes and their parents; refuses to follow imports or to raise.
-
-Finds the source file of what is to be launched by walking directories; refuses to import anything.
-"""
+"""One source file: found without importing anything, decoded as Python does, and parsed."""
 
 from __future__ import annotations
 
@@ -22,16 +19,16 @@ SIZE_LIMIT_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
-class Text:
-    """The decoded text of a file. ``problem`` says why Python itself would refuse to run it."""
+class FileText:
+    """The decoded text of a file. ``problem`` says why Python would refuse to run it."""
 
     text: str
     problem: str | None = None
 
 
 @dataclass(frozen=True)
-class Source:
-    """One parsed file: ``shown`` is its path as users read it, ``parents`` leads from any node to its parent."""
+class ParsedFile:
+    """A parsed file: ``shown`` is its path as users see it, ``parents`` maps each node to its parent."""
 
     path: Path
     shown: str
@@ -48,18 +45,18 @@ class Source:
 
 @dataclass(frozen=True)
 class SyntaxProblem:
-    """Why a text has no tree; ``refused`` is False where only this reader gave up, not Python."""
+    """Why a text has no tree; ``refused`` is False if only this reader gave up and Python would not."""
 
     line: int
     message: str
     refused: bool
 
 
-def read_text(path: Path) -> Text | None:
+def read_text(path: Path) -> FileText | None:
     """Return the text of a regular file below ``SIZE_LIMIT_BYTES``, or None.
 
-    The encoding is taken from the byte order mark or the cookie (PEP 263); what does not decode is read as Latin-1
-    with ``problem`` set, since Python refuses such a file.
+    The byte order mark or the cookie (PEP 263) gives the encoding. A file that does not decode is read as Latin-1 with
+    ``problem`` set, because Python refuses it.
     """
     try:
         status = path.stat()
@@ -68,24 +65,19 @@ def read_text(path: Path) -> Text | None:
         data = path.read_bytes()
     except (OSError, ValueError):
         return None
-    return decode(data)
-
-
-def decode(data: bytes) -> Text:
-    """Return ``data`` as text, see ``read_text``."""
     problem = "source code cannot contain null bytes" if b"\0" in data else None
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
-        return Text(data.decode(encoding), problem)
+        return FileText(data.decode(encoding), problem)
     except (SyntaxError, LookupError, ValueError) as error:
-        return Text(data.decode("latin-1"), problem or f"the encoding is wrong ({_first_line(str(error))})")
+        return FileText(data.decode("latin-1"), problem or f"the encoding is wrong ({_first_line(str(error))})")
 
 
-def parse(path: Path, shown: str, text: str) -> Source | SyntaxProblem:
-    """Parse ``text``; never raises, whatever it holds."""
+def parse(path: Path, shown: str, text: str) -> ParsedFile | SyntaxProblem:
+    """Return the parsed ``text``, or why it cannot be parsed; never raises."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # `"\d"` in the user's script is not ours to complain about
+            warnings.simplefilter("ignore")  # about `"\d"` and the like in the user's script
             tree = ast.parse(text)
         parents: dict[ast.AST, ast.AST] = {}
         nodes = tuple(_walk(tree, parents))
@@ -94,7 +86,7 @@ def parse(path: Path, shown: str, text: str) -> Source | SyntaxProblem:
         return SyntaxProblem(error.lineno or 1, _first_line(error.msg or "invalid syntax"), not too_deep)
     except (ValueError, RecursionError, MemoryError) as error:
         return SyntaxProblem(1, _first_line(str(error)), False)
-    return Source(path, shown, text, tree, parents, nodes)
+    return ParsedFile(path, shown, text, tree, parents, nodes)
 
 
 def _walk(tree: ast.Module, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:
