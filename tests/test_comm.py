@@ -17,7 +17,7 @@ import pytest
 
 from ddplaunch.cli.commands.doctor import CommAsked, asked_for, counts, device_of
 from ddplaunch.comm.drive import MODULE, CommTest, Member, Reports
-from ddplaunch.comm.groups import Comm, Group, Measured
+from ddplaunch.comm.groups import Comm, HostGroup, Measured
 from ddplaunch.comm.rank import resent
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.hosts.session.links import Links
@@ -84,7 +84,7 @@ def test_picture_of_more_hosts_than_fit_lists_what_is_bad() -> None:
 
 
 def test_picture_of_one_host() -> None:
-    alone = Comm("gloo", ("gpu-a",), (Group(("gpu-a",), 0, 2, FINE),))
+    alone = Comm("gloo", ("gpu-a",), (HostGroup(("gpu-a",), 0, 2, FINE),))
     assert comm_text(alone, Terminal(80))[1] == "  2 ranks: 9.6 Gbit/s, an all-reduce of 4 bytes takes 90 us"
     assert "one rank" in "".join(comm_text(replace(alone, groups=()), Terminal(80)))
 

@@ -16,7 +16,7 @@ from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, nodes_mis
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import TorchFacts
-from ddplaunch.ui.hosts_view import Progress, status_text
+from ddplaunch.ui.hosts_view import RollCallLine, status_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, UsageError, error
 from ddplaunch.values.resolved import Resolved, Source
@@ -153,7 +153,7 @@ def test_status_text() -> None:
 
 def test_few_lines_off_a_terminal() -> None:
     stream, now = io.StringIO(), [0.0]
-    progress = Progress(stream, False, lambda: now[0])
+    progress = RollCallLine(stream, False, lambda: now[0])
     for second in range(25):
         now[0] = float(second)
         missing = ("node 1", "node 2") if second < 5 else ("node 2",)
@@ -169,7 +169,7 @@ def test_few_lines_off_a_terminal() -> None:
 
 def test_silence_where_all_come_at_once() -> None:
     stream = io.StringIO()
-    progress = Progress(stream, True)
+    progress = RollCallLine(stream, True)
     progress.show(Status(2, ("node 1",), 0.01, joined=1))
     progress.show(Status(2, (), 0.02, joined=2))
     progress.end()
@@ -178,7 +178,7 @@ def test_silence_where_all_come_at_once() -> None:
 
 def test_one_line_on_a_terminal() -> None:
     stream = io.StringIO()
-    progress = Progress(stream, True)
+    progress = RollCallLine(stream, True)
     for second in (1, 2):
         progress.show(Status(2, ("node 1",), second, joined=1))
     progress.end()

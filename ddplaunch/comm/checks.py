@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ddplaunch.checks.all_checks import outcome
 from ddplaunch.checks.check import Outcome, declare
-from ddplaunch.comm.groups import Blame, Comm, Group, bandwidth_of_most, blame, dead, failed, lossy, slow, usual
+from ddplaunch.comm.groups import Blame, Comm, HostGroup, bandwidth_of_most, blame, dead, failed, lossy, slow, usual
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import listed
 
@@ -38,27 +38,27 @@ def _two_digits(number: float) -> str:
     return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"
 
 
-def losses_text(groups: Sequence[Group]) -> str:
+def losses_text(groups: Sequence[HostGroup]) -> str:
     """Return the shares of segments that were sent again: ``21 %``, ``18 to 22 %``."""
     shares = sorted(round(100 * group.loss) for group in groups)
     low, high = shares[0], shares[-1]
     return f"{low} %" if low == high else f"{low} to {high} %"
 
 
-def partners(host: str, groups: Iterable[Group]) -> list[str]:
+def partners(host: str, groups: Iterable[HostGroup]) -> list[str]:
     """Return whom ``host`` was tested with, each once."""
     return list(
         dict.fromkeys(other for group in groups if host in group.hosts for other in group.hosts if other != host)
     )
 
 
-def because_of_partners(host: str, found: Blame, groups: Iterable[Group]) -> str:
+def because_of_partners(host: str, found: Blame, groups: Iterable[HostGroup]) -> str:
     """Say which partners of a host that is to blame show that it is not them."""
     others = [other for other in partners(host, groups) if other in found.innocent]
     return f"{listed(others, 3, ' and ')} {'does' if len(others) == 1 else 'do'} well with another host"
 
 
-def between(group: Group, comm: Comm) -> str:
+def between(group: HostGroup, comm: Comm) -> str:
     """Say why neither of two hosts can be blamed alone."""
     if len(comm.hosts) == 2:
         return TWO

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.comm.checks import time_text
-from ddplaunch.comm.groups import Comm, Group, Measured
+from ddplaunch.comm.groups import Comm, HostGroup, Measured
 from ddplaunch.comm.pairing import next_round
 from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
@@ -60,7 +60,7 @@ class Reports:
         self._lost[host] = reason
         self.end(host)
 
-    def group(self, deadline_s: float) -> Group:
+    def group(self, deadline_s: float) -> HostGroup:
         """Return what was measured, or why nothing was."""
         seconds = (self._ended_s or time.monotonic()) - self._begun_s
         said = [self._said.get(rank, {}) for rank in range(self._ranks)]
@@ -74,12 +74,12 @@ class Reports:
                 segments=counted["segments"],
                 resent=counted["resent"],
             )
-            return Group(self._hosts, self._number, self._ranks, measured, seconds=seconds)
+            return HostGroup(self._hosts, self._number, self._ranks, measured, seconds=seconds)
         segments, again = counted["all_segments"], counted["all_resent"]
         problem = self._problem(said, deadline_s)
         if again:
             problem += f"; TCP sent {again} of {segments} segments again"
-        return Group(
+        return HostGroup(
             self._hosts, self._number, self._ranks, None, problem, seconds=seconds, segments=segments, resent=again
         )
 
@@ -203,7 +203,7 @@ class CommTest:
             if host.where is None:
                 host.lost = f"torch was not imported within {_START_S:.0f} s"
 
-    def _round(self, number: int, groups: Sequence[tuple[_Host, ...]]) -> list[Group]:
+    def _round(self, number: int, groups: Sequence[tuple[_Host, ...]]) -> list[HostGroup]:
         """Run all groups at once and return what became of them."""
         self._step += 1
         begun = time.monotonic()

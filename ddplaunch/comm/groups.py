@@ -32,7 +32,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Group:
+class HostGroup:
     """One step of one or more hosts. ``round`` 0 is each host alone, with all its ranks.
 
     ``problem`` is empty where all was measured; else it says why not, and ``host`` which host could not take part at
@@ -64,17 +64,17 @@ class Comm:
 
     backend: str
     hosts: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[HostGroup, ...]
     untested: tuple[tuple[str, str], ...] = ()
     deadline_s: float = 0.0
 
     @property
-    def inside(self) -> tuple[Group, ...]:
+    def inside(self) -> tuple[HostGroup, ...]:
         """Each host alone."""
         return tuple(group for group in self.groups if group.round == 0)
 
     @property
-    def between(self) -> tuple[Group, ...]:
+    def between(self) -> tuple[HostGroup, ...]:
         """Several hosts."""
         return tuple(group for group in self.groups if group.round > 0)
 
@@ -87,11 +87,11 @@ class Blame:
     """
 
     hosts: tuple[str, ...]
-    pairs: tuple[Group, ...]
+    pairs: tuple[HostGroup, ...]
     innocent: frozenset[str]
 
 
-def blame(comm: Comm, groups: Iterable[Group], bad: Callable[[Group], bool]) -> Blame:
+def blame(comm: Comm, groups: Iterable[HostGroup], bad: Callable[[HostGroup], bool]) -> Blame:
     """Return who explains the bad ones among ``groups``, which are those of ``comm`` that count here.
 
     A host that is in a good group is innocent. One that is in bad groups only, and had two partners, is the cause if
@@ -110,27 +110,27 @@ def blame(comm: Comm, groups: Iterable[Group], bad: Callable[[Group], bool]) -> 
     return Blame(tuple(guilty), pairs, frozenset(good))
 
 
-def failed(group: Group) -> bool:
+def failed(group: HostGroup) -> bool:
     """Whether nothing could be measured."""
     return group.measured is None
 
 
-def lossy(group: Group) -> bool:
+def lossy(group: HostGroup) -> bool:
     """Whether TCP had to send much again; a group that could not be measured because of that is one too."""
     return group.loss >= LOSS
 
 
-def dead(group: Group) -> bool:
+def dead(group: HostGroup) -> bool:
     """Whether nothing could be measured, and not because packets were lost now and then."""
     return failed(group) and not lossy(group)
 
 
-def slow(group: Group, normal: float | None) -> bool:
+def slow(group: HostGroup, normal: float | None) -> bool:
     """Whether it carried less than ``SLOW`` of ``normal``, what most hosts do; never where that is not known."""
     return normal is not None and group.measured is not None and group.measured.bandwidth < SLOW * normal
 
 
-def bandwidth_of_most(groups: Iterable[Group]) -> float | None:
+def bandwidth_of_most(groups: Iterable[HostGroup]) -> float | None:
     """Return the bandwidth that most hosts reach in pairs, in bytes per second; see ``usual``."""
     return usual((group for group in groups if not lossy(group)), lambda measured: measured.bandwidth, max)
 
@@ -152,7 +152,7 @@ def verdicts(comm: Comm) -> tuple[Verdict, ...]:
     return tuple(found)
 
 
-def usual(groups: Iterable[Group], value: Callable[[Measured], float], best: Callable[..., float]) -> float | None:
+def usual(groups: Iterable[HostGroup], value: Callable[[Measured], float], best: Callable[..., float]) -> float | None:
     """Return what most hosts reach: the median over the hosts of each one's ``best`` group.
 
     A host's best, because a slow partner says nothing of it. None for fewer than three hosts, of which no one is usual.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from ddplaunch.comm.groups import Group, failed, lossy
+from ddplaunch.comm.groups import HostGroup, failed, lossy
 
 ROUNDS = 4
 _FOR_ALL = 2
@@ -18,7 +18,7 @@ _SLOW = 0.5  # of the round's quickest: only decides who is paired with whom
 Pair = tuple[str, str]
 
 
-def next_round(hosts: Sequence[str], groups: Sequence[Group]) -> tuple[Pair, ...]:
+def next_round(hosts: Sequence[str], groups: Sequence[HostGroup]) -> tuple[Pair, ...]:
     """Return the pairs of the next round, empty when there is nothing more to learn. ``groups`` are those so far.
 
     ``hosts`` are those that can still take part.
@@ -45,7 +45,7 @@ def next_round(hosts: Sequence[str], groups: Sequence[Group]) -> tuple[Pair, ...
     return _match(order, hosts, tried, suspects)
 
 
-def _bad(groups: Sequence[Group]) -> set[frozenset[str]]:
+def _bad(groups: Sequence[HostGroup]) -> set[frozenset[str]]:
     """Return the pairs that failed, lost packets, or were slow for their round."""
     best = max((group.measured.bandwidth for group in groups if group.measured), default=0.0)
     return {
@@ -55,25 +55,25 @@ def _bad(groups: Sequence[Group]) -> set[frozenset[str]]:
     }
 
 
-def _never_good(hosts: Sequence[str], groups: Sequence[Group], bad: Collection[frozenset[str]]) -> set[str]:
+def _never_good(hosts: Sequence[str], groups: Sequence[HostGroup], bad: Collection[frozenset[str]]) -> set[str]:
     """Return the hosts with bad pairs and no good one."""
     good = {host for group in groups if frozenset(group.hosts) not in bad for host in group.hosts}
     return {host for pair in bad for host in pair if host in hosts} - good
 
 
-def _partners(host: str, groups: Sequence[Group]) -> int:
+def _partners(host: str, groups: Sequence[HostGroup]) -> int:
     return sum(host in group.hosts for group in groups)
 
 
-def _measured(host: str, groups: Sequence[Group]) -> int:
+def _measured(host: str, groups: Sequence[HostGroup]) -> int:
     return sum(host in group.hosts and not failed(group) for group in groups)
 
 
-def _only_slow(host: str, groups: Sequence[Group]) -> bool:
+def _only_slow(host: str, groups: Sequence[HostGroup]) -> bool:
     return not any(failed(group) or lossy(group) for group in groups if host in group.hosts)
 
 
-def _among(host: str, groups: Sequence[Group], suspects: Collection[str]) -> bool:
+def _among(host: str, groups: Sequence[HostGroup], suspects: Collection[str]) -> bool:
     """Whether all partners of a suspect are suspects too."""
     return all(other in suspects for group in groups if host in group.hosts for other in group.hosts)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.comm.checks import rate_text, time_text
-from ddplaunch.comm.groups import Comm, Group, Verdict, verdicts
+from ddplaunch.comm.groups import Comm, HostGroup, Verdict, verdicts
 from ddplaunch.ui.table import grid
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.words import count
@@ -44,7 +44,7 @@ def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
     return [title, *lines, *wrap(legend, terminal.width, "  ", "  "), ""]
 
 
-def _worst(found: Mapping[Group, Verdict], width: int) -> list[str]:
+def _worst(found: Mapping[HostGroup, Verdict], width: int) -> list[str]:
     """Name what is not fine, where the hosts are too many for a picture."""
     lines = []
     for group, verdict in found.items():
@@ -53,7 +53,7 @@ def _worst(found: Mapping[Group, Verdict], width: int) -> list[str]:
     return [*lines, f"  {count(sum(verdict == 'fine' for verdict in found.values()), 'group')} of hosts do well"]
 
 
-def _alone(group: Group) -> str:
+def _alone(group: HostGroup) -> str:
     if group.measured is None:
         return f"{group.ranks} ranks: {group.problem}"
     rate, latency = rate_text(group.measured.bandwidth), time_text(group.measured.latency_us)
@@ -68,7 +68,7 @@ def _legend(comm: Comm) -> str:
     return f"{'; '.join(parts)}; blank: not tested together"
 
 
-def _numbers(found: Mapping[Group, Verdict], places: Mapping[str, int]) -> Cells:
+def _numbers(found: Mapping[HostGroup, Verdict], places: Mapping[str, int]) -> Cells:
     """Bandwidth above the diagonal and on it, latency below."""
     result: dict[tuple[int, int], tuple[str, Verdict]] = {}
     for group, verdict in found.items():
@@ -81,7 +81,7 @@ def _numbers(found: Mapping[Group, Verdict], places: Mapping[str, int]) -> Cells
     return result
 
 
-def _signs(found: Mapping[Group, Verdict], places: Mapping[str, int]) -> Cells:
+def _signs(found: Mapping[HostGroup, Verdict], places: Mapping[str, int]) -> Cells:
     result: dict[tuple[int, int], tuple[str, Verdict]] = {}
     for group, verdict in found.items():
         one, two = places[group.hosts[0]], places[group.hosts[-1]]
@@ -117,7 +117,7 @@ def comm_json(comm: Comm) -> dict[str, Any]:
     }
 
 
-def _step(group: Group, verdict: Verdict) -> dict[str, Any]:
+def _step(group: HostGroup, verdict: Verdict) -> dict[str, Any]:
     step: dict[str, Any] = {
         "hosts": list(group.hosts),
         "round": group.round,

@@ -118,7 +118,7 @@ def launcher_words(cause: RootCause, facts: RunFacts | None) -> Words:
     """Return the words for a run that was ended from outside."""
     if cause.code == "killed":
         return Words(
-            "torchrun was killed and could not end its ranks; they were ended after it",
+            "torchrun was killed (SIGKILL); its ranks were then stopped",
             "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
             (_DMESG, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
         )

@@ -111,7 +111,7 @@ def _flight_recorder(surroundings: Surroundings) -> list[Variable]:
     if surroundings.device == "cpu":
         return []
     dump = f"{surroundings.record}/flight-recorder-rank-"
-    reason = "after a collective timeout, which ranks did not join"
+    reason = "records which ranks were missing at a collective timeout"
     pairs = [
         ("TORCH_FR_BUFFER_SIZE", "2000"),
         ("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000"),

@@ -162,7 +162,7 @@ def summary(
         diagnosis=None if live or diagnosis is None else _text(diagnosis.get("code")),
         launcher_pids=tuple(process.pid for process in run.launchers) if run is not None else (),
         ranks=tuple(_rank(process) for process in run.ranks) if run is not None else (),
-        problem=record.problem if record is not None else "its record is not where it can be found",
+        problem=record.problem if record is not None else "its record is missing",
         **known,
     )
 

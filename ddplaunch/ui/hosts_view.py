@@ -132,7 +132,7 @@ def status_text(status: Status, columns: int | None = None) -> str:
     return text
 
 
-class Progress:
+class RollCallLine:
     """Shows where a roll call stands on ``stream``; ``clock`` counts seconds."""
 
     def __init__(self, stream: TextIO | None, terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:

@@ -26,7 +26,7 @@ _KEPT = 60
 _JUDGED_EVERY = 5  # samples; findings are made of medians, which do not change faster
 
 
-class Watched:
+class WatchedRun:
     """A run under observation: its samples so far, and what they tell."""
 
     def __init__(self, run: RunProcesses, steps: Callable[[Path, Sequence[int]], Steps]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddplaunch.checks.all_checks import by_code
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import rate_text, run_measured, time_text
-from ddplaunch.comm.groups import Comm, Group, Measured, verdicts
+from ddplaunch.comm.groups import Comm, HostGroup, Measured, verdicts
 from ddplaunch.comm.pairing import ROUNDS, next_round
 from ddplaunch.values.finding import Finding
 
@@ -27,10 +27,10 @@ NAMES = "abcdefghijklmnopqrstuvwxyz0123456789"
 def outcome_of(hosts: int, became: Callable[[set[str]], Measured | None], backend: str = "gloo") -> Comm:
     """Return what comes of a test in which ``became`` says what a pair of hosts measures, None: nothing."""
     names = tuple(NAMES[:hosts])
-    groups = [Group((name,), 0, 8, became({name}), problem="the ranks did not form a group") for name in names]
+    groups = [HostGroup((name,), 0, 8, became({name}), problem="the ranks did not form a group") for name in names]
     while pairs := next_round(names, groups):
         number = groups[-1].round + 1
-        groups += [Group(pair, number, 2, became(set(pair)), problem="no TCP connection") for pair in pairs]
+        groups += [HostGroup(pair, number, 2, became(set(pair)), problem="no TCP connection") for pair in pairs]
     return Comm(backend, names, tuple(groups), deadline_s=20.0)
 
 
@@ -61,7 +61,7 @@ def test_everybody_gets_changed_partners(hosts: int) -> None:
 @given(st.integers(2, 14), st.data())
 def test_no_pair_is_tried_twice_and_no_host_is_in_two_pairs_at_once(hosts: int, data: st.DataObject) -> None:
     names = tuple(NAMES[:hosts])
-    groups: list[Group] = []
+    groups: list[HostGroup] = []
     for number in range(1, ROUNDS + 2):
         pairs = next_round(names, groups)
         if not pairs:
@@ -72,7 +72,7 @@ def test_no_pair_is_tried_twice_and_no_host_is_in_two_pairs_at_once(hosts: int, 
         assert number > 2 or hosts < 4 or len(flat) == hosts - hosts % 2  # nobody idles who could be tested
         for pair in pairs:
             became = data.draw(st.sampled_from([FINE, FINE, FINE, SLOW, LOSSY, None]))
-            groups.append(Group(pair, number, 2, became, problem="" if became else "no TCP connection"))
+            groups.append(HostGroup(pair, number, 2, became, problem="" if became else "no TCP connection"))
     assert len({frozenset(group.hosts) for group in groups}) == len(groups)
     findings(Comm("gloo", names, tuple(groups)))
 

@@ -185,7 +185,7 @@ def _say_order(parts: Sequence[Part]) -> None:
     """Tell where the order of lines is not that in which they were printed."""
     ranks = {part.file.rank for part in parts if part.end > part.start and not has_stamps(part)}
     if len(ranks) > 1:
-        tell("ranks one after the other: the lines do not begin with a time to order them by\n")
+        tell("lines have no timestamps, so output is grouped by rank\n")
 
 
 def _put(data: bytes) -> bool:

@@ -26,7 +26,7 @@ from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, Finding, UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text, duration_s
-from ddplaunch.watch.live_samples import Watched
+from ddplaunch.watch.live_samples import WatchedRun
 from ddplaunch.watch.plot import metrics_svg, summary_lines
 from ddplaunch.watch.recording import NAME, read_metrics, sample_json
 from ddplaunch.watch.samples import Sample
@@ -138,7 +138,7 @@ def watch(wish: Wish) -> int:
     if run is None:
         _tell_none(wish)
         return ExitStatus.DONE
-    watched = Watched(run, lambda folder, ranks: Steps(folder, ranks, pattern))
+    watched = WatchedRun(run, lambda folder, ranks: Steps(folder, ranks, pattern))
     interval_s = wish.interval_s or 1.0
     watched.look()  # rates begin with the second
     time.sleep(min(interval_s, 0.5))
@@ -163,7 +163,7 @@ def _tell_none(wish: Wish) -> None:
         tell(f"{name} does not run on this host; `ddplaunch top --replay {name}` shows what was recorded\n")
 
 
-def _on_screen(watched: Watched, interval_s: float, count: int | None) -> None:
+def _on_screen(watched: WatchedRun, interval_s: float, count: int | None) -> None:
     out, first = sys.stdout, 0
     with Screen(out) as screen:
         next_s, taken = time.monotonic(), 0
@@ -184,7 +184,7 @@ def _on_screen(watched: Watched, interval_s: float, count: int | None) -> None:
                 return
 
 
-def _draw(screen: Screen, watched: Watched, first: int) -> None:
+def _draw(screen: Screen, watched: WatchedRun, first: int) -> None:
     columns, lines = screen.size()
     look = Look(replace(Terminal.of(sys.stdout), width=columns), lines, first_row=first)
     about = watched.about()
@@ -201,7 +201,7 @@ def _draw(screen: Screen, watched: Watched, first: int) -> None:
     )
 
 
-def _in_lines(watched: Watched, interval_s: float, wish: Wish) -> None:
+def _in_lines(watched: WatchedRun, interval_s: float, wish: Wish) -> None:
     """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
     out = sys.stdout
     look = Look(Terminal.of(out), bars=False)
@@ -235,7 +235,7 @@ def _in_lines(watched: Watched, interval_s: float, wish: Wish) -> None:
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _last_words(watched: Watched) -> str:
+def _last_words(watched: WatchedRun) -> str:
     run_id = watched.run.run_id
     record = None if watched.directory is None else read_record(watched.directory)
     state = record.ended("state", str) if record is not None else None

@@ -26,7 +26,7 @@ from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.relaunch import Evidence, relaunch_policy
 from ddplaunch.machine.network import probe_port
 from ddplaunch.script.source import locate
-from ddplaunch.ui.hosts_view import Progress
+from ddplaunch.ui.hosts_view import RollCallLine
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 from ddplaunch.values.words import duration_s
@@ -72,7 +72,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: Eviden
         known=_slurm_hosts(os.environ, topology.nnodes.value),
     )
     hello = hello_of(prepared, failed)
-    progress = Progress(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
+    progress = RollCallLine(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
     show = (lambda status: None) if silent else progress.show
     with ending_by_signals():
         try:
