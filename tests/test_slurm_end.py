@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.slurm.job_end import diagnosis, why_ended
+from ddplaunch.hosts.slurm.job_reasons import diagnosis, why_ended
 from ddplaunch.hosts.slurm.programs import JobState, epoch_s, parse_job
 
 ENDING = """\

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.hosts.slurm.job_end import ENDS
-from ddplaunch.hosts.slurm.programs import JobState, waits_for
+from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
+from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.launch.job.sbatch import Batch
 from ddplaunch.records.outcome import FirstFailure
 from ddplaunch.ui.shell import quote

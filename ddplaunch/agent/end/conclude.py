@@ -108,7 +108,7 @@ def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
     told = ended.state == "signal" and ended.signal == signal.SIGTERM and ended.stopped is None
     if not told or "SLURM_JOB_ID" not in os.environ or settings.node:
         return None
-    from ddplaunch.hosts.slurm.job_end import why_ended
+    from ddplaunch.hosts.slurm.job_reasons import why_ended
 
     return why_ended(os.environ, settings.grace_s, ended.ended_s)
 

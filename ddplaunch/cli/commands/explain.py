@@ -16,7 +16,7 @@ from typing import Any
 
 from ddplaunch.cli.say import answer, answer_json
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
-from ddplaunch.hosts.slurm.job_end import diagnosis
+from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, run_directories

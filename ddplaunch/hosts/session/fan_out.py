@@ -17,8 +17,7 @@ from typing import Any
 from ddplaunch.hosts.session.frames import Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.hosts.ssh import was_dropped
-from ddplaunch.values.finding import Finding, RefusedError, error
-from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.finding import RefusedError, error
 
 TRIES = 8
 _PATIENCE_S = 0.5  # what a shell still wants to say after ssh's connection ended
@@ -28,20 +27,24 @@ _WINDOW_LEAST, _WINDOW_PER_CPU = 64, 32
 _SLOT_S = 2.0  # a host that has not said a word by then may be dead, and holds up the others no longer
 
 
-@dataclass(frozen=True)
 class Reached:
-    """What became of one host: its answer, or None and ssh's status (None: the session was still open)."""
+    """One host while it is asked, and what became of it: its answer, or None and ssh's status (None: still open)."""
 
-    name: str
-    link: Link
-    answer: dict[str, Any] | None
-    status: int | None
-    tries: int
+    link: Link  # that of the last try
+
+    def __init__(self, index: int, name: str) -> None:
+        """Nothing has been asked."""
+        self.index, self.name = index, name
+        self.answer: dict[str, Any] | None = None
+        self.status: int | None = None
+        self.tries = 0
+        self.settled = False
+        self.tried_s = self.until_s = 0.0
 
     @property
     def said(self) -> str:
-        """What ssh and the shell there wrote."""
-        return said_by(self.link)
+        """What ssh and the shell's start-up files wrote in front of the first frame."""
+        return (self.link.frames.before + b"\n" + self.link.said).decode("utf-8", "replace")
 
 
 class Window:
@@ -77,23 +80,6 @@ def delay_s(tries: int, index: int) -> float:
     return longest * (0.5 + (index * 0.618034 + tries * 0.414214) % 1.0 / 2)
 
 
-def said_by(link: Link) -> str:
-    """Return what ssh and the shell's start-up files wrote in front of the first frame."""
-    return (link.frames.before + b"\n" + link.said).decode("utf-8", "replace")
-
-
-class _Asking:
-    """One host while it is asked: its session, and how often that was begun."""
-
-    def __init__(self, index: int, name: str) -> None:
-        self.index, self.name = index, name
-        self.link: Link | None = None
-        self.tries = 0
-        self.tried_s = 0.0
-        self.until_s = 0.0
-        self.reached: Reached | None = None
-
-
 class FanOut:
     """Asks each host one thing, and each has ``deadline_s`` seconds from its own first try."""
 
@@ -103,19 +89,19 @@ class FanOut:
         """``start`` opens a session; ``most`` at once, by default what suits this machine."""
         self._links, self._start, self._order, self._deadline_s = links, start, order, deadline_s
         self._window = Window(most or window_of(len(os.sched_getaffinity(0))))
-        self._connecting: set[_Asking] = set()
-        self._by_link: dict[Link, _Asking] = {}
-        self._again: list[tuple[float, _Asking]] = []  # when it is due
-        self._deadlines: deque[_Asking] = deque()  # in order, since all have the same time
+        self._connecting: set[Reached] = set()
+        self._by_link: dict[Link, Reached] = {}
+        self._again: list[tuple[float, Reached]] = []  # when it is due
+        self._deadlines: deque[Reached] = deque()  # in order, since all have the same time
         self._left = 0
 
     def ask(self, names: Sequence[str]) -> tuple[Reached, ...]:
         """Return what became of each host, in their order. Raises OSError where there is no ssh, and RefusedError
         where this machine lets no more of them be started.
         """
-        places = [_Asking(index, name) for index, name in enumerate(names)]
-        fresh = deque(places)
-        self._left = len(places)
+        hosts = [Reached(index, name) for index, name in enumerate(names)]
+        fresh = deque(hosts)
+        self._left = len(hosts)
         while self._left:
             now = time.monotonic()
             self._begin(fresh, now)
@@ -123,35 +109,42 @@ class FanOut:
                 self._take(event)
             self._count_joined(time.monotonic())
             self._end_overdue(time.monotonic())
-        return tuple(place.reached for place in places if place.reached is not None)
+        return tuple(hosts)
 
-    def _begin(self, fresh: deque[_Asking], now: float) -> None:
+    def _begin(self, fresh: deque[Reached], now: float) -> None:
         due = sorted((each for each in self._again if each[0] <= now), key=lambda each: each[0])
-        for at, place in due:
+        for at, host in due:
             if len(self._connecting) >= self._window.limit:
                 return
-            self._again.remove((at, place))
-            if place.reached is None:
-                self._open(place)
+            self._again.remove((at, host))
+            if not host.settled:
+                self._open(host)
         while fresh and len(self._connecting) < self._window.limit:
-            place = fresh.popleft()
-            place.until_s = time.monotonic() + self._deadline_s
-            self._deadlines.append(place)
-            self._open(place)
+            host = fresh.popleft()
+            host.until_s = time.monotonic() + self._deadline_s
+            self._deadlines.append(host)
+            self._open(host)
 
-    def _open(self, place: _Asking) -> None:
+    def _open(self, host: Reached) -> None:
         try:
-            place.link = self._start(place.name)
+            host.link = self._start(host.name)
         except FileNotFoundError:
             raise
         except OSError as problem:
-            raise RefusedError(_no_more(len(self._by_link), problem)) from problem
-        place.tries, place.tried_s = place.tries + 1, time.monotonic()
-        self._by_link[place.link] = place
-        self._connecting.add(place)
-        place.link.send(Kind.ASK, self._order)
+            refused = error(
+                "hosts-too-many",
+                f"after {len(self._by_link)} sessions this machine starts no more: {problem.strerror}",
+                why="each host takes an ssh client and four open files of this machine for as long as it runs",
+                fix="`ulimit -u` and `ulimit -n` show the limits; raise them, or launch from inside a Slurm "
+                "allocation, where one `srun` reaches all hosts",
+            )
+            raise RefusedError(refused) from problem
+        host.tries, host.tried_s = host.tries + 1, time.monotonic()
+        self._by_link[host.link] = host
+        self._connecting.add(host)
+        host.link.send(Kind.ASK, self._order)
 
-    def _wait_s(self, fresh: deque[_Asking], now: float) -> float:
+    def _wait_s(self, fresh: deque[Reached], now: float) -> float:
         """Return how long nothing is due."""
         times = [self._deadlines[0].until_s] if self._deadlines else []
         if len(self._connecting) < self._window.limit:
@@ -163,51 +156,50 @@ class FanOut:
         return max(0.0, min(times, default=now + self._deadline_s) - now)
 
     def _take(self, event: Event) -> None:
-        place = self._by_link.get(event.link)
-        if place is None or place.reached is not None or event.link is not place.link:
+        host = self._by_link.get(event.link)
+        if host is None or host.settled or event.link is not host.link:
             return
         if event.kind is Kind.ANSWER:
-            self._joined(place)
-            self._settle(place, body_of(event), None)
+            self._joined(host)
+            self._settle(host, body_of(event), None)
         elif event.kind is None:
-            self._session_over(place, event.link)
+            self._session_over(host, event.link)
 
-    def _session_over(self, place: _Asking, link: Link) -> None:
-        self._connecting.discard(place)
+    def _session_over(self, host: Reached, link: Link) -> None:
+        self._connecting.discard(host)
         status = link.reap(_PATIENCE_S)
         now = time.monotonic()
-        if not link.frames.greeted and was_dropped(status, said_by(link)):
+        if not link.frames.greeted and was_dropped(status, host.said):
             self._window.dropped(now)
-            at = now + delay_s(place.tries, place.index)
-            if place.tries < TRIES and at < place.until_s:
+            at = now + delay_s(host.tries, host.index)
+            if host.tries < TRIES and at < host.until_s:
                 self._links.close(link)
-                self._again.append((at, place))
+                self._again.append((at, host))
                 return
-        self._settle(place, None, status)
+        self._settle(host, None, status)
 
-    def _settle(self, place: _Asking, answer: dict[str, Any] | None, status: int | None) -> None:
-        assert place.link is not None
-        place.reached = Reached(place.name, place.link, answer, status, place.tries)
-        self._connecting.discard(place)
+    def _settle(self, host: Reached, answer: dict[str, Any] | None, status: int | None) -> None:
+        host.answer, host.status, host.settled = answer, status, True
+        self._connecting.discard(host)
         self._left -= 1
 
     def _count_joined(self, now: float) -> None:
-        for place in tuple(self._connecting):
-            if place.link is not None and place.link.frames.greeted:
-                self._joined(place)
-            elif now - place.tried_s > _SLOT_S:
-                self._connecting.discard(place)
+        for host in tuple(self._connecting):
+            if host.link.frames.greeted:
+                self._joined(host)
+            elif now - host.tried_s > _SLOT_S:
+                self._connecting.discard(host)
 
-    def _joined(self, place: _Asking) -> None:
-        if place in self._connecting:
-            self._connecting.discard(place)
+    def _joined(self, host: Reached) -> None:
+        if host in self._connecting:
+            self._connecting.discard(host)
             self._window.joined()
 
     def _end_overdue(self, now: float) -> None:
-        while self._deadlines and (self._deadlines[0].reached is not None or self._deadlines[0].until_s <= now):
-            place = self._deadlines.popleft()
-            if place.reached is None:
-                self._settle(place, None, None)
+        while self._deadlines and (self._deadlines[0].settled or self._deadlines[0].until_s <= now):
+            host = self._deadlines.popleft()
+            if not host.settled:
+                self._settle(host, None, None)
 
 
 def body_of(event: Event) -> dict[str, Any]:
@@ -216,13 +208,3 @@ def body_of(event: Event) -> dict[str, Any]:
         return unpack(event.body)
     except ValueError as problem:
         return {"problem": str(problem)}
-
-
-def _no_more(started: int, problem: OSError) -> Finding:
-    return error(
-        "hosts-too-many",
-        f"after {started} sessions this machine starts no more: {problem.strerror}",
-        why="each host takes an ssh client and four open files of this machine for as long as it runs",
-        fix="`ulimit -u` and `ulimit -n` show the limits; raise them, or launch from inside a Slurm allocation, "
-        "where one `srun` reaches all hosts",
-    )

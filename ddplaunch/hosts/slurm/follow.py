@@ -1,4 +1,4 @@
-"""Follows one Slurm job to its end: its log as it grows, its states as they change; refuses to end it."""
+"""Follows one Slurm job to its end: its log as it grows, its states as they change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ddplaunch.hosts.slurm.programs import JobState, cancel, job_state, never
+from ddplaunch.hosts.slurm.job_reasons import never
+from ddplaunch.hosts.slurm.programs import JobState, cancel, job_state
 from ddplaunch.values.finding import RefusedError, error
 
 _FIRST_POLL_S, _LAST_POLL_S = 0.5, 10.0  # a controller serves a whole cluster
@@ -26,14 +27,14 @@ def first_state(job: str, environ: Mapping[str, str], patience_s: float = 3.0) -
     while True:
         state = job_state(job, environ)
         if state is not None:
-            refuse_hopeless(job, state, environ)
+            _refuse_hopeless(job, state, environ)
         undecided = state is not None and state.state == "PENDING" and state.reason in _UNDECIDED
         if not undecided or time.monotonic() > deadline:
             return state
         time.sleep(_LOG_POLL_S)
 
 
-def refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> None:
+def _refuse_hopeless(job: str, state: JobState, environ: Mapping[str, str]) -> None:
     """Raise RefusedError, and cancel the job, where it waits for what never comes."""
     why = never(state.reason) if state.state == "PENDING" else None
     if why is None:
@@ -70,12 +71,19 @@ def follow(
         state = job_state(job, environ)
         if state is not None:
             heard = time.monotonic()
-            refuse_hopeless(job, state, environ)
+            _refuse_hopeless(job, state, environ)
             if (state.state, state.reason) != (last.state, last.reason) and state.state in ("PENDING", "RUNNING"):
                 changed(state)
             last = state
         elif time.monotonic() - heard > _SILENCE_S:
-            raise _silent(job)
+            raise RefusedError(
+                error(
+                    "slurm-unanswered",
+                    f"Slurm said nothing of job {job} for {_SILENCE_S:.0f} s",
+                    why="its controller is down or has forgotten the job, and there is no accounting to ask",
+                    fix=f"`squeue -j {job}` and `sacct -j {job}` once it answers; the job goes on without this command",
+                )
+            )
         log = log or (Path(last.log) if last.log else None)
         until = time.monotonic() + (_SETTLE_S if last.ended else poll_s)
         while True:
@@ -101,14 +109,3 @@ def _grown(log: Path | None, position: int, show: Callable[[bytes], None]) -> in
     except OSError:
         pass
     return position
-
-
-def _silent(job: str) -> RefusedError:
-    return RefusedError(
-        error(
-            "slurm-unanswered",
-            f"Slurm said nothing of job {job} for {_SILENCE_S:.0f} s",
-            why="its controller is down or has forgotten the job, and there is no accounting to ask",
-            fix=f"`squeue -j {job}` and `sacct -j {job}` once it answers; the job goes on without this command",
-        )
-    )

@@ -1,11 +1,13 @@
-"""Why Slurm ended a job, in words, and asked of it by a run that is being ended; refuses to judge the program.
+"""What Slurm's words for a job mean: why it ended, as a diagnosis, and what it waits for or why it can never start.
 
-Slurm sends SIGTERM whatever the reason is; its controller knows which: the time limit, another job's priority, a
-requeue, a lost node, a person. What it answers while a job ends was seen with 22.05.
+Slurm sends SIGTERM whatever ends a job; its controller knows why: the time limit, another job's priority, a requeue, a
+lost node, a person. Its answers while a job ends are those of 22.05. Reasons to wait:
+https://slurm.schedmd.com/job_reason_codes.html, https://slurm.schedmd.com/resource_limits.html
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
@@ -18,7 +20,7 @@ _EARLY_S = 90.0  # `--signal` may come 60 s earlier than it says
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnding:
     """One way for a job to end: the ``code`` of its diagnosis, a clause after "job 12", the mechanism, what to do.
 
     ``fix`` may hold ``{job}``.
@@ -31,47 +33,47 @@ class End:
 
 
 #: By Slurm's word for the state; REQUEUED is what it calls a flag.
-ENDS: Mapping[str, End] = {
-    "TIMEOUT": End(
+ENDS: Mapping[str, JobEnding] = {
+    "TIMEOUT": JobEnding(
         "time-limit",
         "reached its time limit",
         "Slurm ends a job when its time is over; what the program did then is not the cause",
         "`--time` for more, or `--requeue --grace 120` if the script saves on SIGTERM and resumes",
     ),
-    "OUT_OF_MEMORY": End(
+    "OUT_OF_MEMORY": JobEnding(
         "host-out-of-memory",
         "used more host memory than it had",
         "the kernel kills what goes over the job's memory",
         "`--mem` for more, or fewer DataLoader workers",
     ),
-    "NODE_FAIL": End(
+    "NODE_FAIL": JobEnding(
         "scheduler-error",
         "lost a node",
         "the node stopped answering Slurm",
         "`--requeue` lets Slurm start the job again by itself; `sinfo -R` shows why nodes are away",
     ),
-    "PREEMPTED": End(
+    "PREEMPTED": JobEnding(
         "terminated",
         "was preempted",
         "a job of higher priority took its nodes",
         "`--requeue` lets Slurm start it again by itself",
     ),
-    "REQUEUED": End(
+    "REQUEUED": JobEnding(
         "terminated",
         "was taken back and queued again",
         "Slurm does that for preemption and lost nodes, and for `scontrol requeue`; it starts over when there is room",
         "nothing, if the script resumes from its checkpoint; `squeue -j {job}` shows when it starts",
     ),
-    "CANCELLED": End(
+    "CANCELLED": JobEnding(
         "terminated",
         "was cancelled",
         "somebody ran scancel, or a job that it depends on failed",
         "`sacct -j {job} -o JobID,State,ExitCode` says by whom",
     ),
-    "BOOT_FAIL": End(
+    "BOOT_FAIL": JobEnding(
         "scheduler-error", "found a node that did not boot", "Slurm boots nodes for some jobs", "submit it again"
     ),
-    "DEADLINE": End(
+    "DEADLINE": JobEnding(
         "scheduler-error", "missed its deadline", "it was submitted with one", "submit it again without `--deadline`"
     ),
 }
@@ -122,6 +124,63 @@ def _kind(state: JobState, restarts: int) -> str:
     return "CANCELLED" if state.state == "COMPLETING" else state.state
 
 
-def _diagnosed(end: End, what: str, job: str, said: str) -> Diagnosis:
+def _diagnosed(end: JobEnding, what: str, job: str, said: str) -> Diagnosis:
     evidence = (Evidence(f"scontrol show job {job}", 0, said),)
     return Diagnosis(end.code, "observed", what, end.why, (end.fix.format(job=job),), evidence=evidence)
+
+
+_NEVER: Mapping[str, str] = {
+    "PartitionNodeLimit": "the partition has not that many nodes",
+    "PartitionTimeLimit": "the time is over the partition's limit",
+    "BadConstraints": "no node meets the constraint",
+    "AccountNotAllowed": "the account may not use the partition",
+    "QOSNotAllowed": "the QOS may not be used here",
+    "InvalidAccount": "the account does not exist",
+    "InvalidQOS": "the QOS does not exist",
+}
+_OF_ONE_JOB = re.compile(r"(Assoc|QOS)Max([A-Za-z]+?)Per(Job|Node)(?:Limit)?\Z")
+_THINGS = {
+    "Node": "nodes",
+    "Cpu": "CPUs",
+    "GRES": "GPUs",
+    "Mem": "memory",
+    "Memory": "memory",
+    "WallDuration": "time",
+    "CPUMinutes": "CPU minutes",
+    "GRESMinutes": "GPU minutes",
+    "BillingMinutes": "billed minutes",
+}
+_WAITS: tuple[tuple[str, str], ...] = (
+    (r"Resources|Nodes?NotAvail", "waits until enough is free"),
+    (r"Priority", "other jobs come first"),
+    (r"PartitionConfig", "no node of the partition has what it asks for, unless Slurm has not looked yet"),
+    (r"Dependency", "waits for another job"),
+    (r"BeginTime", "may not start yet; a job that was requeued waits two minutes"),
+    (r"JobHeldUser", "held; `scontrol release JOB` lets it go"),
+    (r"JobHeldAdmin", "held by an administrator"),
+    (r"launch_failed_requeued_held|JobLaunchFailure", "could not be started on its node, and is held"),
+    (r"ReqNodeNotAvail|NodeDown", "nodes that it needs are down, drained or reserved; `sinfo -R` says why"),
+    (r"Reservation", "waits for its reservation"),
+    (r"Partition(?:Down|Inactive)", "the partition starts no jobs now"),
+    (r"Licenses", "waits for a license"),
+    (
+        r"(?:Assoc|QOS)Grp\w*Minutes\w*",
+        "the account's hours are used up; it starts when more are granted or old ones expire",
+    ),
+    (r"(?:Assoc|QOS)(?:Grp|Max)\w*", "a limit of the account or QOS is reached; it starts when other jobs end"),
+)
+
+
+def never(reason: str) -> str | None:
+    """Return why a pending job will not start however long it waits, None where waiting may help."""
+    match = _OF_ONE_JOB.match(reason)
+    if match is None:
+        return _NEVER.get(reason)
+    owner = "account" if match[1] == "Assoc" else "QOS"
+    thing = _THINGS.get(match[2], match[2])
+    return f"the {owner}'s limit of {thing} for one {match[3].lower()} is lower"
+
+
+def waits_for(reason: str) -> str:
+    """Return what a pending job waits for, "" for a reason that is not known here."""
+    return next((words for pattern, words in _WAITS if re.match(rf"(?:{pattern})\b", reason)), "")
