@@ -1,1 +1,1 @@
-"""Facts and launch to findings, purely; one family per file."""
+"""Checks: pure functions from facts and launch to findings, by subject."""

@@ -1,6 +1,6 @@
-"""Train a small character-level transformer on Python's own source with DDP; refuses to need anything but torch.
+"""Train a small character-level transformer on Python's standard library with DDP and nothing but torch.
 
-It is an ordinary torchrun script and knows nothing of ddplaunch. All of these run it:
+It is an ordinary torchrun script that does not know ddplaunch. All of these run it:
 
     python train_char.py
     torchrun --nproc_per_node 2 train_char.py --batch-size 32
@@ -105,7 +105,7 @@ class CharacterModel(nn.Module):
 
 @dataclass(frozen=True)
 class Ranks:
-    """Where this process stands among all of them; a plain `python train_char.py` is rank 0 of 1."""
+    """The rank of this process and the number of all; a plain `python train_char.py` is rank 0 of 1."""
 
     rank: int
     world_size: int
@@ -119,7 +119,7 @@ class Ranks:
         return value.item() / self.world_size
 
     def say(self, line: str) -> None:
-        """Print on rank 0 only, at once, so that a log that is followed shows it."""
+        """Print on rank 0 only, without buffering, for those who follow the log."""
         if self.rank == 0:
             print(line, flush=True)
 
@@ -152,7 +152,7 @@ def learning_rate_factor(step: int, warmup_steps: int, total_steps: int) -> floa
 
 
 def save(model: nn.Module, path: Path) -> None:
-    """Write the weights to ``path``: whole or not at all, because a half-written checkpoint is worse than none."""
+    """Write the weights to ``path`` atomically: a half-written checkpoint is worse than none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(path.name + ".unfinished")
     torch.save(model.state_dict(), unfinished)
@@ -160,7 +160,7 @@ def save(model: nn.Module, path: Path) -> None:
 
 
 def micro_batches(loader: DataLoader[Pair], sampler: DistributedSampler[Pair]) -> Iterator[Pair]:
-    """Yield this rank's share of the text for ever, shuffled anew and split anew over the ranks each time round."""
+    """Yield this rank's share of the text for ever; each epoch shuffles and splits it anew."""
     for round_number in itertools.count():
         sampler.set_epoch(round_number)
         yield from loader
@@ -181,7 +181,7 @@ def optimizer_step(model: nn.Module, batches: Iterator[Pair], accum: int, ranks:
 
 
 def train(arguments: argparse.Namespace, ranks: Ranks) -> None:
-    """Train, and print on rank 0 what the loss does; all ranks take the same number of steps."""
+    """Train, and print the loss on rank 0; all ranks take the same number of steps."""
     torch.manual_seed(arguments.seed)
     blocks = Blocks(read_text())
     sampler: DistributedSampler[Pair] = DistributedSampler(

@@ -1,4 +1,4 @@
-"""What a training script can ask about the launch that it runs in; reads the environment and nothing else."""
+"""``ddplaunch.current()``: the plan of the launch that a training script runs in, from its environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddplaunch.values.frozen import dataclass
 
 @dataclass(frozen=True)
 class Current:
-    """The plan that this process was started with. ``world_size`` is 1 and the rest None outside of a launch.
+    """The plan of this process's launch. Outside of a launch the sizes are 1 and the rest is None.
 
     ``batch_size`` is per rank, ``global_batch_size`` per optimizer step over all ranks, ``lr`` already scaled.
     """
@@ -37,9 +37,9 @@ class Current:
 
 
 def current(environment: Mapping[str, str] | None = None) -> Current:
-    """Return the launch that this process belongs to, from ``DDPLAUNCH_PLAN``.
+    """Return the launch of this process, from ``DDPLAUNCH_PLAN``.
 
-    Raises ValueError if the variable is there but is not JSON of a plan.
+    Raises ValueError if the variable is set but is not the JSON of a plan.
     """
     text = (os.environ if environment is None else environment).get("DDPLAUNCH_PLAN")
     if not text:

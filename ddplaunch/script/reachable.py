@@ -77,7 +77,7 @@ class _Walk:
         ]
 
     def _divide(self, file: LocalFile, source: ParsedFile) -> None:
-        """Split a file at its top-level statements and reach those that run on import, without an imported file's main."""
+        """Split a file at its top-level statements; reach all but definitions and the main of an imported file."""
         bounds = {id(statement): index for index, statement in enumerate(source.tree.body)}
         units: dict[int, list[ast.AST]] = {index: [] for index in bounds.values()}
         current = -1

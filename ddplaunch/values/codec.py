@@ -1,8 +1,6 @@
-r"""Facts and requests to JSON and back, generic over the dataclasses; refuses values that do not fit their types.
+r"""Frozen values to JSON, and JSON back to typed values, checked against the types of their fields.
 
 Text that is not UTF-8 (paths, variables) is in Python's surrogateescape form and crosses as ``\udcXX`` escapes.
-
-Frozen values as what JSON can hold; refuses to know any particular one.
 """
 
 from __future__ import annotations
@@ -12,7 +10,7 @@ import json
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, TypeVar, cast
 
@@ -25,31 +23,19 @@ T = TypeVar("T")
 
 def to_json(value: object) -> str:
     """Return a frozen value as one line of ASCII JSON with "schema": 1."""
-    return json.dumps({"schema": SCHEMA, **_plain(value)})
+    return json.dumps({"schema": SCHEMA, **plain(value)})
 
 
 def from_json(text: str, wanted: type[T]) -> T:
-    """Return the ``wanted`` dataclass in ``text``; fields that only a newer ddplaunch knows are ignored.
+    """Return the ``wanted`` dataclass in ``text``; unknown fields, of a newer ddplaunch, are ignored.
 
-    A field that an older one does not send becomes Unavailable where its type allows. Raises ValueError, with
-    the place, for anything else that does not fit.
+    A missing field, of an older one, becomes Unavailable if its type allows. Raises ValueError, with the place, for
+    anything else that does not fit.
     """
     data = json.loads(text)
     if not isinstance(data, dict) or not isinstance(data.get("schema"), int):
         raise ValueError(f"not JSON of {wanted.__name__}: there is no schema number")
     return cast(T, _build(data, wanted, wanted.__name__))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Unavailable):
-        return {_REASON: value.reason}
-    if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, frozenset):
-        return sorted(value)
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _build(data: Any, wanted: Any, place: str) -> Any:
@@ -105,7 +91,7 @@ def _dataclass(data: Any, wanted: type, place: str) -> Any:
     for each in fields(wanted):
         if each.name in given:
             values[each.name] = _build(given[each.name], hints[each.name], f"{place}.{each.name}")
-        elif _required(each):
+        elif each.default is MISSING and each.default_factory is MISSING:
             if Unavailable not in typing.get_args(hints[each.name]):
                 raise ValueError(f"{place}.{each.name} is missing")
             values[each.name] = Unavailable("this host's ddplaunch does not report it")
@@ -114,24 +100,20 @@ def _dataclass(data: Any, wanted: type, place: str) -> Any:
 
 @functools.cache
 def _hints(wanted: type) -> dict[str, Any]:
-    """Evaluating them takes longer than everything else, and a launch on many hosts does it for each."""
+    """Return the evaluated annotations; cached, because that is slow and a launch decodes many hosts."""
     return typing.get_type_hints(wanted)
 
 
 @functools.cache
 def _shape(wanted: Any) -> tuple[Any, tuple[Any, ...], bool]:
-    """Return what a type is made of, what is inside of it, and whether it is a dataclass."""
+    """Return a type's origin and arguments, and whether it is a dataclass."""
     return typing.get_origin(wanted), typing.get_args(wanted), is_dataclass(wanted)
-
-
-def _required(each: Field[Any]) -> bool:
-    return each.default is MISSING and each.default_factory is MISSING
 
 
 def plain(value: Any) -> Any:
     """Return dataclasses as objects, tuples as lists, sets sorted, ``Unavailable`` as ``{"unavailable": reason}``."""
     if isinstance(value, Unavailable):
-        return {"unavailable": value.reason}
+        return {_REASON: value.reason}
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):

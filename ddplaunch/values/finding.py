@@ -1,7 +1,4 @@
-"""The one shape of everything that a user is told to act on; refuses to print itself.
-
-Exit statuses and the one exception that carries findings to the command line; decides nothing else.
-"""
+"""Findings, which tell users what to act on, the exceptions that carry them, and exit statuses."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from ddplaunch.values.frozen import dataclass
 
 
 class Severity(str, Enum):
-    """``ERROR`` refuses a launch; ``WARNING`` lets it run, worse."""
+    """``ERROR`` refuses the launch; with a ``WARNING`` it runs, but worse."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -19,10 +16,10 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong.
+    """One problem.
 
-    ``what`` is measured, one line, understandable alone. ``where`` lists hosts, ranks, flags or file:line.
-    ``why`` is the mechanism. ``fix`` is complete and safe to paste. Text in backticks can be typed.
+    ``what`` is one line with the measured values, understandable alone. ``where`` lists hosts, ranks, flags or
+    file:line. ``why`` is the mechanism. ``fix`` is complete and safe to paste. Text in backticks can be typed.
     """
 
     code: str
@@ -44,7 +41,7 @@ def warning(code: str, what: str, *, why: str, fix: str, where: str | tuple[str,
 
 
 class ExitStatus(IntEnum):
-    """What the process exits with. Frozen: scripts depend on these numbers.
+    """The exit statuses of ddplaunch. Scripts depend on these numbers: they must not change.
 
     After torchrun has taken over, the status is that of the first failed rank, or 128 + a signal; TIMED_OUT, which is
     timeout(1)'s, says that `--timeout` or `--on-hang stop` ended the run.

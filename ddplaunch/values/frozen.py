@@ -1,8 +1,8 @@
-"""Frozen dataclasses that generate no code when they are defined; refuses everything else that ``dataclass`` can do.
+"""A ``dataclass(frozen=True)`` that generates no code, because a launch imports some seventy such classes.
 
-The standard decorator compiles six methods for each class, half a millisecond, and a launch imports some seventy
-classes. Here all classes share the same methods. To type checkers, and to ``dataclasses.fields``, ``replace`` and
-``asdict``, they are ordinary frozen dataclasses.
+The standard decorator compiles six methods for each class, which takes half a millisecond. Here all classes share the
+same methods. To type checkers, and to ``dataclasses.fields``, ``replace`` and ``asdict``, they are ordinary frozen
+dataclasses.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ else:
     import dataclasses
 
     def dataclass(*, frozen):
-        """Return the decorator for a frozen class; ``frozen`` must be True, so that the use reads as it is."""
+        """Return the decorator for a frozen class; ``frozen`` must be True, as the call says."""
         if frozen is not True:
             raise TypeError("only frozen=True is offered; `dataclasses.dataclass` does the rest")
         return _decorate

@@ -1,4 +1,4 @@
-"""A value that says where it came from, or why it is not there; refuses to know what it is a value of."""
+"""A setting with its source, and a fact that is unavailable with its reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SourceKind = Literal[
     "detected",
     "computed",
     "default",
-    "Slurm",  # this and the rest: an environment that somebody else set up
+    "Slurm",  # from here on: the environment of another launcher
     "Kubeflow",
     "Open MPI",
     "PMI",
@@ -26,7 +26,7 @@ SourceKind = Literal[
 
 @dataclass(frozen=True)
 class Source:
-    """Who decided a value: ``kind`` is one word for tables, ``detail`` the flag, file:line or formula."""
+    """Where a value comes from: ``kind`` is one word for tables, ``detail`` the flag, file:line or formula."""
 
     kind: SourceKind
     detail: str = ""
@@ -40,7 +40,7 @@ DEFAULT = Source("default")
 
 @dataclass(frozen=True)
 class Resolved(Generic[T]):
-    """A setting together with its source; every setting in a plan is one."""
+    """A setting with its source, as every setting in a plan."""
 
     value: T
     source: Source
@@ -48,6 +48,6 @@ class Resolved(Generic[T]):
 
 @dataclass(frozen=True)
 class Unavailable:
-    """A fact that could not be had; ``reason`` is a clause that reads well after "skipped:"."""
+    """A fact that could not be read; ``reason`` is a clause that completes "skipped: …"."""
 
     reason: str
