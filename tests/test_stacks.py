@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.explain.stacks.flight_recorder import flight, read_dump
-from ddplaunch.explain.stacks.hang import Stillness, hang_diagnosis, spinning
+from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis, spinning
 from ddplaunch.explain.stacks.parse import (
     Frame,
     RankStack,
@@ -58,8 +58,8 @@ def rank(number: int, *inner: Frame, line: int = 88, where: str = "main", **more
 
 def still(
     seconds: float = 240.0, busy: dict[int, float] | None = None, left: dict[int, str] | None = None
-) -> Stillness:
-    return Stillness(seconds, busy or {}, left or {}, "node-1")
+) -> NoProgress:
+    return NoProgress(seconds, busy or {}, left or {}, "node-1")
 
 
 # Places

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.explain.stacks.flight_recorder import Flight
-from ddplaunch.explain.stacks.parse import Group, RankStack, groups, stack_text
+from ddplaunch.explain.stacks.parse import RankGroup, RankStack, groups, stack_text
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.words import count, duration_text, ranks_text
@@ -34,11 +34,11 @@ def stacks_text(
     return terminal.spell("\n".join(lines)) + "\n"
 
 
-def _places(found: Sequence[Group]) -> str:
+def _places(found: Sequence[RankGroup]) -> str:
     return "one place" if len(found) == 1 else f"{len(found)} places"
 
 
-def _state(group: Group, cpu: Mapping[int, float]) -> str:
+def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
     """Return what the first rank of the group does, and how much of a core its ranks use."""
     stack = group.stacks[0]
     words = []

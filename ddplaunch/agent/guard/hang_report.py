@@ -18,7 +18,7 @@ from pathlib import Path
 from ddplaunch.agent.guard.attempt import RankLife
 from ddplaunch.agent.guard.streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
-from ddplaunch.explain.stacks.hang import Stillness, hang_diagnosis
+from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import Asked, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
@@ -94,7 +94,7 @@ def describe(
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
     busy = {rank: share for rank, share in shares.items() if share > _BUSY}
     elsewhere = any(_world_size(stack.pid) > len(ranks) for stack in stacks[:1])
-    return hang_diagnosis(stacks, Stillness(still_s, busy, left, host, elsewhere))
+    return hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, elsewhere))
 
 
 def _world_size(pid: int) -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.which_run import live_run, of_hosts
 from ddplaunch.explain.stacks.flight_recorder import flight, flight_dumps
-from ddplaunch.explain.stacks.hang import Stillness, hang_diagnosis
+from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
 from ddplaunch.hosts.local.rank_stacks import Asked, take_stacks, with_workers
 from ddplaunch.machine.processes.process_table import process_table
@@ -83,7 +83,7 @@ def _findings(
     if silent_s is None or silent_s < _STILL_S or not idle:
         return ()
     busy = {rank: used / 100 for rank, used in cpu.items() if rank not in idle}
-    diagnosis = hang_diagnosis(found, Stillness(silent_s, busy, {}, host_name()))
+    diagnosis = hang_diagnosis(found, NoProgress(silent_s, busy, {}, host_name()))
     return (replace(as_finding(diagnosis, None), severity=Severity.WARNING),)
 
 

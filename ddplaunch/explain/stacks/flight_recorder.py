@@ -1,10 +1,8 @@
-"""Which collective did not end and who did not join it, from torch's flight recorder; refuses to run what is in it.
+"""Which collective did not end and which ranks did not join it, from the dumps of torch's flight recorder.
 
-A dump is a pickle (``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, texts and numbers; anything
-else in it is refused, because loading a pickle may run code:
+A dump is a pickle (``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, texts and numbers. Anything
+else is refused, because loading a pickle may run code:
 https://docs.python.org/3/library/pickle.html#restricting-globals.
-
-Finds what torch's flight recorder left in a run's record; refuses to explain it.
 """
 
 from __future__ import annotations
@@ -111,7 +109,7 @@ _NAME = re.compile(r"flight-recorder-rank-_?(\d+)")
 
 
 def flight_dumps(directory: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return the entries of each rank's dump; one that is missing, broken or too large says nothing."""
+    """Return the entries of each rank's dump; missing, broken and too large ones are left out."""
     found: dict[int, list[dict[str, Any]]] = {}
     try:
         paths = list(directory.iterdir())

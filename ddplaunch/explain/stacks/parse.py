@@ -1,8 +1,6 @@
-"""Python stacks as py-spy and faulthandler print them, as values; refuses to judge where a rank should be.
+"""Stacks of ranks as py-spy and faulthandler print them, and the place that a person would name: the user's own line.
 
 faulthandler: https://docs.python.org/3/library/faulthandler.html; py-spy: https://github.com/benfred/py-spy.
-
-From a stack to the place that a person would name: the user's own line and what it called; refuses to judge it.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<f
 
 @dataclass(frozen=True)
 class Frame:
-    """One call: where it stands, and the function that it stands in (qualified where the source tells)."""
+    """One call: the file and line, and the function that holds them (qualified where the source tells)."""
 
     file: str
     line: int
@@ -42,8 +40,8 @@ class RankStack:
     """Where one rank is. ``threads`` begin with the main one; empty where ``problem`` says why nothing is known.
 
     ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
-    empty for none, ``reads`` the file that it reads from, as far as the kernel tells; ``source`` who told. ``workers``
-    are its DataLoader workers, where they were asked.
+    empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` names the tool that told. ``workers``
+    are its DataLoader workers, if they were asked for their stacks too.
     """
 
     rank: int
@@ -65,8 +63,7 @@ class RankStack:
 def from_faulthandler(text: str) -> tuple[ThreadStack, ...]:
     """Return the threads of the last dump in ``text``, the main one first.
 
-    CPython lists the youngest thread first, so the main one is the last. Two dumps are told apart by a thread that
-    comes again.
+    CPython lists the youngest thread first, and the main thread last. A thread that comes again begins another dump.
     """
     threads: dict[str, tuple[str, list[Frame]]] = {}
     frames: list[Frame] | None = None
@@ -139,7 +136,7 @@ _CLASSES = {"dataloader.py": "DataLoader"}
 
 
 @dataclass(frozen=True)
-class Place:
+class CodePlace:
     """Where a rank is. ``text`` reads ``all_reduce at train.py:88`` or ``data.py:41 in load``; ``path`` is the file."""
 
     text: str
@@ -154,10 +151,10 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     """Ranks that are at the same place."""
 
-    place: Place
+    place: CodePlace
     stacks: tuple[RankStack, ...]
 
     @property
@@ -166,35 +163,37 @@ class Group:
         return tuple(stack.rank for stack in self.stacks)
 
 
-def place_of(stack: RankStack) -> Place:
+def place_of(stack: RankStack) -> CodePlace:
     """Return where the main thread of ``stack`` is."""
     frames = stack.main
     if not frames and stack.state in ("T", "t"):
-        return Place("stopped by a signal", "own")
+        return CodePlace("stopped by a signal", "own")
     if not frames and stack.state == "D":
-        return Place(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
+        return CodePlace(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
     if not frames:
-        return Place(stack.problem or "no Python frame", "unknown")
+        return CodePlace(stack.problem or "no Python frame", "unknown")
     own = next((position for position, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), None)
     if own is None:  # a program that is a library itself, as with `-m`
-        return Place(_plain(frames[0]), _kind(frames), frames[0].file, frames[0].line)
+        return CodePlace(_plain(frames[0]), _kind(frames), frames[0].file, frames[0].line)
     frame, inner = frames[own], frames[:own]
     kind = _kind(inner) if inner else "own"
     call = _call(inner, kind)
     text = f"{call} at {short(frame.file)}:{frame.line}" if call else _plain(frame)
-    return Place(text, kind, frame.file, frame.line)
+    return CodePlace(text, kind, frame.file, frame.line)
 
 
-def groups(stacks: Iterable[RankStack]) -> tuple[Group, ...]:
-    """Return the ranks by place, the odd ones out first.
+def groups(stacks: Iterable[RankStack]) -> tuple[RankGroup, ...]:
+    """Return the ranks by place, the ones that stand out first.
 
-    Those that wait for others come last, then those whose place is not known; among the rest the smaller group leads.
+    Groups that wait for others come after those that do not, and unknown places last; the smaller group comes first.
     """
-    by_place: dict[tuple[str, Kind], tuple[Place, list[RankStack]]] = {}
+    by_place: dict[tuple[str, Kind], tuple[CodePlace, list[RankStack]]] = {}
     for stack in stacks:
         place = place_of(stack)
         by_place.setdefault((place.text, place.kind), (place, []))[1].append(stack)
-    found = [Group(place, tuple(sorted(members, key=lambda each: each.rank))) for place, members in by_place.values()]
+    found = [
+        RankGroup(place, tuple(sorted(members, key=lambda each: each.rank))) for place, members in by_place.values()
+    ]
     return tuple(
         sorted(
             found,
@@ -216,7 +215,7 @@ def _plain(frame: Frame) -> str:
 
 
 def _kind(inner: Sequence[Frame]) -> Kind:
-    """Return what the library frames do; what is outermost decides, because it is what the user asked for."""
+    """Return what the library frames do; the outermost call decides, because it is the one that the user made."""
     for frame in reversed(inner):
         name = frame.function.rpartition(".")[2]
         if name in _MEETING:
