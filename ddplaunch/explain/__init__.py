@@ -1,1 +1,1 @@
-"""Log text to the name of a root cause; refuses to read a machine, or to guess where no line decides."""
+"""From the text of logs to the root cause of a failure: read, decide, word."""

@@ -1,13 +1,9 @@
-"""What is known about why a run failed, as frozen values; refuses to find it out or to print it.
-
-What is known about a run outside of its logs, and which texts are logs; refuses to find any of it out.
-
-Explanations as JSON values, one shape for ``outcome.json`` and ``explain --json``; refuses to write them.
-"""
+"""Why a run failed and what is known about it outside its logs, as values and as the JSON of ``outcome.json``."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -19,7 +15,7 @@ Certainty = Literal["observed", "likely", "unknown"]
 
 @dataclass(frozen=True)
 class Evidence:
-    """One line of a log: ``file`` as it was named, ``line`` from 1 (0: not a line of a log), ``text`` without ANSI."""
+    """One line: ``file`` as it was named, ``line`` from 1 (0: not a line of a file), ``text`` without ANSI codes."""
 
     file: str
     line: int
@@ -28,7 +24,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Echo:
-    """What followed from the root cause: one kind of line, the first place where it stands, and who said it."""
+    """What followed from the root cause: one kind of line, the first such line, and who printed it."""
 
     what: str
     rank: int | None
@@ -39,7 +35,7 @@ class Echo:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception of Python as the traceback shows it; ``frame`` is the last one of the user's own code."""
+    """An exception as its traceback shows it; ``frame`` is the last one in the user's own code."""
 
     type: str
     message: str
@@ -48,9 +44,9 @@ class Raised:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A root cause. ``rank`` is global, None where all ranks are alike, no rank is meant, or nothing decides.
+    """A root cause. ``rank`` is global, None if several ranks show the cause, none is meant, or nothing tells.
 
-    ``what`` is one line, understandable alone; ``why`` the mechanism; ``fixes`` can each be typed or done, best first.
+    ``what`` is one line, understandable alone; ``why`` is the mechanism; each of ``fixes`` can be done, best first.
     """
 
     code: str
@@ -66,7 +62,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The root cause of one log or run, None where nothing failed, and what it set off."""
+    """The root cause of a log or run, None if nothing failed, and what followed from it."""
 
     diagnosis: Diagnosis | None
     cascade: tuple[Echo, ...] = ()
@@ -74,7 +70,7 @@ class Explanation:
 
 @dataclass(frozen=True)
 class LogSource:
-    """One log. ``read`` is a path, bytes or an open binary stream; rank and host are known for files of a record."""
+    """One log. ``read`` is a path, bytes or an open binary stream; a record's files have a rank and a host."""
 
     name: str
     read: Path | bytes | BinaryIO
@@ -96,11 +92,11 @@ class RankEnd:
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Evidence outside the log; what is not known is None.
+    """What is known about a run outside its logs; None for what is unknown.
 
-    ``state`` is the outcome's, ``signal`` the number that the launcher got, ``plan`` that of ``run.json``, ``argv`` the
-    command as typed, ``oom_kills`` the count of the run's cgroup (``memory.events``), ``dmesg`` lines of the kernel
-    since the run began.
+    ``state`` is from ``outcome.json``, ``signal`` the number that the launcher got, ``plan`` from ``run.json``,
+    ``argv`` the command as typed, ``oom_kills`` from the cgroup's ``memory.events``, ``dmesg`` the kernel's lines since
+    the run began.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -134,7 +130,7 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
         "certainty": diagnosis.certainty,
         "rank": diagnosis.rank,
         "host": diagnosis.host,
-        "evidence": [_evidence(each) for each in diagnosis.evidence],
+        "evidence": [asdict(each) for each in diagnosis.evidence],
         "what": diagnosis.what,
         "why": diagnosis.why,
         "fixes": list(diagnosis.fixes),
@@ -144,22 +140,16 @@ def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def echo_json(echo: Echo) -> dict[str, Any]:
     """Return one kind of consequence as a JSON value."""
-    return {
-        "what": echo.what,
-        "rank": echo.rank,
-        "host": echo.host,
-        "evidence": _evidence(echo.evidence),
-        "times": echo.times,
-    }
+    return asdict(echo)
 
 
 def raised_json(raised: Raised) -> dict[str, Any]:
     """Return an exception as a JSON value."""
-    return {"type": raised.type, "message": raised.message, "frame": raised.frame}
+    return asdict(raised)
 
 
 def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
-    """Return the diagnosis that ``value`` was made of. Raises KeyError and TypeError where it was not."""
+    """Return the diagnosis that ``value`` was made of. Raises KeyError and TypeError for other values."""
     raised = value.get("exception")
     return Diagnosis(
         value["code"],
@@ -169,17 +159,15 @@ def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
         tuple(value["fixes"]),
         value["rank"],
         value["host"],
-        tuple(Evidence(each["file"], each["line"], each["text"]) for each in value["evidence"]),
+        tuple(_evidence(each) for each in value["evidence"]),
         None if raised is None else Raised(raised["type"], raised["message"], raised["frame"]),
     )
 
 
 def echo_from_json(value: dict[str, Any]) -> Echo:
-    """Return the consequence that ``value`` was made of. Raises KeyError and TypeError where it was not."""
-    place = value["evidence"]
-    evidence = Evidence(place["file"], place["line"], place["text"])
-    return Echo(value["what"], value["rank"], value["host"], evidence, value["times"])
+    """Return the consequence that ``value`` was made of. Raises KeyError and TypeError for other values."""
+    return Echo(value["what"], value["rank"], value["host"], _evidence(value["evidence"]), value["times"])
 
 
-def _evidence(evidence: Evidence) -> dict[str, Any]:
-    return {"file": evidence.file, "line": evidence.line, "text": evidence.text}
+def _evidence(value: dict[str, Any]) -> Evidence:
+    return Evidence(value["file"], value["line"], value["text"])

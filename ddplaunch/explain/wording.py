@@ -1,213 +1,57 @@
-"""A cause to the diagnosis that people read: what, why, fixes and evidence; refuses to decide.
-
-Fixes for this very run: the whole command with other numbers; refuses to change what nobody asked about.
-
-Words for ranks that waited for each other: who was where, who never came; refuses to decide.
-"""
+"""The chosen root cause in words: what, why, fixes and evidence of the diagnosis that people read."""
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Mapping, Sequence
-from typing import Any
+import signal
+from collections.abc import Mapping
+from typing import NamedTuple
 
+from ddplaunch.explain.command_fixes import command_fixes
+from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Stuck, Waited, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, RunFacts
+from ddplaunch.explain.decide.endings import BareExit, signal_number, status_text
+from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.scan import Scanned
+from ddplaunch.explain.read.scan import Hit
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
-from ddplaunch.explain.unknown import (
-    Words,
-    ended_words,
-    exception_words,
-    kernel_words,
-    launcher_words,
-    own_echo,
-    unknown_words,
-)
-from ddplaunch.scaling.batch import resolve_batch
-from ddplaunch.scaling.numbers import NumbersRequest
-from ddplaunch.values.finding import UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
 from ddplaunch.values.words import ranks_text
 
-_SAID = Source("computed", "")
-
-
-def concrete_fixes(code: str, groups: Mapping[str, str], facts: RunFacts | None) -> tuple[str, ...]:
-    """Return what can be typed at once after a failure with ``code``, best first; empty where nothing is known."""
-    if facts is None or not facts.argv or facts.argv[1:2] != ("run",):
-        return ()
-    words = ("ddplaunch", *facts.argv[1:])
-    if code == "cuda-out-of-memory":
-        return _smaller_batch(words, facts.plan or {})
-    if code == "too-many-open-files":
-        return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
-    if code == "port-taken" and "--master-port" in _names(words):
-        free = _with(words, "--master-port", None)
-        return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
-    if code == "segmentation-fault":
-        return (f"where in Python it was: `{shlex.join(_with_env(words, 'PYTHONFAULTHANDLER=1'))}`",)
-    return ()
-
-
-def _smaller_batch(words: Sequence[str], plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the command with the largest smaller batch per process that keeps the effective batch."""
-    batch, accum, world, whole = (
-        _number(plan, name) for name in ("batch_size", "accum", "world_size", "global_batch_size")
-    )
-    if batch is None or world is None or batch < 2:
-        return ()
-    whole = whole or batch * (accum or 1) * world
-    for smaller in range(batch // 2, 0, -1):
-        wanted = Resolved(smaller, _SAID)
-        try:
-            found = resolve_batch(
-                NumbersRequest(Resolved(world, _SAID), batch_size=wanted, global_batch_size=Resolved(whole, _SAID))
-            )
-        except UsageError:  # does not divide
-            continue
-        if found.accum is None:
-            return ()
-        changed = _with(_with(words, "--batch-size", str(smaller)), "--accum", str(found.accum.value))
-        return (f"same effective batch of {whole} in less memory: `{shlex.join(changed)}`",)
-    return ()
-
-
-def _number(plan: Mapping[str, Any], name: str) -> int | None:
-    numbers = plan.get("numbers")
-    found = numbers.get(name) if isinstance(numbers, dict) else None
-    value = found.get("value") if isinstance(found, dict) else None
-    return value if isinstance(value, int) and value > 0 else None
-
-
-def _names(words: Sequence[str]) -> list[str]:
-    return [word.partition("=")[0] for word in _own(words)]
-
-
-def _own(words: Sequence[str]) -> list[str]:
-    """Return the words in front of the first ``--``: what comes behind it is the script's."""
-    return list(words[: words.index("--")] if "--" in words else words)
-
-
-def _with(words: Sequence[str], flag: str, value: str | None) -> tuple[str, ...]:
-    """Return the command with ``flag`` set to ``value``, or without it."""
-    own = _own(words)
-    behind = list(words[len(own) :])
-    result: list[str] = []
-    done = value is None
-    skip = False
-    for word in own:
-        if skip:
-            skip = False
-            continue
-        name, equals, _ = word.partition("=")
-        if name != flag:
-            result.append(word)
-            continue
-        skip = not equals
-        if not done and value is not None:
-            result += [flag, value]
-            done = True
-    if not done and value is not None:
-        result += [flag, value]
-    return (*result, *behind)
-
-
-def _with_env(words: Sequence[str], setting: str) -> tuple[str, ...]:
-    own = _own(words)
-    return (*own, "--env", setting, *words[len(own) :])
-
-
+_RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
+_TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"
+_DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
+_NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
+_ASKED = "if it was not you: ask the scheduler (`sacct -j JOBID -o State,ExitCode,Reason`); save checkpoints on SIGTERM"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
-_ORDER = "look for collectives under an `if` on the rank, a `break` or an exception that only some ranks take"
-_UNEVEN = "give every rank equally many batches: DistributedSampler with `drop_last=True`, or `with Join([model]):`"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
-_NAMED = 6
-
-
-def stuck_words(cause: RootCause) -> Words | None:
-    """Return the words for a time-out whose ranks are known, None where the signature's own words say as much."""
-    found = cause.stuck
-    if found is None or not found.waited:
-        return None
-    if cause.code == "collective-mismatch":
-        return _mismatch(cause, found)
-    if cause.code == "gpu-p2p-broken":
-        return Words(
-            f"all {len(found.waited)} ranks hang in their first collective ({_call(found.waited[0])})",
-            "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
-            (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
-        )
-    if cause.code == "collective-timeout" and cause.rank is not None and cause.rank in found.absent:
-        waited = [each.rank for each in found.waited]
-        return Words(
-            f"rank {cause.rank} did not come to {_call(found.waited[0])}; {ranks_text(waited)} waited in vain",
-            "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
-            (f"look at what rank {cause.rank} did last; {_STACKS}", _UNEVEN),
-        )
-    return None
-
-
-def _mismatch(cause: RootCause, found: Stuck) -> Words | None:
-    why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
-    if cause.mismatched is not None:
-        first, other = cause.mismatched
-        what = f"rank {first.rank} waited in {_call(first)}, rank {other.rank} in {_call(other)}"
-        return Words(
-            what,
-            why,
-            (
-                _ORDER,
-                "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)",
-                _UNEVEN,
-            ),
-        )
-    if found.left and cause.rank is not None:
-        what = f"rank {cause.rank} was done while {ranks_text([each.rank for each in found.waited])} still waited in "
-        return Words(what + _call(found.waited[0]), why, (_UNEVEN, _ORDER))
-    apart = uneven(found)
-    if apart is None:
-        return None
-    least, most = apart
-    what = (
-        f"rank {least} had started {found.enqueued[least]} collectives when rank {most} had started "
-        f"{found.enqueued[most]}"
-    )
-    return Words(what, why, (_UNEVEN, _ORDER))
-
-
-def _call(waited: Waited) -> str:
-    name = waited.call or waited.op or "the collective"
-    if waited.seq is not None:
-        size = f", {waited.numel} elements" if waited.numel is not None else ""
-        return f"{name} (number {waited.seq}{size})"
-    return name
-
 
 _FIELD = re.compile(r"\{(\w+)\}")
+#: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")
-_WIDEST = 300
+_WIDEST = 300  # characters of a line that is evidence
 
 
-def filled(template: str, groups: Mapping[str, str]) -> str:
-    """Return ``template`` with its ``{name}`` replaced; a name that nothing is known of becomes "?"."""
-    return _FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
+class _Words(NamedTuple):
+    what: str
+    why: str
+    fixes: tuple[str, ...]
 
 
-def worded(cause: RootCause, scanned: Scanned, facts: RunFacts | None) -> Diagnosis:
-    """Return the diagnosis of what was decided."""
+def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
+    """Return the diagnosis of a root cause; the fixes for this very run come first."""
     words = _words(cause, facts)
+    concrete = command_fixes(cause.code, facts)
+    general = tuple(fix for fix in words.fixes if not (concrete and _GENERAL.search(fix)))
     raised = cause.candidate.raised if cause.candidate is not None else None
     return Diagnosis(
         cause.code,
         _certainty(cause),
         words.what,
         words.why,
-        _fixes(cause, words, facts),
+        concrete + general,
         cause.rank,
         cause.host,
         _evidence(cause),
@@ -215,75 +59,235 @@ def worded(cause: RootCause, scanned: Scanned, facts: RunFacts | None) -> Diagno
     )
 
 
-def _fixes(cause: RootCause, words: Words, facts: RunFacts | None) -> tuple[str, ...]:
-    """Put the fixes for this run before those for every run; the general form of a concrete one is left out."""
-    groups = cause.candidate.groups if cause.candidate is not None else {}
-    concrete = concrete_fixes(cause.code, groups, facts)
-    said = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
-    return (*concrete, *said)
+def filled(template: str, groups: Mapping[str, str]) -> str:
+    """Return ``template`` with each ``{name}`` replaced by its group, by "?" if there is none."""
+    return _FIELD.sub(lambda match: groups.get(match.group(1), "?"), template)
 
 
-def _words(cause: RootCause, facts: RunFacts | None) -> Words:
-    candidate = cause.candidate
-    if cause.told:
-        return launcher_words(cause, facts)
-    if cause.outside is not None:
-        return kernel_words(cause, _fixes_of(cause.code))
-    if candidate is None:
-        return unknown_words(cause) if cause.ended is None else ended_words(cause, facts)
-    words = stuck_words(cause)
-    if words is not None:
-        return words
-    if candidate.signature is None:
-        return exception_words(cause)
-    signature = candidate.signature
-    if signature.code != cause.code:
-        signature = next((each for each in all_signatures() if each.code == cause.code), signature)
-    return _of_signature(signature, candidate.groups)
-
-
-def _fixes_of(code: str) -> tuple[str, ...]:
-    """Return what is to be done about ``code`` that needs no line to say it."""
-    every = (fix for each in all_signatures() if each.code == code for fix in each.fixes if "{" not in fix)
-    return tuple(dict.fromkeys(every))[:3]
-
-
-def _of_signature(signature: Signature, groups: Mapping[str, str]) -> Words:
-    fixes = tuple(filled(fix, groups) for fix in signature.fixes if set(_FIELD.findall(fix)) <= groups.keys())
-    return Words(filled(signature.what, groups), filled(signature.why, groups), fixes)
+def _evidence_of(line: Line) -> Evidence:
+    """Return ``line`` as evidence, cut at some 300 characters."""
+    text = line.text.strip()
+    return Evidence(line.file, line.number, text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…")
 
 
 def _certainty(cause: RootCause) -> Certainty:
     if cause.code == "unknown":
         return "unknown"
-    if cause.told:
-        return "observed"
-    if cause.candidate is None and cause.outside is None:
-        return "likely" if cause.code in ("killed", "aborted", "terminated") else "observed"
-    return "likely" if cause.candidate is not None and cause.candidate.is_hint else "observed"
+    if cause.candidate is not None:
+        return "likely" if cause.candidate.is_hint else "observed"
+    bare_exit = not cause.told and cause.outside is None
+    return "likely" if bare_exit and cause.code in ("killed", "aborted", "terminated") else "observed"
 
 
 def _evidence(cause: RootCause) -> tuple[Evidence, ...]:
-    lines: list[Line] = []
-    if cause.candidate is not None:
-        lines.append(cause.candidate.line)
-    told = own_echo(cause)
-    if told is not None:
-        lines.append(told.line)
-    if cause.ended is not None:
-        lines.append(cause.ended.exit.line)
+    echo = _own_echo(cause)
+    found = [] if cause.candidate is None else [cause.candidate.line]
+    found += [] if echo is None else [echo.line]
+    found += [] if cause.ended is None else [cause.ended.exit.line]
+    found += [] if cause.outside is None else [cause.outside]
+    found += [each.line for each in cause.mismatched or ()]
+    found += [] if cause.witness is None else [cause.witness.line]
+    if not found and cause.echoes:
+        found.append(cause.echoes[0].line)
+    return tuple(dict.fromkeys(_evidence_of(line) for line in found))
+
+
+def _own_echo(cause: RootCause) -> Hit | None:
+    """Return how a rank whose end nothing explains reported that it had lost another one."""
+    if cause.code != "unknown" or cause.ended is None or cause.rank is None:
+        return None
+    own = (hit for hit in cause.echoes if hit.line.speaker.rank == cause.rank)
+    return next((hit for hit in own if hit.signature.code not in NOISE), None)
+
+
+def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
+    candidate = cause.candidate
+    if cause.told:
+        return _signal_to_launcher(cause, facts)
     if cause.outside is not None:
-        lines.append(cause.outside)
+        return _outside(cause, cause.outside)
+    if cause.ended is not None:
+        return _bare_exit(cause, cause.ended)
+    if candidate is None:
+        return _unknown(cause)
+    words = _stuck(cause, cause.stuck) if cause.stuck is not None and cause.stuck.waited else None
+    if words is not None:
+        return words
+    if candidate.signature is None:
+        assert candidate.raised is not None
+        return _exception(cause, candidate.raised)
+    signature = candidate.signature
+    if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
+        signature = next((each for each in all_signatures() if each.code == cause.code), signature)
+    return _of_signature(signature, candidate.groups)
+
+
+def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
+    fixes = tuple(filled(fix, groups) for fix in signature.fixes if set(_FIELD.findall(fix)) <= groups.keys())
+    return _Words(filled(signature.what, groups), filled(signature.why, groups), fixes)
+
+
+def _exception(cause: RootCause, raised: Raised) -> _Words:
+    name = raised.type.rpartition(".")[2]
+    said = f"{name}: {raised.message}" if raised.message else name
+    what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
+    who = f"rank {cause.rank}" if cause.rank is not None else "the script"
+    where = f"look at `{raised.frame.split(' ')[0]}`" if raised.frame else "look at the traceback above this line"
+    return _Words(
+        what,
+        f"{who} ended by an exception that nothing caught; what the other ranks report follows from that",
+        (where + ": the exception is raised there or in what it calls",),
+    )
+
+
+def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
+    """Return the words for a rank whose exit no line explains."""
+    who = "a rank" if cause.rank is None else f"rank {cause.rank}"
+    how = status_text(ended.exit.code)
+    if cause.code == "killed":
+        return _Words(
+            f"{who} ended by {how}, and nothing says who sent it",
+            "SIGKILL leaves no message; mostly it is the kernel, because the node or the cgroup has no memory left",
+            (_DMESG, "fewer DataLoader workers, less loaded into host memory by each rank; else ask who ended it"),
+        )
+    if cause.code == "segmentation-fault":
+        return _Words(
+            f"{who} ended by {how} in native code",
+            "a C, C++ or CUDA library read or wrote memory that is not its own; Python cannot say which",
+            (_NATIVE, "look at extensions built for another torch, and at libraries that were updated last"),
+        )
+    if cause.code == "aborted":
+        return _Words(
+            f"{who} ended by {how} without a message",
+            "native code called abort(); mostly a line of C++ above says why, here none does",
+            (_NATIVE, _RECORD),
+        )
+    if signal_number(ended.exit.code) == signal.SIGBUS:
+        shm = "`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`"
+        return _Words(
+            f"{who} ended by {how}, and no line says why",
+            "a page of a mapped file could not be had: mostly /dev/shm was full, else a file was cut while it was read",
+            (shm, _NATIVE),
+        )
+    if cause.code == "terminated":
+        return _Words(
+            f"{who} was ended from outside by {how}",
+            "the launcher did not send it: a person, a scheduler or a supervisor asked this process to end",
+            (_ASKED,),
+        )
+    if _own_echo(cause) is not None:
+        return _Words(
+            f"{who} ended with {how} because it lost another rank, and that one says nothing here",
+            "the line is printed by survivors; the cause is in the log of the rank or host that they lost",
+            ("`ddplaunch explain` on each of the other nodes, or with the logs of all nodes here", _DMESG),
+        )
+    return _Words(
+        f"{who} ended with {how}, and no line says why",
+        "its output may have gone elsewhere, or the script left by `sys.exit()` or `os._exit()`",
+        (_RECORD, _TEE),
+    )
+
+
+def _outside(cause: RootCause, line: Line) -> _Words:
+    """Return the words for an end that only the kernel or the cgroup explains."""
+    who = "a process of the run" if cause.rank is None else f"rank {cause.rank}"
+    how = f" by {status_text(cause.ended.exit.code)}" if cause.ended is not None else ""
+    what = f"{who} was ended{how}: {line.file} says: {line.text.strip()[:120]}"
+    why = "what is in no log: the kernel ends a process that it has no memory for, without a word to it"
+    known = (fix for each in all_signatures() if each.code == cause.code for fix in each.fixes if "{" not in fix)
+    return _Words(what, why, tuple(dict.fromkeys(known))[:3] or (_DMESG,))
+
+
+def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
+    if cause.code == "killed":
+        return _Words(
+            "torchrun was killed (SIGKILL); its ranks were then stopped",
+            "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
+            (_DMESG, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
+        )
+    name = _signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    reasons = {
+        "SIGHUP": ("the terminal or the ssh session was closed", "run it in tmux or screen, or as a batch job"),
+        "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
+    }
+    other = ("a person, a scheduler that takes the node back, or a supervisor asked the run to end", _ASKED)
+    why, fix = reasons.get(name, other)
+    return _Words(f"the run was ended from outside by {name}", why, (fix,))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _unknown(cause: RootCause) -> _Words:
+    """Return the words where only survivors report, or where the log just ends."""
+    if cause.witness is not None and cause.witness.raised is not None:
+        raised = cause.witness.raised
+        return _Words(
+            f"{raised.type.rpartition('.')[2]} tells of others, not what happened to them: {raised.message[:120]}",
+            "the process that raised it survived another one, or passes on what a library said elsewhere",
+            (f"`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO`; {_DMESG}", _RECORD),
+        )
+    if cause.echoes:
+        return _Words(
+            "ranks lost their connection to another one, and that one says nothing here",
+            "these lines are printed by survivors; the cause is in the log of the rank or host that they lost",
+            ("`ddplaunch explain` with the logs of all nodes; else look for its exit status, and " + _DMESG, _RECORD),
+        )
+    return _Words(
+        "the log ends without saying how the run ended",
+        "no error, no exit status and no sign of completion: it still runs, hangs, or was cut off",
+        ("`py-spy dump --pid PID` for every rank while it hangs; else the exit status and " + _DMESG, _RECORD),
+    )
+
+
+def _stuck(cause: RootCause, found: Stuck) -> _Words | None:
+    """Return the words for ranks that waited for each other, None where the signature's own say as much."""
+    first = found.waited[0]
+    waiting = ranks_text([each.rank for each in found.waited])
+    if cause.code == "collective-mismatch":
+        return _mismatch(cause, found)
+    if cause.code == "gpu-p2p-broken":
+        return _Words(
+            f"all {len(found.waited)} ranks hang in their first collective ({_call(first)})",
+            "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
+            (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
+        )
+    if cause.code == "collective-timeout" and cause.rank is not None and cause.rank in found.absent:
+        return _Words(
+            f"rank {cause.rank} did not come to {_call(first)}; {waiting} waited in vain",
+            "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
+            (f"look at what rank {cause.rank} did last; {_STACKS}", EQUAL_BATCHES),
+        )
+    return None
+
+
+def _mismatch(cause: RootCause, found: Stuck) -> _Words | None:
+    why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
     if cause.mismatched is not None:
-        lines += [each.line for each in cause.mismatched]
-    if cause.witness is not None:
-        lines.append(cause.witness.line)
-    if not lines and cause.echoes:
-        lines.append(cause.echoes[0].line)
-    return tuple(dict.fromkeys(evidence(line) for line in lines))
+        first, other = cause.mismatched
+        what = f"rank {first.rank} waited in {_call(first)}, rank {other.rank} in {_call(other)}"
+        detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
+        return _Words(what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
+    if found.left and cause.rank is not None:
+        waiting = ranks_text([each.rank for each in found.waited])
+        what = f"rank {cause.rank} was done while {waiting} still waited in {_call(found.waited[0])}"
+        return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))
+    apart = uneven(found)
+    if apart is None:
+        return None
+    least, most = apart
+    fewest, fewer_than = found.enqueued[least], found.enqueued[most]
+    what = f"rank {least} had started {fewest} collectives when rank {most} had started {fewer_than}"
+    return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))
 
 
-def evidence(line: Line) -> Evidence:
-    """Return ``line`` as evidence, cut at some 300 characters."""
-    text = line.text.strip()
-    return Evidence(line.file, line.number, text if len(text) <= _WIDEST else text[: _WIDEST - 1] + "…")
+def _call(waited: Waited) -> str:
+    name = waited.call or waited.op or "the collective"
+    if waited.seq is None:
+        return name
+    size = f", {waited.numel} elements" if waited.numel is not None else ""
+    return f"{name} (number {waited.seq}{size})"

@@ -1,9 +1,4 @@
-"""``ddplaunch explain``: the root cause of a run or a log, or what a code means; changes nothing.
-
-What a Slurm job left for ``explain`` when asked by its number: record, log, Slurm's word; refuses to read a log.
-
-A record and a log end with a signal where Slurm kills; the controller remembers why for a while, accounting for longer.
-"""
+"""``ddplaunch explain``: the root cause of a run, a Slurm job or a log, or what a code means."""
 
 from __future__ import annotations
 
@@ -25,13 +20,17 @@ from ddplaunch.records.to_explain import Subject, of_files, of_run, shown
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
-#: What one node says of a failure that another node may explain.
+#: Codes that tell so little that another node, or Slurm, may know more.
 _VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
+_JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10})(?:_[0-9]+)?\Z")
+_JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
+_JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
+_SLURM_S = 5.0  # to wait for Slurm's answer
 
 
 def explain(targets: list[str], json: bool | None = None, run_dir: str | None = None) -> int:
     """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
-    if len(targets) == 1 and _described(targets[0], bool(json)):
+    if len(targets) == 1 and _described(targets[0]):
         return ExitStatus.DONE
     subject = _subject(targets, runs_directory(os.environ, run_dir, Path.cwd()))
     try:
@@ -44,29 +43,38 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         ) from error
     running = subject.record is not None and _running(subject.record)
     if running and (explanation.diagnosis is None or explanation.diagnosis.code == "unknown"):
-        explanation = Explanation(None)  # what is still going on has no end that could be unknown
+        explanation = Explanation(None)  # a run that goes on has no end to explain
     elif explanation.diagnosis is None or explanation.diagnosis.code in _VAGUE:
-        explanation = _asked_of_slurm(explanation, subject)
+        explanation = _with_slurms_reason(explanation, subject)
     if json:
         answer_json(_json(explanation, subject))
     else:
         from ddplaunch.ui.outcome_view import explanation_text
 
-        out = sys.stdout
         record = "" if subject.record is None else shown(subject.record.directory)
         names = f"{subject.names} so far: it is still running" if running else subject.names
-        answer(explanation_text(explanation, names, Terminal.of(out), record))
+        answer(explanation_text(explanation, names, Terminal.of(sys.stdout), record))
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
 
 
-def _asked_of_slurm(explanation: Explanation, subject: Subject) -> Explanation:
-    """Let Slurm say why its job ended, where the logs do not and the run did not end by itself."""
-    record = subject.record
-    name = record.run_id if record is not None else subject.names
-    if "slurm-" not in name or (record is not None and record.outcomes and explanation.diagnosis is None):
-        return explanation
+def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanation:
+    """Return the explanation, or Slurm's reason for the end of the job that the run or log belongs to.
 
-    return with_slurms_word(explanation, name, record)
+    A log and a record only show a signal where Slurm ends a job; the controller remembers why for a while, accounting
+    for longer. Slurm is not asked about a run that ended well, or that a later run of the same job followed.
+    """
+    record = subject.record
+    if record is not None and record.outcomes and explanation.diagnosis is None:
+        return explanation
+    match = _JOB_RUN.match(record.run_id) if record is not None else _JOB_LOG.match(Path(subject.names).name)
+    if match is None:
+        return explanation
+    restarts = int(match[2] or 0) if record is not None else 0
+    state = job_state(match[1], os.environ, _SLURM_S)
+    if state is None or (record is not None and state.restarts > restarts):
+        return explanation
+    found = diagnosis(match[1], state, state.restarts)
+    return explanation if found is None else Explanation(found, explanation.cascade)
 
 
 def _running(record: RunRecord) -> bool:
@@ -96,7 +104,7 @@ def _explained(subject: Subject) -> Explanation:
 
 
 def _from_outside(known: Diagnosis, found: Diagnosis) -> bool:
-    """Return whether a node asked somebody, its scheduler, about what the logs show in part."""
+    """Return whether a node found the same from evidence that is in no log, such as its scheduler's reason."""
     return known.code == found.code and any(not evidence.line for evidence in known.evidence)
 
 
@@ -136,21 +144,22 @@ def _subject(targets: list[str], base: Path) -> Subject:
 
 
 def _job(word: str, base: Path) -> Path | None:
-    if not word.removeprefix("slurm-")[:1].isdigit():
+    """Return the newest run, else the log, of the job that ``word`` names (``12``, ``slurm-12``), None for neither."""
+    if not _JOB_WORD.match(word):
         return None
-
-    return of_job(word, base)
+    job = word.removeprefix("slurm-")
+    log = Path(f"slurm-{job}.out")
+    return newest_run(base, f"slurm-{job}.") or (log if log.is_file() else None)
 
 
 def _run(word: str, base: Path) -> Path:
-    """Return the run that ``word`` names; a word that names nothing at all gets the nearest code or run."""
+    """Return the run that ``word`` names. Raises UsageError with the nearest code or run for an unknown word."""
     try:
         return find_run(base, word)
     except UsageError as error:
         if error.findings[0].code != "run-not-found":
             raise
-    codes = _codes()
-    near = difflib.get_close_matches(word, [*codes, *(path.name for path in run_directories(base))], n=1)
+    near = difflib.get_close_matches(word, [*_codes(), *(path.name for path in run_directories(base))], n=1)
     raise usage(
         f"`{word}` is no code, no run and no file",
         why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",
@@ -158,8 +167,8 @@ def _run(word: str, base: Path) -> Path:
     )
 
 
-def _described(word: str, json: bool) -> bool:
-    """Describe a code; a check's own words come first where it shares its name with a diagnosis."""
+def _described(word: str) -> bool:
+    """Print what a code means and return True; False for other words. A check comes before a diagnosis of its name."""
     if Path(word).exists():
         return False
     from ddplaunch.checks import codes as refusals
@@ -167,12 +176,11 @@ def _described(word: str, json: bool) -> bool:
     from ddplaunch.comm.checks import CHECKS as measured
     from ddplaunch.watch import stragglers
 
-    out = sys.stdout
     check = by_code(word, measured) or stragglers.by_code(word) or refusals.by_code(word)
     if check is not None:
         from ddplaunch.ui.doctor_view import explain_text
 
-        answer(explain_text(check, Terminal.of(out)))
+        answer(explain_text(check, Terminal.of(sys.stdout)))
         return True
     from ddplaunch.explain.signatures import all_signatures
 
@@ -181,7 +189,7 @@ def _described(word: str, json: bool) -> bool:
         return False
     from ddplaunch.ui.outcome_view import code_text
 
-    answer(code_text(word, shown, Terminal.of(out)))
+    answer(code_text(word, shown, Terminal.of(sys.stdout)))
     return True
 
 
@@ -195,35 +203,3 @@ def _codes() -> list[str]:
     checks = (*ALL, *across(), *measured, *stragglers.CHECKS, *refusals.REFUSALS)
     codes = [*(each.code for each in checks), *(each.code for each in all_signatures())]
     return list(dict.fromkeys(codes))
-
-
-_ASKED = re.compile(r"(?:slurm-)?([0-9]{1,10})(?:_[0-9]+)?\Z")
-_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
-_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
-_DEADLINE_S = 5.0
-
-
-def of_job(word: str, base: Path) -> Path | None:
-    """Return the newest run or else the log of the job that ``word`` names (``12``, ``slurm-12``), None for neither."""
-    match = _ASKED.match(word)
-    if match is None:
-        return None
-    job = word.removeprefix("slurm-")
-    log = Path(f"slurm-{job}.out")
-    return newest_run(base, f"slurm-{job}.") or (log if log.is_file() else None)
-
-
-def with_slurms_word(explanation: Explanation, name: str, record: RunRecord | None) -> Explanation:
-    """Return the explanation, or what Slurm says of the job that ``name``, a run id or log, belongs to.
-
-    It is asked where the logs name nothing, and not of a run that a later one of the same job followed.
-    """
-    match = _RUN.match(record.run_id) if record is not None else _LOG.match(Path(name).name)
-    if match is None:
-        return explanation
-    restarts = int(match[2] or 0) if record is not None else 0
-    state = job_state(match[1], os.environ, _DEADLINE_S)
-    if state is None or (record is not None and state.restarts > restarts):
-        return explanation
-    found = diagnosis(match[1], state, state.restarts)
-    return explanation if found is None else Explanation(found, explanation.cascade)

@@ -1,1 +1,1 @@
-"""From matches to the root cause."""
+"""From what the logs hold to the root cause and its rank."""

@@ -1,4 +1,4 @@
-"""Who waited in which collective, from the time-outs of all ranks; refuses to name a cause outside of them."""
+"""Which rank waited in which collective, from the timeouts of all ranks, and whether they waited in the same one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HUGE = 1 << 40  # some versions print -1 as an unsigned number
 
 @dataclass(frozen=True)
 class Waited:
-    """What one rank waited for. ``call`` is the Python function, where its traceback tells."""
+    """The collective that a rank timed out in. ``call`` is the Python function, if its traceback tells."""
 
     rank: int
     line: Line
@@ -47,7 +47,7 @@ class Waited:
 
 @dataclass(frozen=True)
 class Stuck:
-    """The first time-out of every rank that had one, and how far each had come."""
+    """The first timeout of every rank that had one, and how many collectives each had started and completed."""
 
     waited: tuple[Waited, ...]
     enqueued: dict[int, int]
@@ -58,7 +58,7 @@ class Stuck:
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """Ranks that exist and did not time out; empty where the world's size is not known."""
+        """Ranks that did not time out; empty if the world size is not known."""
         if self.world_size is None:
             return ()
         present = {each.rank for each in self.waited}
@@ -66,7 +66,7 @@ class Stuck:
 
 
 def stuck(scanned: Scanned) -> Stuck:
-    """Return who waited for what."""
+    """Return which rank waited in which collective."""
     waited: dict[int, Waited] = {}
     enqueued: dict[int, int] = {}
     completed: dict[int, int] = {}
@@ -92,7 +92,7 @@ def stuck(scanned: Scanned) -> Stuck:
 
 
 def _left(scanned: Scanned) -> set[int]:
-    """Return the ranks that said that they were done, as far as they print their rank."""
+    """Return the ranks that printed that they were done, if the line tells their rank."""
     first = {int(match.group(1)) for line in scanned.lines if (match := _LEFT.search(line.text))}
     said = (line for line in scanned.lines if line.speaker.rank is not None and _OVER.match(line.text))
     return first | {line.speaker.rank for line in said if line.speaker.rank is not None}
@@ -111,7 +111,7 @@ def _gloo(scanned: Scanned) -> Iterable[Waited]:
 
 
 def world_size(scanned: Scanned) -> int | None:
-    """Return the number of ranks, as far as the logs tell: printed, or the highest rank that a summary lists."""
+    """Return the number of ranks: as printed, else from the highest rank that a line or a summary names."""
     for line in scanned.lines:
         if ("world" in line.text or "nranks" in line.text or "nproc" in line.text) and (
             match := _WORLD.search(line.text)
@@ -123,7 +123,7 @@ def world_size(scanned: Scanned) -> int | None:
 
 
 def mismatch(found: Stuck) -> tuple[Waited, Waited] | None:
-    """Return two ranks that were in different collectives, None where all were in the same or nothing tells."""
+    """Return two ranks that waited in different collectives, None if all were in the same one or nothing tells."""
     for first in found.waited:
         for other in found.waited:
             if other.rank <= first.rank or other.group != first.group:
@@ -138,7 +138,7 @@ def mismatch(found: Stuck) -> tuple[Waited, Waited] | None:
 
 
 def uneven(found: Stuck) -> tuple[int, int] | None:
-    """Return the rank that had enqueued least and the one that had enqueued most, if they differ by two or more."""
+    """Return the ranks that had enqueued the fewest and the most collectives, if these differ by two or more."""
     if len(found.enqueued) < 2 or len({found.groups.get(rank, "") for rank in found.enqueued}) > 1:
         return None
     least = min(found.enqueued, key=lambda rank: found.enqueued[rank])
@@ -147,7 +147,7 @@ def uneven(found: Stuck) -> tuple[int, int] | None:
 
 
 def first_never_done(found: Stuck) -> bool:
-    """Return whether every rank was stuck in its first collective, with none done before."""
+    """Return whether every rank was stuck in its first collective."""
     if len(found.waited) < 2 or any(each.seq != 1 for each in found.waited) or found.absent:
         return False
     return all(done <= 0 for done in found.completed.values())

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ddplaunch.explain.decide.candidates import NOISE, Candidate, candidates, survived
 from ddplaunch.explain.decide.collectives import Stuck, Waited, first_never_done, mismatch, stuck, uneven
 from ddplaunch.explain.decide.endings import BareExit, ended_well, exit_code, recovered, said_done, unexplained, went_on
-from ddplaunch.explain.decide.outside_logs import ended_later, order, out_of_memory, shared_memory_full, with_facts
+from ddplaunch.explain.decide.outside_logs import end_times, ended_later, out_of_memory, shared_memory_full, with_facts
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Hit, Scanned
@@ -70,7 +70,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     stopped = ended_later(facts)
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
-    ends = order(facts)
+    ends = end_times(facts)
     found.sort(key=lambda each: (each.tier, ends.get(each.speaker.rank or 0, 0.0), each.line.at))
     ended = unexplained(scanned.exits) if failed else None
     if found and not _exit_explains(ended, found[0]):

@@ -1,4 +1,4 @@
-"""How ranks ended without a word, and how a log ends that nobody ended; refuses to look at what was said before."""
+"""How ranks end whose exit no line explains, and whether a log ends well: finished, restarted, or still at work."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _NOISE = re.compile(
     r"|destroy_process_group"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
 )
-_LEFT_ALONE = frozenset(("rendezvous-shutdown",))  # an agent's last words, when its own ranks have all succeeded
-_SURVIVED = 4  # steps; a rank that lost the others gets no further than one or two
+_SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
+_SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
 
 @dataclass(frozen=True)
 class BareExit:
-    """An exit that no line explains, and what its status alone says."""
+    """An exit that no line explains, and the code that its status alone gives."""
 
     code: str
     exit: RankExit
 
 
 def unexplained(exits: Sequence[RankExit]) -> BareExit | None:
-    """Return the exit that says most; what the agent sent itself says nothing."""
+    """Return the exit that says most, None if the agent itself ended all ranks."""
     own = [each for each in exits if not each.by_agent]
     if not own:
         return None
@@ -55,12 +55,12 @@ def unexplained(exits: Sequence[RankExit]) -> BareExit | None:
 
 
 def exit_code(status: int) -> str:
-    """Return the diagnosis code of an exit status alone; shells spell a signal as 128 + its number."""
+    """Return the diagnosis code of an exit status alone."""
     return _SIGNALS.get(signal_number(status), "unknown")
 
 
 def signal_number(status: int) -> int:
-    """Return the signal that a status stands for, 0 for none; ``sys.exit(-11)`` arrives as 245."""
+    """Return the signal that a status stands for, 0 for none. Shells print 128 + 11, ``sys.exit(-11)`` gives 245."""
     if status < 0:
         return -status
     return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 256 else 0
@@ -78,19 +78,17 @@ def status_text(status: int) -> str:
 
 
 def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
-    """Return whether nothing speaks of a failure: the last lines say that the work was done, or show no work at all."""
+    """Return whether the record says so, or the last lines say that the work is done, or show no unfinished work."""
     if facts is not None and facts.state is not None:
         return facts.state == "succeeded"
     lines = scanned.lines
-    begun = max(
-        (each.line.at for each in scanned.exits), default=-1
-    )  # the last attempt, the others were recovered from
+    begun = max((each.line.at for each in scanned.exits), default=-1)  # of the last attempt: it recovered from others
     for traceback in scanned.tracebacks:
-        alone = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
-        alone = alone or traceback.parts[-1].line.at < begun
-        if not alone and not went_on(lines, traceback.parts[-1].line):
+        harmless = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
+        last = traceback.parts[-1].line
+        if not harmless and last.at >= begun and not went_on(lines, last):
             return False
-    if said_done(lines, 30 if echoes else 8) or any(hit.signature.code in _LEFT_ALONE for hit in scanned.hits):
+    if said_done(lines, 30 if echoes else 8) or any(hit.signature.code in _SUCCEEDED for hit in scanned.hits):
         return True
     said = _said(lines[-400:])
     return not echoes and (not said or not _unfinished(said))
@@ -111,9 +109,9 @@ def recovered(known: RankExit, scanned: Scanned) -> bool:
 
 
 def _unfinished(said: Sequence[str]) -> bool:
-    """The last line is a step, and it is not the last of those that were announced, or the only one that was reached.
+    """Return whether the last line is a step before the last one that was announced, or the only step in the log.
 
-    A log that ends with step 900 of an unknown number is taken for complete: most healthy ones end like that.
+    A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that.
     """
     if not _PROGRESS.search(said[-1]):
         return False
@@ -124,10 +122,10 @@ def _unfinished(said: Sequence[str]) -> bool:
 
 
 def went_on(lines: Sequence[Line], line: Line, uncaught: bool = False) -> bool:
-    """Return whether the work went on after ``line``, in the same log: it came to an end, or made two more steps.
+    """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
 
-    One step more is what ranks still make that have not noticed yet that another one is gone. After an ``uncaught``
-    exception the word "done" alone means nothing: the shell script around the training says it.
+    Ranks that have not noticed yet that another one is gone still make one step. After an ``uncaught`` exception the
+    word "done" alone does not count: the shell script around the training prints it too.
     """
     rest = (
         each.text for each in lines[max(0, line.at - lines[0].at) :] if each.at > line.at and each.file == line.file
@@ -146,7 +144,7 @@ def _steps(texts: Iterable[str]) -> set[str]:
 
 
 class StepReports:
-    """Where each speaker reported steps, to tell an error that was survived from one that ended the work."""
+    """Where each speaker reported steps, to tell an error that a rank survived from one that ended it."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines

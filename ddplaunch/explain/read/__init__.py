@@ -1,1 +1,1 @@
-"""Log text to lines, tracebacks, launcher trailers and matches."""
+"""From the text of logs to lines, tracebacks, exits of ranks and matches of signatures."""

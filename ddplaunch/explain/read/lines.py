@@ -1,9 +1,7 @@
-"""Raw log text to lines with their speaker; strips what launchers put in front and refuses to judge what is said.
+"""Logs of any size to numbered lines, without the prefixes of launchers and with the rank and host that these name.
 
-Logs of any size to numbered lines: small ones whole, of big ones both ends and what looks like trouble between.
-
-Refuses to understand what it reads. A log of 1 GB is searched at some GB/s for a few telling words, in blocks, so that
-neither time nor memory depend on how much a training prints.
+Small logs are read whole. Of big ones both ends are read, and what surrounds a few telling words between them. Blocks
+are searched at some GB/s, and neither time nor memory depend on how much a training prints.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from ddplaunch.explain.diagnosis import LogSource
 
 
 class Speaker(NamedTuple):
-    """Who printed a line, as far as the line tells. ``rank`` is global, ``local`` torchrun's ``[default3]:``."""
+    """Who printed a line, as far as its prefix tells. ``rank`` is global, ``local`` from torchrun's ``[default3]:``."""
 
     rank: int | None = None
     host: str | None = None
@@ -29,7 +27,7 @@ class Speaker(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line: ``at`` orders all lines of all files, ``number`` is that of the file, from 1."""
+    """One line: ``at`` counts the lines of all files, ``number`` those of its file, from 1."""
 
     at: int
     file: str
@@ -40,7 +38,7 @@ class Line(NamedTuple):
 
 NOBODY = Speaker()
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
-_LONGEST = 8000  # characters of a line that are looked at; tables in one line have no more to say
+_LONGEST = 8000  # characters of a line that are read
 
 # What follows a host's name in front of a line, where a launcher over several hosts put the name there (pdsh, stern).
 _BODY = (
@@ -69,7 +67,7 @@ _CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d+)\]")
 
 
 class Prefixes:
-    """What stands in front of the lines of one file: hosts, and whether srun numbered the tasks."""
+    """The prefixes of one file's lines: names of hosts, the numbers of srun's tasks, and an indent of all lines."""
 
     def __init__(self, sample: Sequence[str]) -> None:
         hosts = Counter(
@@ -83,7 +81,7 @@ class Prefixes:
         self._tasks = numbered > 2 and numbered * 5 > 3 * sum(bool(line.strip()) for line in sample)
 
     def strip(self, text: str, speaker: Speaker) -> tuple[str, Speaker]:
-        """Return the text behind all prefixes, and the speaker that they name."""
+        """Return the text without its prefixes, and the speaker that they name."""
         rank, host, pid, local = speaker
         text = text[self._indent :] if self._indent else text
         if self._host and (match := self._host.match(text)):
@@ -135,7 +133,7 @@ def _bracketed(
 
 
 def clean(raw: str) -> str:
-    """Return ``raw`` without ANSI codes and control characters, at most some 8000 characters of it."""
+    """Return ``raw`` without ANSI codes and control characters, cut in the middle to some 8000 characters."""
     if len(raw) > _LONGEST:
         raw = raw[: _LONGEST // 2] + " … " + raw[-_LONGEST // 2 :]
     if "\x1b" in raw:
@@ -144,7 +142,7 @@ def clean(raw: str) -> str:
 
 
 def frames(raw: str) -> list[str]:
-    """Return what a line shows one after the other: progress bars redraw it after each carriage return."""
+    """Return what a line showed one after the other: progress bars redraw it after each carriage return."""
     if "\r" not in raw:
         return [raw]
     pieces = [piece for piece in raw.split("\r") if piece.strip()]
@@ -152,7 +150,7 @@ def frames(raw: str) -> list[str]:
 
 
 def unfold(raw: str) -> list[str]:
-    """Return the lines inside a JSON record (structured logging, container runtimes), or the line itself."""
+    """Return the lines inside a JSON record (structured logging, container runtimes), else the line itself."""
     if '"py_callstack": "' in raw and (match := _CALLSTACK.search(raw)):  # torchelastic's error file, logged
         return match.group(1).replace("\\n", "\n").replace('\\"', '"').split("\n")
     if not raw.startswith('{"') or not raw.rstrip().endswith("}"):
@@ -172,7 +170,7 @@ _JSON_TEXT = ("message", "msg", "log", "text", "event", "exc_info", "exception",
 def read_lines(
     numbered: Iterable[tuple[int, str]], file: str, speaker: Speaker = NOBODY, first: int = 0, sample: int = 4000
 ) -> Iterator[Line]:
-    """Yield the lines of one file; ``numbered`` are (number, text without its newline), ``first`` the next place."""
+    """Yield the lines of one file. ``numbered`` are (number, text without newline), ``first`` is the first ``at``."""
     entries = [(number, clean(raw)) for number, raw in _pieces(numbered)]
     step = max(1, len(entries) // sample)
     prefixes = Prefixes([text for _, text in entries[::step]] + [text for _, text in entries[-200:]])
@@ -194,8 +192,8 @@ WHOLE_BYTES = 4 << 20  # all logs together, read line by line
 _LEAST_BYTES = 64 << 10  # of each log, at least
 _BLOCK_BYTES = 8 << 20
 _BEFORE_BYTES, _AFTER_BYTES = 2 << 10, 12 << 10  # around a telling word: a traceback is longer than its first line
-_FIRST, _LAST = 24, 8  # telling places of one log that are looked at
-#: What stands in nearly every failure that is not at the end of its log.
+_FIRST, _LAST = 24, 8  # telling words of one log whose surroundings are read
+#: Nearly every failure in the middle of a log prints one of these.
 _TELLING = (b"Traceback (most", b"Error", b"ERROR", b"terminate called")
 
 Numbered = tuple[int, str]
@@ -235,7 +233,7 @@ def _ends(data: bytes, share: int) -> bytes:
 
 
 def _stream(stream: BinaryIO, share: int) -> list[Numbered]:
-    """Read a pipe: what is too much to keep is searched like the middle of a file and forgotten."""
+    """Read a pipe; only its ends, and the surroundings of telling words, are kept in memory."""
     head = stream.read(WHOLE_BYTES)
     if len(head) < WHOLE_BYTES:
         return _numbered(head, 1)
@@ -277,7 +275,7 @@ def _merged(head: list[Numbered], windows: _Windows, tail: bytes, tail_at: int, 
 
 
 class _Windows:
-    """The surroundings of telling words in blocks that are shown once: the first ones, and the last ones."""
+    """The surroundings of the first and the last telling words, in blocks that are read once."""
 
     def __init__(self) -> None:
         self.passed = 0  # newlines of all blocks so far
@@ -315,5 +313,5 @@ class _Windows:
             self._last = [*self._last[-(_LAST - 1) :], window]
 
     def kept(self) -> list[tuple[int, bytes]]:
-        """Return (number of the first line, bytes) of the windows, in their order."""
+        """Return (number of the first line, bytes) of each window, in their order."""
         return self._first + self._last

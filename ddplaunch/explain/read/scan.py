@@ -1,7 +1,4 @@
-"""One pass over the lines of all logs: signatures, tracebacks and exits; refuses to weigh them.
-
-Signatures against lines, fast enough for every line of a log; refuses to weigh what it finds.
-"""
+"""One pass over the lines of all logs: what signatures match, tracebacks, and how ranks ended."""
 
 from __future__ import annotations
 
@@ -56,7 +53,7 @@ def _compile(expression: str) -> re.Pattern[str]:
 
 
 class Matcher:
-    """Matches all signatures; remembers, for lines that differ only in their numbers, which ones are worth trying."""
+    """Matches all signatures; remembers which are worth trying for lines that differ only in their numbers."""
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self._by_literal: dict[str, list[_Compiled]] = {}
@@ -85,7 +82,7 @@ class Matcher:
         return known
 
     def hits(self, line: Line) -> list[Hit]:
-        """Return what ``line`` shows, best first."""
+        """Return the signatures that ``line`` shows: by tier, and within a tier as they are listed."""
         found = []
         for compiled in self.candidates(line.text):
             groups = compiled.match(line.text)
@@ -96,19 +93,18 @@ class Matcher:
 
 
 def spoken_against(signature: Signature, texts: Sequence[str]) -> bool:
-    """Return whether one of the lines of the same rank speaks against ``signature``."""
+    """Return whether one of ``texts``, lines of the same rank, matches the signature's ``log_unless``."""
     return any(_compile(expression).search(text) for expression in signature.log_unless for text in texts)
 
 
 @dataclass(frozen=True)
 class Scanned:
-    """What the logs hold. ``lines`` are all that were read; ``trailer_lines`` are indices of the launcher's summary."""
+    """All lines that were read, and what they hold; ``summary`` is the first line of torchrun's."""
 
     lines: tuple[Line, ...]
     hits: tuple[Hit, ...]
     tracebacks: tuple[Traceback, ...]
     exits: tuple[RankExit, ...]
-    trailer_lines: frozenset[int]
     summary: Line | None
 
 
@@ -134,6 +130,5 @@ def scan(lines: Iterable[Line]) -> Scanned:
         tuple(hits),
         tuple(tracebacks.finish()),
         tuple(trailer.finish()),
-        frozenset(trailer.lines),
         trailer.failed_summary,
     )

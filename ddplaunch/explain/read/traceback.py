@@ -1,4 +1,4 @@
-"""Python tracebacks out of the lines of interleaved speakers; refuses to say which of them is the cause."""
+"""Tracebacks of Python, collected from the lines of all speakers, and the root of each chain of exceptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CHAINED = (
     "During handling of the above exception, another exception occurred",
     "The above exception was the direct cause of the following exception",
 )
-#: What a library asks first and does without: the exception that follows is the one that counts.
+#: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
 _FOREIGN = 12  # lines of others that may stand inside a traceback
@@ -54,8 +54,8 @@ class ChainedException:
 class Traceback:
     """A chain of exceptions of one speaker.
 
-    ``handled``: ignored by the interpreter. ``logged``: right behind a warning. ``side``: of a thread. ``launcher``: of
-    torchrun or another launcher itself. ``bare``: only the last line of it was printed.
+    ``handled``: ignored by the interpreter. ``logged``: right after a warning. ``side``: raised in a thread.
+    ``launcher``: raised in torchrun or another launcher. ``bare``: only its last line was printed.
     """
 
     parts: tuple[ChainedException, ...]
@@ -68,13 +68,13 @@ class Traceback:
 
     @property
     def store_lost(self) -> bool:
-        """Whether a launcher that had begun lost its store: the node that held it had ended, well or not."""
+        """Whether a launcher lost its store after the start: the node that held the store has ended, well or not."""
         functions = {frame[2] for part in self.parts for frame in part.frames}
         return self.launcher and not functions.isdisjoint(_BEGUN)
 
     @property
     def root(self) -> ChainedException:
-        """The exception of the chain that the others were raised from, cache misses and retries aside."""
+        """The exception from which the others of the chain were raised, except for failed lookups."""
         inner = [part for part in self.parts if part.link == "original"]
         if inner:
             return inner[-1]
@@ -86,7 +86,7 @@ class Traceback:
 
 
 class _Open:
-    """What one speaker has printed of a traceback so far."""
+    """The traceback that a speaker has begun to print."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[str, int, str]] = []
@@ -103,7 +103,7 @@ class _Open:
 
 
 class Tracebacks:
-    """Collects the tracebacks while the lines of all speakers are fed one after the other."""
+    """Collects tracebacks, fed with the lines of all speakers in their order."""
 
     def __init__(self) -> None:
         self.done: list[Traceback] = []
@@ -134,7 +134,7 @@ class Tracebacks:
             self._before[who] = text
 
     def _boxed(self, line: Line, text: str, state: _Open | None) -> None:
-        """Take a line of a frame that rich draws around a traceback (typer, accelerate, Lightning)."""
+        """Take a line of a traceback in a box, as rich prints it (typer, accelerate, Lightning)."""
         if state is None or not state.header:
             return
         if match := _BOXED_FRAME.match(text.strip().strip("│┃ ")):

@@ -1,9 +1,10 @@
-"""What launchers report about how ranks ended, out of their last lines; refuses to say why one ended."""
+"""How ranks ended, from the reports of torchrun and other launchers."""
 
 from __future__ import annotations
 
 import re
 import signal
+from dataclasses import replace
 
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.values.frozen import dataclass
@@ -12,7 +13,6 @@ _FAILED = re.compile(
     r"failed \(exitcode: (?P<code>-?\d+)\)\s+local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)"
     r"|CHILD PROCESS (?:FAILED.*|(?P<pid2>\d+) \(local_rank (?P<local2>\d+)\) FAILED \(exitcode (?P<code2>-?\d+)\))"
 )
-_SENDING = re.compile(r"Sending process (\d+) closing signal (\w+)")
 _FORCED = re.compile(r"Unable to shutdown process (\d+) via")
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)$")
 _ENTRY = re.compile(r"^\[(\d+)\]:\s*$")
@@ -38,14 +38,17 @@ _NAMED = re.compile(r"Process name: +\[\[\d+,\d+\],(\d+)\]")  # Open MPI, its ex
 _EXIT = re.compile(r"^\s*Exit code: +(\d+)\s*$")
 _HOW = {"Segmentation fault": -11, "Killed": -9, "Aborted": -6, "Bus error": -7, "Terminated": -15, "Out Of Memory": -9}
 _TRIGGERS = (
-    "exitcode", "closing signal", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
+    "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
     "exited on signal", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class RankExit:
-    """One rank's end as a launcher reports it. ``code`` is negative for a signal; ``by_agent`` if it sent that."""
+    """One rank's end as a launcher reports it.
+
+    ``code`` is negative for a signal; ``by_agent``: the launcher sent it. ``table``: an entry of torchrun's summary.
+    """
 
     code: int
     line: Line
@@ -59,19 +62,17 @@ class RankExit:
 
 
 class Trailer:
-    """Collects exits; knows, while the summary of torchrun is read, which rank a line of it is about."""
+    """Collects exits, line by line; in the summary of torchrun it knows which rank each line is about."""
 
     def __init__(self) -> None:
         self.exits: list[RankExit] = []
-        self.lines: set[int] = set()
-        self.signalled: dict[int, str] = {}
-        self.forced: set[int] = set()
+        self._forced: set[int] = set()
         self._named: int | None = None
         self._tables: dict[Speaker, dict[str, str]] = {}
         self.failed_summary: Line | None = None
 
     def feed(self, line: Line) -> Line:
-        """Take a line; return it, as said by the rank whose entry in a summary it belongs to."""
+        """Take a line; return it, in a summary with the rank of the entry as its speaker."""
         text = line.text
         table = self._tables.get(line.speaker)
         if table is not None or _ENTRY.match(text):
@@ -97,7 +98,6 @@ class Trailer:
                 del self._tables[line.speaker]
                 return line
             return line._replace(text=line.text[2:], speaker=_entry_speaker(line.speaker, table))
-        self.lines.add(line.at)
         table[match.group(1)] = match.group(2)
         if match.group(1) == "exitcode":
             self._entry(line, table)
@@ -118,10 +118,8 @@ class Trailer:
 
     def _report(self, line: Line) -> None:
         text = line.text
-        if match := _SENDING.search(text):
-            self.signalled.setdefault(int(match.group(1)), match.group(2))
-        elif match := _FORCED.search(text):
-            self.forced.add(int(match.group(1)))
+        if match := _FORCED.search(text):
+            self._forced.add(int(match.group(1)))
         elif match := _FAILED.search(text):
             groups = match.groupdict()
             code, local, pid = (groups[name] or groups[name + "2"] for name in ("code", "local", "pid"))
@@ -133,7 +131,7 @@ class Trailer:
             self._command(line)
 
     def _command(self, line: Line) -> None:
-        """Read what launchers other than torchrun say of the processes that they started."""
+        """Read how a launcher other than torchrun reports a process that it started."""
         text = line.text
         if match := _LEGACY.search(text):
             self._add(line, _number(match))  # the command is the last that was started, not the one that failed
@@ -160,12 +158,11 @@ class Trailer:
         pid: int | None = None,
         host: str | None = None,
     ) -> None:
-        self.lines.add(line.at)
         if code:
             self.exits.append(RankExit(code, line, rank, local, pid, host))
 
     def finish(self) -> list[RankExit]:
-        """Return the exits, those that the agent caused itself marked, ranks filled in from the summary by pid."""
+        """Return the exits, with ``by_agent``, and with ranks and hosts from the summary's entry for the same pid."""
         ranks = {(each.pid, each.host): each for each in self.exits if each.table and each.pid is not None}
         places = {(each.host, each.local): each for each in self.exits if each.table and each.local is not None}
         by_pid = {each.pid: each for each in self.exits if each.table and each.pid is not None}
@@ -174,20 +171,10 @@ class Trailer:
             known = ranks.get((each.pid, each.host)) or by_pid.get(each.pid) if each.pid is not None else None
             if known is None and each.local is not None:
                 known = places.get((each.host, each.local))
-            own = _by_agent(each, self.signalled, self.forced)
-            result.append(
-                RankExit(
-                    each.code,
-                    each.line,
-                    each.rank if each.rank is not None or known is None else known.rank,
-                    each.local,
-                    each.pid,
-                    each.host or (known.host if known else None),
-                    each.time or (known.time if known else ""),
-                    own,
-                    each.table,
-                )
-            )
+            if known is not None:
+                rank = known.rank if each.rank is None else each.rank
+                each = replace(each, rank=rank, host=each.host or known.host, time=each.time or known.time)
+            result.append(replace(each, by_agent=_by_agent(each, self._forced)))
         return result
 
 
@@ -197,8 +184,8 @@ def _entry_speaker(speaker: Speaker, table: dict[str, str]) -> Speaker:
     return Speaker(int(ranks.group(1)) if ranks else None, host, None, int(ranks.group(2)) if ranks else None)
 
 
-def _by_agent(each: RankExit, signalled: dict[int, str], forced: set[int]) -> bool:
-    """The agent ends the ranks that are left after a failure: SIGTERM first, SIGKILL for those that stay."""
+def _by_agent(each: RankExit, forced: set[int]) -> bool:
+    """Return whether the agent ended this rank after another one had failed: SIGTERM first, then SIGKILL."""
     if each.pid is None:
         return each.code == -15
     if each.pid in forced and each.code == -9:

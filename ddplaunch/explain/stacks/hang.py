@@ -19,8 +19,10 @@ _READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|r
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
 _SOCKET = re.compile(r"unix_stream|skb_wait|sk_wait|inet_csk|tcp_")
 _COLLECTIVE_WHY = "a collective needs all ranks of its group: until the last one comes, the others wait"
-_ORDER = "look for collectives under an `if` on the rank, a `break` or an exception that only some ranks take"
-_UNEVEN = "give every rank equally many batches: DistributedSampler with `drop_last=True`, or `with Join([model]):`"
+SAME_ORDER = "look for collectives under an `if` on the rank, a `break` or an exception that only some ranks take"
+EQUAL_BATCHES = (
+    "give every rank equally many batches: DistributedSampler with `drop_last=True`, or `with Join([model]):`"
+)
 _TRANSPORT = "`--nccl-debug INFO` or `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` shows what the group waits for"
 _EVIDENCE = 4  # places that a diagnosis names
 
@@ -81,7 +83,7 @@ def _waiting_for_ended(waiting: Sequence[RankGroup], left: Mapping[int, str], si
     gone = sorted(left)
     how = "; ".join(dict.fromkeys(left[rank] for rank in gone))
     what = f"{ranks_text(gone)} had ended ({how}) while {_where(waiting)} {since}"
-    return _Story("collective-timeout", what, _COLLECTIVE_WHY, (_UNEVEN, _ORDER), _only(gone))
+    return _Story("collective-timeout", what, _COLLECTIVE_WHY, (EQUAL_BATCHES, SAME_ORDER), _only(gone))
 
 
 def _waiting_for_late(
@@ -92,7 +94,7 @@ def _waiting_for_late(
     at = " and ".join(_at(group) for group in late[:2])
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
     why = f"{reason.why}; {_COLLECTIVE_WHY}" if reason.why else _COLLECTIVE_WHY
-    return _Story("collective-timeout", what, why, reason.fixes or (_UNEVEN, _ORDER), _only(ranks))
+    return _Story("collective-timeout", what, why, reason.fixes or (EQUAL_BATCHES, SAME_ORDER), _only(ranks))
 
 
 def _in_different_calls(waiting: Sequence[RankGroup], since: str) -> _Story:
@@ -100,16 +102,16 @@ def _in_different_calls(waiting: Sequence[RankGroup], since: str) -> _Story:
     what = f"ranks wait for each other in different calls {since}: {', '.join(parts)}"
     why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
     rank = _only(waiting[0].ranks) if len(waiting[-1].ranks) > 1 else None
-    return _Story("collective-mismatch", what, why, (_ORDER, _UNEVEN), rank)
+    return _Story("collective-mismatch", what, why, (SAME_ORDER, EQUAL_BATCHES), rank)
 
 
 def _in_one_call(waiting: Sequence[RankGroup], elsewhere: bool, since: str) -> _Story:
     if elsewhere:
         what = f"{_where(waiting)} {since}; the rank that has not come is on another host"
-        fixes = ("`ddplaunch stacks` on the other hosts shows where their ranks are", _ORDER)
+        fixes = ("`ddplaunch stacks` on the other hosts shows where their ranks are", SAME_ORDER)
     else:
         what = f"all ranks: {_where(waiting)} {since}, and none is elsewhere"
-        fixes = (_TRANSPORT, _UNEVEN)
+        fixes = (_TRANSPORT, EQUAL_BATCHES)
     why = "the ranks are in the same line, but not in the same turn of a loop, or what carries data between them stalls"
     return _Story("collective-timeout", what, why, fixes)
 

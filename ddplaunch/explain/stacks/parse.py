@@ -40,8 +40,8 @@ class RankStack:
     """Where one rank is. ``threads`` begin with the main one; empty where ``problem`` says why nothing is known.
 
     ``state`` is the kernel's letter (proc_pid_stat(5)), ``kernel`` the kernel function in which the main thread waits,
-    empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` names the tool that told. ``workers``
-    are its DataLoader workers, if they were asked for their stacks too.
+    empty for none; ``reads`` the file that it reads from, as far as the kernel tells; ``source`` the tool that told.
+    ``workers`` are its DataLoader workers, if they were asked for their stacks too.
     """
 
     rank: int
