@@ -53,7 +53,7 @@ def test_the_newest_run_of_a_job_comes_before_its_log_and_a_number_alone_is_no_p
     for age, name in enumerate(("slurm-12.0-r1", "slurm-12.0", "slurm-120.0", "20261212-120000-abcdef")):
         (runs / name).mkdir(parents=True)
         (runs / name / "run.json").write_text(json.dumps({"schema": 1, "run_id": name}))
-        os.utime(runs / name, (1_000_000 - age, 1_000_000 - age))
+        os.utime(runs / name / "run.json", (1_000_000 - age, 1_000_000 - age))
     assert json.loads(call("explain", "12", "--json").out)["run_id"] == "slurm-12.0-r1"
     said = call("explain", "999")
     assert said.status == 2 and "`999` is no code, no run and no file" in said.err

@@ -8,12 +8,12 @@ import threading
 import pytest
 
 from ddplaunch.cli.hosts.plan_hosts import Asked, asked_for, by_host, once
-from ddplaunch.cli.hosts.run_on_hosts import Console
+from ddplaunch.cli.hosts.run_on_hosts import HostsConsole
 from ddplaunch.values.finding import Finding, UsageError, error
 
 
 def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    console = Console(("a", "b"), prefixed=False)
+    console = HostsConsole(("a", "b"), prefixed=False)
     console.show(0, "out", b"bar 10%\rbar 2")
     console.show(1, "err", b"first\nsec")
     console.show(0, "out", b"0%\r\0")
@@ -25,7 +25,7 @@ def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFi
 
 
 def test_lines_that_name_their_rank_are_not_named_again(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    console = Console(("a", "b"), prefixed=True)
+    console = HostsConsole(("a", "b"), prefixed=True)
     console.show(1, "out", b"[b:2] one\n")
     console.show(1, "err", b"[b:2] two\nthree\n")
     console.close()
@@ -33,7 +33,7 @@ def test_lines_that_name_their_rank_are_not_named_again(capfdbinary: pytest.Capt
 
 
 def test_what_the_launcher_says_is_wrapped(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    console = Console(("a",), prefixed=False)
+    console = HostsConsole(("a",), prefixed=False)
     console.say("")
     console.say("the ranks on gpu-a, gpu-b, gpu-c get 30 s to end; Ctrl-C again ends them at once")
     console.close()
@@ -48,7 +48,7 @@ def test_a_console_that_stands_still_holds_nobody_up() -> None:
     before = os.dup(1)
     os.dup2(writing, 1)
     try:
-        console = Console(("a",), prefixed=False)
+        console = HostsConsole(("a",), prefixed=False)
 
         def show() -> None:
             for _ in range(64):

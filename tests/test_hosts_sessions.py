@@ -22,7 +22,7 @@ from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command, failure
 from ddplaunch.launch.hosts_plan import Meeting
 from ddplaunch.machine.facts import ProbeRequest
-from ddplaunch.records.outcome import Pieces
+from ddplaunch.records.hosts_record import Pieces
 from tests.guarded import runs, until
 
 SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]

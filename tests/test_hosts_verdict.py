@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ddplaunch.cli.hosts.hosts_verdict import decide
+from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict, decide
 from ddplaunch.hosts.session.start_hosts import HostEnd
-from ddplaunch.records.outcome import Verdict, merged, outcome_of_node, without_skew, write_merged
+from ddplaunch.records.first_failure import EndedBy
+from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
+from ddplaunch.records.outcome import (
+    AttemptOutcome,
+    RankOutcome,
+    RunOutcome,
+    RunState,
+    read_outcome,
+    write_outcome,
+)
 
 T = 1_700_000_000.0
 
 
 def rank(
-    number: int, at_s: float, code: int | None = None, sig: str | None = None, by: str = "itself"
-) -> dict[str, Any]:
-    return {
-        "rank": number, "local_rank": 0, "pid": 9, "host": f"h{number}", "exit_code": code, "signal": sig,
-        "started_s": T, "ended_s": at_s, "ended_by": by, "last_lines": [], "exception": None, "out": None, "err": None,
-    }  # fmt: skip
+    number: int, at_s: float, code: int | None = None, sig: str | None = None, by: EndedBy = "itself"
+) -> RankOutcome:
+    return RankOutcome(number, 0, f"h{number}", 9, code, sig, T, at_s, by)
 
 
-def outcome(node: int, state: str, *ranks: dict[str, Any]) -> dict[str, Any]:
-    attempt = {"attempt": 0, "started_s": T, "ended_s": T + 9, "failed": True, "diagnosis": None, "ranks": list(ranks)}
-    return {"schema": 1, "host": f"h{node}", "node": node, "state": state, "ended_s": T + 9, "attempts": [attempt]}
+def outcome(node: int, state: RunState, *ranks: RankOutcome) -> RunOutcome:
+    attempt = AttemptOutcome(0, T, T + 9, True, None, ranks)
+    return RunOutcome("x", f"h{node}", node, state, 1, T, T + 9, None, None, (), (attempt,))
 
 
 def verdict(
-    tmp_path: Path, ends: list[HostEnd], outcomes: dict[int, dict[str, Any]], interrupted: int | None = None
-) -> Verdict:
+    tmp_path: Path, ends: list[HostEnd], outcomes: dict[int, RunOutcome], interrupted: int | None = None
+) -> HostsVerdict:
     """Write the record as the hosts did, and decide."""
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "run.json").write_text(json.dumps({"run_id": "x", "created_s": T - 1}))
@@ -37,13 +43,15 @@ def verdict(
         folder = tmp_path / f"node-{node}" / "attempt-0"
         folder.mkdir(parents=True)
         (folder / f"rank-{node}.err").write_text("")
-        (tmp_path / "outcome.json" if node == 0 else folder.parent / "outcome.json").write_text(json.dumps(each))
+        assert write_outcome(tmp_path, each) is None
     return decide(tmp_path, ends, outcomes, interrupted)
 
 
 def test_success(tmp_path: Path) -> None:
     ends = [HostEnd(0, "a", 0), HostEnd(1, "b", 0)]
-    assert verdict(tmp_path, ends, {}) == Verdict("succeeded", 0, verdict(tmp_path, ends, {}).explanation, host="a")
+    assert verdict(tmp_path, ends, {}) == HostsVerdict(
+        "succeeded", 0, verdict(tmp_path, ends, {}).explanation, host="a"
+    )
 
 
 def test_earliest_own_failure_counts(tmp_path: Path) -> None:
@@ -124,14 +132,17 @@ def test_nothing_but_a_status_is_known(tmp_path: Path) -> None:
 
 def test_times_by_one_clock() -> None:
     moved = without_skew(outcome(1, "failed", rank(1, T + 5, 1)), 60.0)
-    assert moved["attempts"][0]["ranks"][0]["ended_s"] == T - 55 and moved["ended_s"] == T - 51
+    assert moved.last_ranks[0].ended_s == T - 55 and moved.ended_s == T - 51
 
 
 def test_one_outcome_for_all(tmp_path: Path) -> None:
     outcomes = {0: outcome(0, "failed", rank(0, T + 5, 1)), 1: outcome(1, "failed", rank(1, T + 4, 7))}
     found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 7)], outcomes)
-    assert write_merged(tmp_path, merged("x", outcomes, found, (T, T + 9))) is None
-    whole = outcome_of_node(tmp_path, 0)
-    assert whole is not None and whole["first_failed_rank"] == 1 and whole["exit_status"] == 7
-    assert [each["rank"] for each in whole["attempts"][0]["ranks"]] == [0, 1]
+    assert found.exit_status == 7 and found.explanation.diagnosis is not None
+    attempts = merged_attempts(outcomes.values(), found.explanation.diagnosis)
+    whole = replace(outcomes[1], run_id="x", first_failed_rank=1, exit_status=7, attempts=attempts)
+    assert write_for_all(tmp_path, whole) is None and read_outcome(tmp_path) == whole
+    (attempt,) = whole.attempts
+    assert [each.rank for each in attempt.ranks] == [0, 1]
+    assert attempt.failed and attempt.diagnosis == found.explanation.diagnosis
     assert json.loads((tmp_path / "node-0" / "outcome.json").read_text())["host"] == "h0"

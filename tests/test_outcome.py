@@ -17,9 +17,17 @@ from ddplaunch.agent.protocol import Failure
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Raised
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.first_failure import first_failed
-from ddplaunch.records.outcome import AttemptOutcome, RunOutcome, write_outcome
+from ddplaunch.records.outcome import (
+    AttemptOutcome,
+    RankOutcome,
+    RunOutcome,
+    outcome_json,
+    read_outcome,
+    write_outcome,
+)
 from ddplaunch.ui.outcome_view import attempt_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import duration_text
 from tests.conftest import Golden
 
@@ -268,3 +276,80 @@ def test_disk_that_takes_nothing(tmp_path: Path) -> None:
     assert write_outcome(tmp_path, outcome(node=1)) is not None
     assert write_outcome(tmp_path, outcome()) is None
     assert (tmp_path / "outcome.json").exists()
+
+
+def lived(*ends: tuple[float | None, int | None, str | None], started_s: float, ended_s: float) -> AttemptOutcome:
+    ranks = tuple(
+        RankOutcome(0, 0, "a", exit_code=code, signal=name, ended_s=at_s, ended_by="itself")
+        for at_s, code, name in ends
+    )
+    return AttemptOutcome(0, started_s, ended_s, True, None, ranks)
+
+
+def test_how_long_a_run_lived() -> None:
+    hours = lived((7370.0, 1, None), (7399.0, None, "SIGTERM"), started_s=100.0, ended_s=7400.0)
+    at_once = lived((7401.0, 1, None), (7300.0, 0, None), started_s=7400.0, ended_s=7402.0)
+    unseen = lived((None, None, None), started_s=10.0, ended_s=12.5)
+    assert outcome(attempts=(hours,)).lived_s == 7270.0
+    assert outcome(attempts=(at_once,)).lived_s == 1.0
+    assert outcome(attempts=(hours, at_once)).lived_s == 7270.0
+    assert outcome(attempts=(unseen,)).lived_s == 2.5
+    assert outcome().lived_s is None
+
+
+def test_what_was_written_is_read_back(settings: Settings) -> None:
+    attempts = ended(two_ranks(settings), two_ranks(settings, 1))
+    assert conclude(settings, attempts, Heard()) == 1
+    directory = Path(settings.directory)
+    text = (directory / "outcome.json").read_text()
+    read = read_outcome(directory)
+    assert isinstance(read, RunOutcome) and read.explained and read.last_ranks[1].raised is not None
+    assert write_outcome(directory, read) is None and (directory / "outcome.json").read_text() == text
+
+
+WRITTEN = outcome_json(outcome(attempts=before(DIAGNOSIS), notes=("a",)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"schema": 2}, "outcome.json has schema 2; this ddplaunch reads 1"),
+        ({"schema": None}, "outcome.json has schema None; this ddplaunch reads 1"),
+        ({"state": "odd"}, "outcome.json does not say how the run ended"),
+        ({"state": ["failed"]}, "outcome.json does not say how the run ended"),
+        ({"exit_status": True}, "outcome.json does not say how the run ended"),
+        ({"ended_s": float("nan")}, "outcome.json does not say how the run ended"),
+    ],
+)
+def test_an_outcome_that_cannot_be_read(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    (tmp_path / "outcome.json").write_text(json.dumps({**WRITTEN, **changes}))
+    assert read_outcome(tmp_path) == Unavailable(problem)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "[" * 100_000, "\udcff"])
+def test_a_broken_file_is_no_outcome(text: str, tmp_path: Path) -> None:
+    assert read_outcome(tmp_path) is None and read_outcome(tmp_path, 3) is None
+    (tmp_path / "outcome.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    assert isinstance(read_outcome(tmp_path), Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"run_id": 5, "host": None, "started_s": "x", "unheard": 1}, {"host": "", "started_s": 7500.0}),
+        ({"first_failed_rank": 1 << 70, "notes": "a"}, {"first_failed_rank": None, "notes": ()}),
+        ({"diagnosis": {"code": "x"}}, {"diagnosis": None, "explained": False}),
+        ({"cascade": [{}]}, {"diagnosis": None, "explained": False}),
+        ({"cascade": 4}, {"diagnosis": None, "explained": False}),
+        ({"attempts": {}}, {"attempts": ()}),
+        (
+            {"attempts": [4, {"ranks": [5, {"rank": "0"}]}]},
+            {"attempts": (AttemptOutcome(0, 0.0, 7500.0, False, None, ()),)},
+        ),
+    ],
+)
+def test_what_an_outcome_lacks_is_not_there(changes: dict[str, Any], expected: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "outcome.json").write_text(json.dumps({**WRITTEN, **changes}))
+    run_id = tmp_path.name if "run_id" in changes else "r"
+    whole = outcome(attempts=before(DIAGNOSIS), notes=("a",), run_id=run_id)
+    assert read_outcome(tmp_path) == replace(whole, **expected)

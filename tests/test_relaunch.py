@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,14 @@ from ddplaunch.launch.relaunch import (
     Policy,
     Return,
     decide,
-    lived_s,
-    order_from_json,
-    order_json,
     pause_s,
     read_return,
     relaunch_policy,
     relaunched_id,
-    return_text,
 )
 from ddplaunch.machine.paths import NewestCheckpoint, advanced, is_checkpoint, newest_below
 from ddplaunch.ui.outcome_view import asking_text, not_relaunched_text, relaunching_text
+from ddplaunch.values import codec
 from ddplaunch.values.finding import RefusedError, UsageError, error
 from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.roll_calls import hello
@@ -84,21 +82,6 @@ def test_pause_is_doubled_and_bounded() -> None:
     assert pause_s(Policy(1, wait_s=900.0), 1) == 900.0 and pause_s(Policy(9999, wait_s=0.0), 9999) == 0.0
 
 
-def rank(ended_s: float | None, code: int | None = 1, signal: str | None = None) -> dict[str, Any]:
-    return {"ended_s": ended_s, "exit_code": code, "signal": signal}
-
-
-def test_how_long_a_run_lived() -> None:
-    hours = {"started_s": 100.0, "ended_s": 7400.0, "ranks": [rank(7370.0), rank(7399.0, None, "SIGTERM")]}
-    at_once = {"started_s": 7400.0, "ended_s": 7402.0, "ranks": [rank(7401.0), rank(7300.0, 0)]}
-    unseen = {"started_s": 10.0, "ended_s": 12.5, "ranks": [rank(None, None)]}
-    assert lived_s({"attempts": [hours]}) == 7270.0
-    assert lived_s({"attempts": [at_once]}) == 1.0
-    assert lived_s({"attempts": [hours, at_once]}) == 7270.0
-    assert lived_s({"attempts": [unseen]}) == 2.5
-    assert lived_s({}) is None and lived_s({"attempts": []}) is None
-
-
 def test_a_relaunch_of_a_named_run_has_a_name_of_its_own() -> None:
     assert [relaunched_id("big", number) for number in range(3)] == ["big", "big-relaunch-1", "big-relaunch-2"]
 
@@ -120,14 +103,14 @@ def order(**changes: Any) -> Order:
 
 
 def test_order_survives_its_way_through_the_environment() -> None:
-    assert order_from_json(order_json(order())) == order()
-    with pytest.raises(KeyError):
-        order_from_json({"run_id": "r"})
+    assert codec.from_plain(codec.plain(order()), Order) == order()
+    with pytest.raises(ValueError, match=r"Order\.number is missing"):
+        codec.from_plain({"run_id": "r"}, Order)
 
 
 def test_a_launch_inside_of_a_rank_takes_no_other_s_place() -> None:
-    back = Return(2, "r", 137, Evidence(61.5, "out/a.pt"))
-    text = return_text(back, 4711)
+    back = Return(2, "r", 137, Evidence(61.5, "out/a.pt"), 4711)
+    text = codec.to_json(back)
     assert read_return(text, 4711) == back
     assert read_return(text, 4712) is None
     for broken in (None, "", "no json", "[]", '{"pid": 4711}', "4"):
@@ -140,11 +123,11 @@ def test_environment_is_that_of_the_first_launch() -> None:
 
 
 def test_what_was_left_for_this_process_is_taken_once() -> None:
-    back = Return(2, "r", 137, Evidence(61.5))
+    back = Return(2, "r", 137, Evidence(61.5), os.getpid())
     shown = {"DDPLAUNCH_RUN_ID": "r", "DDPLAUNCH_AGENT": "{}"}
-    environ = {RETURN: return_text(back, os.getpid()), **shown, "PATH": "/"}
+    environ = {RETURN: codec.to_json(back), **shown, "PATH": "/"}
     assert claimed(environ) == back and environ == {"PATH": "/"}
-    environ = {RETURN: return_text(back, os.getppid()), **shown}
+    environ = {RETURN: codec.to_json(replace(back, pid=os.getppid())), **shown}
     assert claimed(environ) is None and environ == shown  # this process is a rank's, and that one its launcher
 
 
@@ -198,11 +181,10 @@ def test_evidence_of_a_node(tmp_path: Path) -> None:
     here = order(
         outputs=(("dead", NewestCheckpoint(problem="did not answer within 5 s")), (str(tmp_path), NewestCheckpoint()))
     )
-    outcome = {"attempts": [{"started_s": 1.0, "ended_s": 9.0, "ranks": []}]}
-    assert evidence_of(here, outcome) == Evidence(8.0, f"{tmp_path}/a.pt", "dead did not answer within 5 s")
+    assert evidence_of(here, 8.0) == Evidence(8.0, f"{tmp_path}/a.pt", "dead did not answer within 5 s")
     (now,) = newest_below([str(tmp_path)])
-    assert evidence_of(order(outputs=((str(tmp_path), now),)), {}) == Evidence()
-    assert evidence_of(order(outputs=()), {}) == Evidence(unseen="was not given")
+    assert evidence_of(order(outputs=((str(tmp_path), now),)), None) == Evidence()
+    assert evidence_of(order(outputs=()), None) == Evidence(unseen="was not given")
 
 
 def test_nodes_agree_in_the_roll_call() -> None:

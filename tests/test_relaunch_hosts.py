@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict
 from ddplaunch.cli.hosts.plan_hosts import HostsMissingError, answering
-from ddplaunch.cli.hosts.relaunch_hosts import Again, Ended, evidence_of, until_done
+from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, evidence_of, until_done
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.collect import Gathered
@@ -22,7 +23,7 @@ from ddplaunch.launch.relaunch import Evidence, Policy
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
-from ddplaunch.records.outcome import Verdict
+from ddplaunch.records.outcome import AttemptOutcome, RunOutcome
 from ddplaunch.records.run_states import host_name
 from ddplaunch.values.finding import RefusedError, Severity, error
 from ddplaunch.values.resolved import DEFAULT, Resolved
@@ -37,11 +38,11 @@ HOSTS = (Host("gpu-a"), Host("gpu-b"), Host("gpu-c"))
 class Launches:
     """Ends as it is told, launch by launch; what is an exception is raised."""
 
-    def __init__(self, *ends: Ended | Exception) -> None:
+    def __init__(self, *ends: LaunchEnd | Exception) -> None:
         self._ends = list(ends)
         self.asked: list[tuple[int, str | None]] = []
 
-    def __call__(self, again: Again) -> Ended:
+    def __call__(self, again: Again) -> LaunchEnd:
         self.asked.append((again.number, again.of))
         end = self._ends.pop(0)
         if isinstance(end, Exception):
@@ -50,7 +51,7 @@ class Launches:
 
 
 def test_until_it_has_done(capsys: pytest.CaptureFixture[str]) -> None:
-    launches = Launches(Ended(137, "a", LIVED), Ended(1, "b", LIVED), Ended(0, "c"))
+    launches = Launches(LaunchEnd(137, "a", LIVED), LaunchEnd(1, "b", LIVED), LaunchEnd(0, "c"))
     assert until_done(launches, POLICY) == 0
     assert launches.asked == [(0, None), (1, "a"), (2, "b")]
     assert capsys.readouterr().err.count("because its ranks ran for 1 min 30 s") == 2
@@ -59,18 +60,18 @@ def test_until_it_has_done(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("ends", "status", "launched", "said"),
     [
-        ([Ended(7, "a", SHORT)], 7, 1, "not relaunched: its ranks ran for 3.0 s"),
-        ([Ended(130, "a")], 130, 1, ""),  # interrupted, or a time limit
-        ([Ended(4)], 4, 1, ""),
-        ([Ended(number, str(number), LIVED) for number in range(5, 9)], 8, 4, "`--relaunch 3` is used up"),
-        ([Ended(7, "a", LIVED), Ended(4)], 7, 2, ""),  # a check objects now
-        ([Ended(7, "a", LIVED), RefusedError(MISSING)], 7, 2, "nothing was launched"),
-        ([Ended(7, "a", LIVED), *[HostsMissingError(MISSING)] * 3], 7, 4, "gpu-b does not answer"),
-        ([Ended(7, "a", LIVED), HostsMissingError(MISSING), Ended(0, "b")], 0, 3, "relaunching 2 of 3"),
+        ([LaunchEnd(7, "a", SHORT)], 7, 1, "not relaunched: its ranks ran for 3.0 s"),
+        ([LaunchEnd(130, "a")], 130, 1, ""),  # interrupted, or a time limit
+        ([LaunchEnd(4)], 4, 1, ""),
+        ([LaunchEnd(number, str(number), LIVED) for number in range(5, 9)], 8, 4, "`--relaunch 3` is used up"),
+        ([LaunchEnd(7, "a", LIVED), LaunchEnd(4)], 7, 2, ""),  # a check objects now
+        ([LaunchEnd(7, "a", LIVED), RefusedError(MISSING)], 7, 2, "nothing was launched"),
+        ([LaunchEnd(7, "a", LIVED), *[HostsMissingError(MISSING)] * 3], 7, 4, "gpu-b does not answer"),
+        ([LaunchEnd(7, "a", LIVED), HostsMissingError(MISSING), LaunchEnd(0, "b")], 0, 3, "relaunching 2 of 3"),
     ],
 )
 def test_ends(
-    ends: Sequence[Ended | Exception], status: int, launched: int, said: str, capsys: pytest.CaptureFixture[str]
+    ends: Sequence[LaunchEnd | Exception], status: int, launched: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launches = Launches(*ends)
     assert until_done(launches, POLICY) == status
@@ -81,26 +82,31 @@ def test_ends(
 def test_hosts_that_were_lost_get_time_to_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
     paused: list[float] = []
     monkeypatch.setattr(time, "sleep", paused.append)
-    launches = Launches(Ended(1, "a", LIVED, pause_s=35.0), HostsMissingError(MISSING), Ended(0, "b"))
+    launches = Launches(LaunchEnd(1, "a", LIVED, pause_s=35.0), HostsMissingError(MISSING), LaunchEnd(0, "b"))
     assert until_done(launches, Policy(3)) == 0
     assert paused == [35.0, 20.0]
 
 
 def test_without_relaunches_there_is_one_launch() -> None:
-    assert until_done(Launches(Ended(7, "a", LIVED)), None) == 7
+    assert until_done(Launches(LaunchEnd(7, "a", LIVED)), None) == 7
     with pytest.raises(HostsMissingError):
         until_done(Launches(HostsMissingError(MISSING)), POLICY)
 
 
-def verdict(state: Any, code: str = "host-lost") -> Verdict:
-    return Verdict(state, 1, Explanation(Diagnosis(code, "observed", "what", "why", ("fix",))))
+def verdict(state: Any, code: str = "host-lost") -> HostsVerdict:
+    return HostsVerdict(state, 1, Explanation(Diagnosis(code, "observed", "what", "why", ("fix",))))
 
 
 def test_evidence_of_all_hosts(tmp_path: Path) -> None:
     (tmp_path / "node-2").mkdir()
     (tmp_path / "node-2" / "relaunch.json").write_text(json.dumps({"schema": 1, "advanced": "out/a.pt"}))
-    attempt = {"started_s": 1.0, "ended_s": 61.0, "ranks": []}
-    outcomes = {0: {"attempts": [attempt]}, 2: {"attempts": [{**attempt, "ended_s": 62.0}]}}
+    outcomes = {
+        node: RunOutcome("r", "h", node, "failed", 1, 0.0, 99.0, None, None, (), (attempt,))
+        for node, attempt in (
+            (0, AttemptOutcome(0, 1.0, 61.0, True, None, ())),
+            (2, AttemptOutcome(0, 1.0, 62.0, True, None, ())),
+        )
+    }
     expected = (Evidence(60.0), Evidence(61.0, "out/a.pt"))
     assert evidence_of(tmp_path, verdict("failed"), outcomes, None) == expected
     assert evidence_of(tmp_path, verdict("killed"), {}, None) == ()
@@ -147,6 +153,6 @@ def test_a_pause_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(time, "sleep", lambda seconds: seen.append((found(), seconds)))
     with holding(tmp_path, "a", (Place(0, "gpu-a", "python"),), 30.0):
         pass
-    ended = Ended(1, "a", LIVED, pause_s=35.0, directory=tmp_path)
-    assert until_done(Launches(ended, Ended(0, "b")), POLICY) == 0
+    ended = LaunchEnd(1, "a", LIVED, pause_s=35.0, directory=tmp_path)
+    assert until_done(Launches(ended, LaunchEnd(0, "b")), POLICY) == 0
     assert seen == [(os.getpid(), 35.0)] and found() is None

@@ -46,8 +46,8 @@ def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
     monkeypatch.setattr(follow, "_SETTLE_S", 0.01)
     run = folder / ".ddplaunch/runs/slurm-12.0"
     (run / "node-1").mkdir(parents=True)
-    rank = {"ended_by": "itself", "exit_code": 42, "signal": None, "ended_s": 5.0}
-    outcome = {"state": "failed", "exit_status": 42, "node": 1, "ended_s": 9.0, "first_failed_rank": 3}
+    rank = {"rank": 3, "ended_by": "itself", "exit_code": 42, "signal": None, "ended_s": 5.0}
+    outcome = {"schema": 1, "state": "failed", "exit_status": 42, "node": 1, "ended_s": 9.0, "first_failed_rank": 3}
     (run / "node-1/outcome.json").write_text(json.dumps({**outcome, "attempts": [{"ranks": [rank]}]}))
     (run / "outcome.json").write_text(json.dumps({**outcome, "node": 0, "exit_status": 1, "attempts": []}))
     answer = call("submit", "2x4", "--wait", "--", "train.py")
@@ -60,7 +60,9 @@ def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
     assert call("submit", "2x4", "--wait", "--", "train.py").status == 143
     limit = diagnosis("12", JobState("TIMEOUT"))
     assert limit is not None
-    (run / "outcome.json").write_text(json.dumps({"state": "terminated", "diagnosis": diagnosis_json(limit)}))
+    (run / "outcome.json").write_text(
+        json.dumps({**outcome, "state": "terminated", "diagnosis": diagnosis_json(limit)})
+    )
     answer = call("submit", "2x4", "--wait", "--", "train.py")
     assert answer.status == 143 and "error[time-limit]: job 12 reached its time limit" in answer.err
 

@@ -1,8 +1,6 @@
-"""ddplaunch's own part in launching a failed run again: what it leaves with the plug-in, and the pause before.
+"""ddplaunch's own part in launching a failed run again: order for the plug-in, pause, agreement of all nodes.
 
-It refuses to decide whether a run is worth it; `launch/relaunch.py` does.
-
-SIGTERM and SIGHUP while ddplaunch waits break the wait off in order; refuses to replace a handler that is there.
+``launch/relaunch.py`` decides whether a run is worth it.
 """
 
 from __future__ import annotations
@@ -31,9 +29,6 @@ from ddplaunch.launch.relaunch import (
     Policy,
     Return,
     decide,
-    evidence_from_json,
-    evidence_json,
-    order_json,
     pause_s,
     read_return,
     relaunch_policy,
@@ -42,6 +37,7 @@ from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.paths import newest_below
 from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunching_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 from ddplaunch.values.variable_names import EXECUTED, SETTINGS
 
@@ -130,13 +126,13 @@ def with_order(
         outputs=tuple(zip(outputs, newest_below(outputs), strict=True)),
         alone=alone,
     )
-    settings = Settings.from_json(environment[SETTINGS])._replace(relaunch=order_json(order))
+    settings = Settings.from_json(environment[SETTINGS])._replace(relaunch=codec.plain(order))
     return {**environment, SETTINGS: settings.to_json()}
 
 
 def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Finding | None:
     """Return why no node launches again; None if all do, or if some node was not a part of the run that failed."""
-    known = [evidence_from_json(hello.failed) for hello in joined.values() if hello.failed is not None]
+    known = [_heard(hello.failed) for hello in joined.values() if hello.failed is not None]
     if policy is None or len(known) < len(joined):
         return None
     decision = decide(known, policy, 1)  # how many are left, every node has looked at
@@ -148,11 +144,19 @@ def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Find
     )
 
 
+def _heard(failed: Mapping[str, Any]) -> Evidence:
+    """Return what another node says of its run; nothing is known where another version says it."""
+    try:
+        return codec.from_plain(failed, Evidence)
+    except ValueError:
+        return Evidence()
+
+
 def told(failed: Evidence) -> dict[str, Any]:
     """Return what this node says of its run to the others."""
     name = None if failed.advanced is None else Path(failed.advanced).name  # a path may say more than others need
     unseen = failed.unseen if failed.unseen in (None, NOT_GIVEN) else "did not answer on a node"
-    return evidence_json(replace(failed, advanced=name, unseen=unseen))
+    return dict(codec.plain(replace(failed, advanced=name, unseen=unseen)))
 
 
 def this_command() -> tuple[str, ...]:

@@ -1,21 +1,23 @@
-"""Whether a run that failed is launched again as a whole, and after how long; refuses to look at it or to launch it.
+"""Whether, and after how long, a failed run is launched again as a whole, and the values with which that travels.
 
-A run that failed at once fails at once again. So it has to have lived for a while, or to have left a checkpoint behind
-that is newer than at its start. There is no random part in the back-off: all nodes have to come to the same end of it.
+A run that failed at once fails at once again, and so is not launched again: it has to have lived for a while, or to
+have left a checkpoint behind that is newer than at its start. The back-off has no random part, because all nodes have
+to come to the same end of it.
 
-What ddplaunch leaves with torchrun's plug-in so that it can become ddplaunch again, and what it then finds.
-
-Both travel in the environment of one process, which stays the same through all of it. It refuses to start anything.
+An ``Order`` goes with torchrun's environment to the plug-in, which can become ddplaunch again. What the plug-in finds
+goes back to that ddplaunch as a ``Return``, in the environment of the same process, and to a launcher over ssh as
+``RunProgress`` in ``node-K/relaunch.json``; nodes of a roll call tell each other theirs. All are written and read by
+``values/codec.py``.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.paths import NewestCheckpoint
+from ddplaunch.values import codec
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_s
@@ -114,37 +116,9 @@ def pause_s(policy: Policy, number: int) -> float:
     return min(policy.wait_s * 2.0 ** min(number - 1, 30), max(LONGEST_WAIT_S, policy.wait_s))
 
 
-def lived_s(outcome: Mapping[str, Any]) -> float | None:
-    """Return how long the ranks of a node's ``outcome.json`` ran until the first one ended badly, in seconds.
-
-    Of several attempts the longest counts: torchrun's own restarts may have failed at once, after hours of training.
-    """
-    found = []
-    for attempt in outcome.get("attempts") or ():
-        ranks = attempt.get("ranks") or ()
-        ends = [each["ended_s"] for each in ranks if each.get("ended_s") and (each.get("exit_code") or each["signal"])]
-        found.append(min(ends, default=attempt["ended_s"]) - attempt["started_s"])
-    return max(0.0, round(max(found), 3)) if found else None
-
-
 def relaunched_id(run_id: str, number: int) -> str:
     """Return what the ``number``-th relaunch of a run is called whose name the user chose; 0 is the first launch."""
     return f"{run_id}-relaunch-{number}" if number else run_id
-
-
-def evidence_json(evidence: Evidence) -> dict[str, Any]:
-    """Return it as JSON values."""
-    return {"lived_s": evidence.lived_s, "advanced": evidence.advanced, "unseen": evidence.unseen}
-
-
-def evidence_from_json(data: Mapping[str, Any]) -> Evidence:
-    """Return what ``evidence_json`` was made of; of anything else what can be understood."""
-    lived, advanced, unseen = data.get("lived_s"), data.get("advanced"), data.get("unseen")
-    return Evidence(
-        float(lived) if isinstance(lived, (int, float)) else None,
-        advanced if isinstance(advanced, str) else None,
-        unseen if isinstance(unseen, str) else None,
-    )
 
 
 @dataclass(frozen=True)
@@ -158,60 +132,29 @@ class Order:
     number: int
     policy: Policy
     command: tuple[str, ...]
-    restore: Mapping[str, str | None]
+    restore: dict[str, str | None]
     outputs: tuple[tuple[str, NewestCheckpoint], ...]
     alone: bool
 
 
 @dataclass(frozen=True)
 class Return:
-    """The ``number``-th relaunch begins: ``of`` is the run that failed, ``status`` its exit status."""
+    """The ``number``-th relaunch begins: ``of`` is the run that failed, ``status`` its exit status.
+
+    ``pid`` is the process that it was left for.
+    """
 
     number: int
     of: str
     status: int
     evidence: Evidence
-
-
-def order_json(order: Order) -> dict[str, Any]:
-    """Return the order as JSON values."""
-    policy = order.policy
-    return {
-        "run_id": order.run_id,
-        "number": order.number,
-        "policy": [policy.times, policy.after_s, policy.wait_s],
-        "command": list(order.command),
-        "restore": dict(order.restore),
-        "outputs": [[path, at.path, at.changed_ns, at.bytes, at.problem] for path, at in order.outputs],
-        "alone": order.alone,
-    }
-
-
-def order_from_json(data: Mapping[str, Any]) -> Order:
-    """Return the order that ``data`` was made of. Raises KeyError or TypeError for anything else."""
-    return Order(
-        run_id=data["run_id"],
-        number=data["number"],
-        policy=Policy(*data["policy"]),
-        command=tuple(data["command"]),
-        restore=data["restore"],
-        outputs=tuple((path, NewestCheckpoint(*newest)) for path, *newest in data["outputs"]),
-        alone=data["alone"],
-    )
-
-
-def return_text(back: Return, pid: int) -> str:
-    """Return what the process ``pid`` finds when it is ddplaunch again."""
-    data = {"pid": pid, "number": back.number, "of": back.of, "status": back.status}
-    return json.dumps({**data, "evidence": evidence_json(back.evidence)})
+    pid: int = 0
 
 
 def read_return(text: str | None, pid: int) -> Return | None:
     """Return what was left for the process ``pid``; None where there is nothing, or it is another's."""
     try:
-        data: dict[str, Any] = json.loads(text or "{}")
-        if data.get("pid") != pid:
-            return None
-        return Return(data["number"], data["of"], data["status"], evidence_from_json(data["evidence"]))
-    except (ValueError, KeyError, TypeError, AttributeError):
+        back = codec.from_json(text or "{}", Return)
+    except ValueError:
         return None
+    return back if back.pid == pid else None

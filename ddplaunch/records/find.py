@@ -1,18 +1,19 @@
-"""Finds the records of runs and reads them, whatever state they are in; refuses to write or to look at processes."""
+"""Finds the records of runs and reads them, whatever state they are in."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.records.json_files import as_number, as_text, read_object
+from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
 
-NEWEST_SCHEMA = 1
 _NODE = re.compile(r"node-(\d+)")
 
 
@@ -27,7 +28,7 @@ class RunRecord:
     directory: Path
     created_s: float
     run: Mapping[str, Any]
-    outcomes: Mapping[int, Mapping[str, Any]]
+    outcomes: Mapping[int, RunOutcome]
     problem: str | None = None
 
     def value(self, *path: str) -> Any:
@@ -38,14 +39,19 @@ class RunRecord:
         return found
 
     @property
-    def outcome(self) -> Mapping[str, Any] | None:
-        """Node 0's outcome, else that of the first node that has one."""
-        return self.outcomes[min(self.outcomes)] if self.outcomes else None
+    def host(self) -> str | None:
+        """The host that was launched from."""
+        return as_text(self.value("host", "host", "name"))
 
-    def ended(self, key: str, kind: type) -> Any:
-        """Return a value of the outcome if it is there and of this type, else None."""
-        value = (self.outcome or {}).get(key)
-        return value if isinstance(value, kind) else None
+    @property
+    def script(self) -> str | None:
+        """What the ranks run, as it was typed."""
+        return as_text(self.value("plan", "target", "name"))
+
+    @property
+    def outcome(self) -> RunOutcome | None:
+        """Node 0's outcome, which is that of all nodes of a launch over ssh, else that of the first node with one."""
+        return self.outcomes[min(self.outcomes)] if self.outcomes else None
 
 
 def run_directories(base: Path) -> list[Path]:
@@ -72,27 +78,32 @@ def read_record(directory: Path) -> RunRecord:
     """Return the record in ``directory``; what is missing, broken or newer is named in ``problem``. Never raises."""
     problems: list[str] = []
     run = _read(directory / "run.json", problems)
-    outcomes = {0: found} if (found := _read(directory / "outcome.json", problems)) else {}
+    outcomes = read_outcomes(directory, problems)
     for node, folder in node_directories(directory):
         if not run and node != 0:  # this node's record is all that this host has
             run = _read(folder / "run.json", problems)
-        if node != 0 and (found := _read(folder / "outcome.json", problems)):
-            outcomes[node] = found
-    created = run.get("created_s")
-    if not isinstance(created, (int, float)):
+    created = as_number(run.get("created_s"))
+    if created is None:
         created = 0.0
         with suppress(OSError):
             created = _begun_s(directory)
     # an id may be used again: what ended before this record was begun is not this run's outcome
-    outcomes = {node: each for node, each in outcomes.items() if not _is_older(each, created)}
+    outcomes = {node: each for node, each in outcomes.items() if each.ended_s >= created}
     if not run and not problems:
         problems.append("no run.json" if directory.is_dir() else "the directory is gone")
     return RunRecord(directory.name, directory, float(created), run, outcomes, problems[0] if problems else None)
 
 
-def _is_older(outcome: Mapping[str, Any], created_s: float) -> bool:
-    ended = outcome.get("ended_s")
-    return isinstance(ended, (int, float)) and ended < created_s
+def read_outcomes(directory: Path, problems: list[str] | None = None) -> dict[int, RunOutcome]:
+    """Return the outcomes of a run by node; why one cannot be read is added to ``problems``."""
+    outcomes = {}
+    for node in sorted({0, *(node for node, _ in node_directories(directory))}):
+        found = read_outcome(directory, node)
+        if isinstance(found, RunOutcome):
+            outcomes[node] = found
+        elif isinstance(found, Unavailable) and problems is not None:
+            problems.append(found.reason)
+    return outcomes
 
 
 def node_directories(directory: Path) -> list[tuple[int, Path]]:
@@ -103,23 +114,6 @@ def node_directories(directory: Path) -> list[tuple[int, Path]]:
             if match := _NODE.fullmatch(path.name):
                 found.append((int(match.group(1)), path))
     return sorted(found)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in ``path``, which may be half written or of any schema: what it lacks is not there.
-
-    Raises OSError if it cannot be read, ValueError with a clause if it is no object or its schema is newer.
-    """
-    try:
-        data = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path.name} is not JSON") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path.name} is not a JSON object")
-    schema = data.get("schema")
-    if not isinstance(schema, int) or schema > NEWEST_SCHEMA:
-        raise ValueError(f"{path.name} has schema {schema}; this ddplaunch reads {NEWEST_SCHEMA}")
-    return data
 
 
 def _read(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -161,6 +155,11 @@ def find_run(base: Path, wanted: str | None) -> Path:
             fix="`ddplaunch ps` lists the ids",
         )
     return near[0]
+
+
+def newest_run(base: Path, prefix: str) -> Path | None:
+    """Return the newest directory of a run whose id begins with ``prefix``, None where there is none."""
+    return next((path for path in run_directories(base) if path.name.startswith(prefix)), None)
 
 
 def no_such_run(what: str, base: Path) -> UsageError:

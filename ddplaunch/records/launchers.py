@@ -1,4 +1,4 @@
-"""The launchers that stay on this machine while their run is on other hosts; refuses to signal any, or to ask a host.
+"""The launchers that stay on this machine while their run is on other hosts (``launcher.json``).
 
 Such a launcher keeps ``runs/ID/launcher.json`` open as long as it lives. No ranks run below it, and its environment
 says nothing of the run, so that open file is what ties the process to the run id.
@@ -17,7 +17,7 @@ from typing import Any
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher
-from ddplaunch.records.find import read_object
+from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.values.frozen import dataclass
 
 FILE = "launcher.json"
@@ -77,7 +77,7 @@ def still_holding(directory: Path | None) -> Iterator[None]:
 
 
 def _write(directory: Path, run_id: str, places: Sequence[Place], grace_s: float) -> int:
-    """Return a descriptor of the file in its place; children do not inherit it."""
+    """Return a descriptor of the file; children do not inherit it."""
     me = read_process(os.getpid())
     data = {
         "schema": 1,
@@ -88,16 +88,8 @@ def _write(directory: Path, run_id: str, places: Sequence[Place], grace_s: float
         "grace_s": grace_s,
         "nodes": [{"node": each.node, "host": each.host, "python": each.python} for each in places],
     }
-    draft = directory / f".{FILE}.{os.getpid()}"
-    descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(descriptor, (json.dumps(data) + "\n").encode())
-        draft.replace(directory / FILE)
-    except BaseException:
-        os.close(descriptor)
-        draft.unlink(missing_ok=True)
-        raise
-    return descriptor
+    replace_file(directory / FILE, json.dumps(data) + "\n")
+    return os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def read_launched(directory: Path) -> Launched | None:

@@ -1,4 +1,4 @@
-"""Which processes a run's record names, and which of them those still are; refuses to signal any."""
+"""The processes that a run's record names (``node-K/processes.json``), and which of them still live."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors
-from ddplaunch.records.find import node_directories, read_object
+from ddplaunch.records.find import node_directories
+from ddplaunch.records.json_files import as_whole, objects, read_object
 from ddplaunch.values.frozen import dataclass
 
 
@@ -40,14 +41,14 @@ def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
             data = read_object(folder / "processes.json")
         except (OSError, ValueError):
             continue
-        ranks = tuple(rank for each in _list(data.get("ranks")) if (rank := _recorded(each, each.get("rank"))))
+        ranks = tuple(rank for each in objects(data.get("ranks")) if (rank := _recorded(each, each.get("rank"))))
         found.append(
             NodeProcesses(
                 node=node,
                 run_id=str(data.get("run_id", "")),
                 host=str(data.get("host", "")),
                 boot_id=str(data.get("boot_id", "")),
-                attempt=attempt if isinstance(attempt := data.get("attempt"), int) else 0,
+                attempt=as_whole(data.get("attempt")) or 0,
                 launcher=_recorded(data.get("launcher")),
                 ranks=ranks,
             )
@@ -55,17 +56,11 @@ def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
     return tuple(found)
 
 
-def _list(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-
-
 def _recorded(value: Any, rank: Any = None) -> Recorded | None:
     if not isinstance(value, dict):
         return None
-    pid, start = value.get("pid"), value.get("start_time")
-    if not isinstance(pid, int) or not isinstance(start, int):
-        return None
-    return Recorded(pid, start, rank if isinstance(rank, int) else None)
+    pid, start = as_whole(value.get("pid")), as_whole(value.get("start_time"))
+    return None if pid is None or start is None else Recorded(pid, start, as_whole(rank))
 
 
 def still_running(

@@ -1,23 +1,14 @@
-"""``outcome.json``: how a run ended, rank by rank, as values and as JSON; refuses to find out why.
+"""``outcome.json``: how a run ended, rank by rank, as frozen values, which are written as JSON and read back.
 
-Node 0 writes it into the run's directory, node K into ``node-K``. Paths in it are relative to the run's directory.
-
-The records of all hosts in one directory, and one outcome for all; refuses to find the reason of a failure.
-
-Each host wrote ``node-K`` and its outcome on its own disk. Where all see one file system, nothing has to be brought.
-
-Which node of a run failed first, from the outcomes that all nodes wrote; refuses to explain it.
+Node 0 writes it into the run's directory, node K into ``node-K``; a launcher over several hosts writes one for all of
+them in place of node 0's. Paths in it are relative to the run's directory. Whoever reads an outcome reads it here.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import tarfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from ddplaunch.explain.diagnosis import (
     Diagnosis,
@@ -27,17 +18,20 @@ from ddplaunch.explain.diagnosis import (
     RankEnd,
     diagnosis_from_json,
     diagnosis_json,
+    echo_from_json,
     echo_json,
     raised_json,
 )
-from ddplaunch.records.find import read_object
-from ddplaunch.records.first_failure import RankEnding, signal_name
+from ddplaunch.records.first_failure import EndedBy, RankEnding, signal_name
+from ddplaunch.records.json_files import as_number, as_text, as_whole, objects, read_object, replace_file
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
 
 SCHEMA = 1
 
 #: "terminated": torchrun was told to end by a signal. "killed": torchrun itself died without a word.
 RunState = Literal["succeeded", "failed", "terminated", "killed"]
+STATES: tuple[RunState, ...] = get_args(RunState)
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class RankOutcome:
     signal: str | None = None
     started_s: float | None = None
     ended_s: float | None = None
-    ended_by: Literal["itself", "launcher"] | None = None
+    ended_by: EndedBy | None = None
     last_lines: tuple[str, ...] = ()
     raised: Raised | None = None
     out: str | None = None
@@ -76,7 +70,10 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """How a run ended on one node. ``diagnosis`` is that of the last attempt, ``exit_status`` the launcher's own."""
+    """How a run ended on one node, or on all. ``diagnosis`` is the last attempt's, ``exit_status`` the launcher's own.
+
+    ``explained`` is False where the file that it was read from has no explanation that this version knows.
+    """
 
     run_id: str
     host: str
@@ -90,11 +87,35 @@ class RunOutcome:
     cascade: tuple[Echo, ...]
     attempts: tuple[AttemptOutcome, ...]
     notes: tuple[str, ...] = ()
+    explained: bool = True
 
     @property
     def last_ranks(self) -> tuple[RankOutcome, ...]:
         """The ranks of the last attempt."""
         return self.attempts[-1].ranks if self.attempts else ()
+
+    @property
+    def explanation(self) -> Explanation | None:
+        """What was found when the run ended, None where it is not known."""
+        return Explanation(self.diagnosis, self.cascade) if self.explained else None
+
+    @property
+    def lived_s(self) -> float | None:
+        """How long the ranks ran until the first one ended badly, in seconds; None where none was started.
+
+        Of several attempts the longest counts: torchrun's restarts may have failed at once, after hours of training.
+        """
+        lived = []
+        for attempt in self.attempts:
+            ends = [each.ended_s for each in attempt.ranks if each.ended_s and (each.exit_code or each.signal)]
+            lived.append(min(ends, default=attempt.ended_s) - attempt.started_s)
+        return max(0.0, round(max(lived), 3)) if lived else None
+
+
+def rank_end(end: RankEnding, host: str | None) -> RankEnd:
+    """Return how a rank ended as the explanation takes it, with the name of its signal."""
+    name = signal_name(end.signal) if isinstance(end.signal, int) else end.signal
+    return RankEnd(end.rank, host, end.exit_code, name, end.ended_s, end.ended_by)
 
 
 def outcome_path(directory: Path, node: int) -> Path:
@@ -116,23 +137,23 @@ def outcome_json(outcome: RunOutcome) -> dict[str, Any]:
         "first_failed_rank": outcome.first_failed_rank,
         "diagnosis": None if outcome.diagnosis is None else diagnosis_json(outcome.diagnosis),
         "cascade": [echo_json(echo) for echo in outcome.cascade],
-        "attempts": [_attempt(attempt) for attempt in outcome.attempts],
+        "attempts": [_attempt_json(attempt) for attempt in outcome.attempts],
         "notes": list(outcome.notes),
     }
 
 
-def _attempt(attempt: AttemptOutcome) -> dict[str, Any]:
+def _attempt_json(attempt: AttemptOutcome) -> dict[str, Any]:
     return {
         "attempt": attempt.attempt,
         "started_s": attempt.started_s,
         "ended_s": attempt.ended_s,
         "failed": attempt.failed,
         "diagnosis": None if attempt.diagnosis is None else diagnosis_json(attempt.diagnosis),
-        "ranks": [_rank(rank) for rank in attempt.ranks],
+        "ranks": [_rank_json(rank) for rank in attempt.ranks],
     }
 
 
-def _rank(rank: RankOutcome) -> dict[str, Any]:
+def _rank_json(rank: RankOutcome) -> dict[str, Any]:
     return {
         "rank": rank.rank,
         "local_rank": rank.local_rank,
@@ -150,232 +171,114 @@ def _rank(rank: RankOutcome) -> dict[str, Any]:
     }
 
 
-def rank_end(end: RankEnding, host: str | None) -> RankEnd:
-    """Return how a rank ended as the explanation takes it, with the name of its signal."""
-    name = signal_name(end.signal) if isinstance(end.signal, int) else end.signal
-    return RankEnd(end.rank, host, end.exit_code, name, end.ended_s, end.ended_by)
+def write_outcome(directory: Path, outcome: RunOutcome, path: Path | None = None) -> str | None:
+    """Write it in one step, to ``path`` or where its node does; return why that was impossible, else None.
 
-
-def write_outcome(directory: Path, outcome: RunOutcome) -> str | None:
-    """Write it in one step; return why that was impossible, None if it was not. Never raises."""
-    path = outcome_path(directory, outcome.node)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    Never raises.
+    """
+    path = path or outcome_path(directory, outcome.node)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(outcome_json(outcome), file, indent=1)
-            file.write("\n")
-        draft.replace(path)
+        replace_file(path, json.dumps(outcome_json(outcome), indent=1) + "\n")
     except (OSError, ValueError) as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
         return getattr(error, "strerror", None) or str(error)
     return None
 
 
-_TIMES = ("started_s", "ended_s")
-
-
-class Pieces:
-    """Archives of the hosts' records as they arrive, kept in the run's directory until they are whole."""
-
-    def __init__(self, directory: Path) -> None:
-        """Files are made when the first piece of a node comes."""
-        self._directory = directory
-        self._files: dict[int, BinaryIO] = {}
-        self.problem: str | None = None
-
-    def keep(self, node: int, data: bytes) -> None:
-        """Add a piece. A full disk is noted, and costs the record alone."""
-        if self.problem is not None:
-            return
-        try:
-            if node not in self._files:
-                path = self._directory / f".node-{node}.tar"
-                self._files[node] = open(path, "w+b")  # noqa: SIM115 - closed in unpack
-                path.unlink()
-            self._files[node].write(data)
-        except OSError as error:
-            self.problem = error.strerror or str(error)
-
-    def unpack(self) -> None:
-        """Put what came in its place: of node 0 all files but run.json, of node K those below ``node-K``."""
-        for node, file in self._files.items():
-            with file:
-                try:
-                    file.seek(0)
-                    self._unpack(node, file)
-                except (OSError, tarfile.TarError) as error:  # a host that was cut off: what came is there
-                    self.problem = self.problem or f"node {node}: {error}"
-
-    def _unpack(self, node: int, file: BinaryIO) -> None:
-        with tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in archive:
-                path = PurePosixPath(member.name)
-                if not member.isfile() or path.is_absolute() or ".." in path.parts:
-                    continue
-                if path.name == "run.json" if node == 0 else path.parts[0] != f"node-{node}":
-                    continue
-                source = archive.extractfile(member)
-                if source is None:
-                    continue
-                target = self._directory / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
-                    while chunk := source.read(1 << 20):
-                        copy.write(chunk)
-                os.utime(target, (member.mtime, member.mtime))
-
-
-def outcome_of_node(directory: Path, node: int) -> dict[str, Any] | None:
-    """Return what node ``node`` wrote about its end, None where it wrote nothing that can be read."""
-    path = directory / "outcome.json" if node == 0 else directory / f"node-{node}" / "outcome.json"
+def read_outcome(directory: Path, node: int = 0) -> RunOutcome | Unavailable | None:
+    """Return what ``node`` wrote of its end, None where it wrote nothing, why it cannot be read otherwise."""
+    path = outcome_path(directory, node)
     try:
-        return read_object(path)
-    except (OSError, ValueError):
+        return _outcome(read_object(path), directory.name, node)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-
-
-def without_skew(outcome: Mapping[str, Any], ahead_s: float) -> dict[str, Any]:
-    """Return a node's outcome with its times by the launcher's clock."""
-
-    def moved(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {
-                key: round(item - ahead_s, 3) if key in _TIMES and isinstance(item, (int, float)) else moved(item)
-                for key, item in value.items()
-            }
-        return [moved(item) for item in value] if isinstance(value, list) else value
-
-    result: dict[str, Any] = moved(dict(outcome))
-    return result
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What is known of the whole run. ``node`` is the one where it began to fail, None for success."""
-
-    state: str
-    exit_status: int
-    explanation: Explanation
-    node: int | None = None
-    host: str = ""
-    notes: tuple[str, ...] = ()
-
-
-def merged(run_id: str, outcomes: Mapping[int, Mapping[str, Any]], verdict: Verdict, times: Sequence[float]) -> Any:
-    """Return one outcome for all nodes, in the shape of each one's; attempt A holds the ranks of every node's A.
-
-    ``outcomes`` are by node, with times by one clock; ``times`` are when the launcher began and ended.
-    """
-    found = verdict.explanation.diagnosis
-    attempts: dict[int, dict[str, Any]] = {}
-    for outcome in outcomes.values():
-        for each in outcome.get("attempts") or []:
-            attempt = attempts.setdefault(each["attempt"], {**each, "failed": False, "diagnosis": None, "ranks": []})
-            attempt["started_s"] = min(attempt["started_s"], each["started_s"])
-            attempt["ended_s"] = max(attempt["ended_s"], each["ended_s"])
-            attempt["failed"] = attempt["failed"] or each["failed"]
-            attempt["ranks"] = sorted([*attempt["ranks"], *each["ranks"]], key=lambda rank: rank["rank"])
-    if attempts and found is not None:
-        attempts[max(attempts)]["diagnosis"] = diagnosis_json(found)
-    return {
-        "schema": 1,
-        "run_id": run_id,
-        "host": verdict.host,
-        "node": verdict.node or 0,
-        "state": verdict.state,
-        "exit_status": verdict.exit_status,
-        "started_s": round(times[0], 3),
-        "ended_s": round(times[1], 3),
-        "first_failed_rank": None if found is None else found.rank,
-        "diagnosis": None if found is None else diagnosis_json(found),
-        "cascade": [echo_json(echo) for echo in verdict.explanation.cascade],
-        "attempts": [attempts[number] for number in sorted(attempts)],
-        "notes": list(verdict.notes),
-    }
-
-
-def write_merged(directory: Path, outcome: Mapping[str, Any]) -> str | None:
-    """Write the run's outcome; node 0's own goes into ``node-0``. Returns why that was impossible. Never raises."""
-    path, draft = directory / "outcome.json", directory / f".outcome.json.{os.getpid()}"
-    try:
-        if path.exists():
-            (directory / "node-0").mkdir(exist_ok=True)
-            path.replace(directory / "node-0" / "outcome.json")
-        draft.write_text(json.dumps(outcome, indent=1) + "\n", encoding="utf-8")
-        draft.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-        return error.strerror or str(error)
-    return None
+        return Unavailable(f"{path.name}: {error.strerror}")
+    except ValueError as error:
+        return Unavailable(str(error))
 
 
-def diagnosis_of(outcome: Mapping[str, Any]) -> Diagnosis | None:
-    """Return what the node itself found, None where it found nothing."""
-    value = outcome.get("diagnosis")
+def _outcome(data: dict[str, Any], run_id: str, node: int) -> RunOutcome:
+    """Raises ValueError where state, exit status or the time of the end is missing; all else may be."""
+    state, status, ended_s = data.get("state"), as_whole(data.get("exit_status")), as_number(data.get("ended_s"))
+    if state not in STATES or status is None or ended_s is None:
+        raise ValueError("outcome.json does not say how the run ended")
+    started_s = _or(as_number(data.get("started_s")), ended_s)
+    explanation = _explanation(data)
+    return RunOutcome(
+        run_id=_or(as_text(data.get("run_id")), run_id),
+        host=as_text(data.get("host")) or "",
+        node=_or(as_whole(data.get("node")), node),
+        state=cast(RunState, state),
+        exit_status=status,
+        started_s=started_s,
+        ended_s=ended_s,
+        first_failed_rank=as_whole(data.get("first_failed_rank")),
+        diagnosis=None if explanation is None else explanation.diagnosis,
+        cascade=() if explanation is None else explanation.cascade,
+        attempts=tuple(
+            AttemptOutcome(
+                attempt=_or(as_whole(each.get("attempt")), number),
+                started_s=_or(as_number(each.get("started_s")), started_s),
+                ended_s=_or(as_number(each.get("ended_s")), ended_s),
+                failed=each.get("failed") is True,
+                diagnosis=_diagnosis(each.get("diagnosis")),
+                ranks=tuple(_rank(one) for one in objects(each.get("ranks")) if as_whole(one.get("rank")) is not None),
+            )
+            for number, each in enumerate(objects(data.get("attempts")))
+        ),
+        notes=_texts(data.get("notes")),
+        explained=explanation is not None,
+    )
+
+
+def _rank(data: dict[str, Any]) -> RankOutcome:
+    by, raised = data.get("ended_by"), data.get("exception")
+    return RankOutcome(
+        rank=int(data["rank"]),
+        local_rank=as_whole(data.get("local_rank")) or 0,
+        host=as_text(data.get("host")) or "",
+        pid=as_whole(data.get("pid")),
+        exit_code=as_whole(data.get("exit_code")),
+        signal=as_text(data.get("signal")),
+        started_s=as_number(data.get("started_s")),
+        ended_s=as_number(data.get("ended_s")),
+        ended_by=by if by in get_args(EndedBy) else None,
+        last_lines=_texts(data.get("last_lines")),
+        raised=_raised(raised) if isinstance(raised, dict) else None,
+        out=as_text(data.get("out")),
+        err=as_text(data.get("err")),
+    )
+
+
+def _explanation(data: dict[str, Any]) -> Explanation | None:
+    """Return the explanation, None where another version wrote it."""
+    found = _diagnosis(data.get("diagnosis"))
+    if "diagnosis" not in data or (found is None and data["diagnosis"] is not None):
+        return None
     try:
-        return None if value is None else diagnosis_from_json(value)
+        return Explanation(found, tuple(echo_from_json(each) for each in data.get("cascade", ())))
     except (KeyError, TypeError):
         return None
 
 
-@dataclass(frozen=True)
-class FirstFailure:
-    """The node whose own rank failed first: ``exit_status`` as its launcher gave it, ``rank`` if it is known.
-
-    ``reason`` is what its diagnosis says in one line, "" where it has none.
-    """
-
-    run_id: str
-    node: int
-    exit_status: int
-    rank: int | None
-    reason: str = ""
-
-
-def first_failure(directory: Path) -> FirstFailure | None:
-    """Return the first failure in a run's directory, None where no node wrote of one; never raises.
-
-    srun exits with the highest status of its tasks, which is often that of a node that it ended itself (143). Times of
-    several hosts are compared as they are, so clocks that differ by more than the end of a job takes can mislead.
-    """
-    failed = []
-    for path in [directory / "outcome.json", *sorted(directory.glob("node-*/outcome.json"))]:
-        try:
-            outcome = json.loads(path.read_bytes())
-            if outcome["state"] == "failed" and outcome["exit_status"]:
-                failed.append((_when(outcome), int(outcome["node"]), int(outcome["exit_status"]), outcome))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    if not failed:
-        return None
-    _, node, status, outcome = min(failed, key=lambda each: each[:3])
-    rank, found = outcome.get("first_failed_rank"), outcome.get("diagnosis")
-    reason = found.get("what") if isinstance(found, dict) else None
-    return FirstFailure(
-        directory.name, node, status, rank if isinstance(rank, int) else None, reason if isinstance(reason, str) else ""
-    )
-
-
-def ended_from_outside(directory: Path) -> Diagnosis | None:
-    """Return why node 0 says that somebody else ended the run; None where nobody did, or nothing says why."""
+def _diagnosis(data: Any) -> Diagnosis | None:
     try:
-        outcome = json.loads((directory / "outcome.json").read_bytes())
-        return diagnosis_from_json(outcome["diagnosis"]) if outcome["state"] == "terminated" else None
-    except (OSError, ValueError, KeyError, TypeError):
+        return None if data is None else diagnosis_from_json(data)
+    except (KeyError, TypeError, AttributeError):
         return None
 
 
-def newest_run(base: Path, prefix: str) -> Path | None:
-    """Return the newest directory of a run whose id begins with ``prefix``, None where there is none."""
-    found = [path for path in (base / "runs").glob(f"{prefix}*") if path.is_dir()]
-    return max(found, key=lambda path: path.stat().st_mtime, default=None)
+def _raised(data: dict[str, Any]) -> Raised:
+    return Raised(as_text(data.get("type")) or "", as_text(data.get("message")) or "", as_text(data.get("frame")))
 
 
-def _when(outcome: Mapping[str, Any]) -> float:
-    """The end of the first rank that failed by itself; of the run where no rank says so."""
-    ranks = [rank for attempt in outcome["attempts"] for rank in attempt["ranks"]]
-    ends = [rank["ended_s"] for rank in ranks if rank["ended_by"] == "itself" and (rank["exit_code"] or rank["signal"])]
-    return min((float(end) for end in ends if end is not None), default=float(outcome["ended_s"]))
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
+
+
+_Value = TypeVar("_Value")
+
+
+def _or(value: _Value | None, otherwise: _Value) -> _Value:
+    return otherwise if value is None else value

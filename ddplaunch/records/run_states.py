@@ -18,6 +18,7 @@ from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
 from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
+from ddplaunch.records.json_files import as_text, as_whole
 from ddplaunch.records.launchers import Launched, held_by, read_launched, residents_in, with_residents
 from ddplaunch.records.live_processes import NodeProcesses, read_processes
 from ddplaunch.values.finding import UsageError
@@ -30,7 +31,6 @@ from ddplaunch.values.variable_names import SETTINGS
 State = Literal[
     "running", "orphaned", "succeeded", "failed", "terminated", "killed", "ended", "elsewhere", "unreadable"
 ]
-_RECORDED: tuple[State, ...] = ("succeeded", "failed", "terminated", "killed")
 
 
 def state_of(
@@ -41,24 +41,23 @@ def state_of(
         return "running" if processes.launchers or processes.guards else "orphaned"
     if record is None:
         return "ended"
-    for state in _RECORDED:
-        if (record.outcome or {}).get("state") == state:
-            return state
+    if record.outcome is not None:
+        return record.outcome.state
     if record.problem is not None:
         return "unreadable"
-    hosts = {node.host for node in nodes} or {record.value("host", "host", "name")}
-    return "elsewhere" if hosts - {host, None, ""} else "ended"
+    hosts = {node.host for node in nodes} or {record.host or ""}
+    return "elsewhere" if hosts - {host, ""} else "ended"
 
 
 def hosts_of(record: RunRecord | None, nodes: tuple[NodeProcesses, ...], host: str) -> tuple[str, ...]:
     """Return the hosts of a run by node, as far as the record names them; this host where it names none."""
     named = {node.node: node.host for node in nodes if node.host}
     for number, outcome in (record.outcomes if record is not None else {}).items():
-        if isinstance(name := outcome.get("host"), str):
-            named.setdefault(number, name)
+        if outcome.host:
+            named.setdefault(number, outcome.host)
     if not named:
-        first = record.value("host", "host", "name") if record is not None else host
-        return (first,) if isinstance(first, str) else ()
+        first = record.host if record is not None else host
+        return () if first is None else (first,)
     return tuple(dict.fromkeys(named[number] for number in sorted(named)))
 
 
@@ -147,7 +146,7 @@ def summary(
     if state == "elsewhere" and launched is not None and launched.host == host:
         state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
     live = run is not None
-    diagnosis = record.ended("diagnosis", dict) if record is not None else None
+    outcome = None if live or record is None else record.outcome
     known: dict[str, Any] = {} if record is None else _recorded(record)
     if run is not None:
         known = {**_from_processes(run), **{key: value for key, value in known.items() if value is not None}}
@@ -156,10 +155,10 @@ def summary(
         run_id=run.run_id if run is not None else record.run_id if record is not None else "",
         state=state,
         hosts=_launched_on(launched) or hosts_of(record, nodes, host),
-        ended_s=None if live or record is None else _number(record.ended("ended_s", object)),
-        exit_status=None if live or record is None else record.ended("exit_status", int),
-        first_failed_rank=None if live or record is None else record.ended("first_failed_rank", int),
-        diagnosis=None if live or diagnosis is None else _text(diagnosis.get("code")),
+        ended_s=None if outcome is None else outcome.ended_s,
+        exit_status=None if outcome is None else outcome.exit_status,
+        first_failed_rank=None if outcome is None else outcome.first_failed_rank,
+        diagnosis=None if outcome is None or outcome.diagnosis is None else outcome.diagnosis.code,
         launcher_pids=tuple(process.pid for process in run.launchers) if run is not None else (),
         ranks=tuple(_rank(process) for process in run.ranks) if run is not None else (),
         problem=record.problem if record is not None else "its record is missing",
@@ -176,15 +175,15 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
     gpus = record.value("plan", "gpus")
     return {
         "directory": record.directory,
-        "script": _text(record.value("plan", "target", "name")),
-        "nnodes": _whole(record.value("plan", "topology", "nnodes", "value")),
-        "nproc_per_node": _whole(record.value("plan", "topology", "nproc_per_node", "value")),
+        "script": record.script,
+        "nnodes": as_whole(record.value("plan", "topology", "nnodes", "value")),
+        "nproc_per_node": as_whole(record.value("plan", "topology", "nproc_per_node", "value")),
         "started_s": record.created_s,
-        "effective_batch": _whole(record.value("plan", "numbers", "global_batch_size", "value")),
-        "device": _text(record.value("plan", "device", "value")),
+        "effective_batch": as_whole(record.value("plan", "numbers", "global_batch_size", "value")),
+        "device": as_text(record.value("plan", "device", "value")),
         "gpus": tuple(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None,
-        "user": _text(record.value("host", "host", "user")),
-        "relaunch_of": _text(record.value("relaunch_of")),
+        "user": as_text(record.value("host", "host", "user")),
+        "relaunch_of": as_text(record.value("relaunch_of")),
     }
 
 
@@ -230,18 +229,6 @@ def host_name() -> str:
 def _rank(process: Process) -> RankProcess:
     number, pid = rank_of(process)
     return RankProcess(number if process.mark("RANK") else None, pid)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def locate_run(base: Path, wanted: str | None, uid: int, anywhere: bool = True) -> Path:

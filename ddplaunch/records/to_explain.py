@@ -1,16 +1,16 @@
-"""What ``explain`` is to read: the logs and facts of a recorded run, files, or a stream; refuses to explain them."""
+"""What ``explain`` reads: the logs of a recorded run with the facts beside them, files, or a stream."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
-from ddplaunch.records.find import RunRecord, read_record
+from ddplaunch.explain.diagnosis import LogSource, RunFacts
+from ddplaunch.records.find import RunRecord, node_directories, read_record
+from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 
@@ -34,8 +34,8 @@ def of_run(directory: Path) -> Subject:
     """Return a run's logs of its last attempt on every node, with the facts that its record holds."""
     record = read_record(directory)
     sources: list[LogSource] = []
-    for node in sorted(directory.glob("node-*")):
-        host = _host(record, node)
+    for number, node in node_directories(directory):
+        host = (record.outcomes[number].host or None) if number in record.outcomes else None
         attempts = sorted(
             (int(match.group(1)), path) for path in node.iterdir() if (match := _ATTEMPT.fullmatch(path.name))
         )
@@ -54,47 +54,19 @@ def _rank_first(path: Path) -> tuple[int, str]:
     return (int(match.group(1)) if match else -1, path.name)
 
 
-def _host(record: RunRecord, node: Path) -> str | None:
-    number = node.name.rpartition("-")[2]
-    outcome = record.outcomes.get(int(number)) if number.isdecimal() else None
-    host = outcome.get("host") if outcome else None
-    return host if isinstance(host, str) else None
-
-
 def _facts(record: RunRecord) -> RunFacts | None:
-    if not record.outcomes:
-        plan, argv = record.run.get("plan"), record.run.get("argv")
-        return RunFacts(plan=plan, argv=_words(argv)) if record.run else None
-    states = [outcome.get("state") for outcome in record.outcomes.values()]
-    bad = [state for state in states if state != "succeeded"]
-    ranks = [end for outcome in record.outcomes.values() for end in _ends(outcome)]
-    signals = [outcome.get("signal") for outcome in record.outcomes.values() if isinstance(outcome.get("signal"), int)]
+    plan, argv = record.run.get("plan"), record.run.get("argv")
+    words = tuple(map(str, argv)) if isinstance(argv, list) else None
+    outcomes = record.outcomes.values()
+    if not outcomes:
+        return RunFacts(plan=plan, argv=words) if record.run else None
+    states = [outcome.state for outcome in outcomes]
     return RunFacts(
-        ranks=tuple(ranks),
-        state=str(bad[0] if bad else states[0]),
-        signal=signals[0] if signals else None,
-        plan=record.run.get("plan"),
-        argv=_words(record.run.get("argv")),
+        ranks=tuple(rank_end(each, each.host or None) for outcome in outcomes for each in outcome.last_ranks),
+        state=next((state for state in states if state != "succeeded"), "succeeded"),
+        plan=plan,
+        argv=words,
     )
-
-
-def _words(value: Any) -> tuple[str, ...] | None:
-    return tuple(map(str, value)) if isinstance(value, list) else None
-
-
-def _ends(outcome: Mapping[str, Any]) -> Iterable[RankEnd]:
-    attempts = outcome.get("attempts")
-    last = attempts[-1] if isinstance(attempts, list) and attempts else {}
-    for each in last.get("ranks", ()) if isinstance(last, dict) else ():
-        if isinstance(each, dict) and isinstance(each.get("rank"), int):
-            yield RankEnd(
-                each["rank"],
-                each.get("host"),
-                each.get("exit_code"),
-                each.get("signal"),
-                each.get("ended_s"),
-                each.get("ended_by"),
-            )
 
 
 def of_files(words: Sequence[str]) -> Subject:

@@ -20,6 +20,7 @@ from ddplaunch.launch.launch import Launch, Variable
 from ddplaunch.machine.environ import redact
 from ddplaunch.machine.facts import Facts
 from ddplaunch.records.directory import run_directory
+from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
@@ -98,7 +99,7 @@ def write(
         rank = launch.topology.node_rank
         holder = directory if rank is None or rank.value == 0 else directory / f"node-{rank.value}"
         holder.mkdir(parents=True, exist_ok=True)
-        _replace(holder / "run.json", text)
+        replace_file(holder / "run.json", text)
     except OSError as error:
         return f"{error.strerror or error}: {error.filename or base}"
     except Exception as error:  # a record is worth less than the training that it is about
@@ -194,18 +195,6 @@ def _own(base: Path) -> None:
     ignore = base / ".gitignore"
     if not ignore.exists():
         ignore.write_text("*\n")
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write ``path`` in one step, so that nobody ever reads half of it, and leave nothing behind on a full disk."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(text)
-        draft.replace(path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
 
 
 def _point_latest(base: Path, run_id: str) -> None:

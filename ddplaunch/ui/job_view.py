@@ -6,7 +6,7 @@ from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.launch.job.sbatch import Batch
-from ddplaunch.records.outcome import FirstFailure
+from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.shell import quote
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
@@ -47,11 +47,11 @@ def exit_status_of(state: JobState) -> int:
 
 
 def ended_finding(
-    job: str, state: JobState, first: FirstFailure | None = None, outside: Diagnosis | None = None
+    job: str, state: JobState, first: RunOutcome | None = None, outside: Diagnosis | None = None
 ) -> Finding | None:
     """Return what to say of a job that did not complete, None for one that did.
 
-    ``first`` is which node failed first, ``outside`` why somebody else ended the run, both from the job's record.
+    From the job's record, ``first`` is the end of the node that failed first, ``outside`` why somebody else ended it.
     """
     if state.state == "COMPLETED":
         return None
@@ -69,9 +69,9 @@ def ended_finding(
     return error(f"slurm-{state.state.lower().replace('_', '-')}", what, why=why, fix=fix, where=where)
 
 
-def _failed(job: str, state: JobState, first: FirstFailure) -> tuple[str, str, str]:
-    rank = "" if first.rank is None else f", rank {first.rank}"
-    why = first.reason or "its record says no more"
+def _failed(job: str, state: JobState, first: RunOutcome) -> tuple[str, str, str]:
+    rank = "" if first.first_failed_rank is None else f", rank {first.first_failed_rank}"
+    why = "its record says no more" if first.diagnosis is None else first.diagnosis.what
     if exit_status_of(state) != first.exit_status:
         why += f"; Slurm's own status for the job, {exit_status_of(state)}, is that of a node that was ended later"
     what = f"job {job} failed with exit status {first.exit_status} on node {first.node}{rank}"

@@ -38,6 +38,11 @@ def from_json(text: str, wanted: type[T]) -> T:
     return cast(T, _build(data, wanted, wanted.__name__))
 
 
+def from_plain(data: object, wanted: type[T]) -> T:
+    """Return the ``wanted`` dataclass that ``plain`` made ``data`` of. Raises ValueError as ``from_json`` does."""
+    return cast(T, _build(data, wanted, wanted.__name__))
+
+
 def _build(data: Any, wanted: Any, place: str) -> Any:
     """Return ``data`` as the annotated type ``wanted``."""
     origin, inner, fields_inside = _shape(wanted)

@@ -28,7 +28,8 @@ from typing import Any, TypeVar
 
 import ddplaunch
 from ddplaunch.launch.settings import Settings
-from ddplaunch.records.find import NEWEST_SCHEMA, node_directories
+from ddplaunch.records.find import node_directories
+from ddplaunch.records.json_files import NEWEST_SCHEMA
 from ddplaunch.values.codec import plain
 from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import count

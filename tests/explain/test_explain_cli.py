@@ -23,6 +23,9 @@ LOG = (
 )
 
 
+ENDED = {"state": "failed", "exit_status": 1, "ended_s": 2.0}
+
+
 def record(project: Path, run_id: str = "20260131-1", **outcome: Any) -> Path:
     """Write a run's record as `run` and the guard leave it."""
     run = project / ".ddplaunch" / "runs" / run_id
@@ -39,7 +42,7 @@ def record(project: Path, run_id: str = "20260131-1", **outcome: Any) -> Path:
     (run / "node-0" / "launcher.err").write_text(failed(1, 1, 11))
     if outcome:
         (run / "outcome.json").write_text(
-            json.dumps({"schema": 1, "run_id": run_id, "host": "node-7", "node": 0, **outcome})
+            json.dumps({"schema": 1, "run_id": run_id, "host": "node-7", "node": 0, **ENDED, **outcome})
         )
     return run
 
@@ -102,9 +105,17 @@ def test_what_was_found_at_the_end_of_a_run_is_kept(folder: Path, call: Call) ->
         "code": "host-out-of-memory", "certainty": "observed", "rank": 1, "host": "node-7", "evidence": [],
         "what": "memory", "why": "full", "fixes": ["less"], "exception": None,
     }  # fmt: skip
-    record(folder, state="failed", diagnosis=found, cascade=[], attempts=[{"attempt": 0}])
+    attempt: dict[str, Any] = {
+        "attempt": 0,
+        "started_s": 1.5,
+        "ended_s": 2,
+        "failed": True,
+        "diagnosis": None,
+        "ranks": [],
+    }
+    record(folder, state="failed", diagnosis=found, cascade=[], attempts=[attempt])
     answer = json.loads(call("explain", "--json").out)
-    assert answer["diagnosis"] == found and answer["attempts"] == [{"attempt": 0}]
+    assert answer["diagnosis"] == found and answer["attempts"] == [attempt]
 
 
 def test_of_several_nodes_the_one_that_knows_more_is_believed(folder: Path, call: Call) -> None:  # noqa: F811
@@ -119,7 +130,7 @@ def test_of_several_nodes_the_one_that_knows_more_is_believed(folder: Path, call
     }  # fmt: skip
     (run / "node-1").mkdir()
     (run / "node-1" / "outcome.json").write_text(
-        json.dumps({"schema": 1, "run_id": run.name, "host": "b", "node": 1, "state": "failed", "diagnosis": found})
+        json.dumps({"schema": 1, "run_id": run.name, "host": "b", "node": 1, **ENDED, "diagnosis": found})
     )
     assert json.loads(call("explain", "--json").out)["diagnosis"] == found
 

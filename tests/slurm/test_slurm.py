@@ -10,12 +10,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.records.outcome import FirstFailure, first_failure, newest_run
+from ddplaunch.records.find import newest_run, read_outcomes
+from ddplaunch.records.first_failure import first_failed_node
 from tests.slurm.cluster import GPUS, Cluster, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.xdist_group("slurm")]
@@ -129,8 +129,9 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
     assert ended["JobState"] == "FAILED" and ended["ExitCode"] in ("42:0", "143:0"), log
     assert "rank 1 ended with exit code 42" in " ".join(log.split())
     record = newest_run(place / ".ddplaunch", f"slurm-{job}.")
-    first = None if record is None else first_failure(record)
-    assert first is not None and replace(first, reason="") == FirstFailure(f"slurm-{job}.0", 1, 42, 1)
+    first = None if record is None else first_failed_node(read_outcomes(record))
+    assert first is not None
+    assert (first.run_id, first.node, first.exit_status, first.first_failed_rank) == (f"slurm-{job}.0", 1, 42, 1)
     assert "one task on each node, by srun \\ --kill-on-bad-exit=1 --wait=60" in " ".join(log.split())
     assert not _left(place), "no rank outlives the job"
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -19,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.agent.end.handover import conclude_run, get_ready, speak_of_attempt
 from ddplaunch.agent.guard.attempt import Attempt, process_table
 from ddplaunch.agent.guard.loop import Loop, listen
-from ddplaunch.agent.guard.output import Console, RecordFile, replace_json
+from ddplaunch.agent.guard.output import Console, RecordFile
 from ddplaunch.agent.guard.streams import Streams
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, unannounced
 from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.variable_names import SETTINGS
 
 if TYPE_CHECKING:
@@ -226,7 +228,7 @@ class GuardedRun:
             return
         path = f"{self._directory}/processes.json"
         table = process_table(self._settings.run_id, self._host, self._launcher, attempt)
-        self._streams.in_background(lambda: replace_json(path, table))
+        self._streams.in_background(lambda: _note_processes(path, table))
         if self._settings.record_metrics:
             from ddplaunch.watch.recording import Recorder  # for the few runs that ask for it
 
@@ -339,3 +341,10 @@ def _record_crash(settings: Settings, error: BaseException) -> None:
     if settings.directory:
         note.open()
     note.write("".join(["ddplaunch: the guard failed\n", *traceback.format_exception(error)]).encode())
+
+
+def _note_processes(path: str, table: dict[str, Any]) -> None:
+    """Write ``processes.json``, which other users may read as far as the umask lets them: `ps` tells ranks by it."""
+    with contextlib.suppress(OSError):
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        replace_file(path, json.dumps(table, indent=2) + "\n", 0o666)

@@ -9,10 +9,8 @@ ran alone.
 from __future__ import annotations
 
 import _thread
-import contextlib
 import errno
 import fcntl
-import json
 import os
 import select
 import struct
@@ -20,7 +18,6 @@ import termios
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 
 class Writer:
@@ -211,17 +208,3 @@ class RecordFile:
     def _stop(self, error: OSError) -> None:
         self.problem = self.problem or error.strerror or str(error)
         self.close()
-
-
-def replace_json(path: str, value: dict[str, Any]) -> None:
-    """Write ``value`` to ``path`` so that a reader sees the old file or the new one. Never raises."""
-    temporary = f"{path}.{os.getpid()}.new"
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2)
-            file.write("\n")
-        os.replace(temporary, path)  # noqa: PTH105
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)  # noqa: PTH108

@@ -1,16 +1,13 @@
-"""The end of torchrun as the plug-in sees it: told to the guard, then the exit status; refuses to say why it ended.
+"""The end of torchrun as the plug-in sees it: told to the guard, then the exit status or a relaunch.
 
-The end of a failed run whose user asked for relaunches: what this node knows, then ddplaunch in torchrun's place.
-
-The process stays the same, so that Slurm's step, a container or a shell sees one program that goes on. It refuses to
-launch anything where a signal or a time limit ended the run.
+Where the user asked for relaunches and the run failed by itself, this process notes how far the run got, and becomes
+ddplaunch again. It stays the same process, so that Slurm's step, a container or a shell sees one program that goes on.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import sys
 import threading
@@ -30,17 +27,14 @@ from ddplaunch.launch.relaunch import (
     Order,
     Return,
     decide,
-    evidence_json,
-    lived_s,
-    order_from_json,
-    return_text,
 )
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.paths import advanced, newest_below
 from ddplaunch.records.first_failure import TorchrunState, exit_status
-from ddplaunch.records.outcome import outcome_path
+from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome
 from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
+from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 
@@ -189,13 +183,14 @@ def relaunch(
 
     ``status`` is the exit status of the run, which did not succeed; ``about_s`` is how long it took, which counts where
     there is no record that knows better. Raises OSError where ddplaunch cannot be executed,
-    KeyError or TypeError for an order that is none.
+    ValueError for an order that is none.
     """
-    order = order_from_json(settings.relaunch or {})
-    outcome = _outcome(settings)
-    evidence = evidence_of(order, outcome or {"attempts": [{"started_s": 0.0, "ended_s": about_s}]})
+    order = codec.from_plain(settings.relaunch or {}, Order)
+    read = read_outcome(Path(settings.directory), settings.node)
+    outcome = read if isinstance(read, RunOutcome) else None
+    evidence = evidence_of(order, max(0.0, round(about_s, 3)) if outcome is None else outcome.lived_s)
     _note(settings, evidence)
-    if not order.command or _stopped(settings, status, outcome, signals):
+    if not order.command or _stopped(settings, status, None if outcome is None else outcome.state, signals):
         return
     give_stderr_back()
     number = order.number + 1
@@ -203,9 +198,9 @@ def relaunch(
     if decision.reason == "spent" or (order.alone and not decision.again):
         speak(not_relaunched_text(decision, order.policy, Terminal.of(sys.stderr).width))
         return
-    back = Return(number, order.run_id, status, evidence)
+    back = Return(number, order.run_id, status, evidence, os.getpid())
     environment = restored(os.environ, order) | {
-        RETURN: return_text(back, os.getpid()),
+        RETURN: codec.to_json(back),
         "DDPLAUNCH_RUN_ID": order.run_id,  # by these two `ps` and `stop` find what waits to launch again
         SETTINGS: Settings(directory=settings.directory).to_json(),
     }
@@ -222,16 +217,15 @@ def _let_go() -> None:
                 os.set_inheritable(int(path.name), False)
 
 
-def _stopped(settings: Settings, status: int, outcome: Mapping[str, Any], signals: Signals) -> bool:
+def _stopped(settings: Settings, status: int, state: RunState | None, signals: Signals) -> bool:
     """Whether a signal or `--timeout` ended the run. A hang that `--on-hang stop` ended is a failure like another."""
-    state = outcome.get("state")
     timed_out = status == ExitStatus.TIMED_OUT and settings.timeout_s is not None and state is None
     hung = status == ExitStatus.TIMED_OUT and settings.on_hang == "stop" and state == "failed"
     told = signals.first is not None and not hung  # the guard tells torchrun to end a hang by the same signal
     return told or timed_out or signals.late is not None or state == "terminated"
 
 
-def evidence_of(order: Order, outcome: Mapping[str, Any]) -> Evidence:
+def evidence_of(order: Order, lived_s: float | None) -> Evidence:
     """Return what this node knows of the run: how long it lived, and whether its output advanced."""
     found, unseen = None, None if order.outputs else NOT_GIVEN
     now = newest_below([path for path, _ in order.outputs])
@@ -240,7 +234,7 @@ def evidence_of(order: Order, outcome: Mapping[str, Any]) -> Evidence:
         unseen = unseen or (f"{path} {problem}" if problem else None)
         if found is None and advanced(before, after):
             found = after.path
-    return Evidence(lived_s(outcome), found, unseen)
+    return Evidence(lived_s, found, unseen)
 
 
 def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
@@ -253,15 +247,8 @@ def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
     return environment
 
 
-def _outcome(settings: Settings) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        found = json.loads(outcome_path(Path(settings.directory or ""), settings.node).read_bytes())
-        return found if isinstance(found, dict) else {}
-    return {}
-
-
 def _note(settings: Settings, evidence: Evidence) -> None:
     """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
     path = Path(settings.directory or "") / f"node-{settings.node}" / "relaunch.json"
     with contextlib.suppress(OSError):
-        path.write_text(json.dumps({"schema": 1, **evidence_json(evidence)}) + "\n")
+        path.write_text(codec.to_json(evidence) + "\n")

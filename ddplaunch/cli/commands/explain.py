@@ -14,8 +14,8 @@ from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.find import RunRecord, find_run, run_directories
-from ddplaunch.records.outcome import newest_run
+from ddplaunch.records.find import RunRecord, find_run, newest_run, run_directories
+from ddplaunch.records.outcome import outcome_json
 from ddplaunch.records.to_explain import Subject, of_files, of_run, shown
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
@@ -91,13 +91,13 @@ def _explained(subject: Subject) -> Explanation:
     from ddplaunch.explain.explain_logs import explain_texts
 
     record = subject.record
-    stored = _stored(record.outcomes[min(record.outcomes)]) if record and len(record.outcomes) == 1 else None
+    stored = record.outcome.explanation if record and record.outcome and len(record.outcomes) == 1 else None
     if stored is not None:
         return stored  # made when the run ended, with what the kernel and the cgroup said then
     found = explain_texts(subject.sources, subject.facts)
     if record is None or found.diagnosis is None or found.diagnosis.code not in _VAGUE:
         return found
-    nodes = [_stored(outcome) for outcome in record.outcomes.values()]
+    nodes = [outcome.explanation for outcome in record.outcomes.values()]
     named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in _VAGUE]
     outside = [each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, found.diagnosis)]
     return next(iter((*named, *outside)), found)  # a node may have known more than its logs say: its kernel, its cgroup
@@ -108,25 +108,14 @@ def _from_outside(known: Diagnosis, found: Diagnosis) -> bool:
     return known.code == found.code and any(not evidence.line for evidence in known.evidence)
 
 
-def _stored(outcome: Any) -> Explanation | None:
-    from ddplaunch.explain.diagnosis import diagnosis_from_json, echo_from_json
-
-    try:
-        found = outcome["diagnosis"]
-        echoes = tuple(echo_from_json(each) for each in outcome.get("cascade", ()))
-        return Explanation(None if found is None else diagnosis_from_json(found), echoes)
-    except (KeyError, TypeError):
-        return None  # not of this version: the logs tell
-
-
 def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
     from ddplaunch.explain.diagnosis import explanation_json
 
     value = explanation_json(explanation)
     if subject.record is not None:
-        outcome = subject.record.outcome or {}
+        outcome = subject.record.outcome
         value["run_id"] = subject.record.run_id
-        value["attempts"] = outcome.get("attempts", [])
+        value["attempts"] = [] if outcome is None else outcome_json(outcome)["attempts"]
     return value
 
 

@@ -97,8 +97,8 @@ def is_over(directory: Path) -> Callable[[], bool]:
         record = read_record(directory)
         if record.outcomes:
             return all(node.node in record.outcomes for node in read_processes(directory))
-        hosts = {node.host for node in read_processes(directory)} or {record.value("host", "host", "name")}
-        if hosts - {host, "", None}:
+        hosts = {node.host for node in read_processes(directory)} or {record.host or ""}
+        if hosts - {host, ""}:
             return False
         return not any(recorded_at(each) == directory.resolve() for each in runs_in(process_table()))
 
@@ -109,7 +109,7 @@ def _shower(wanted: _Wanted, files: Sequence[LogFile]) -> Lines:
     """Return what shows the lines: of one rank as they are, of several with who speaks."""
     single = len(wanted.ranks) == 1 if wanted.ranks is not None else False
     hosts = {node.node: node.host for node in read_processes(wanted.directory) if node.host}
-    if not hosts and isinstance(name := read_record(wanted.directory).value("host", "host", "name"), str):
+    if not hosts and (name := read_record(wanted.directory).host) is not None:
         hosts = {0: name}
     return Lines(None if single else prefix_of(hosts, Terminal.of(sys.stdout).styled), wanted.pattern)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,6 +18,7 @@ from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, read_record
 from ddplaunch.records.launchers import Launched, read_launched, residents_in, with_residents
 from ddplaunch.records.live_processes import other_processes, read_processes
+from ddplaunch.records.outcome import RankOutcome
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.stop_view import (
     begin_asking,
@@ -135,30 +136,24 @@ def _conclude(
 
 def _is_concluded(record: RunRecord) -> bool:
     """Return whether the launcher saw every host end: it writes one outcome for all, with a note for a lost one."""
-    return record.outcome is not None and "notes" in record.outcome and not record.outcome["notes"]
+    return record.outcome is not None and not record.outcome.notes
 
 
 def _told_by(record: RunRecord, launched: Launched) -> tuple[HostStopped, ...]:
     """Return which ranks ended on which host in the last attempt, as the outcome of all hosts has them."""
-    attempts = record.ended("attempts", list) or []
-    ranks = attempts[-1].get("ranks", []) if attempts and isinstance(attempts[-1], dict) else []
     ended: dict[int | None, list[dict[str, Any]]] = {}
-    for rank in ranks:
-        if isinstance(rank, dict):
-            ended.setdefault(_node_of(rank), []).append(_entry(rank))
+    for rank in record.outcome.last_ranks if record.outcome is not None else ():
+        by = "SIGKILL" if rank.signal == "SIGKILL" else "itself"
+        entry = {"pid": rank.pid, "role": f"rank {rank.rank}", "rank": rank.rank, "by": by}
+        ended.setdefault(_node_of(rank), []).append(entry)
     return tuple(HostStopped(place.host, tuple(ended.get(place.node, ()))) for place in launched.places)
 
 
-def _node_of(rank: Mapping[str, Any]) -> int | None:
+def _node_of(rank: RankOutcome) -> int | None:
     """Return the node whose directory has the rank's output."""
-    folder = PurePosixPath(str(rank.get("out") or "")).parts[:1]
+    folder = PurePosixPath(rank.out or "").parts[:1]
     number = folder[0].removeprefix("node-") if folder else ""
     return int(number) if number.isdecimal() else None
-
-
-def _entry(rank: Mapping[str, Any]) -> dict[str, Any]:
-    by = "SIGKILL" if rank.get("signal") == "SIGKILL" else "itself"
-    return {"pid": rank.get("pid"), "role": f"rank {rank.get('rank')}", "rank": rank.get("rank"), "by": by}
 
 
 def _stop_here(

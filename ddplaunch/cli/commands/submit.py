@@ -21,7 +21,8 @@ from ddplaunch.launch.job.sbatch import Batch, decide_batch, log_beside
 from ddplaunch.launch.job.submission import Submission, decide, refuse_secrets
 from ddplaunch.launch.options import Options
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.outcome import ended_from_outside, first_failure, newest_run
+from ddplaunch.records.find import newest_run, read_outcomes
+from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.ui.job_view import changed_text, ended_finding, exit_status_of, submitted_text
 from ddplaunch.ui.shell import sbatch_text
 from ddplaunch.ui.terminal import Terminal
@@ -115,8 +116,10 @@ def _show(piece: bytes) -> None:
 def _tell_end(job: str, ended: JobState, base: Path) -> int:
     """Say how the job ended; a node that failed by itself counts for more than those that srun ended because of it."""
     directory = newest_run(base, f"slurm-{job}.") if ended.state == "FAILED" else None
-    first = None if directory is None else first_failure(directory)
-    outside = None if directory is None else ended_from_outside(directory)
+    outcomes = {} if directory is None else read_outcomes(directory)
+    first = first_failed_node(outcomes)
+    node_0 = outcomes.get(0)
+    outside = node_0.diagnosis if node_0 is not None and node_0.state == "terminated" else None
     finding = ended_finding(job, ended, first, outside)
     if finding is not None:
         tell_findings([finding])

@@ -238,7 +238,7 @@ def _in_lines(watched: WatchedRun, interval_s: float, wish: Wish) -> None:
 def _last_words(watched: WatchedRun) -> str:
     run_id = watched.run.run_id
     record = None if watched.directory is None else read_record(watched.directory)
-    state = record.ended("state", str) if record is not None else None
+    state = record.outcome.state if record is not None and record.outcome is not None else None
     if state == "failed":
         return f"{run_id} failed; `ddplaunch explain {run_id}` says why\n"
     return f"{run_id} has ended{f': {state}' if state else ''}\n"
@@ -266,8 +266,7 @@ def show(wish: Wish) -> int:
 def draw(wish: Wish, path: Path) -> int:
     """Write an SVG of the samples."""
     record, samples = _recorded(wish)
-    script = record.value("plan", "target", "name")
-    text = metrics_svg(samples, f"{record.run_id}  {script}" if isinstance(script, str) else record.run_id)
+    text = metrics_svg(samples, f"{record.run_id}  {record.script}" if record.script else record.run_id)
     if str(path) == "-":
         answer(text)
         return ExitStatus.DONE

@@ -1,24 +1,21 @@
-"""On which host a launch began to fail and why, from what all of them recorded; refuses to guess beyond the evidence.
+"""On which host a launch began to fail, why, and how the whole launch ended, from what all hosts recorded and sent.
 
-The node that failed first by itself counts, by one clock. A host that was lost or whose torchrun was killed is a cause,
-unless ranks elsewhere had failed before.
-
-What it means that the launcher heard nothing more of hosts; refuses to look at what ranks did.
+``records/first_failure.py`` decides which node's failure counts; here it gets its reason.
 """
 
 from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation, RankEnd, RunFacts
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.hosts.session.start_hosts import HostEnd
-from ddplaunch.records.outcome import Verdict, diagnosis_of
+from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all
+from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.records.to_explain import of_run
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
@@ -73,80 +70,55 @@ _LOOK = "`ddplaunch explain` reads all that was printed; each host's output is i
 
 
 @dataclass(frozen=True)
-class Failure:
-    """One node's own failure: when, by the launcher's clock, and of which kind."""
+class HostsVerdict:
+    """How a launch over hosts ended. ``node`` is the one where it began to fail, 0 for success."""
 
-    at_s: float
-    end: HostEnd
-    kind: str  # "ranks", "torchrun", "lost", "other"
+    state: RunState
+    exit_status: int
+    explanation: Explanation
+    node: int = 0
+    host: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def decide(
-    directory: Path, ends: Sequence[HostEnd], outcomes: Mapping[int, Mapping[str, Any]], interrupted: int | None
-) -> Verdict:
+    directory: Path, ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome], interrupted: int | None
+) -> HostsVerdict:
     """Return how the whole launch ended. ``outcomes`` are by node, their times by the launcher's clock."""
     notes = tuple(f"{end.name}: its record was not brought" for end in ends if end.lost is not None)
-    failures = sorted(
-        (found for end in ends if (found := _failure(end, outcomes.get(end.node))) is not None),
-        key=lambda each: (each.at_s, each.end.node),
-    )
-    if interrupted is not None and not any(each.kind == "ranks" for each in failures):
-        return Verdict("terminated", 128 + interrupted, Explanation(None), notes=notes)
-    if not failures:
+    by_node = {end.node: end for end in ends}
+    first = first_node_to_fail(_failures(ends, outcomes), interrupted is not None)
+    if first is None and interrupted is not None:
+        return HostsVerdict("terminated", 128 + interrupted, Explanation(None), notes=notes)
+    if first is None:
         bad = next((end for end in ends if end.status), None)
         if bad is None:
-            return Verdict("succeeded", 0, Explanation(None), host=ends[0].name, notes=notes)
-        failures = [Failure(bad.heard_s, bad, "other")]
-    first = failures[0]
-    explanation = _explain(directory, first, outcomes, ends)
-    status = _status(first, explanation.diagnosis, outcomes)
-    state = "killed" if first.kind == "torchrun" else "failed"
-    return Verdict(state, status, explanation, first.end.node, first.end.name, notes)
+            return HostsVerdict("succeeded", 0, Explanation(None), host=ends[0].name, notes=notes)
+        first = NodeFailure(bad.heard_s, bad.node, "other")
+    end = by_node[first.node]
+    explanation = _explain(directory, first.kind, end, ends, outcomes)
+    accused = None if explanation.diagnosis is None else explanation.diagnosis.rank
+    status = status_of_all(first, accused, outcomes, end.status)
+    state: RunState = "killed" if first.kind == "torchrun" else "failed"
+    return HostsVerdict(state, status, explanation, end.node, end.name, notes)
 
 
-def _failure(end: HostEnd, outcome: Mapping[str, Any] | None) -> Failure | None:
-    """Return a node's own failure; None where it succeeded, or ended because it was told to."""
-    if end.lost is not None:
-        return Failure(end.heard_s, end, "lost")
-    if end.status == 0:
-        return None
-    if outcome is None:
-        return None if end.told is not None else Failure(end.heard_s, end, "other")
-    own = [rank for rank in _ranks(outcome) if rank.get("ended_by") != "launcher" and _failed(rank)]
-    times = [rank["ended_s"] for rank in own if isinstance(rank.get("ended_s"), (int, float))]
-    if times:
-        return Failure(min(times), end, "ranks")
-    ended_s = float(outcome.get("ended_s") or end.heard_s)
-    if outcome.get("state") == "killed":
-        return None if end.told == signal.SIGKILL else Failure(_earliest(outcome, ended_s), end, "torchrun")
-    if outcome.get("state") == "terminated" or end.told is not None:
-        return None
-    return Failure(ended_s, end, "other")
-
-
-def _earliest(outcome: Mapping[str, Any], otherwise_s: float) -> float:
-    """When a torchrun died is not recorded; its ranks, which the guard then ended, say it best."""
-    times = [rank["ended_s"] for rank in _ranks(outcome) if isinstance(rank.get("ended_s"), (int, float))]
-    return min(times, default=otherwise_s) - 1.0
-
-
-def _ranks(outcome: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    attempts = outcome.get("attempts") or []
-    return list(attempts[-1].get("ranks") or []) if attempts else []
-
-
-def _failed(rank: Mapping[str, Any]) -> bool:
-    return bool(rank.get("exit_code") or rank.get("signal"))
+def _failures(ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome]) -> Iterator[NodeFailure]:
+    for end in ends:
+        outcome, lost = outcomes.get(end.node), end.lost is not None
+        found = node_failure(end.node, outcome, end.status, told=end.told, lost=lost, heard_s=end.heard_s)
+        if found is not None:
+            yield found
 
 
 def _explain(
-    directory: Path, first: Failure, outcomes: Mapping[int, Mapping[str, Any]], ends: Sequence[HostEnd]
+    directory: Path, kind: str, end: HostEnd, ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome]
 ) -> Explanation:
-    end = first.end
-    if first.kind == "lost":
+    """Explain the failure of ``end``, the first host, from what it found and, where ranks failed, from all logs."""
+    if kind == "lost":
         return Explanation(lost(end, ends))
-    own = diagnosis_of(outcomes.get(end.node, {}))
-    if first.kind == "ranks":
+    own = outcomes[end.node].diagnosis if end.node in outcomes else None
+    if kind == "ranks":
         try:
             found = _explain_all(directory, outcomes)
         except (OSError, ValueError, KeyError, TypeError):
@@ -158,41 +130,21 @@ def _explain(
     return Explanation(_nothing_known(end))
 
 
-def _explain_all(directory: Path, outcomes: Mapping[int, Mapping[str, Any]]) -> Explanation:
+def _explain_all(directory: Path, outcomes: Mapping[int, RunOutcome]) -> Explanation:
     """Explain the logs of all nodes together, with the times at which ranks ended by one clock."""
     subject = of_run(directory)
-    ends = tuple(
-        RankEnd(
-            rank["rank"],
-            rank.get("host"),
-            rank.get("exit_code"),
-            rank.get("signal"),
-            rank.get("ended_s"),
-            rank.get("ended_by"),
-        )
-        for outcome in outcomes.values()
-        for rank in _ranks(outcome)
-    )
-    facts = replace(subject.facts or RunFacts(), ranks=ends, state="failed", signal=None)
+    ranks = tuple(rank_end(each, each.host or None) for outcome in outcomes.values() for each in outcome.last_ranks)
+    facts = replace(subject.facts or RunFacts(), ranks=ranks, state="failed", signal=None)
     return explain_texts(subject.sources, facts)
 
 
 def _with_host(
-    diagnosis: Diagnosis, outcomes: Mapping[int, Mapping[str, Any]], ends: Sequence[HostEnd], first: HostEnd
+    diagnosis: Diagnosis, outcomes: Mapping[int, RunOutcome], ends: Sequence[HostEnd], first: HostEnd
 ) -> Diagnosis:
     """Name the host as the user did. A line about a rank may stand in another host's log."""
     names = {end.node: end.name for end in ends}
-    hosts = {rank["rank"]: names.get(node) for node, outcome in outcomes.items() for rank in _ranks(outcome)}
-    return replace(diagnosis, host=hosts.get(diagnosis.rank) or first.name)
-
-
-def _status(first: Failure, diagnosis: Diagnosis | None, outcomes: Mapping[int, Mapping[str, Any]]) -> int:
-    """Return the exit status of the rank that the diagnosis names, else that of the node."""
-    for outcome in outcomes.values() if diagnosis is not None and first.kind == "ranks" else ():
-        for rank in _ranks(outcome):
-            if diagnosis is not None and rank["rank"] == diagnosis.rank and _failed(rank):
-                return int(rank["exit_code"] or 128 + getattr(signal.Signals, str(rank["signal"]), 0))
-    return first.end.status or 1
+    hosts = {rank.rank: names.get(node) for node, outcome in outcomes.items() for rank in outcome.last_ranks}
+    return replace(diagnosis, host=(None if diagnosis.rank is None else hosts.get(diagnosis.rank)) or first.name)
 
 
 def _nothing_known(end: HostEnd) -> Diagnosis:

@@ -1,7 +1,4 @@
-"""Launches over hosts until one has done or is not worth another: the launcher's part, since it stays anyway.
-
-It refuses to look at a host; what each knows of its own end came with its record.
-"""
+"""Launches over several hosts one after the other, until one has succeeded or is not worth another."""
 
 from __future__ import annotations
 
@@ -10,21 +7,20 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict
 from ddplaunch.cli.hosts.plan_hosts import HostsMissingError
 from ddplaunch.cli.relaunching import ending_by_signals
 from ddplaunch.cli.say import tell, tell_findings
-from ddplaunch.launch.relaunch import Evidence, Policy, decide, evidence_from_json, lived_s, pause_s
-from ddplaunch.records.find import read_object
+from ddplaunch.launch.relaunch import Evidence, Policy, decide, pause_s
+from ddplaunch.records.first_failure import TIME_LIMIT
 from ddplaunch.records.launchers import still_holding
-from ddplaunch.records.outcome import Verdict
+from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.outcome_view import not_relaunched_text, relaunching_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, RefusedError
 from ddplaunch.values.frozen import dataclass
-
-_TIME_LIMIT = "time-limit"
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Ended:
+class LaunchEnd:
     """How a launch ended. ``evidence`` is what its nodes know where it failed, None where no other is to follow.
 
     ``pause_s`` is how long hosts that were lost may need to end what runs there, ``directory`` the run's record.
@@ -49,7 +45,7 @@ class Ended:
     directory: Path | None = None
 
 
-def until_done(launch: Callable[[Again], Ended], policy: Policy | None) -> int:
+def until_done(launch: Callable[[Again], LaunchEnd], policy: Policy | None) -> int:
     """Launch, and again as ``policy`` says; return the exit status of the last launch that was not refused.
 
     Raises RefusedError where the first one is. A relaunch for which hosts are missing counts, and the next one waits
@@ -82,22 +78,22 @@ def until_done(launch: Callable[[Again], Ended], policy: Policy | None) -> int:
 
 
 def evidence_of(
-    directory: Path, verdict: Verdict, outcomes: Mapping[int, Mapping[str, Any]], interrupted: int | None
+    directory: Path, verdict: HostsVerdict, outcomes: Mapping[int, RunOutcome], interrupted: int | None
 ) -> tuple[Evidence, ...] | None:
     """Return what the nodes of a run that failed know; None where it did not, or where a user or `--timeout` ended it.
 
     ``outcomes`` are those of this run, by node; a host that was lost has none.
     """
     diagnosis = verdict.explanation.diagnosis
-    limited = diagnosis is not None and diagnosis.code == _TIME_LIMIT
+    limited = diagnosis is not None and diagnosis.code == TIME_LIMIT
     if interrupted is not None or limited or verdict.state not in ("failed", "killed"):
         return None
     return tuple(_told(directory, node, outcome) for node, outcome in outcomes.items())
 
 
-def _told(directory: Path, node: int, outcome: Mapping[str, Any]) -> Evidence:
+def _told(directory: Path, node: int, outcome: RunOutcome) -> Evidence:
     try:
-        noted = evidence_from_json(read_object(directory / f"node-{node}" / "relaunch.json"))
+        noted = codec.from_json((directory / f"node-{node}" / "relaunch.json").read_text("utf-8"), Evidence)
     except (OSError, ValueError):
         noted = Evidence()
-    return Evidence(lived_s(outcome), noted.advanced, noted.unseen)
+    return replace(noted, lived_s=outcome.lived_s)

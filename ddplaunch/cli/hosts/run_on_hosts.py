@@ -12,11 +12,9 @@ from __future__ import annotations
 import os
 import queue
 import re
-import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,7 +31,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
     refuse_own_place,
     run_dir_of,
 )
-from ddplaunch.cli.hosts.relaunch_hosts import Again, Ended, evidence_of, until_done
+from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, evidence_of, until_done
 from ddplaunch.cli.prepare import record_directory
 from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
@@ -45,8 +43,9 @@ from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import relaunch_policy
 from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.hosts_record import Pieces, merged_attempts, without_skew, write_for_all
 from ddplaunch.records.launchers import Place, holding
-from ddplaunch.records.outcome import Pieces, RunOutcome, merged, outcome_of_node, without_skew, write_merged
+from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.write import hide_secrets, write
 from ddplaunch.ui.export import finding_json, plan_json
 from ddplaunch.ui.launch_view import launch_panel
@@ -61,7 +60,7 @@ _LINE = 1 << 16
 _OWN_PREFIX = re.compile(rb"\[[^\]]+:\d+\] ")
 
 
-class Console:
+class HostsConsole:
     """stdout and stderr. Node 0's bytes pass as they are; of other nodes whole lines, with the host in front."""
 
     def __init__(self, names: tuple[str, ...], prefixed: bool) -> None:
@@ -158,7 +157,7 @@ def run_on_hosts(
     options = replace(options, env=_pairs(options), env_file=())
     allow_many(len(hosts))
 
-    def launch(again: Again) -> Ended:
+    def launch(again: Again) -> LaunchEnd:
         begun_s = time.time()
         with Links() as links:
             gathered = facts_of(links, hosts, asked, options, target)
@@ -169,9 +168,9 @@ def run_on_hosts(
             if refusing := planned.refusing():
                 tell_findings(planned.findings)
                 tell(refusal_text(refusing, Terminal.of(sys.stderr)))
-                return Ended(ExitStatus.REFUSED)
+                return LaunchEnd(ExitStatus.REFUSED)
             if dry_run:
-                return Ended(_print(gathered, planned, json))
+                return LaunchEnd(_print(gathered, planned, json))
             return _launch(links, gathered, planned, required(script), begun_s, again)
 
     return until_done(launch, None if dry_run else relaunch_policy(options))
@@ -199,7 +198,7 @@ def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
 
 def _launch(
     links: Links, gathered: Gathered, planned: Planned, script: list[str], begun_s: float, again: Again
-) -> Ended:
+) -> LaunchEnd:
     first = planned.launches[0]
     notes = (f"relaunch {again.number}, because {again.of} failed",) if again.of is not None else ()
     hosts = f"hosts: {named([report.name for report in gathered.reports])}"
@@ -218,7 +217,7 @@ def _launch(
         )
     )
     names = tuple(report.name for report in gathered.reports)
-    console, pieces = Console(names, first.options.show is not None), Pieces(directory)
+    console, pieces = HostsConsole(names, first.options.show is not None), Pieces(directory)
     grace_s = first.options.grace.value if first.options.grace else _GRACE_S
     together = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
     typed = {"script": script, "argv": hide_secrets(sys.argv), "relaunch_of": again.of}
@@ -281,43 +280,42 @@ def _conclude(
     reports: tuple[HostReport, ...],
     interrupted: int | None,
     begun_s: float,
-) -> Ended:
+) -> LaunchEnd:
     """Find out where it began, write one outcome for all, and say it."""
-    outcomes: dict[int, Mapping[str, Any]] = {}
+    outcomes: dict[int, RunOutcome] = {}
     for end, report in zip(ends, reports, strict=True):
-        found = outcome_of_node(directory, end.node)
-        if found is not None:
+        found = read_outcome(directory, end.node)
+        if isinstance(found, RunOutcome):
             found = without_skew(found, report.clock_ahead_s)
-            if found.get("ended_s", 0.0) > begun_s - _CLOCK_S:  # an id may be used again
+            if found.ended_s > begun_s - _CLOCK_S:  # an id may be used again
                 outcomes[end.node] = found
     verdict = decide(directory, ends, outcomes, interrupted)
-    ended_s = time.time()
-    problem = write_merged(directory, merged(run_id, outcomes, verdict, (begun_s, ended_s)))
     diagnosis = verdict.explanation.diagnosis
     outcome = RunOutcome(
         run_id=run_id,
-        host=verdict.host or socket.gethostname(),
-        node=verdict.node or 0,
-        state=verdict.state,  # type: ignore[arg-type]
+        host=verdict.host,
+        node=verdict.node,
+        state=verdict.state,
         exit_status=verdict.exit_status,
-        started_s=begun_s,
-        ended_s=ended_s,
+        started_s=round(begun_s, 3),
+        ended_s=round(time.time(), 3),
         first_failed_rank=diagnosis.rank if diagnosis is not None else None,
         diagnosis=diagnosis,
         cascade=verdict.explanation.cascade,
-        attempts=(),
+        attempts=merged_attempts(outcomes.values(), diagnosis),
         notes=verdict.notes,
     )
+    problem = write_for_all(directory, outcome)
     tell(
         outcome_text(
-            outcome,
+            replace(outcome, attempts=()),  # one word for all hosts; `explain` knows the attempts
             _shown(directory),
             Terminal.of(sys.stderr),
             signal=interrupted,
             unrecorded=problem or ("; ".join(verdict.notes) or None),
         )
     )
-    return Ended(verdict.exit_status, run_id, evidence_of(directory, verdict, outcomes, interrupted))
+    return LaunchEnd(verdict.exit_status, run_id, evidence_of(directory, verdict, outcomes, interrupted))
 
 
 def _shown(path: Path) -> str:

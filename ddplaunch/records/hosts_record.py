@@ -1,0 +1,122 @@
+"""The records of all hosts of a launch in one directory: their files as they are brought, and one outcome for all.
+
+Each host wrote ``node-K`` and its outcome on its own disk. Where all see one file system, nothing has to be brought.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.records.outcome import AttemptOutcome, RunOutcome, outcome_path, write_outcome
+
+
+class Pieces:
+    """Archives of the hosts' records as they arrive, kept in the run's directory until they are whole."""
+
+    def __init__(self, directory: Path) -> None:
+        """Files are made when the first piece of a node comes."""
+        self._directory = directory
+        self._files: dict[int, BinaryIO] = {}
+        self.problem: str | None = None
+
+    def keep(self, node: int, data: bytes) -> None:
+        """Add a piece. A full disk is noted, and costs the record alone."""
+        if self.problem is not None:
+            return
+        try:
+            if node not in self._files:
+                path = self._directory / f".node-{node}.tar"
+                self._files[node] = open(path, "w+b")  # noqa: SIM115 - closed in unpack
+                path.unlink()
+            self._files[node].write(data)
+        except OSError as error:
+            self.problem = error.strerror or str(error)
+
+    def unpack(self) -> None:
+        """Put what came in its place: of node 0 all files but run.json, of node K those below ``node-K``."""
+        for node, file in self._files.items():
+            with file:
+                try:
+                    file.seek(0)
+                    self._unpack(node, file)
+                except (OSError, tarfile.TarError) as error:  # a host that was cut off: what came is there
+                    self.problem = self.problem or f"node {node}: {error}"
+
+    def _unpack(self, node: int, file: BinaryIO) -> None:
+        with tarfile.open(fileobj=file, mode="r|") as archive:
+            for member in archive:
+                path = PurePosixPath(member.name)
+                if not member.isfile() or path.is_absolute() or ".." in path.parts:
+                    continue
+                if path.name == "run.json" if node == 0 else path.parts[0] != f"node-{node}":
+                    continue
+                source = archive.extractfile(member)
+                if source is None:
+                    continue
+                target = self._directory / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
+                    while chunk := source.read(1 << 20):
+                        copy.write(chunk)
+                os.utime(target, (member.mtime, member.mtime))
+
+
+def without_skew(outcome: RunOutcome, ahead_s: float) -> RunOutcome:
+    """Return a node's outcome with its times by the launcher's clock."""
+
+    def moved(time_s: float) -> float:
+        return round(time_s - ahead_s, 3)
+
+    def maybe(time_s: float | None) -> float | None:
+        return None if time_s is None else moved(time_s)
+
+    attempts = tuple(
+        replace(
+            each,
+            started_s=moved(each.started_s),
+            ended_s=moved(each.ended_s),
+            ranks=tuple(
+                replace(rank, started_s=maybe(rank.started_s), ended_s=maybe(rank.ended_s)) for rank in each.ranks
+            ),
+        )
+        for each in outcome.attempts
+    )
+    return replace(outcome, started_s=moved(outcome.started_s), ended_s=moved(outcome.ended_s), attempts=attempts)
+
+
+def merged_attempts(outcomes: Iterable[RunOutcome], diagnosis: Diagnosis | None) -> tuple[AttemptOutcome, ...]:
+    """Return the attempts of all nodes, attempt A with the ranks of every node's A; ``diagnosis`` is the last one's."""
+    merged: dict[int, AttemptOutcome] = {}
+    for each in (attempt for outcome in outcomes for attempt in outcome.attempts):
+        known = merged.get(each.attempt, replace(each, failed=False, diagnosis=None, ranks=()))
+        merged[each.attempt] = replace(
+            known,
+            started_s=min(known.started_s, each.started_s),
+            ended_s=max(known.ended_s, each.ended_s),
+            failed=known.failed or each.failed,
+            ranks=tuple(sorted((*known.ranks, *each.ranks), key=lambda rank: rank.rank)),
+        )
+    if merged:
+        merged[max(merged)] = replace(merged[max(merged)], diagnosis=diagnosis)
+    return tuple(merged[number] for number in sorted(merged))
+
+
+def write_for_all(directory: Path, outcome: RunOutcome) -> str | None:
+    """Write the outcome of all nodes; node 0's own goes into ``node-0``. Returns why that was impossible. Never raises.
+
+    An outcome that names node K as the one that failed is still the run's.
+    """
+    path = outcome_path(directory, 0)
+    try:
+        if path.exists():
+            (directory / "node-0").mkdir(exist_ok=True)
+            path.replace(directory / "node-0" / path.name)
+    except OSError as error:
+        return error.strerror or str(error)
+    return write_outcome(directory, outcome, path)
