@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.commands.doctor import CommAsked, asked_for, counts, device_of
-from ddplaunch.comm.drive import MODULE, CommTest, Member, Reports
+from ddplaunch.comm.drive import _MODULE, CommTest, Member, Reports
 from ddplaunch.comm.groups import Comm, HostGroup, Measured
 from ddplaunch.comm.rank import resent
 from ddplaunch.comm.view import comm_json, comm_text
@@ -228,7 +228,7 @@ def test_ranks_end_at_their_deadline_and_with_their_parent() -> None:
     run_id = f"comm-alone-{os.getpid()}"
     reading, writing = os.pipe()
     process = subprocess.Popen(
-        [sys.executable, "-m", MODULE, str(reading)],
+        [sys.executable, "-m", _MODULE, str(reading)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=clean_environment(DDPLAUNCH_RUN_ID=run_id),

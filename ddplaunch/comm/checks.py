@@ -1,7 +1,4 @@
-"""Checks of what `doctor --comm` measured between ranks and hosts; refuses to measure.
-
-Words for what `doctor --comm` found; refuses to decide what is wrong.
-"""
+"""The checks of `doctor --comm`: findings from what ranks and hosts measured between them."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from ddplaunch.comm.groups import Blame, Comm, HostGroup, bandwidth_of_most, bla
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import listed
 
-TWO = "with two hosts nothing tells which of them it is, or what lies between them"
+_TWO_HOSTS = "with two hosts nothing tells which of them it is, or what lies between them"
 _PREFIXES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
 
@@ -36,36 +33,6 @@ def time_text(microseconds: float) -> str:
 
 def _two_digits(number: float) -> str:
     return f"{number:.1f}" if number < 9.95 else f"{number:.0f}"
-
-
-def losses_text(groups: Sequence[HostGroup]) -> str:
-    """Return the shares of segments that were sent again: ``21 %``, ``18 to 22 %``."""
-    shares = sorted(round(100 * group.loss) for group in groups)
-    low, high = shares[0], shares[-1]
-    return f"{low} %" if low == high else f"{low} to {high} %"
-
-
-def partners(host: str, groups: Iterable[HostGroup]) -> list[str]:
-    """Return whom ``host`` was tested with, each once."""
-    return list(
-        dict.fromkeys(other for group in groups if host in group.hosts for other in group.hosts if other != host)
-    )
-
-
-def because_of_partners(host: str, found: Blame, groups: Iterable[HostGroup]) -> str:
-    """Say which partners of a host that is to blame show that it is not them."""
-    others = [other for other in partners(host, groups) if other in found.innocent]
-    return f"{listed(others, 3, ' and ')} {'does' if len(others) == 1 else 'do'} well with another host"
-
-
-def between(group: HostGroup, comm: Comm) -> str:
-    """Say why neither of two hosts can be blamed alone."""
-    if len(comm.hosts) == 2:
-        return TWO
-    good = {host for each in comm.between if not (failed(each) or lossy(each)) for host in each.hosts}
-    if all(host in good for host in group.hosts):
-        return "each of them works with another host: it is what lies between these two"
-    return "neither of them was tested with a host that works"
 
 
 _SLOW_PAIR = 0.2  # of what most hosts reach, where no second round confirms it
@@ -124,11 +91,11 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
     found = blame(comm, (group for group in comm.between if not gone & {*group.hosts}), dead)
     for host in found.hosts:
         groups = [group for group in comm.between if host in group.hosts]
-        tried = listed(partners(host, groups), 3, " and ")
+        tried = listed(_partners(host, groups), 3, " and ")
         yield error(
             "comm-cut-off",
             f"{host} gets no collective through, tried with {tried}: {groups[0].problem}",
-            why=f"{because_of_partners(host, found, comm.between)}: it is {host}'s cable, interface, route or firewall",
+            why=f"{_not_partners(host, found, comm.between)}: it is {host}'s cable, interface, route or firewall",
             fix=f"let TCP through to and from {host} on all ports, or leave it out: `--exclude {host}`",
             where=host,
         )
@@ -136,7 +103,7 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
         yield error(
             "comm-cut-off",
             f"no collective gets through between {' and '.join(group.hosts)}: {group.problem}",
-            why=between(group, comm),
+            why=_between(group, comm),
             fix="let TCP through between them on all ports; `ip -s link` on each counts what its interface lost",
             where=group.hosts,
         )
@@ -157,17 +124,17 @@ def comm_packet_loss(comm: Comm) -> Iterator[Finding]:
         groups = [group for group in tried if host in group.hosts]
         yield warning(
             "comm-packet-loss",
-            f"{host} loses packets: {losses_text(groups)} of TCP segments had to be sent again",
-            why=f"{why}; {because_of_partners(host, found, comm.between)}",
+            f"{host} loses packets: {_losses_text(groups)} of TCP segments had to be sent again",
+            why=f"{why}; {_not_partners(host, found, comm.between)}",
             fix=f"on {host} look at {fix}; or leave it out: `--exclude {host}`",
             where=host,
         )
     for group in found.pairs:
         yield warning(
             "comm-packet-loss",
-            f"packets are lost between {' and '.join(group.hosts)}: {losses_text([group])} of TCP segments had to be "
+            f"packets are lost between {' and '.join(group.hosts)}: {_losses_text([group])} of TCP segments had to be "
             "sent again",
-            why=f"{why}; {between(group, comm)}",
+            why=f"{why}; {_between(group, comm)}",
             fix=f"on both look at {fix}",
             where=group.hosts,
         )
@@ -195,7 +162,7 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
         yield warning(
             "comm-slow-host",
             f"{host} carries {rate_text(best)}; the median of the hosts is {rate_text(normal)}",
-            why=f"{why}; {because_of_partners(host, found, comm.between)}",
+            why=f"{why}; {_not_partners(host, found, comm.between)}",
             fix=f"on {host} {fix}; or leave it out: `--exclude {host}`",
             where=host,
         )
@@ -206,7 +173,7 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
             "comm-slow-host",
             f"{rate_text(group.measured.bandwidth)} between {' and '.join(group.hosts)}; "
             f"the median of the hosts is {rate_text(normal)}",
-            why=f"{why}; {between(group, comm)}",
+            why=f"{why}; {_between(group, comm)}",
             fix=f"on both {fix}",
             where=group.hosts,
         )
@@ -222,7 +189,7 @@ def comm_slow_network(comm: Comm) -> Iterator[Finding]:
     rates = [group.measured.bandwidth for group in comm.between if group.measured is not None and not lossy(group)]
     if not rates or max(rates) >= _FAST_ETHERNET:
         return
-    cause = f"; {TWO}" if len(comm.hosts) == 2 else ""
+    cause = f"; {_TWO_HOSTS}" if len(comm.hosts) == 2 else ""
     yield warning(
         "comm-slow-network",
         f"no two hosts exchange more than {rate_text(max(rates))}",
@@ -277,6 +244,36 @@ def comm_slow_inside(comm: Comm) -> Iterator[Finding]:
             fix="compare `nvidia-smi topo -m` and `top` there with another host",
             where=host,
         )
+
+
+def _losses_text(groups: Sequence[HostGroup]) -> str:
+    """Return the shares of segments that were sent again: ``21 %``, ``18 to 22 %``."""
+    shares = sorted(round(100 * group.loss) for group in groups)
+    low, high = shares[0], shares[-1]
+    return f"{low} %" if low == high else f"{low} to {high} %"
+
+
+def _partners(host: str, groups: Iterable[HostGroup]) -> list[str]:
+    """Return whom ``host`` was tested with, each once."""
+    return list(
+        dict.fromkeys(other for group in groups if host in group.hosts for other in group.hosts if other != host)
+    )
+
+
+def _not_partners(host: str, found: Blame, groups: Iterable[HostGroup]) -> str:
+    """Say which partners of a host that is to blame show that it is not them."""
+    others = [other for other in _partners(host, groups) if other in found.innocent]
+    return f"{listed(others, 3, ' and ')} {'does' if len(others) == 1 else 'do'} well with another host"
+
+
+def _between(group: HostGroup, comm: Comm) -> str:
+    """Say why neither of two hosts can be blamed alone."""
+    if len(comm.hosts) == 2:
+        return _TWO_HOSTS
+    good = {host for each in comm.between if not (failed(each) or lossy(each)) for host in each.hosts}
+    if all(host in good for host in group.hosts):
+        return "each of them works with another host: it is what lies between these two"
+    return "neither of them was tested with a host that works"
 
 
 CHECKS = tuple(

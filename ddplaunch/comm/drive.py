@@ -1,9 +1,7 @@
-"""Drives `doctor --comm` over open sessions: each host alone, then pairs, round by round; refuses to judge the numbers.
+"""Runs the test of `doctor --comm` over open sessions: each host alone, then pairs of hosts, round by round.
 
-Every host runs ``ddplaunch.agent.comm_host`` as the one program of its session, and that ends with the session, as a
+Every host runs ``ddplaunch.agent.comm_host`` as the one program of its session, which ends with the session, as a
 launch does.
-
-What the ranks of one step said, put together to what their group measured; refuses to judge it.
 """
 
 from __future__ import annotations
@@ -21,6 +19,184 @@ from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.values.frozen import dataclass
 
 _COUNTS = ("segments", "resent", "all_segments", "all_resent")
+_MODULE = "ddplaunch.agent.comm_host"
+DEADLINE_S = {"cpu": 20.0, "cuda": 60.0}  # for each step; CUDA and NCCL take seconds to start
+_START_S = 90.0  # to import torch, from a file system that everybody reads at once
+_MARGIN_S = 10.0  # until a host has said that its deadline ended a step
+_MEASURE_S = 0.1  # of the deadline, for the sizes of the bandwidth
+_TURN_S = 0.2
+_LINE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Member:
+    """One host that takes part: its session, its interpreter, and how many ranks it runs alone and in a pair."""
+
+    link: Link
+    python: str
+    alone: int
+    paired: int
+
+
+class CommTest:
+    """One test over all members."""
+
+    def __init__(
+        self,
+        links: Links,
+        members: Sequence[Member],
+        device: str,
+        run_id: str,
+        deadline_s: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """``device`` is cuda (NCCL) or cpu (gloo); ``deadline_s`` bounds each step. The ranks get ``environment``."""
+        self._links, self._device, self._run_id, self._deadline_s = links, device, run_id, deadline_s
+        self._hosts = {member.link: _Host(member) for member in members}
+        own = {"DDPLAUNCH_RUN_ID": run_id, "PYTHONSAFEPATH": "1"}
+        self._environment = {"OMP_NUM_THREADS": "1", **(environment or {}), **own}
+        self._step = 0
+        self._running: dict[str, Reports] = {}  # by host
+
+    def run(self) -> Comm:
+        """Run all steps, and end what was started. It takes the deadline for each of four steps, and the start."""
+        self._start()
+        groups = self._round(0, [(host,) for host in self._alive() if host.member.alone > 1])
+        number = 0
+        while pairs := next_round([host.name for host in self._alive()], groups):
+            number += 1
+            by_name = {host.name: host for host in self._alive()}
+            groups += self._round(number, [tuple(by_name[name] for name in pair) for pair in pairs])
+        for host in self._alive():
+            host.link.send(Kind.LEAVE)
+        hosts = self._hosts.values()
+        return Comm(
+            backend="nccl" if self._device == "cuda" else "gloo",
+            hosts=tuple(host.name for host in hosts),
+            groups=tuple(groups),
+            untested=tuple((host.name, host.lost) for host in hosts if host.lost is not None),
+            deadline_s=self._deadline_s,
+        )
+
+    def _alive(self) -> list[_Host]:
+        return [host for host in self._hosts.values() if host.lost is None]
+
+    def _start(self) -> None:
+        for host in self._hosts.values():
+            order = {"module": _MODULE, "python": host.member.python, "environment": self._environment}
+            host.link.launch({**order, "run_id": self._run_id, "grace_s": 0.0, "launch": {}})
+        until = time.monotonic() + _START_S
+        while any(host.where is None for host in self._alive()) and time.monotonic() < until:
+            self._turn()
+        for host in self._alive():
+            if host.where is None:
+                host.lost = f"torch was not imported within {_START_S:.0f} s"
+
+    def _round(self, number: int, groups: Sequence[tuple[_Host, ...]]) -> list[HostGroup]:
+        """Run all groups at once and return what became of them."""
+        self._step += 1
+        begun = time.monotonic()
+        running = [self._begin(number, hosts) for hosts in groups]
+        until = begun + self._deadline_s + _MARGIN_S
+        while not all(reports.done for reports in running) and time.monotonic() < until:
+            self._turn()
+        for host in self._alive():
+            reports = self._running.get(host.name)
+            if reports is not None and host.name not in reports.ended:
+                host.lost = f"it did not end a step within {_MARGIN_S:.0f} s after its deadline"
+        self._running = {}
+        return [reports.group(self._deadline_s) for reports in running]
+
+    def _begin(self, number: int, hosts: tuple[_Host, ...]) -> Reports:
+        counts = [host.member.paired if number else host.member.alone for host in hosts]
+        reports = Reports(number, tuple(host.name for host in hosts), sum(counts))
+        first, leader = 0, hosts[0]
+        for host, count in zip(hosts, counts, strict=True):
+            self._running[host.name] = reports
+            order = {
+                "step": self._step,
+                "first": first,
+                "local": count,
+                "world": sum(counts),
+                "device": self._device,
+                "deadline_s": self._deadline_s,
+                "measure_s": _MEASURE_S * self._deadline_s,
+                "alone": len(hosts) == 1,
+                "leader": None if host is leader else {**(leader.where or {}), "store": leader.store},
+            }
+            host.link.send(Kind.TELL, order)
+            first += count
+        return reports
+
+    def _turn(self) -> None:
+        """Take what has arrived, and give up hosts of which nothing is heard."""
+        for event in self._links.wait(_TURN_S):
+            host_of = self._hosts.get(event.link)
+            if host_of is not None and host_of.lost is None:
+                self._take(host_of, event)
+        for link in self._links.keep_alive([host.link for host in self._alive()]):
+            self._lose(self._hosts[link], f"nothing was heard of it for {SILENCE_S:.0f} s")
+
+    def _lose(self, host: _Host, reason: str) -> None:
+        host.lost = reason
+        reports = self._running.get(host.name)
+        if reports is not None:
+            reports.lose(host.name, reason)
+            self._stop_waiting(reports)
+
+    def _stop_waiting(self, reports: Reports) -> None:
+        """End the ranks that wait for others that are gone: their deadline would tell no more."""
+        for host in self._alive():
+            if host.name in reports.waiting_in_vain:
+                host.link.send(Kind.TELL, {"stop": self._step})
+
+    def _take(self, host: _Host, event: Event) -> None:
+        if event.kind is None:
+            said = event.link.said.decode("utf-8", "replace").strip().splitlines()
+            self._lose(host, said[-1] if said else "its ssh session ended")
+        elif event.kind is Kind.ERR:
+            host.errors = (host.errors + event.body)[-_LINE:]
+        elif event.kind is Kind.ENDED:
+            body, lines = unpack(event.body), host.errors.decode("utf-8", "replace").strip().splitlines()
+            problem = body.get("problem") or (lines[-1] if lines else "it said nothing")
+            self._lose(host, f"the test's program there ended with status {body.get('status')}: {problem}")
+        elif event.kind is Kind.OUT:
+            try:
+                for line in host.lines(event.body):
+                    self._note(host, line)
+            except ValueError:
+                self._lose(host, "it said what is no line of the test")
+
+    def _note(self, host: _Host, line: dict[str, Any]) -> None:
+        if "problem" in line and "step" not in line:
+            self._lose(host, str(line["problem"]))
+        elif "hello" in line:
+            host.where, host.store = line["hello"], int(line["store"])
+        elif line.get("step") == self._step and (reports := self._running.get(host.name)) is not None:
+            if "ended" in line:
+                host.store = int(line["store"])
+                reports.end(host.name)
+                self._stop_waiting(reports)
+            else:
+                reports.add(line)
+
+
+class _Host:
+    """A member while the test runs. ``lost`` says why it takes part no more."""
+
+    def __init__(self, member: Member) -> None:
+        self.member, self.link, self.name = member, member.link, member.link.name
+        self.where: dict[str, Any] | None = None
+        self.store = 0
+        self.lost: str | None = None
+        self.errors = b""
+        self._line = b""
+
+    def lines(self, data: bytes) -> list[dict[str, Any]]:
+        """Return the whole lines that ``data`` completes. Raises ValueError for one that is no JSON."""
+        *lines, self._line = (self._line + data).split(b"\n")
+        self._line = self._line[-_LINE:]
+        return [json.loads(line) for line in lines]
 
 
 class Reports:
@@ -98,198 +274,3 @@ class Reports:
         if any("joined" in each for each in said):
             return f"an all-reduce of 4 bytes did not end {within}"
         return f"the ranks did not form a group {within}"
-
-
-MODULE = "ddplaunch.agent.comm_host"
-DEADLINE_S = {"cpu": 20.0, "cuda": 60.0}  # for each step; CUDA and NCCL take seconds to start
-_START_S = 90.0  # to import torch, from a file system that everybody reads at once
-_MARGIN_S = 10.0  # until a host has said that its deadline ended a step
-_MEASURE_S = 0.1  # of the deadline, for the sizes of the bandwidth
-_TURN_S = 0.2
-_LINE = 1 << 16
-
-
-@dataclass(frozen=True)
-class Member:
-    """One host that takes part: its session, its interpreter, and how many ranks it runs alone and in a pair."""
-
-    link: Link
-    python: str
-    alone: int
-    paired: int
-
-    @property
-    def name(self) -> str:
-        """The host's name."""
-        return self.link.name
-
-
-class _Host:
-    """A member while the test runs. ``lost`` says why it takes part no more."""
-
-    def __init__(self, member: Member) -> None:
-        self.member = member
-        self.where: dict[str, Any] | None = None
-        self.store = 0
-        self.lost: str | None = None
-        self.errors = b""
-        self._line = b""
-
-    def lines(self, data: bytes) -> list[dict[str, Any]]:
-        """Return the whole lines that ``data`` completes. Raises ValueError for one that is no JSON."""
-        *lines, self._line = (self._line + data).split(b"\n")
-        self._line = self._line[-_LINE:]
-        return [json.loads(line) for line in lines]
-
-
-class CommTest:
-    """One test over all members."""
-
-    def __init__(
-        self,
-        links: Links,
-        members: Sequence[Member],
-        device: str,
-        run_id: str,
-        deadline_s: float,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """``device`` is cuda (NCCL) or cpu (gloo); ``deadline_s`` bounds each step. The ranks get ``environment``."""
-        self._links, self._device, self._run_id, self._deadline_s = links, device, run_id, deadline_s
-        self._hosts = {member.link: _Host(member) for member in members}
-        own = {"DDPLAUNCH_RUN_ID": run_id, "PYTHONSAFEPATH": "1"}
-        self._environment = {"OMP_NUM_THREADS": "1", **(environment or {}), **own}
-        self._step = 0
-        self._running: dict[str, Reports] = {}  # by host
-
-    def run(self) -> Comm:
-        """Run all steps, and end what was started. It takes the deadline for each of four steps, and the start."""
-        self._start()
-        groups = self._round(0, [(host,) for host in self._alive() if host.member.alone > 1])
-        number = 0
-        while pairs := next_round([host.member.name for host in self._alive()], groups):
-            number += 1
-            by_name = {host.member.name: host for host in self._alive()}
-            groups += self._round(number, [tuple(by_name[name] for name in pair) for pair in pairs])
-        for host in self._alive():
-            host.member.link.send(Kind.LEAVE)
-        hosts = self._hosts.values()
-        return Comm(
-            backend="nccl" if self._device == "cuda" else "gloo",
-            hosts=tuple(host.member.name for host in hosts),
-            groups=tuple(groups),
-            untested=tuple((host.member.name, host.lost) for host in hosts if host.lost is not None),
-            deadline_s=self._deadline_s,
-        )
-
-    def _alive(self) -> list[_Host]:
-        return [host for host in self._hosts.values() if host.lost is None]
-
-    def _start(self) -> None:
-        for host in self._hosts.values():
-            order = {
-                "module": MODULE,
-                "python": host.member.python,
-                "environment": self._environment,
-                "run_id": self._run_id,
-                "grace_s": 0.0,
-                "launch": {},
-            }
-            host.member.link.launch(order)
-        until = time.monotonic() + _START_S
-        while any(host.where is None for host in self._alive()) and time.monotonic() < until:
-            self._turn()
-        for host in self._alive():
-            if host.where is None:
-                host.lost = f"torch was not imported within {_START_S:.0f} s"
-
-    def _round(self, number: int, groups: Sequence[tuple[_Host, ...]]) -> list[HostGroup]:
-        """Run all groups at once and return what became of them."""
-        self._step += 1
-        begun = time.monotonic()
-        running = [self._begin(number, hosts) for hosts in groups]
-        until = begun + self._deadline_s + _MARGIN_S
-        while not all(reports.done for reports in running) and time.monotonic() < until:
-            self._turn()
-        for host in self._alive():
-            reports = self._running.get(host.member.name)
-            if reports is not None and host.member.name not in reports.ended:
-                host.lost = f"it did not end a step within {_MARGIN_S:.0f} s after its deadline"
-        self._running = {}
-        return [reports.group(self._deadline_s) for reports in running]
-
-    def _begin(self, number: int, hosts: tuple[_Host, ...]) -> Reports:
-        counts = [host.member.paired if number else host.member.alone for host in hosts]
-        reports = Reports(number, tuple(host.member.name for host in hosts), sum(counts))
-        first, leader = 0, hosts[0]
-        for host, count in zip(hosts, counts, strict=True):
-            self._running[host.member.name] = reports
-            order = {
-                "step": self._step,
-                "first": first,
-                "local": count,
-                "world": sum(counts),
-                "device": self._device,
-                "deadline_s": self._deadline_s,
-                "measure_s": _MEASURE_S * self._deadline_s,
-                "alone": len(hosts) == 1,
-                "leader": None if host is leader else {**(leader.where or {}), "store": leader.store},
-            }
-            host.member.link.send(Kind.TELL, order)
-            first += count
-        return reports
-
-    def _turn(self) -> None:
-        """Take what has arrived, and give up hosts of which nothing is heard."""
-        for event in self._links.wait(_TURN_S):
-            host_of = self._hosts.get(event.link)
-            if host_of is not None and host_of.lost is None:
-                self._take(host_of, event)
-        for link in self._links.keep_alive([host.member.link for host in self._alive()]):
-            self._lose(self._hosts[link], f"nothing was heard of it for {SILENCE_S:.0f} s")
-
-    def _lose(self, host: _Host, reason: str) -> None:
-        host.lost = reason
-        reports = self._running.get(host.member.name)
-        if reports is not None:
-            reports.lose(host.member.name, reason)
-            self._stop_waiting(reports)
-
-    def _stop_waiting(self, reports: Reports) -> None:
-        """End the ranks that wait for others that are gone: their deadline would tell no more."""
-        for host in self._alive():
-            if host.member.name in reports.waiting_in_vain:
-                host.member.link.send(Kind.TELL, {"stop": self._step})
-
-    def _take(self, host: _Host, event: Event) -> None:
-        if event.kind is None:
-            said = event.link.said.decode("utf-8", "replace").strip().splitlines()
-            self._lose(host, said[-1] if said else "its ssh session ended")
-        elif event.kind is Kind.ERR:
-            host.errors = (host.errors + event.body)[-_LINE:]
-        elif event.kind is Kind.ENDED:
-            self._lose(host, self._how_it_ended(host, unpack(event.body)))
-        elif event.kind is Kind.OUT:
-            try:
-                for line in host.lines(event.body):
-                    self._note(host, line)
-            except ValueError:
-                self._lose(host, "it said what is no line of the test")
-
-    def _how_it_ended(self, host: _Host, body: dict[str, Any]) -> str:
-        lines = host.errors.decode("utf-8", "replace").strip().splitlines()
-        said = str(body.get("problem") or (lines[-1] if lines else "it said nothing"))
-        return f"the test's program there ended with status {body.get('status')}: {said}"
-
-    def _note(self, host: _Host, line: dict[str, Any]) -> None:
-        if "problem" in line and "step" not in line:
-            self._lose(host, str(line["problem"]))
-        elif "hello" in line:
-            host.where, host.store = line["hello"], int(line["store"])
-        elif line.get("step") == self._step and (reports := self._running.get(host.member.name)) is not None:
-            if "ended" in line:
-                host.store = int(line["store"])
-                reports.end(host.member.name)
-                self._stop_waiting(reports)
-            else:
-                reports.add(line)

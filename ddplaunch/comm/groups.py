@@ -1,4 +1,4 @@
-"""What `doctor --comm` measured, and which hosts explain what went badly; refuses to say it in words."""
+"""What `doctor --comm` measured, group by group, and which hosts explain what went badly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
 
-SLOW = 0.4  # of what most hosts reach
-LOSS = 0.05  # of the segments of a ping-pong, in which nothing else is in the way
+_SLOW = 0.4  # of what most hosts reach
+_LOSS = 0.05  # of the segments of a ping-pong, in which nothing else is in the way
 _LEAST_SEGMENTS = 20
 _LEAST_RESENT = 3
 
@@ -117,7 +117,7 @@ def failed(group: HostGroup) -> bool:
 
 def lossy(group: HostGroup) -> bool:
     """Whether TCP had to send much again; a group that could not be measured because of that is one too."""
-    return group.loss >= LOSS
+    return group.loss >= _LOSS
 
 
 def dead(group: HostGroup) -> bool:
@@ -126,8 +126,8 @@ def dead(group: HostGroup) -> bool:
 
 
 def slow(group: HostGroup, normal: float | None) -> bool:
-    """Whether it carried less than ``SLOW`` of ``normal``, what most hosts do; never where that is not known."""
-    return normal is not None and group.measured is not None and group.measured.bandwidth < SLOW * normal
+    """Whether it carried less than ``_SLOW`` of ``normal``, what most hosts do; never where that is not known."""
+    return normal is not None and group.measured is not None and group.measured.bandwidth < _SLOW * normal
 
 
 def bandwidth_of_most(groups: Iterable[HostGroup]) -> float | None:
@@ -135,13 +135,13 @@ def bandwidth_of_most(groups: Iterable[HostGroup]) -> float | None:
     return usual((group for group in groups if not lossy(group)), lambda measured: measured.bandwidth, max)
 
 
-Verdict = Literal["fine", "slow", "lossy", "failed"]
+GroupVerdict = Literal["fine", "slow", "lossy", "failed"]
 
 
-def verdicts(comm: Comm) -> tuple[Verdict, ...]:
+def verdicts(comm: Comm) -> tuple[GroupVerdict, ...]:
     """Return what became of each group, in their order."""
     normal = bandwidth_of_most(comm.between)
-    found: list[Verdict] = []
+    found: list[GroupVerdict] = []
     for group in comm.groups:
         if lossy(group):
             found.append("lossy")

@@ -1,4 +1,4 @@
-"""Which hosts are tested together in the next round, from what became of the last; refuses to run it.
+"""Which hosts are tested together in the next round, from what became of the last.
 
 Two rounds with changed partners tell which of a bad pair is bad. The second one gives the members of bad pairs partners
 that were fine. Two more are for hosts that had one partner so far (an odd number of hosts), or only bad ones, and for

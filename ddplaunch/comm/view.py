@@ -6,19 +6,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.comm.checks import rate_text, time_text
-from ddplaunch.comm.groups import Comm, HostGroup, Verdict, verdicts
+from ddplaunch.comm.groups import Comm, GroupVerdict, HostGroup, verdicts
 from ddplaunch.ui.table import grid
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.words import count
 
-_SIGNS: dict[Verdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
-_EMPHASIS: dict[Verdict, Emphasis | None] = {"fine": None, "slow": "warning", "lossy": "warning", "failed": "error"}
-_WORDS: dict[Verdict, str] = {"fine": "fine", "slow": "slow", "lossy": "loses packets", "failed": "fails"}
-_BLANK: tuple[str, Verdict] = ("", "fine")
+_SIGNS: dict[GroupVerdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
+_EMPHASIS: dict[GroupVerdict, Emphasis | None] = {
+    "fine": None,
+    "slow": "warning",
+    "lossy": "warning",
+    "failed": "error",
+}
+_WORDS: dict[GroupVerdict, str] = {"fine": "fine", "slow": "slow", "lossy": "loses packets", "failed": "fails"}
+_BLANK: tuple[str, GroupVerdict] = ("", "fine")
 _GAP = 2
 
 #: What stands at (row, column), with its verdict.
-Cells = Mapping[tuple[int, int], tuple[str, Verdict]]
+Cells = Mapping[tuple[int, int], tuple[str, GroupVerdict]]
 
 
 def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
@@ -44,7 +49,7 @@ def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
     return [title, *lines, *wrap(legend, terminal.width, "  ", "  "), ""]
 
 
-def _worst(found: Mapping[HostGroup, Verdict], width: int) -> list[str]:
+def _worst(found: Mapping[HostGroup, GroupVerdict], width: int) -> list[str]:
     """Name what is not fine, where the hosts are too many for a picture."""
     lines = []
     for group, verdict in found.items():
@@ -68,9 +73,9 @@ def _legend(comm: Comm) -> str:
     return f"{'; '.join(parts)}; blank: not tested together"
 
 
-def _numbers(found: Mapping[HostGroup, Verdict], places: Mapping[str, int]) -> Cells:
+def _numbers(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int]) -> Cells:
     """Bandwidth above the diagonal and on it, latency below."""
-    result: dict[tuple[int, int], tuple[str, Verdict]] = {}
+    result: dict[tuple[int, int], tuple[str, GroupVerdict]] = {}
     for group, verdict in found.items():
         low, high = min(places[host] for host in group.hosts), max(places[host] for host in group.hosts)
         rate = "fails" if group.measured is None else _short(rate_text(group.measured.bandwidth))
@@ -81,8 +86,8 @@ def _numbers(found: Mapping[HostGroup, Verdict], places: Mapping[str, int]) -> C
     return result
 
 
-def _signs(found: Mapping[HostGroup, Verdict], places: Mapping[str, int]) -> Cells:
-    result: dict[tuple[int, int], tuple[str, Verdict]] = {}
+def _signs(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int]) -> Cells:
+    result: dict[tuple[int, int], tuple[str, GroupVerdict]] = {}
     for group, verdict in found.items():
         one, two = places[group.hosts[0]], places[group.hosts[-1]]
         result[one, two] = result[two, one] = (_SIGNS[verdict], verdict)
@@ -117,7 +122,7 @@ def comm_json(comm: Comm) -> dict[str, Any]:
     }
 
 
-def _step(group: HostGroup, verdict: Verdict) -> dict[str, Any]:
+def _step(group: HostGroup, verdict: GroupVerdict) -> dict[str, Any]:
     step: dict[str, Any] = {
         "hosts": list(group.hosts),
         "round": group.round,

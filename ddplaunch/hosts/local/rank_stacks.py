@@ -1,14 +1,9 @@
-"""Where ranks of this machine are now, by py-spy or by the signal that they registered; refuses to disturb others.
+"""Where ranks of this machine are now: by py-spy, or by the signal upon which a rank writes its own stacks.
 
-The signal is sent only to a process that catches it and holds the memory into which it will write, see
-``ddplaunch.agent.rank_site``: to anything else it would be deadly.
-
-Asks py-spy, where it is installed and may look, for the stacks of a process; refuses to ask for more rights.
-
-https://github.com/benfred/py-spy: it reads another process's memory, for which Linux wants the rights of a debugger
-(PTRACE_MODE_ATTACH in ptrace(2)): root, or a parent's, or CAP_SYS_PTRACE in a container.
-
-How many GPUs of this machine work right now, as NVML says in a child process; refuses to guess without NVML.
+py-spy (https://github.com/benfred/py-spy) reads another process's memory, for which Linux wants the rights of a
+debugger (PTRACE_MODE_ATTACH in ptrace(2)): root, or a parent's, or CAP_SYS_PTRACE in a container. The signal is sent
+only to a process that catches it and holds the memory into which it will write, see ``ddplaunch.agent.rank_site``: to
+anything else it would be deadly.
 """
 
 from __future__ import annotations
@@ -32,39 +27,7 @@ from ddplaunch.machine.processes.process_table import pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-_DEADLINE_S = 10.0
-
-
-def find_py_spy() -> str | None:
-    """Return py-spy's program: in PATH, or beside the interpreter, where pip puts it."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
-
-
-def dump(program: str, pid: int) -> str | Unavailable:
-    """Return what `py-spy dump --json` prints of ``pid``, or why it does not; the process pauses for a moment."""
-    try:
-        done = subprocess.run(
-            [program, "dump", "--json", "--pid", str(pid)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            stdin=subprocess.DEVNULL,
-            timeout=_DEADLINE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return Unavailable(f"py-spy took more than {_DEADLINE_S:.0f} s")
-    except OSError as error:
-        return Unavailable(f"py-spy cannot be run: {error.strerror}")
-    if done.returncode == 0:
-        return done.stdout
-    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    if any("permission" in line.lower() for line in said):
-        return Unavailable("py-spy may not look into the process (no right to trace it)")
-    return Unavailable(f"py-spy: {said[0].removeprefix('Error: ') if said else f'exit status {done.returncode}'}")
-
-
+_PY_SPY_S = 10.0
 #: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
 MEMORY = "ddplaunch-stacks"
 SIGNAL = int(signal.SIGRTMAX) - 6
@@ -78,10 +41,12 @@ _BOTTOM = re.compile(r" in (?:<module>|_run_module_as_main)\n\Z")
 #: read, pread64, readv, recvfrom, recvmsg: their numbers in /proc/PID/syscall; the first argument is a descriptor.
 _READING = {"x86_64": ("0", "17", "19", "45", "47"), "aarch64": ("63", "67", "65", "207", "212")}
 _NOT_ASKED = "the run was started without `--stacks`"
+_FACTS_S = 20.0  # a driver that hangs is one of the reasons to be asked
+_WORKS_PERCENT = 10
 
 
 @dataclass(frozen=True)
-class Asked:
+class RankProcess:
     """A rank's process: ``start_ticks`` (field 22 of /proc/PID/stat) tells it from a later one of the same number."""
 
     rank: int
@@ -89,11 +54,11 @@ class Asked:
     start_ticks: int
 
 
-def take_stacks(asked: Sequence[Asked]) -> tuple[RankStack, ...]:
+def take_stacks(asked: Sequence[RankProcess]) -> tuple[RankStack, ...]:
     """Return where each of these ranks is, in their order; takes some seconds at most, many ranks at once."""
     from concurrent.futures import ThreadPoolExecutor
 
-    program = find_py_spy()
+    program = _find_py_spy()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return tuple(pool.map(lambda each: _stack(each, program), asked))
 
@@ -102,11 +67,11 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     """Return ``stacks`` with those of the DataLoader workers of ranks that wait for theirs."""
     if not any(place_of(stack).kind == "loader" for stack in stacks):
         return tuple(stacks)
-    children: dict[int, list[Asked]] = {}
+    children: dict[int, list[RankProcess]] = {}
     for pid in pids():
         if (stat := read_stat(pid)) and stat.alive:
-            children.setdefault(stat.parent, []).append(Asked(-1, pid, stat.start_ticks))
-    program = find_py_spy()
+            children.setdefault(stat.parent, []).append(RankProcess(-1, pid, stat.start_ticks))
+    program = _find_py_spy()
 
     def of(stack: RankStack) -> RankStack:
         if place_of(stack).kind != "loader":
@@ -116,7 +81,28 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     return tuple(of(stack) for stack in stacks)
 
 
-def _stack(asked: Asked, program: str | None) -> RankStack:
+def working_gpus() -> int:
+    """Return how many GPUs are used by 10 % or more; 0 where nothing tells.
+
+    The guard has no site-packages, and a driver may not answer: a child asks, and is given up after some seconds.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddplaunch.machine"],
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            timeout=_FACTS_S,
+            check=False,
+        )
+        facts: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return 0
+    gpus = (facts.get("nvml") or {}).get("gpus") or ()
+    used = [gpu.get("utilization_percent") for gpu in gpus if isinstance(gpu, dict)]
+    return sum(isinstance(percent, int) and percent >= _WORKS_PERCENT for percent in used)
+
+
+def _stack(asked: RankProcess, program: str | None) -> RankStack:
     stat = read_stat(asked.pid)
     empty = RankStack(asked.rank, asked.pid)
     if stat is None or stat.start_ticks != asked.start_ticks or not stat.alive:
@@ -139,8 +125,38 @@ def _stack(asked: Asked, program: str | None) -> RankStack:
     return replace(known, problem=f"{told.reason}, and {problem}")
 
 
+def _find_py_spy() -> str | None:
+    """Return py-spy's program: in PATH, or beside the interpreter, where pip puts it."""
+    beside = Path(sys.executable).parent / "py-spy"
+    return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
+
+
+def _dump(program: str, pid: int) -> str | Unavailable:
+    """Return what `py-spy dump --json` prints of ``pid``, or why it does not; the process pauses for a moment."""
+    try:
+        done = subprocess.run(
+            [program, "dump", "--json", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            stdin=subprocess.DEVNULL,
+            timeout=_PY_SPY_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Unavailable(f"py-spy took more than {_PY_SPY_S:.0f} s")
+    except OSError as error:
+        return Unavailable(f"py-spy cannot be run: {error.strerror}")
+    if done.returncode == 0:
+        return done.stdout
+    said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if any("permission" in line.lower() for line in said):
+        return Unavailable("py-spy may not look into the process (no right to trace it)")
+    return Unavailable(f"py-spy: {said[0].removeprefix('Error: ') if said else f'exit status {done.returncode}'}")
+
+
 def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
-    answer = dump(program, pid)
+    answer = _dump(program, pid)
     if isinstance(answer, Unavailable):
         return answer
     try:
@@ -242,28 +258,3 @@ def _reads(pid: int) -> str:
         return os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")  # noqa: PTH115
     except (OSError, ValueError):
         return ""
-
-
-_GPU_WORK_DEADLINE_S = 20.0  # a driver that hangs is one of the reasons to be asked
-_WORKS_PERCENT = 10
-
-
-def working_gpus() -> int:
-    """Return how many GPUs are used by 10 % or more; 0 where nothing tells.
-
-    The guard has no site-packages, and a driver may not answer: a child asks, and is given up after some seconds.
-    """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "ddplaunch.machine"],
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-            timeout=_GPU_WORK_DEADLINE_S,
-            check=False,
-        )
-        facts: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return 0
-    gpus = (facts.get("nvml") or {}).get("gpus") or ()
-    used = [gpu.get("utilization_percent") for gpu in gpus if isinstance(gpu, dict)]
-    return sum(isinstance(percent, int) and percent >= _WORKS_PERCENT for percent in used)
