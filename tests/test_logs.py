@@ -18,7 +18,8 @@ import pytest
 from ddplaunch.cli.commands.logs import is_over, parse_ranks
 from ddplaunch.cli.option_values import moment_s
 from ddplaunch.records.log_files import LogFile, blocks, follow, log_files, part_of, stamp_s
-from ddplaunch.ui.runs_view import Lines, prefix_of
+from ddplaunch.ui.logs_view import Lines, prefix_of
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.words import duration_s
 from tests.cli_calls import Call, call, folder, spawn
@@ -219,7 +220,7 @@ def test_following_ends_when_the_record_is_removed(tmp_path: Path) -> None:
 def test_following_keeps_up_with_50_megabytes_a_second(tmp_path: Path) -> None:
     directory = record(tmp_path, "r")
     path, line = log(directory, 0, ""), b"x" * 99 + b"\n"
-    shown, lines = 0, Lines(prefix_of({0: "h"}, False), None)
+    shown, lines = 0, Lines(prefix_of({0: "h"}, Terminal()), None)
     done = threading.Event()
 
     def fill() -> None:
@@ -298,7 +299,7 @@ def test_parts_of_files_that_are_gone(tmp_path: Path) -> None:
 
 def test_a_line_that_never_ends_is_not_kept_for_ever() -> None:
     file = LogFile(Path("x"), 0, 0, 0, "out")
-    lines = Lines(prefix_of({}, False), None)
+    lines = Lines(prefix_of({}, Terminal()), None)
     assert lines.take(file, b"y" * (2 << 20)).startswith(b"[node-0:0] yyy")
     assert lines.take(file, b"z") == b"" and lines.end() == b"[node-0:0] z\n"
     assert Lines(None, re.compile(b"b")).take(file, b"abc\nxyz\n") == b"abc\n"

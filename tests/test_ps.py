@@ -15,7 +15,7 @@ from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.live_processes import NodeProcesses
 from ddplaunch.records.run_states import RunSummary, host_name, state_of
-from ddplaunch.ui.runs_view import gpus_text, ps_json, ps_text
+from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.variable_names import SETTINGS
 from tests.cli_calls import Call, call, folder

@@ -16,7 +16,7 @@ from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, nodes_mis
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import TorchFacts
-from ddplaunch.ui.hosts_view import RollCallLine, status_text
+from ddplaunch.ui.launch_view import RollCallLine, status_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, UsageError, error
 from ddplaunch.values.resolved import Resolved, Source

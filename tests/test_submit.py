@@ -10,7 +10,7 @@ import pytest
 
 import ddplaunch.cli.commands.submit
 from ddplaunch.launch.job.submission import job_name, parse_time
-from ddplaunch.ui.shell import directive_text
+from ddplaunch.ui.submit_view import directive_text
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden
 

@@ -11,8 +11,8 @@ from ddplaunch.explain.diagnosis import diagnosis_json
 from ddplaunch.hosts.slurm import follow
 from ddplaunch.hosts.slurm.job_reasons import ENDS, diagnosis, never, waits_for
 from ddplaunch.hosts.slurm.programs import JobState, parse_job, parse_sacct
-from ddplaunch.ui.job_view import changed_text, ended_finding, exit_status_of, state_text
 from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.submit_view import changed_text, ended_finding, exit_status_of, state_text
 from ddplaunch.ui.terminal import Terminal
 from tests.cli_calls import Call, call, folder
 from tests.conftest import Golden

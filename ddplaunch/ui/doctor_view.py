@@ -1,7 +1,4 @@
-"""The outcomes of checks as people read them and as JSON; refuses to judge which ones matter.
-
-A machine and its checks as Markdown for a bug report; refuses to show what looks secret.
-"""
+"""What `ddplaunch doctor` prints: checks of one machine, of several hosts side by side, and a report for a bug."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.checks.check import Check, Outcome
+from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.environ import redact
 from ddplaunch.machine.facts import Facts
 from ddplaunch.ui.export import finding_json
@@ -20,7 +18,7 @@ from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count
+from ddplaunch.values.words import count, size_text
 
 SCHEMA = 1
 
@@ -130,17 +128,99 @@ def doctor_json(outcomes: Sequence[Outcome], facts: Facts) -> dict[str, Any]:
         "schema": SCHEMA,
         "verdict": verdict_text(outcomes),
         "counts": {status: tally(outcomes, status) for status in statuses},
-        "checks": [
-            {
-                "code": outcome.check.code,
-                "family": outcome.check.family,
-                "status": outcome.status,
-                "reason": outcome.reason,
-                "findings": [finding_json(finding) for finding in outcome.findings],
-            }
-            for outcome in outcomes
-        ],
+        "checks": [_outcome_json(outcome) for outcome in outcomes],
         "facts": plain(facts),
+    }
+
+
+def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+    return {
+        "code": outcome.check.code,
+        "family": outcome.check.family,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "findings": [finding_json(finding) for finding in outcome.findings],
+    }
+
+
+_HEADER = ("host", "Python", "torch", "CPUs", "memory", "/dev/shm", "clock", "GPUs")
+
+
+def hosts_text(
+    reports: Sequence[HostReport],
+    missing: Sequence[Finding],
+    findings: Sequence[Finding],
+    passed: int,
+    terminal: Terminal,
+    *,
+    picture: Sequence[str] = (),
+) -> str:
+    """Return a row for each host that answered, what is wrong, and the verdict in a line.
+
+    ``findings`` are all, those of ``missing`` hosts too; ``passed`` counts checks over all hosts. ``picture`` are the
+    lines of what was measured between them.
+    """
+    rows = [row(report) for report in reports]
+    lines = [*table(_HEADER, rows, terminal, right=frozenset({3})), "", *picture] if rows else []
+    if findings:
+        lines += findings_text(findings, terminal).split("\n")
+    errors = any(each.severity is Severity.ERROR for each in findings)
+    emphasis: Emphasis = "error" if errors else "warning" if findings else "good"
+    answered = f"{len(reports)} of {count(len(reports) + len(missing), 'host')} answered"
+    verdict = f"{counted(findings) or 'healthy'}: {answered}, {count(passed, 'check')} passed"
+    lines += [terminal.paint(line, emphasis) for line in wrap(verdict, terminal.width, "", "  ")]
+    return terminal.spell("\n".join(lines) + "\n")
+
+
+def row(report: HostReport) -> tuple[str, ...]:
+    """Return the cells of one host; what is not known is ``?``."""
+    facts = report.facts
+    torch = "none" if isinstance(facts.torch, Unavailable) else facts.torch.version
+    gpus = "none"
+    if not isinstance(facts.nvml, Unavailable) and facts.nvml.gpus:
+        names = [gpu.name for gpu in facts.nvml.gpus]
+        gpus = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
+        gpus += f", driver {facts.nvml.driver_version}"
+    return (
+        report.name,
+        "?" if isinstance(facts.python, Unavailable) else facts.python.version,
+        torch,
+        "?" if isinstance(facts.cpu, Unavailable) else str(facts.cpu.usable),
+        "?" if isinstance(facts.memory, Unavailable) else size_text(facts.memory.total_bytes),
+        "?" if isinstance(facts.shm, Unavailable) else size_text(facts.shm.size_bytes),
+        clock_text(report),
+        gpus,
+    )
+
+
+def clock_text(report: HostReport) -> str:
+    """Return how far the clock is off, ``ok`` where it is within a second and what could be measured."""
+    if abs(report.clock_ahead_s) <= max(1.0, report.clock_unsure_s):
+        return "ok"
+    return f"{report.clock_ahead_s:+.1f} s"
+
+
+def hosts_json(
+    reports: Sequence[HostReport],
+    outcomes: Sequence[Sequence[Outcome]],
+    across: Sequence[Outcome],
+    findings: Sequence[Finding],
+) -> dict[str, Any]:
+    """Return facts and outcomes of each host, those of the comparison, and all findings, each once."""
+    return {
+        "schema": SCHEMA,
+        "hosts": [
+            {
+                "name": report.name,
+                "clock_ahead_s": round(report.clock_ahead_s, 3),
+                "clock_unsure_s": round(report.clock_unsure_s, 3),
+                "checks": [_outcome_json(outcome) for outcome in own],
+                "facts": plain(report.facts),
+            }
+            for report, own in zip(reports, outcomes, strict=True)
+        ],
+        "checks": [_outcome_json(outcome) for outcome in across],
+        "findings": [finding_json(finding) for finding in findings],
     }
 
 

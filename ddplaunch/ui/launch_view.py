@@ -1,22 +1,24 @@
-"""What is shown in the moment before torchrun takes over: a few lines; refuses to repeat what nobody has to read.
-
-The parts of a launch as phrases that panel, plan and dry run share; refuses to lay them out.
-"""
+"""What `run` shows until torchrun takes over: the nodes that a roll call waits for, then the panel of the launch."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, TextIO
 
 from ddplaunch.launch.launch import Launch, Passed, Target
 from ddplaunch.launch.topology import endpoint
 from ddplaunch.machine.facts import Facts, Gpu
 from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.terminal import Terminal, cells, speak, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count
+from ddplaunch.values.words import count, listed
+
+if TYPE_CHECKING:  # most launches call no roll
+    from ddplaunch.hosts.roll_call.messages import Status
 
 
 def number_text(value: float) -> str:
@@ -184,3 +186,54 @@ def _environment_text(launch: Launch) -> str:
     if removed:
         text += f", {removed} removed"
     return f"{text} (`ddplaunch plan` says why)" if launch.environment else ""
+
+
+_FIRST_S = 0.5  # nodes that are started together need no words
+_PLAIN_S = 10.0
+
+
+def status_text(status: Status, columns: int | None = None) -> str:
+    """Return ``3 of 4 nodes joined, waiting for node 2 (gpu-07)``, cut where ``columns`` cells do not suffice."""
+    shown = listed(status.missing)
+    if not status.missing:
+        text = f"{status.expected} of {status.expected} nodes joined"
+    elif status.joined is None:
+        text = f"waiting for {shown}"
+    else:
+        text = f"{status.joined} of {status.expected} nodes joined, waiting for {shown}"
+    text = visible(f"{text}; {status.note}" if status.note and status.missing else text)
+    if columns is not None and cells(text) >= columns:
+        return text[: max(0, columns - 4)] + "..."
+    return text
+
+
+class RollCallLine:
+    """Shows where a roll call stands on ``stream``; ``clock`` counts seconds."""
+
+    def __init__(self, stream: TextIO | None, terminal: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        """Write nothing yet."""
+        self._stream, self._terminal, self._clock = stream, terminal, clock
+        self._last_text = ""
+        self._last_s: float | None = None
+
+    def show(self, status: Status) -> None:
+        """Show ``status``, unless it is too early or, off a terminal, nothing new or too soon after the last line."""
+        if self._last_s is None and (status.waited_s < _FIRST_S or not status.missing):
+            return
+        if self._terminal:
+            waited = f" ({status.waited_s:.0f} s)"
+            text = f"\r\x1b[K{status_text(status, Terminal.of(self._stream).width - len(waited))}{waited}"
+        else:
+            text = status_text(status) + "\n"
+            soon = self._last_s is not None and self._clock() - self._last_s < _PLAIN_S and status.missing
+            if soon:
+                return
+        if text != self._last_text:
+            speak(text, self._stream)
+            self._last_text, self._last_s = text, self._clock()
+
+    def end(self) -> None:
+        """Leave the line behind, so that what follows starts on one of its own."""
+        if self._terminal and self._last_s is not None:
+            speak("\n", self._stream)
+            self._last_s = None

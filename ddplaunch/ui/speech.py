@@ -1,4 +1,4 @@
-"""Findings as people read them, in one form everywhere; refuses to choose which ones matter."""
+"""Findings as people read them, in one form everywhere: what, where, why, fix."""
 
 from __future__ import annotations
 
@@ -34,14 +34,15 @@ def finding_text(finding: Finding, terminal: Terminal) -> str:
     lines = wrap(visible(finding.what), terminal.width, f"{label} ", "  ")
     lines[0] = terminal.paint(label, emphasis) + terminal.paint(lines[0][len(label) :], "bold")
     if finding.where:
-        lines += _part("  --> ", visible(where_text(finding.where)), terminal)
-    lines += _part("  why: ", visible(finding.why, keep_newlines=True), terminal)
-    lines += _part("  fix: ", visible(finding.fix, keep_newlines=True), terminal)
+        lines += labelled("  --> ", visible(where_text(finding.where)), terminal)
+    lines += labelled("  why: ", finding.why, terminal)
+    lines += labelled("  fix: ", finding.fix, terminal)
     return terminal.spell("\n".join(lines)) + "\n"
 
 
-def _part(label: str, text: str, terminal: Terminal) -> list[str]:
-    lines = wrap(text, terminal.width, label, " " * len(label))
+def labelled(label: str, text: str, terminal: Terminal) -> list[str]:
+    """Return the lines of one part of a finding: its dim label, then the text, which keeps its newlines."""
+    lines = wrap(visible(text, keep_newlines=True), terminal.width, label, " " * len(label))
     return [terminal.paint(label, "dim") + lines[0][len(label) :], *lines[1:]]
 
 

@@ -12,7 +12,7 @@ from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.find import read_record
 from ddplaunch.records.live_processes import read_processes
 from ddplaunch.records.run_states import RunSummary, host_name, recorded_at, summary
-from ddplaunch.ui.runs_view import size_of
+from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.words import age_text
 from ddplaunch.watch.gpu_usage import GpuUsage

@@ -39,8 +39,7 @@ from ddplaunch.launch.topology import split_nproc
 from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
 from ddplaunch.records.directory import new_run_id
-from ddplaunch.ui.doctor_view import doctor_json, doctor_text, list_json, list_text, report_text
-from ddplaunch.ui.hosts_view import hosts_json, hosts_text
+from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.frozen import dataclass

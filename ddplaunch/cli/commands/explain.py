@@ -49,7 +49,7 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
     if json:
         answer_json(_json(explanation, subject))
     else:
-        from ddplaunch.ui.outcome_view import explanation_text
+        from ddplaunch.ui.explain_view import explanation_text
 
         record = "" if subject.record is None else shown(subject.record.directory)
         names = f"{subject.names} so far: it is still running" if running else subject.names
@@ -176,7 +176,7 @@ def _described(word: str) -> bool:
     shown = [each for each in all_signatures() if each.code == word]
     if not shown:
         return False
-    from ddplaunch.ui.outcome_view import code_text
+    from ddplaunch.ui.explain_view import code_text
 
     answer(code_text(word, shown, Terminal.of(sys.stdout)))
     return True

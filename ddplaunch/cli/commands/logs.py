@@ -20,7 +20,7 @@ from ddplaunch.records.live_processes import read_processes
 from ddplaunch.records.log_files import LogFile, Part, blocks, has_stamps, log_files, part_of
 from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.run_states import host_name, locate_run, recorded_at
-from ddplaunch.ui.runs_view import Lines, prefix_of
+from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.frozen import dataclass
@@ -111,7 +111,7 @@ def _shower(wanted: _Wanted, files: Sequence[LogFile]) -> Lines:
     hosts = {node.node: node.host for node in read_processes(wanted.directory) if node.host}
     if not hosts and (name := read_record(wanted.directory).host) is not None:
         hosts = {0: name}
-    return Lines(None if single else prefix_of(hosts, Terminal.of(sys.stdout).styled), wanted.pattern)
+    return Lines(None if single else prefix_of(hosts, Terminal.of(sys.stdout)), wanted.pattern)
 
 
 def parse_ranks(text: str | None) -> frozenset[int] | None:

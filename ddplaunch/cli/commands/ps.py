@@ -11,7 +11,7 @@ from ddplaunch.cli.say import answer, answer_json
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.run_states import host_name, summaries, user_name
-from ddplaunch.ui.runs_view import ps_json, ps_text
+from ddplaunch.ui.ps_view import ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
 

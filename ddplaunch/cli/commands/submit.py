@@ -23,8 +23,7 @@ from ddplaunch.launch.options import Options
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
-from ddplaunch.ui.job_view import changed_text, ended_finding, exit_status_of, submitted_text
-from ddplaunch.ui.shell import sbatch_text
+from ddplaunch.ui.submit_view import changed_text, ended_finding, exit_status_of, sbatch_text, submitted_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 

@@ -26,7 +26,7 @@ from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.relaunch import Evidence, relaunch_policy
 from ddplaunch.machine.network import probe_port
 from ddplaunch.script.source import locate
-from ddplaunch.ui.hosts_view import RollCallLine
+from ddplaunch.ui.launch_view import RollCallLine
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 from ddplaunch.values.words import duration_s

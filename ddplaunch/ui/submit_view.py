@@ -1,17 +1,61 @@
-"""What is said of a job that was submitted, and of how it ended; refuses to ask after it."""
+"""What `ddplaunch submit` writes and says: the batch script, what was submitted, and how the job ended."""
 
 from __future__ import annotations
+
+import re
 
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.launch.job.sbatch import Batch
 from ddplaunch.records.outcome import RunOutcome
-from ddplaunch.ui.shell import quote
+from ddplaunch.ui.shell import command_lines, quote
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
 
 _LABEL = 10  # cells before what stands beside a label
+
+
+_WIDTH = 100  # of a batch script
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+\Z")
+
+
+def sbatch_text(batch: Batch) -> str:
+    """Return the batch script: options, the user's setup, one srun line."""
+    lines = [
+        "#!/bin/bash -l" if batch.setup else "#!/bin/bash",
+        f"# {visible(batch.about)}; written by `ddplaunch submit`.",
+        "# To change and submit it by hand: `sbatch FILE` in the directory where the training starts.",
+        *(f"#SBATCH {directive_text(directive)}" for directive in batch.directives),
+        "",
+    ]
+    if batch.setup:
+        lines += ["set -e  # a line of the setup that fails ends the job", *batch.setup, "set +e", ""]
+    lines += ["# One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all."]
+    lines += [f"{' '.join(batch.step)} \\"]
+    lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2)]
+    if batch.requeue_after_s is not None:
+        lines += [
+            "status=$?",
+            "# Slurm requeues after preemption and lost nodes; after the time limit somebody has to ask for it.",
+            f'if [ "$status" -ne 0 ] && [ "$SECONDS" -ge {batch.requeue_after_s} ]; then',
+            '  scontrol requeue "$SLURM_JOB_ID"',
+            "fi",
+            'exit "$status"',
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def directive_text(directive: str) -> str:
+    """Return an option as Slurm reads it in a ``#SBATCH`` line: in double quotes, a backslash before ``"`` and ``\\``.
+
+    Slurm's reader is no shell: https://github.com/SchedMD/slurm/blob/master/src/sbatch/opt.c (_get_next_opt).
+    """
+    if _PLAIN.match(directive):
+        return directive
+    name, equals, value = directive.partition("=")
+    escaped = re.sub(r'(["\\])', r"\\\1", value)
+    return f'{name}{equals}"{escaped}"'
 
 
 def changed_text(job: str, state: JobState, width: int) -> str:

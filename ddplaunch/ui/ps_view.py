@@ -1,19 +1,13 @@
-"""Runs as a table and as JSON; refuses to look for them.
-
-Bytes of several ranks as lines with the rank in front; refuses to read files and to change bytes of a single one.
-"""
+"""What `ddplaunch ps` prints: the runs of this host as a table and as JSON."""
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from ddplaunch.records.log_files import LogFile
 from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import Terminal, cells, visible
+from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import age_text, listed
 
@@ -35,9 +29,7 @@ def ps_text(runs: Sequence[RunSummary], more: int, now_s: float, me: str, termin
     lines = [
         line[2:] if line.startswith("  ") else line for line in table(header, rows, Terminal(terminal.width + 2), right)
     ]
-    if terminal.styled:
-        lines = [_painted(line) for line in lines]
-        lines[0] = terminal.paint(lines[0], "dim")
+    lines = [terminal.paint(lines[0], "dim"), *(_painted(line, terminal) for line in lines[1:])]
     lines += [f"{visible(run.run_id)}: {visible(run.problem)}" for run in runs if run.problem]
     if more:
         lines.append(f"{more} more ended; `ddplaunch ps --all` lists them")
@@ -121,10 +113,13 @@ def _script(name: str | None) -> str:
     return (name or "").rstrip("/").rpartition("/")[2]
 
 
-def _painted(line: str) -> str:
-    for word, emphasis in ((" running ", "good"), (" orphaned ", "error"), (" failed ", "warning")):
-        if word in line:
-            return line.replace(word, f" {Terminal(styled=True).paint(word.strip(), emphasis)} ", 1)  # type: ignore[arg-type]
+_EMPHASIS: tuple[tuple[str, Emphasis], ...] = (("running", "good"), ("orphaned", "error"), ("failed", "warning"))
+
+
+def _painted(line: str, terminal: Terminal) -> str:
+    for word, emphasis in _EMPHASIS:
+        if f" {word} " in line:
+            return line.replace(f" {word} ", f" {terminal.paint(word, emphasis)} ", 1)
     return line
 
 
@@ -137,80 +132,3 @@ def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> d
         directory = None if run.directory is None else str(run.directory)
         listed.append({**plain(run), "directory": directory, "world_size": world, "age_s": age})
     return {"schema": SCHEMA, "host": host, "runs": listed, "not_shown": more}
-
-
-_LONGEST = 1 << 20  # of a line that does not end
-_BAR_S = 2.0  # how often a progress bar that never ends its line is shown
-
-
-class Lines:
-    """Turns what ranks print into what is shown: whole lines, each with its prefix, those that match."""
-
-    def __init__(self, prefix: Callable[[LogFile], bytes] | None, pattern: re.Pattern[bytes] | None) -> None:
-        """``prefix`` None shows lines as they are; with no ``pattern`` either, bytes pass untouched."""
-        self._prefix = prefix
-        self._pattern = pattern
-        self._rest: dict[LogFile, bytes] = {}
-        self._shown_s: dict[LogFile, float] = {}
-
-    def take(self, file: LogFile, data: bytes) -> bytes:
-        """Return what can be shown now; the start of a line is kept until its end comes."""
-        if self._prefix is None and self._pattern is None:
-            return data
-        data = self._rest.pop(file, b"") + data
-        cut = data.rfind(b"\n") + 1
-        if cut < len(data):
-            if len(data) - cut > _LONGEST:
-                data, cut = data + b"\n", len(data) + 1
-            else:
-                self._rest[file] = data[cut:]
-        return self._lines(file, data[:cut])
-
-    def bars(self) -> bytes:
-        """Return how far progress bars are, which end no line, every two seconds."""
-        now_s, shown = time.monotonic(), b""
-        for file, rest in list(self._rest.items()):
-            if b"\r" in rest and now_s - self._shown_s.get(file, 0) >= _BAR_S:
-                self._shown_s[file] = now_s
-                head, _, tail = rest.rpartition(b"\r")
-                if tail:
-                    self._rest[file] = tail
-                else:
-                    del self._rest[file]
-                shown += self._lines(file, head + b"\n")
-        return shown
-
-    def end(self) -> bytes:
-        """Return the lines that were never ended."""
-        left, self._rest = self._rest, {}
-        return b"".join(self._lines(file, rest + b"\n") for file, rest in left.items())
-
-    def _lines(self, file: LogFile, data: bytes) -> bytes:
-        if not data:
-            return b""
-        if b"\r" in data:
-            data = b"\n".join(_as_on_a_terminal(line) for line in data.split(b"\n"))
-        if self._pattern is not None:
-            search = self._pattern.search
-            data = b"".join([line + b"\n" for line in data[:-1].split(b"\n") if search(line)])
-            if not data:
-                return b""
-        if self._prefix is None:
-            return data
-        prefix = self._prefix(file)
-        return prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
-
-
-def _as_on_a_terminal(line: bytes) -> bytes:
-    """Return what is left on the line after its carriage returns: the last text that one of them led to."""
-    return next((part for part in reversed(line.split(b"\r")) if part), b"")
-
-
-def prefix_of(hosts: dict[int, str], dim: bool) -> Callable[[LogFile], bytes]:
-    """Return the function that says who speaks: ``[host:rank] ``, ``[node-K:rank] `` where the host is not known."""
-
-    def prefix(file: LogFile) -> bytes:
-        text = f"[{hosts.get(file.node, f'node-{file.node}')}:{file.rank}]"
-        return (f"\x1b[2m{text}\x1b[0m " if dim else f"{text} ").encode(errors="replace")
-
-    return prefix

@@ -1,0 +1,89 @@
+"""What `ddplaunch logs` prints: the output of ranks as whole lines, each with its rank in front.
+
+The bytes of a single rank pass as they are.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+
+from ddplaunch.records.log_files import LogFile
+from ddplaunch.ui.terminal import Terminal
+
+_LONGEST = 1 << 20  # of a line that does not end
+_BAR_S = 2.0  # how often a progress bar that never ends its line is shown
+
+
+class Lines:
+    """Turns what ranks print into what is shown: whole lines, each with its prefix, those that match."""
+
+    def __init__(self, prefix: Callable[[LogFile], bytes] | None, pattern: re.Pattern[bytes] | None) -> None:
+        """``prefix`` None shows lines as they are; with no ``pattern`` either, bytes pass untouched."""
+        self._prefix = prefix
+        self._pattern = pattern
+        self._rest: dict[LogFile, bytes] = {}
+        self._shown_s: dict[LogFile, float] = {}
+
+    def take(self, file: LogFile, data: bytes) -> bytes:
+        """Return what can be shown now; the start of a line is kept until its end comes."""
+        if self._prefix is None and self._pattern is None:
+            return data
+        data = self._rest.pop(file, b"") + data
+        cut = data.rfind(b"\n") + 1
+        if cut < len(data):
+            if len(data) - cut > _LONGEST:
+                data, cut = data + b"\n", len(data) + 1
+            else:
+                self._rest[file] = data[cut:]
+        return self._lines(file, data[:cut])
+
+    def bars(self) -> bytes:
+        """Return how far progress bars are, which end no line, every two seconds."""
+        now_s, shown = time.monotonic(), b""
+        for file, rest in list(self._rest.items()):
+            if b"\r" in rest and now_s - self._shown_s.get(file, 0) >= _BAR_S:
+                self._shown_s[file] = now_s
+                head, _, tail = rest.rpartition(b"\r")
+                if tail:
+                    self._rest[file] = tail
+                else:
+                    del self._rest[file]
+                shown += self._lines(file, head + b"\n")
+        return shown
+
+    def end(self) -> bytes:
+        """Return the lines that were never ended."""
+        left, self._rest = self._rest, {}
+        return b"".join(self._lines(file, rest + b"\n") for file, rest in left.items())
+
+    def _lines(self, file: LogFile, data: bytes) -> bytes:
+        if not data:
+            return b""
+        if b"\r" in data:
+            data = b"\n".join(_as_on_a_terminal(line) for line in data.split(b"\n"))
+        if self._pattern is not None:
+            search = self._pattern.search
+            data = b"".join([line + b"\n" for line in data[:-1].split(b"\n") if search(line)])
+            if not data:
+                return b""
+        if self._prefix is None:
+            return data
+        prefix = self._prefix(file)
+        return prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+
+
+def _as_on_a_terminal(line: bytes) -> bytes:
+    """Return what is left on the line after its carriage returns: the last text that one of them led to."""
+    return next((part for part in reversed(line.split(b"\r")) if part), b"")
+
+
+def prefix_of(hosts: dict[int, str], terminal: Terminal) -> Callable[[LogFile], bytes]:
+    """Return the function that says who speaks: ``[host:rank] ``, ``[node-K:rank] `` where the host is not known."""
+
+    def prefix(file: LogFile) -> bytes:
+        text = f"[{hosts.get(file.node, f'node-{file.node}')}:{file.rank}]"
+        return f"{terminal.paint(text, 'dim')} ".encode(errors="replace")
+
+    return prefix
