@@ -111,7 +111,7 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
         (["--batch_size", "3"], "did you mean `--batch-size`"),
         (["--nproc-per-node=4"], "the number stands alone: `ddplaunch run 4 -- train.py`"),
         (["--epochs", "3"], "put it behind `--` if it is the script's"),
-        (["--batch-size"], "`--batch-size` lacks its value"),
+        (["--batch-size"], "`--batch-size` needs a value"),
         (["3"], "`3` is one word too many"),
         (["--profile", "big"], "write a `ddplaunch.toml` with a section `[profiles.big]`"),
         (["--profile", ""], 'section `[profiles.""]`'),

@@ -153,7 +153,7 @@ def test_who_waits_in_vain() -> None:
 def test_which_ranks_take_part() -> None:
     torch = TorchImport(1.0, "2.13.0", True, True, "2.27", True, None, 8, ("sm_90",))
     gpus, none = healthy_facts(torch_import=torch), healthy_facts(torch_import=replace(torch, device_count=0))
-    four = Options(nproc=Resolved("4", FLAG))
+    four = Options(nproc=Resolved(4, FLAG))
     assert device_of(Options(), [gpus, gpus]) == "cuda" and device_of(Options(), [gpus, none]) == "cpu"
     assert device_of(Options(device=Resolved("cpu", FLAG)), [gpus]) == "cpu"
     assert counts(Options(), "cuda", gpus) == (8, 8) and counts(four, "cuda", gpus) == (4, 4)
@@ -163,10 +163,10 @@ def test_which_ranks_take_part() -> None:
 def test_deadline() -> None:
     asked = asked_for(True, None)
     assert asked is not None and (asked.within("cpu"), asked.within("cuda")) == (20.0, 60.0)
-    assert asked_for(False, None) is None and asked_for(True, "1m") == CommAsked(60.0)
-    for comm, text in ((False, "30"), (True, "1"), (True, "soon")):
+    assert asked_for(False, None) is None and asked_for(True, 60.0) == CommAsked(60.0)
+    for comm, deadline_s in ((False, 30.0), (True, 1.0)):
         with pytest.raises(UsageError):
-            asked_for(comm, text)
+            asked_for(comm, deadline_s)
 
 
 def test_segments_are_counted_of_sockets_only() -> None:

@@ -20,7 +20,7 @@ from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.rank_stacks import working_gpus
 from ddplaunch.launch.capture import with_time_limits
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import parse_options
 from ddplaunch.launch.settings import Settings
 from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
@@ -38,7 +38,7 @@ DEADLINE_S = 240
 
 def asked(**said: Any) -> dict[str, object]:
     values: dict[str, Any] = {name: Resolved(value, Source("flag", name)) for name, value in said.items()}
-    told: dict[str, object] = json.loads(with_time_limits(Settings(), Options(**values)).to_json())
+    told: dict[str, object] = json.loads(with_time_limits(Settings(), parse_options(values)).to_json())
     return {name: value for name, value in told.items() if name not in json.loads(Settings().to_json())}
 
 

@@ -80,13 +80,10 @@ def test_findings_are_said_once_with_their_hosts() -> None:
 
 
 def test_flags() -> None:
-    flags = {"hosts": "a,b", "hostfile": None, "include": [], "exclude": ["b"], "join_timeout": "60"}
+    flags = {"hosts": "a,b", "hostfile": None, "include": [], "exclude": ["b"], "join_timeout": 60.0}
     assert asked_for(flags) == Asked("a,b", exclude=("b",), join_timeout=60.0)
 
 
-@pytest.mark.parametrize(
-    "flags", [{"hosts": "a", "join_timeout": "soon"}, {"hosts": "a", "join_timeout": "-1"}, {"chdir": "/x"}]
-)
-def test_flags_that_cannot_be(flags: dict[str, str]) -> None:
-    with pytest.raises(UsageError):
-        asked_for(flags)
+def test_flags_that_cannot_be() -> None:
+    with pytest.raises(UsageError, match="`--chdir` without hosts"):
+        asked_for({"chdir": "/x"})

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.launch.hosts_plan import forwarded, named, options_from_json, options_json, sized
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import Options, parse_options
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 
@@ -107,26 +110,25 @@ def test_choices_that_are_none(include: list[str], exclude: list[str], said: str
 
 
 def said(nproc: str | None, nnodes: str | None = None) -> Options:
-    return Options(
-        nproc=None if nproc is None else Resolved(nproc, FLAG),
-        nnodes=None if nnodes is None else Resolved(nnodes, FLAG),
-    )
+    typed = {"nproc": nproc, "nnodes": nnodes}
+    return parse_options({name: Resolved(text, FLAG) for name, text in typed.items() if text is not None})
 
 
 @pytest.mark.parametrize(
-    ("options", "slots", "result"),
+    ("options", "slots", "processes"),
     [
-        (said("2x4"), (None, None), "2x4"),
-        (said("4"), (None, None), "2x4"),
-        (said(None), (None, None), "2xauto"),
-        (said(None), (8, 8), "2x8"),
-        (said("2xauto"), (8, None), "2x8"),
-        (said("4", "2"), (8, 4), "2x4"),
+        (said("2x4"), (None, None), 4),
+        (said("4"), (None, None), 4),
+        (said(None), (None, None), "auto"),
+        (said(None), (8, 8), 8),
+        (said("2xauto"), (8, None), 8),
+        (said("4", "2"), (8, 4), 4),
     ],
 )
-def test_sizes(options: Options, slots: tuple[int | None, ...], result: str) -> None:
+def test_sizes(options: Options, slots: tuple[int | None, ...], processes: int | str) -> None:
     found = sized(options, ("a", "b"), slots)
-    assert found.nproc is not None and found.nproc.value == result and found.nnodes is None
+    assert found.nproc is not None and found.nproc.value == processes
+    assert found.nnodes is not None and found.nnodes.value == (2, 2)
 
 
 @pytest.mark.parametrize(
@@ -155,10 +157,10 @@ def test_environment_by_an_allow_list() -> None:
 
 
 def test_options_cross_as_they_are() -> None:
-    options = Options(
-        nproc=Resolved("2x4", FLAG), env=(Resolved("A=b\nc", FLAG), Resolved("D=$e", FLAG)), lr=Resolved(0.1, FLAG)
-    )
-    assert options_from_json(options_json(options)) == options
+    said = {"nproc": "2x4", "nnodes": "2", "show": "0,3", "preload": "a,b", "timeout": "10m", "lr": 0.1}
+    typed: dict[str, Any] = {name: Resolved(value, FLAG) for name, value in said.items()}
+    options = parse_options({**typed, "env": (Resolved("A=b\nc", FLAG), Resolved("D=$e", FLAG))})
+    assert options_from_json(json.loads(json.dumps(options_json(options)))) == options
 
 
 def test_many_names_are_cut_short() -> None:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.launch.options import Options, merge, options_from_table, parse_assignment, parse_file, select_profile
+from ddplaunch.cli.configuration import parse_file
+from ddplaunch.launch.options import merge, parse_options, said_in_profile, said_in_table
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 
@@ -16,9 +17,8 @@ FLAG = Source("flag")
 
 
 def test_a_table_sets_options_with_their_source() -> None:
-    options = options_from_table(
-        {"batch-size": 8, "base-lr": 1, "data": ["a", "b"], "nccl-ib": False}, "ddplaunch.toml"
-    )
+    table = {"batch-size": 8, "base-lr": 1, "data": ["a", "b"], "nccl-ib": False}
+    options = parse_options(said_in_table(table, "ddplaunch.toml"))
     source = Source("profile", "ddplaunch.toml")
     assert options.batch_size == Resolved(8, source)
     assert options.base_lr == Resolved(1.0, source)
@@ -27,7 +27,7 @@ def test_a_table_sets_options_with_their_source() -> None:
 
 
 def test_nproc_may_be_written_as_a_number() -> None:
-    assert options_from_table({"nproc": 4}, "f").nproc == Resolved("4", Source("profile", "f"))
+    assert parse_options(said_in_table({"nproc": 4}, "f")).nproc == Resolved(4, Source("profile", "f"))
 
 
 @pytest.mark.parametrize(
@@ -44,18 +44,17 @@ def test_nproc_may_be_written_as_a_number() -> None:
 )
 def test_unknown_keys_and_wrong_types_are_refused(table: dict[str, Any], expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        options_from_table(table, "ddplaunch.toml")
+        said_in_table(table, "ddplaunch.toml")
     finding = caught.value.findings[0]
     assert expected in f"{finding.what} {finding.why} {finding.fix}"
 
 
 def test_a_profile_wins_over_the_base_and_flags_over_both() -> None:
     document = {"batch-size": 4, "accum": 2, "profiles": {"big": {"batch-size": 16}}}
-    chosen = select_profile(document, "big", "ddplaunch.toml")
-    assert chosen.batch_size == Resolved(16, Source("profile", "ddplaunch.toml, big"))
-    assert chosen.accum is not None and chosen.accum.value == 2
-    merged = merge(Options(batch_size=Resolved(32, FLAG)), chosen)
-    assert merged.batch_size == Resolved(32, FLAG)
+    chosen = said_in_profile(document, "big", "ddplaunch.toml")
+    assert chosen["batch_size"] == Resolved(16, Source("profile", "ddplaunch.toml, big"))
+    assert chosen["accum"].value == 2
+    assert merge({"batch_size": Resolved(32, FLAG)}, chosen)["batch_size"] == Resolved(32, FLAG)
 
 
 @pytest.mark.parametrize(
@@ -72,38 +71,39 @@ def test_a_flag_takes_away_what_would_contradict_it(
     flags: dict[str, Any], table: dict[str, Any], gone: tuple[str, ...]
 ) -> None:
     said: dict[str, Any] = {name: Resolved(value, FLAG) for name, value in flags.items()}
-    merged = merge(Options(**said), options_from_table(table, "f"))
-    assert all(getattr(merged, name) is None for name in gone)
-    assert all(getattr(merged, name) == value for name, value in said.items())
+    merged = merge(said, said_in_table(table, "f"))
+    assert not merged.keys() & {*gone}
+    assert merged | said == merged
 
 
 def test_scaling_stays_where_a_warmup_is_left_to_scale() -> None:
     table = {"base-lr": 1e-4, "base-warmup": 100, "lr-scaling": "sqrt"}
-    merged = merge(Options(lr=Resolved(0.1, FLAG)), options_from_table(table, "f"))
-    assert merged.base_lr is None and merged.lr_scaling is not None
+    merged = merge({"lr": Resolved(0.1, FLAG)}, said_in_table(table, "f"))
+    assert "base_lr" not in merged and "lr_scaling" in merged
 
 
 def test_an_unknown_profile_is_refused_with_the_near_miss() -> None:
     with pytest.raises(UsageError) as caught:
-        select_profile({"profiles": {"big": {}}}, "bigg", "ddplaunch.toml")
+        said_in_profile({"profiles": {"big": {}}}, "bigg", "ddplaunch.toml")
     assert "`big`" in caught.value.findings[0].fix
 
 
 def test_repeatable_options_are_joined_and_the_flag_comes_last() -> None:
-    first = Options(env=(Resolved("A=flag", FLAG),))
-    second = options_from_table({"env": ["A=file"]}, "f")
-    assert [item.value for item in merge(first, second).env] == ["A=file", "A=flag"]
+    first = {"env": (Resolved("A=flag", FLAG),)}
+    second = said_in_table({"env": ["A=file"]}, "f")
+    assert [item.value for item in parse_options(merge(first, second)).env] == [("A", "file"), ("A", "flag")]
 
 
 @pytest.mark.parametrize("text", ["A", "=1", "1A=2", "A B=1", "", "A-B=1"])
 def test_env_without_a_name_or_a_value_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        parse_assignment(text)
+        parse_options({"env": (Resolved(text, FLAG),)})
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
 def test_any_value_arrives_unharmed(value: str) -> None:
-    assert parse_assignment(f"NAME={value}") == ("NAME", value)
+    (pair,) = parse_options({"env": (Resolved(f"NAME={value}", FLAG),)}).env
+    assert pair.value == ("NAME", value)
 
 
 def test_an_environment_file_is_read_line_by_line() -> None:

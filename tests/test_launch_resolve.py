@@ -79,10 +79,10 @@ def test_the_device_follows_the_build_of_torch(torch: Any, device: str) -> None:
     assert decide(said(nproc="2"), healthy_facts(torch=torch)).device.value == device
 
 
-@pytest.mark.parametrize("options", [said(device="tpu"), said(device="cpu", gpus="0")])
-def test_unknown_and_contradicting_devices_are_refused(options: Options) -> None:
+@pytest.mark.parametrize("typed", [{"device": "tpu"}, {"device": "cpu", "gpus": "0"}])
+def test_unknown_and_contradicting_devices_are_refused(typed: dict[str, str]) -> None:
     with pytest.raises(UsageError):
-        decide(options)
+        decide(said(**typed))
 
 
 def test_numbers_reach_arguments_environment_and_current_alike() -> None:

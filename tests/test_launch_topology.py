@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.launch.flag import NodeRange
 from ddplaunch.launch.launch import Target, Topology
-from ddplaunch.launch.options import Options
-from ddplaunch.launch.topology import bare, endpoint, node_range, resolve_topology, split_nproc
+from ddplaunch.launch.options import Options, parse_options
+from ddplaunch.launch.topology import endpoint, resolve_topology
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
@@ -19,12 +20,12 @@ SCRIPT = Target("script", "train.py", ("--r=16", "--", "--help"))
 
 
 def said(**values: Any) -> Options:
-    """Return options as if typed: a list is a repeatable one."""
+    """Return options as if typed: a list is a repeatable flag."""
     typed: dict[str, Any] = {}
     for name, value in values.items():
         repeated = isinstance(value, list)
         typed[name] = tuple(Resolved(item, FLAG) for item in value) if repeated else Resolved(value, FLAG)
-    return Options(**typed)
+    return parse_options(typed)
 
 
 def topology(options: Options, environ: dict[str, str] | None = None, processes: int = 4) -> Topology:
@@ -33,33 +34,36 @@ def topology(options: Options, environ: dict[str, str] | None = None, processes:
 
 def argv(options: Options, *, local_address: str | None = None, target: Target | None = SCRIPT) -> list[str]:
     where = topology(options)
-    return list(torchrun_argv(("python",), Rendezvous("run-1", local_address), where, options, (), target))
+    restarts = options.max_restarts.value if options.max_restarts else 0
+    return list(torchrun_argv(("python",), Rendezvous("run-1", local_address), where, restarts, (), target))
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("4", (None, "4")), ("auto", (None, "auto")), ("2x8", (2, "8")), ("3xauto", (3, "auto"))]
+    ("text", "nodes", "processes"), [("4", None, 4), ("auto", None, "auto"), ("2x8", 2, 8), ("3xauto", 3, "auto")]
 )
-def test_nproc_is_read_in_all_its_forms(text: str, expected: tuple[int | None, str]) -> None:
-    assert split_nproc(said(nproc=text)) == expected
+def test_nproc_is_read_in_all_its_forms(text: str, nodes: int | None, processes: int | str) -> None:
+    options = said(nproc=text)
+    assert options.nproc == Resolved(processes, FLAG)
+    assert options.nnodes == (None if nodes is None else Resolved(NodeRange(nodes, nodes), FLAG))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "four", "2x0", "0x4", "4x", "x4", "1.5", "", "²", "2 x 4 x 4"])
 def test_nproc_that_is_no_number_is_refused_with_what_to_type(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        split_nproc(said(nproc=text))
+        said(nproc=text)
     assert "ddplaunch run 4 -- train.py" in caught.value.findings[0].fix
 
 
 @pytest.mark.parametrize("text", ["0", "-2", "two", "4:2", "0:2", "1:2:3", ""])
 def test_nnodes_that_is_no_number_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
-        node_range(said(nnodes=text))
+        said(nnodes=text)
 
 
 def test_nxm_and_nnodes_may_agree_but_not_contradict() -> None:
-    assert node_range(said(nproc="2x4", nnodes="2"))[0].value == 2
+    assert said(nproc="2x4", nnodes="2").nnodes == Resolved(NodeRange(2, 2), FLAG)
     with pytest.raises(UsageError) as caught:
-        node_range(said(nproc="2x4", nnodes="3"))
+        said(nproc="2x4", nnodes="3")
     assert "2 nodes" in caught.value.findings[0].what
 
 
@@ -107,7 +111,7 @@ def test_several_nodes_with_restarts_meet_by_c10d_with_the_host_said_outright() 
 
 @pytest.mark.parametrize("extra", [("--rdzv_conf=timeout=900",), ("--rdzv-conf", "timeout=900")])
 def test_a_rendezvous_setting_of_the_users_keeps_ours(extra: tuple[str, ...]) -> None:
-    words = torchrun_argv(("python",), Rendezvous("r"), topology(said()), said(), (*extra, "--tee=3"), SCRIPT)
+    words = torchrun_argv(("python",), Rendezvous("r"), topology(said()), 0, (*extra, "--tee=3"), SCRIPT)
     assert [word for word in words if "rdzv" in word and "conf" in word] == ["--rdzv-conf=is_host=1,timeout=900"]
     assert "--tee=3" in words and "timeout=900" not in words
 
@@ -164,7 +168,7 @@ KNOWN = frozenset({"--monitor-interval", "--log-dir", "--tee"})
 
 def test_any_torchrun_option_is_passed_on() -> None:
     options = said(torchrun_arg=["--monitor_interval 1", "--log-dir='a b'"])
-    assert extra_arguments(options, KNOWN) == ("--monitor_interval", "1", "--log-dir=a b")
+    assert extra_arguments(options.torchrun_arg, KNOWN) == ("--monitor_interval", "1", "--log-dir=a b")
 
 
 @pytest.mark.parametrize(
@@ -173,11 +177,12 @@ def test_any_torchrun_option_is_passed_on() -> None:
 )
 def test_torchrun_options_that_do_not_exist_or_contradict_are_refused(word: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        extra_arguments(said(torchrun_arg=[word]), KNOWN)
+        extra_arguments(said(torchrun_arg=[word]).torchrun_arg, KNOWN)
     finding = caught.value.findings[0]
     assert expected in f"{finding.what} {finding.fix}"
 
 
 def test_ipv6_addresses_have_brackets_beside_a_port_only() -> None:
-    assert [bare(each) for each in ("[fd00::1]", "fd00::1", "gpu-a")] == ["fd00::1", "fd00::1", "gpu-a"]
+    for text, address in (("[fd00::1]", "fd00::1"), ("fd00::1", "fd00::1"), ("gpu-a", "gpu-a")):
+        assert said(master_addr=text).master_addr == Resolved(address, FLAG)
     assert [endpoint(each, 29500) for each in ("fd00::1", "gpu-a")] == ["[fd00::1]:29500", "gpu-a:29500"]

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.commands.logs import is_over, parse_ranks
-from ddplaunch.cli.option_values import moment_s
+from ddplaunch.cli.commands.logs import is_over, moment_s, parse_ranks
 from ddplaunch.records.log_files import LogFile, blocks, follow, log_files, part_of, stamp_s
 from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
@@ -134,8 +133,8 @@ def test_lines_and_grep(call: Call, run: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--rank", "x"], "`--rank x` names no ranks"),
-        (["--rank", "3-1"], "names no ranks"),
+        (["--rank", "x"], "`--rank x`: `x` is not a rank"),
+        (["--rank", "3-1"], "is not a rank"),
         (["--rank", "7"], "nothing of rank 7"),
         (["--lines", "-3"], "--lines"),
         (["--lines", "many"], "`--lines many` is no number"),
@@ -159,7 +158,7 @@ def test_no_output_yet(call: Call, run: Path) -> None:
 
 def test_flags_as_values() -> None:
     assert parse_ranks("0,3, 5-7") == frozenset({0, 3, 5, 6, 7}) and parse_ranks("all") is None
-    assert moment_s("-", "10m", 1000.0) == 400 and moment_s("-", "1970-01-01T00:01:00Z", 0) == 60
+    assert moment_s("10m", 1000.0) == 400 and moment_s("1970-01-01T00:01:00Z", 0) == 60
     with pytest.raises(UsageError, match="no length of time"):
         duration_s("--grace", "-1")
 

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from ddplaunch import __version__
-from ddplaunch.launch.capture import shown_ranks
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.software import probe_plugin
 from ddplaunch.values.finding import UsageError
@@ -102,15 +101,16 @@ def test_rank_to_show_that_never_exists() -> None:
         captured(show="0,2")
 
 
-@pytest.mark.parametrize(("text", "ranks"), [("all", "all"), ("0", "0"), (" 3,0,3 ", "0,3"), ("07", "7")])
-def test_ranks_to_show(text: str, ranks: str) -> None:
-    assert shown_ranks(Resolved(text, Source("flag", "--show"))) == ranks
+@pytest.mark.parametrize(("text", "ranks"), [("all", "all"), ("0", (0,)), (" 3,0,3 ", (0, 3)), ("07", (7,))])
+def test_ranks_to_show(text: str, ranks: tuple[int, ...] | str) -> None:
+    show = said(show=text).show
+    assert show is not None and show.value == ranks
 
 
 @pytest.mark.parametrize("text", ["", "-1", "0;3", "none", "0,,3", "²", "1.0", "0-3"])
 def test_no_ranks_to_show(text: str) -> None:
-    with pytest.raises(UsageError, match="names no ranks"):
-        shown_ranks(Resolved(text, Source("flag", "--show")))
+    with pytest.raises(UsageError, match="is not a rank"):
+        said(show=text)
 
 
 def declare(folder: Path, name: str, text: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from ddplaunch.agent.plugin.torchrun_end import evidence_of, restored
 from ddplaunch.cli.relaunching import claimed, or_status_before, relaunch_refused, told
 from ddplaunch.hosts.roll_call.messages import Hello, hello_line, read_hello
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import parse_options
 from ddplaunch.launch.relaunch import (
     NOT_RELAUNCHED,
     RETURN,
@@ -41,7 +41,7 @@ POLICY = Policy(3)
 
 def asked(**said: Any) -> Policy | None:
     values: dict[str, Any] = {name: Resolved(value, DEFAULT) for name, value in said.items()}
-    return relaunch_policy(Options(**values))
+    return relaunch_policy(parse_options(values))
 
 
 def test_what_was_asked_for() -> None:

@@ -18,7 +18,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.launch.hosts_plan import HostReport, fewest, sized_for
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import Options, parse_options
 from ddplaunch.launch.relaunch import Evidence, Policy
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
@@ -132,14 +132,15 @@ def test_hosts_that_answer_are_enough_or_not() -> None:
 def test_sizes_are_those_of_the_hosts_that_answered() -> None:
     def said(**values: str) -> Options:
         options: dict[str, Any] = {name: Resolved(value, DEFAULT) for name, value in values.items()}
-        return Options(**options)
+        return parse_options(options)
 
     assert fewest(said(nnodes="2:3"), 3) == 2 and fewest(said(nnodes="3"), 3) == 3 and fewest(said(nproc="3x4"), 3) == 3
     for options in (said(nproc="4", nnodes="2:3"), said(nproc="3x4", nnodes="2:3"), said(nproc="3x4")):
         found = sized_for(options, ("gpu-a", "gpu-c"), (None, None))
-        assert found.nnodes is None and found.nproc is not None and found.nproc.value == "2x4"
+        assert found.nnodes is not None and found.nproc is not None
+        assert (found.nnodes.value, found.nproc.value) == ((2, 2), 4)
     found = sized_for(said(nnodes="2:3"), ("gpu-a", "gpu-c"), (8, 8))
-    assert found.nproc is not None and found.nproc.value == "2x8"
+    assert found.nproc is not None and found.nproc.value == 8
 
 
 def test_a_pause_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkey
         (("--nodes", "0"), "`--nodes 0`"),
         (("1x4", "--nodes", "0"), "it counts from 1"),
         (("1x4", "--nodes", "2"), "contradicts 1 node from"),
-        (("--nodes", "two"), "not a whole number"),
+        (("--nodes", "two"), "is not an integer"),
         (("2x4", "--nodes", "3"), "contradicts 2 nodes"),
         (("--nnodes", "2:4"), "fixed number of nodes"),
         (("8", "--gpus-per-node", "4"), "8 processes per node"),

@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.launch.flag import NodeRange
 from ddplaunch.launch.inside.complete import complete, notes, recognise, within_allocation
 from ddplaunch.launch.inside.slurm import expand_hosts, read_slurm, repeated_counts
 from ddplaunch.launch.launch import Topology
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.topology import resolve_topology, split_nproc
+from ddplaunch.launch.topology import resolve_topology
 from ddplaunch.machine.facts import CpuFacts
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts
@@ -54,10 +55,8 @@ TASKS = {
 
 def topology(options: Options, environ: dict[str, str], processes: int = 3) -> Topology:
     done = complete(options, environ)
-    text = split_nproc(done)[1]
-    count = Resolved(
-        processes if text == "auto" else int(text), done.nproc.source if done.nproc else Source("detected")
-    )
+    known = done.nproc is not None and done.nproc.value != "auto"
+    count: Any = done.nproc if known else Resolved(processes, Source("detected"))
     return resolve_topology(done, environ, count)
 
 
@@ -148,22 +147,22 @@ def test_a_reserved_port_is_used_and_a_requeued_job_has_another_id() -> None:
 
 def test_tasks_for_each_gpu_become_one_rank_each_with_that_gpu() -> None:
     options = complete(Options(), STEP | TASKS)
-    assert options.nnodes == Resolved("6", Source("Slurm", "SLURM_NTASKS"))
+    assert options.nnodes == Resolved(NodeRange(6, 6), Source("Slurm", "SLURM_NTASKS"))
     assert options.node_rank is not None and options.node_rank.value == 4
-    assert options.nproc is not None and options.nproc.value == "1"
-    assert [item.value for item in options.env] == ["CUDA_VISIBLE_DEVICES=1"]
+    assert options.nproc is not None and options.nproc.value == 1
+    assert [item.value for item in options.env] == [("CUDA_VISIBLE_DEVICES", "1")]
 
 
 def test_tasks_whose_gpu_slurm_bound_keep_it() -> None:
     options = complete(Options(), STEP | TASKS | {"CUDA_VISIBLE_DEVICES": "0"})
-    assert options.env == () and options.nproc is not None and options.nproc.value == "1"
+    assert options.env == () and options.nproc is not None and options.nproc.value == 1
 
 
 def test_six_gpus_for_three_tasks_are_two_each() -> None:
     six = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4,5"}
     options = complete(Options(), STEP | TASKS | six)
-    assert [item.value for item in options.env] == ["CUDA_VISIBLE_DEVICES=2,3"]
-    assert options.nproc is not None and options.nproc.value == "2"
+    assert [item.value for item in options.env] == [("CUDA_VISIBLE_DEVICES", "2,3")]
+    assert options.nproc is not None and options.nproc.value == 2
 
 
 def test_narrowed_devices_are_counted_and_not_what_slurm_gave() -> None:
@@ -252,7 +251,7 @@ def test_others_are_recognised_and_shown_as_source(
 
 
 def test_what_is_particular_to_each_of_them() -> None:
-    assert [item.value for item in complete(Options(), OPEN_MPI).env] == ["CUDA_VISIBLE_DEVICES=3"]
+    assert [item.value for item in complete(Options(), OPEN_MPI).env] == [("CUDA_VISIBLE_DEVICES", "3")]
     mpi = complete(Options(), OPEN_MPI).run_id
     assert mpi is not None and mpi.value == "mpi-prterun-host-4711-1"
     sagemaker = complete(Options(), SAGEMAKER).socket_ifname

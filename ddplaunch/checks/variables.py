@@ -52,7 +52,7 @@ def _from_launch(launch: Launch) -> Iterator[Setting]:
         if variable.value is not None and variable.reason == "yours":
             yield Setting(variable.name, variable.value, variable.source.detail or str(variable.source))
     for pair in launch.options.env:
-        name, _, value = pair.value.partition("=")
+        name, value = pair.value
         yield Setting(name, value, pair.source.detail or "--env")
 
 

@@ -1,34 +1,33 @@
-"""Reads the project's configuration and environment files; refuses to look outside the working directory."""
+"""The project's configuration and environment files: merges the profile with the flags into ``Options``."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import refuse_unknown
-from ddplaunch.cli.option_values import refuse_impossible
-from ddplaunch.launch.options import Options, merge, parse_assignment, parse_file, select_profile
-from ddplaunch.launch.topology import bare
+from ddplaunch.launch.flag import VARIABLE
+from ddplaunch.launch.options import Options, Said, merge, parse_options, said_in_profile
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.resolved import Source
 
 _FILES = ("ddplaunch.toml", "pyproject.toml")
 
 
-def with_configuration(flags: Options, profile: str | None, cwd: Path) -> Options:
-    """Return the flags completed by ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` in ``cwd``.
+def with_configuration(said: Said, profile: str | None, cwd: Path) -> Options:
+    """Return what flags say, completed by ``ddplaunch.toml`` or ``[tool.ddplaunch]`` of ``pyproject.toml`` in ``cwd``.
 
-    Raises UsageError for an unreadable file, an unknown key or an unknown profile.
+    Raises UsageError for an unreadable file, an unknown key or profile, and a value that no launch can have.
     """
     for name in _FILES:
         table = _table(cwd / name)
         if table is not None:
-            return _possible(merge(flags, select_profile(table, profile, name)))
+            return _parsed(merge(said, said_in_profile(table, profile, name)))
     if profile is not None:
         section = profile if re.fullmatch(r"[A-Za-z0-9_-]+", profile) else json.dumps(profile)
         raise usage(
@@ -37,7 +36,7 @@ def with_configuration(flags: Options, profile: str | None, cwd: Path) -> Option
             fix=f"write a `ddplaunch.toml` with a section `[profiles.{section}]`, or leave `--profile` out",
             where="flag: --profile",
         )
-    return _possible(flags)
+    return _parsed(said)
 
 
 def working_directory() -> Path:
@@ -53,14 +52,13 @@ def working_directory() -> Path:
         ) from exception
 
 
-def _possible(options: Options) -> Options:
-    refuse_impossible(options)
+def _parsed(said: Said) -> Options:
+    options = parse_options(said)
     if options.ignore:
         from ddplaunch.comm.checks import CHECKS as measured  # only to know their names
 
         refuse_unknown([item.value for item in options.ignore], measured)
-    address = options.master_addr
-    return options if address is None else replace(options, master_addr=replace(address, value=bare(address.value)))
+    return options
 
 
 def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
@@ -69,10 +67,42 @@ def variables(options: Options) -> tuple[tuple[str, str, Source], ...]:
     for item in options.env_file:
         for name, value in parse_file(_text(item.value), item.value):
             pairs[name] = (value, Source(item.source.kind, f"--env-file {item.value}"))
-    for item in options.env:
-        name, value = parse_assignment(item.value, str(item.source))
-        pairs[name] = (value, item.source)
+    pairs.update({item.value[0]: (item.value[1], item.source) for item in options.env})
     return tuple((name, value, source) for name, (value, source) in pairs.items())
+
+
+def parse_file(text: str, name: str) -> tuple[tuple[str, str], ...]:
+    """Return the pairs of an environment file: ``K=V`` lines, comments, ``export``, shell quotes around a value.
+
+    Raises UsageError with file:line for any other line.
+    """
+    pairs = []
+    lines = text.removeprefix("\ufeff").split("\n")  # not splitlines(), which also ends a line at U+2028 and form feeds
+    for number, line in enumerate(lines, start=1):
+        stripped = line.strip().removeprefix("export ").lstrip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        key, equals, raw = stripped.partition("=")
+        value = _unquote(raw.strip())
+        if not equals or not VARIABLE.match(key) or value is None or "\0" in value:
+            raise usage(
+                f"{name}:{number} is not NAME=VALUE",
+                why="every line of an environment file sets one variable",
+                fix=f"correct line {number} of `{name}`, or put `#` in front of it",
+                where=f"{name}:{number}",
+            )
+        pairs.append((key, value))
+    return tuple(pairs)
+
+
+def _unquote(raw: str) -> str | None:
+    if raw[:1] not in ("'", '"'):
+        return raw
+    try:
+        words = shlex.split(raw, comments=True)
+    except ValueError:
+        return None
+    return words[0] if len(words) == 1 else None
 
 
 def _text(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The ``ddplaunch`` command: splits off the script's arguments, dispatches, and is the one error boundary."""
+"""The ``ddplaunch`` command: splits off the script's arguments, runs a command, and reports what it raises."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.cli.flags import HELP, LAUNCHING
-from ddplaunch.cli.option_values import options_from_flags
+from ddplaunch.cli.flags import HELP, LAUNCHING, own_values, said_on_command_line
 from ddplaunch.cli.quick import parse as parse_quickly
-from ddplaunch.cli.say import answer, tell, tell_findings
+from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
-from ddplaunch.launch.options import Options
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
 
 
@@ -95,10 +93,9 @@ def dispatch(words: list[str]) -> int:
         command, values = parsed
     function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
     if command not in LAUNCHING:
-        return int(function(**values))
-    options = options_from_flags(values)
-    own = {name: value for name, value in values.items() if name not in Options.__dataclass_fields__}
-    return int(function(options=options, script=script, **own))
+        return int(function(**own_values(command, values)))
+    said = said_on_command_line(values)
+    return int(function(said=said, script=script, **own_values(command, values)))
 
 
 def parse_with_typer(words: list[str]) -> tuple[str, dict[str, Any]] | None:

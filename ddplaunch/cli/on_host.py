@@ -11,9 +11,9 @@ import os
 import sys
 from typing import Any
 
-from ddplaunch.cli.commands.run import environment_of, execute, refuse_too_long
+from ddplaunch.cli.execute import environment_of, execute, refuse_too_long
 from ddplaunch.cli.prepare import prepare
-from ddplaunch.cli.say import tell_findings
+from ddplaunch.cli.streams import tell_findings
 from ddplaunch.cli.target import parse_target
 from ddplaunch.launch.hosts_plan import options_from_json
 from ddplaunch.launch.settings import Settings

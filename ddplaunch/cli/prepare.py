@@ -1,4 +1,4 @@
-"""From options to a checked launch, the path that ``run`` and ``plan`` share; refuses to show or start anything."""
+"""From options to a checked launch: gathers facts, decides and checks, for ``run``, ``plan`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import relaunched_id
 from ddplaunch.launch.resolve import Situation, resolve
-from ddplaunch.launch.topology import split_nproc
 from ddplaunch.machine.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.machine.gather import gather
 from ddplaunch.machine.software import probe_plugin
@@ -116,11 +115,10 @@ def probe_request(options: Options, environ: Mapping[str, str], *, import_torch:
     port = options.master_port.value if options.master_port else _port(environ)
     rank = options.node_rank.value if options.node_rank else 0
     addr = options.master_addr.value if options.master_addr else environ.get("MASTER_ADDR")
-    several = options.nnodes is not None or split_nproc(options)[0] is not None
     return ProbeRequest(
         data_paths=tuple(item.value for item in options.data),
         output_paths=tuple(item.value for item in options.output),
-        master_addr=addr if several else None,
+        master_addr=None if options.nnodes is None else addr,
         master_port=port if rank == 0 and port and 0 < port < 65536 else None,
         import_torch=import_torch,
     )
@@ -146,8 +144,7 @@ def choose_gpus(
             code="gpu-not-found",
         )
     seen = environ.get("CUDA_VISIBLE_DEVICES")
-    _, processes = split_nproc(options)
-    need = None if processes == "auto" else int(processes)
+    need = None if options.nproc is None or options.nproc.value == "auto" else options.nproc.value
     if locks is not None:
         return pick_free(options.gpus.value, facts.nvml, seen, locks, run_id, need)
     return select(options.gpus.value, facts.nvml, seen, frozenset(), need)

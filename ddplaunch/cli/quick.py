@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddplaunch.cli.flags import Flag, flags_of
+from ddplaunch.cli.flags import flags_of
+from ddplaunch.launch.flag import Flag
 
 
 def parse(command: str, words: list[str]) -> dict[str, Any] | None:

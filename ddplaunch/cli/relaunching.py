@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.say import tell, tell_findings
+from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.hosts.roll_call.messages import Hello
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options

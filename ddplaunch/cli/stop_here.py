@@ -9,7 +9,7 @@ import json
 import os
 import sys
 
-from ddplaunch.cli.say import answer
+from ddplaunch.cli.streams import answer
 from ddplaunch.hosts.local.stop_run import stop_run
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in

@@ -9,7 +9,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplaunch.cli.flags import Flag, flags_of
+from ddplaunch.cli.flags import flags_of
+from ddplaunch.launch.flag import Flag
 from ddplaunch.launch.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 

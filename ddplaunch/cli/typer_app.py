@@ -1,4 +1,4 @@
-"""The Typer application: help, and the last word on every command line; refuses to execute anything itself."""
+"""The Typer application: parses what ``quick`` leaves to it, prints help, and words the errors of a command line."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from ddplaunch.cli.flags import HELP, Flag, flags_of
+from ddplaunch.cli.flags import HELP, flags_of
+from ddplaunch.launch.flag import Flag
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError, usage
 
+#: Numbers and lengths of time are text here: ``Flag`` reads them, with errors in our words.
+_TEXT: Any = Optional[str]  # noqa: UP045 - Typer reads it at run time
 _TYPES: dict[str, Any] = {
-    "argument": Optional[str],  # noqa: UP045 - Typer reads these at run time
     "arguments": Optional[list[str]],  # noqa: UP045
-    "text": Optional[str],  # noqa: UP045
-    "integer": Optional[str],  # noqa: UP045 - converted by us, with our words
-    "number": Optional[str],  # noqa: UP045
     "switch": Optional[bool],  # noqa: UP045
     "pair": Optional[bool],  # noqa: UP045
     "many": Optional[list[str]],  # noqa: UP045
 }
-
-
 _NEAR = 0.7
 _WIDEST = 80
 
@@ -39,7 +36,7 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
     app = typer.Typer(
         context_settings={
             "help_option_names": ["-h", "--help"],
-            "terminal_width": min(Terminal.of(sys.stdout).width, _WIDEST) - 2,  # on its own it would not go below 50
+            "terminal_width": min(Terminal.of(sys.stdout).width, _WIDEST) - 2,  # Typer would not go below 50
         },
         help="Launch distributed PyTorch: what runs is torchrun, checked and explained.",
         add_completion=False,
@@ -68,7 +65,7 @@ def _command(name: str, keep: Callable[[str, dict[str, Any]], None]) -> Callable
             flag.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=[] if flag.kind in ("many", "arguments") else None,
-            annotation=Annotated[_TYPES[flag.kind], _described(flag)],
+            annotation=Annotated[_TYPES.get(flag.kind, _TEXT), _described(flag)],
         )
         for flag in flags_of(name)
     ]
@@ -97,9 +94,9 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
         return _unknown_option(unknown, list(exception.possibilities or []), listed)
     if kind == "BadOptionUsage" and unknown and "requires an argument" in message:
         return usage(
-            f"`{unknown}` lacks its value",
-            why="nothing follows it in front of `--`",
-            fix=f"`{unknown} VALUE`, or leave it out; {listed}",
+            f"`{unknown}` needs a value",
+            why="the next word is an option, or there is none before `--`",
+            fix=f"`{unknown} {_metavar(command, unknown)}`, or leave it out; {listed}",
             where=f"flag: {unknown}",
         )
     if not command and words and not words[0].startswith("-"):
@@ -117,6 +114,10 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
             fix=f"leave it out, or put it behind `--` if it is the script's; {listed}",
         )
     return usage(message, why="the command line could not be understood", fix=listed)
+
+
+def _metavar(command: str, spelled: str) -> str:
+    return next((flag.metavar for flag in flags_of(command) if flag.flag == spelled), "VALUE") if command else "VALUE"
 
 
 def _unknown_option(unknown: str, near: list[str], listed: str) -> UsageError:

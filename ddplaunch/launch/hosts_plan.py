@@ -1,4 +1,4 @@
-"""A launch over several hosts, decided from what they report: sizes, each host's part; refuses to ask them."""
+"""A launch over several hosts, decided from what the hosts reported: its size, and the options of each host."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from ddplaunch.launch.flag import NodeRange, Processes
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.topology import node_range, split_nproc
 from ddplaunch.machine.facts import Facts, NetworkFacts, Route
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
@@ -83,41 +83,40 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
 
     Raises UsageError where numbers contradict each other or differ from host to host.
     """
-    nodes, low = node_range(options)
-    said = options.nnodes is not None or split_nproc(options)[0] is not None
-    if said and nodes.value != len(names):
-        hosts = nodes.value if low == nodes.value else f"{low} to {nodes.value}"
+    processes: Processes = options.nproc.value if options.nproc else "auto"
+    if options.nnodes is not None and options.nnodes.value.most != len(names):
+        fewest, most = options.nnodes.value
+        hosts = most if fewest == most else f"{fewest} to {most}"
         raise usage(
             f"{hosts} nodes, but {len(names)} hosts: {named(names)}",
             why="each host gets one node rank; of `--nnodes MIN:MAX`, MAX is the number of hosts",
-            fix=f"`ddplaunch run {len(names)}x{split_nproc(options)[1]} …`, or name {nodes.value} hosts",
-            where=str(nodes.source),
+            fix=f"`ddplaunch run {len(names)}x{processes} …`, or name {most} hosts",
+            where=str(options.nnodes.source),
             code="hosts-not-nodes",
         )
-    text = split_nproc(options)[1]
     given = {name: number for name, number in zip(names, slots, strict=True) if number is not None}
-    if text == "auto" and given:
-        text = _common(given, len(names))
-    _fit(int(text) if text != "auto" else 0, given, options)
+    if processes == "auto" and given:
+        processes = _common(given, len(names))
+    _fit(0 if processes == "auto" else processes, given, options)
     source = options.nproc.source if options.nproc else Source("flag", "--hosts")
-    return replace(options, nproc=Resolved(f"{len(names)}x{text}", source), nnodes=None)
+    nodes = Resolved(NodeRange(len(names), len(names)), source)
+    return replace(options, nproc=Resolved(processes, source), nnodes=nodes)
 
 
 def fewest(options: Options, hosts: int) -> int:
     """Return how many of the ``hosts`` that were named are enough: MIN of `--nnodes MIN:MAX`, else all of them."""
-    return hosts if options.nnodes is None else node_range(options)[1]
+    return hosts if options.nnodes is None else options.nnodes.value.fewest
 
 
 def sized_for(options: Options, names: Sequence[str], slots: Sequence[int | None]) -> Options:
     """Return what ``sized`` does, for those hosts alone which answered. Raises UsageError."""
-    processes = Resolved(split_nproc(options)[1], options.nproc.source if options.nproc else Source("flag", "--hosts"))
-    return sized(replace(options, nproc=processes, nnodes=None), names, slots)
+    return sized(replace(options, nnodes=None), names, slots)
 
 
-def _common(given: Mapping[str, int], hosts: int) -> str:
+def _common(given: Mapping[str, int], hosts: int) -> int:
     numbers = sorted(set(given.values()))
     if len(numbers) == 1:
-        return str(numbers[0])
+        return numbers[0]
     shown = ", ".join(f"{name}: {number}" for name, number in given.items())
     raise usage(
         f"the hosts have different numbers of slots: {shown}",
@@ -172,6 +171,8 @@ def options_from_json(data: Mapping[str, Any]) -> Options:
     values: dict[str, Any] = {}
     for name, value in data.items():
         values[name] = tuple(map(_resolved, value)) if isinstance(value, list) else _resolved(value)
+    if "nnodes" in values:
+        values["nnodes"] = replace(values["nnodes"], value=NodeRange(*values["nnodes"].value))
     return Options(**values)
 
 
@@ -180,4 +181,5 @@ def _resolved_json(item: Resolved[Any]) -> dict[str, Any]:
 
 
 def _resolved(data: Mapping[str, Any]) -> Resolved[Any]:
-    return Resolved(data["value"], Source(data["kind"], data["detail"]))
+    value = data["value"]
+    return Resolved(tuple(value) if isinstance(value, list) else value, Source(data["kind"], data["detail"]))

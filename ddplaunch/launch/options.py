@@ -1,127 +1,343 @@
-"""Everything a user can say about a launch, merged from flags and profile; refuses to decide what was not said.
+"""Everything a user can say about a launch: one typed field per flag, with its help and its reader.
 
-A project's configuration table as options with their source; refuses to read files.
-
-``K=V`` of ``--env`` and the lines of ``--env-file`` as pairs; refuses shell syntax beyond quotes.
+The command line, profiles, ``submit`` and the launch on other hosts take their flags from the fields of ``Options``: a
+new flag is one new field. Flags and profile are merged as they were typed (``Said``); ``parse_options`` reads the
+result once.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
-import shlex
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import field, fields
+from typing import Any, Literal, TypeAlias
 
+from ddplaunch.launch import flag as readers
+from ddplaunch.launch.flag import Flag, Kind, NodeRange, NprocWord, Processes, Ranks
 from ddplaunch.scaling.numbers import LrScaling
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
 
+#: What was typed, by name of the flag: a ``Resolved``, or a tuple of them for a flag that may be repeated.
+Said: TypeAlias = Mapping[str, Any]
+
+SIZE, NUMBERS, INPUTS = "Size and devices", "Numbers", "Inputs"
+NETWORK, ENVIRONMENT, CHECKING = "Network", "Environment and torchrun", "Checking and records"
+SHOWING = "Console and capture"
+
+
+def _flag(panel: str, text: str, metavar: str = "", kind: Kind = "text", **more: Any) -> Any:
+    """Return a field for a flag. ``name`` is the flag's where the field's differs from it."""
+    flag = Flag(more.pop("name", ""), kind, panel, text, metavar, **more)
+    return field(default=() if kind == "many" else None, metadata={"flag": flag})
+
+
+def _integer(panel: str, text: str, metavar: str = "N", **more: Any) -> Any:
+    return _flag(panel, text, metavar, "integer", **more)
+
+
+def _number(panel: str, text: str, metavar: str = "X", **more: Any) -> Any:
+    return _flag(panel, text, metavar, "number", **more)
+
+
+def _many(panel: str, text: str, metavar: str, **more: Any) -> Any:
+    return _flag(panel, text, metavar, "many", **more)
+
 
 @dataclass(frozen=True)
 class Options:
-    """One field per command-line option, named alike (``--batch-size`` is ``batch_size``); None is "not said".
+    """What was said about a launch, each value with its source; None is "not said". The order is that of ``--help``.
 
-    ``nproc`` is the positional: an integer, ``auto`` or ``NxM``. ``gpus`` is ``0,1,3``, UUIDs or ``free:N``.
+    ``nnodes`` is also what ``NxM`` says; ``nproc`` is M then.
     """
 
-    nproc: Resolved[str] | None = None
-    gpus: Resolved[str] | None = None
-    device: Resolved[str] | None = None
-    batch_size: Resolved[int] | None = None
-    accum: Resolved[int] | None = None
-    global_batch_size: Resolved[int] | None = None
-    base_lr: Resolved[float] | None = None
-    base_batch_size: Resolved[int] | None = None
-    lr: Resolved[float] | None = None
-    lr_scaling: Resolved[LrScaling] | None = None
-    lr_max_factor: Resolved[float] | None = None
-    base_warmup: Resolved[int] | None = None
-    dataset_size: Resolved[int] | None = None
-    forward: Resolved[bool] | None = None
-    workers: Resolved[int] | None = None
-    data: tuple[Resolved[str], ...] = ()
-    output: tuple[Resolved[str], ...] = ()
-    nnodes: Resolved[str] | None = None
-    node_rank: Resolved[int] | None = None
-    master_addr: Resolved[str] | None = None
-    master_port: Resolved[int] | None = None
-    socket_ifname: Resolved[str] | None = None
-    nccl_debug: Resolved[str] | None = None
-    nccl_ib: Resolved[bool] | None = None
-    env: tuple[Resolved[str], ...] = ()
-    env_file: tuple[Resolved[str], ...] = ()
-    max_restarts: Resolved[int] | None = None
-    relaunch: Resolved[int] | None = None
-    relaunch_after: Resolved[str] | None = None
-    relaunch_wait: Resolved[str] | None = None
-    grace: Resolved[float] | None = None
-    timeout: Resolved[str] | None = None
-    hang_timeout: Resolved[str] | None = None
-    on_hang: Resolved[str] | None = None
-    stacks: Resolved[bool] | None = None
-    start: Resolved[str] | None = None
-    preload: Resolved[str] | None = None
-    trace: Resolved[str] | None = None
-    show: Resolved[str] | None = None
-    verbose: Resolved[bool] | None = None
-    capture: Resolved[bool] | None = None
-    record_metrics: Resolved[bool] | None = None
-    torchrun_arg: tuple[Resolved[str], ...] = ()
-    ignore: tuple[Resolved[str], ...] = ()
-    checks: Resolved[bool] | None = None
-    run_id: Resolved[str] | None = None
-    run_dir: Resolved[str] | None = None
+    nproc: Resolved[Processes] | None = _flag(
+        "",
+        "Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).",
+        "NPROC",
+        "argument",
+        read=readers.read_nproc,
+    )
+    gpus: Resolved[str] | None = _flag(
+        SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST"
+    )
+    device: Resolved[str] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read=readers.read_device)
+    nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read=readers.read_nodes)
+    batch_size: Resolved[int] | None = _integer(NUMBERS, "Samples per process and forward pass.")
+    accum: Resolved[int] | None = _integer(
+        NUMBERS, "Gradient accumulation: forward passes per optimizer step.", example="4"
+    )
+    global_batch_size: Resolved[int] | None = _integer(
+        NUMBERS, "Samples per optimizer step over all processes.", example="64"
+    )
+    base_lr: Resolved[float] | None = _number(NUMBERS, "Learning rate to scale from.")
+    base_batch_size: Resolved[int] | None = _integer(
+        NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
+    )
+    lr: Resolved[float] | None = _number(NUMBERS, "Final learning rate, never scaled.")
+    lr_scaling: Resolved[LrScaling] | None = _flag(NUMBERS, "linear, sqrt or none [linear].", "RULE", example="sqrt")
+    lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", example="4")
+    base_warmup: Resolved[int] | None = _integer(NUMBERS, "Warmup steps, scaled like --base-lr.", example="500")
+    dataset_size: Resolved[int] | None = _integer(
+        NUMBERS, "Samples in the training set: gives steps per epoch.", example="50000"
+    )
+    forward: Resolved[bool] | None = _flag(NUMBERS, "Fill in the options that the script declares [yes].", kind="pair")
+    data: tuple[Resolved[str], ...] = _many(
+        INPUTS,
+        "A file or directory that must be readable (repeatable).",
+        "PATH",
+        example="/data/train",
+        read=readers.read_name,
+    )
+    output: tuple[Resolved[str], ...] = _many(
+        INPUTS, "A file or directory that must be writable (repeatable).", "PATH", example="out", read=readers.read_name
+    )
+    workers: Resolved[int] | None = _integer(
+        INPUTS, "DataLoader workers per process, for the checks.", example="4", read=readers.read_count
+    )
+    node_rank: Resolved[int] | None = _integer(
+        NETWORK, "This node's rank, from 0.", "K", example="0", read=readers.read_count
+    )
+    master_addr: Resolved[str] | None = _flag(
+        NETWORK, "Address of the node with rank 0.", "ADDR", example="10.0.0.5", read=readers.read_address
+    )
+    master_port: Resolved[int] | None = _integer(
+        NETWORK, "Port of the rendezvous [a free one on one node].", "PORT", example="29500"
+    )
+    socket_ifname: Resolved[str] | None = _flag(
+        NETWORK, "Network interface for NCCL and gloo.", "NAME", example="eth0", read=readers.read_name
+    )
+    nccl_debug: Resolved[str] | None = _flag(
+        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", example="INFO", read=readers.read_nccl_level
+    )
+    nccl_ib: Resolved[bool] | None = _flag(NETWORK, "Use InfiniBand or not [if a port is up].", kind="pair")
+    env: tuple[Resolved[tuple[str, str]], ...] = _many(
+        ENVIRONMENT,
+        "Set a variable for the ranks (repeatable).",
+        "K=V",
+        example="NAME=VALUE",
+        read=readers.read_assignment,
+    )
+    env_file: tuple[Resolved[str], ...] = _many(
+        ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE", example="train.env", read=readers.read_name
+    )
+    max_restarts: Resolved[int] | None = _integer(
+        ENVIRONMENT, "Restarts of the ranks after a failure [0].", example="3", read=readers.read_count
+    )
+    relaunch: Resolved[int] | None = _integer(
+        ENVIRONMENT,
+        "Start a failed run again if it made progress, up to N times [0].",
+        example="3",
+        read=readers.read_count,
+    )
+    relaunch_after_s: Resolved[float] | None = _flag(
+        ENVIRONMENT,
+        "Relaunch only if the run lasted this long, or --output has a newer checkpoint [60].",
+        "TIME",
+        name="relaunch_after",
+        read=readers.read_duration,
+    )
+    relaunch_wait_s: Resolved[float] | None = _flag(
+        ENVIRONMENT,
+        "Pause before the first relaunch; doubles each time [10].",
+        "TIME",
+        name="relaunch_wait",
+        read=readers.read_duration,
+    )
+    grace_s: Resolved[float] | None = _number(
+        ENVIRONMENT,
+        "Seconds that ranks get to save when they are told to end [30].",
+        "SECONDS",
+        name="grace",
+        example="60",
+        read=readers.read_count,
+    )
+    timeout_s: Resolved[float] | None = _flag(
+        ENVIRONMENT,
+        "End the run after this time: 90s, 10m, 2h; exit status 124.",
+        "TIME",
+        name="timeout",
+        example="10m",
+        read=readers.read_limit,
+    )
+    start: Resolved[Literal["cold", "warm"]] | None = _flag(
+        ENVIRONMENT,
+        "cold, warm (fork the ranks from a process that has torch) or auto [auto: cold].",
+        "HOW",
+        read=readers.read_start,
+    )
+    preload: Resolved[tuple[str, ...]] | None = _flag(
+        ENVIRONMENT,
+        "With --start warm: modules to import before the ranks fork.",
+        "NAMES",
+        example="torchvision,transformers",
+        read=readers.read_modules,
+    )
+    torchrun_arg: tuple[Resolved[str], ...] = _many(
+        ENVIRONMENT,
+        "Any other option of the installed torchrun.",
+        "ARG",
+        example="--monitor-interval=1",
+        read=readers.read_name,
+    )
+    ignore: tuple[Resolved[str], ...] = _many(CHECKING, "Skip this check (repeatable).", "CODE")
+    checks: Resolved[bool] | None = _flag(CHECKING, "Check before launching [yes].", kind="pair")
+    run_id: Resolved[str] | None = _flag(CHECKING, "Name of the run [time and a random part].", "ID")
+    run_dir: Resolved[str] | None = _flag(
+        CHECKING, "Where records go [.ddplaunch].", "DIR", example="runs", read=readers.read_name
+    )
+    show: Resolved[Ranks] | None = _flag(
+        SHOWING,
+        "Ranks whose output is shown: 0, 0,3 or all [0].",
+        "RANKS",
+        example="0,3",
+        read=readers.read_ranks,
+    )
+    verbose: Resolved[bool] | None = _flag(SHOWING, "Show torchrun's own messages too.", kind="switch")
+    capture: Resolved[bool] | None = _flag(
+        SHOWING, "Record every rank's output, and explain a failure [yes].", kind="pair"
+    )
+    hang_timeout_s: Resolved[float] | None = _flag(
+        SHOWING,
+        "If no rank moves for this long, name the one that the others wait for: 10m.",
+        "TIME",
+        name="hang_timeout",
+        example="10m",
+        read=readers.read_limit,
+    )
+    on_hang: Resolved[Literal["report", "stop"]] | None = _flag(
+        SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT", read=readers.read_on_hang
+    )
+    stacks: Resolved[bool] | None = _flag(
+        SHOWING, "Make `ddplaunch stacks` work without py-spy [on if a time-out is set].", kind="pair"
+    )
+    trace: Resolved[str] | None = _flag(
+        SHOWING, "Write how long each phase of the launch took: FILE.svg or FILE.json.", "FILE"
+    )
+    record_metrics: Resolved[bool] | None = _flag(
+        SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`.", kind="switch"
+    )
 
 
-_TYPES = {field.name: str(field.type) for field in fields(Options)}
-_EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "LrScaling": "text"}
+def flags_of_options() -> dict[str, Flag]:
+    """Return every flag by the name of its field, in the order of ``--help``."""
+    found: dict[str, Flag] = {each.name: each.metadata["flag"] for each in fields(Options)}
+    return {name: flag._replace(name=flag.name or name) for name, flag in found.items()}
 
 
-_EXAMPLE = {"env": '["NAME=VALUE"]', "nproc": '"auto"', "gpus": '"0,1"', "lr-scaling": '"sqrt"'}
-_EXAMPLE_OF = {"int": "8", "float": "1e-4", "bool": "true", "str": '"text"', "LrScaling": '"sqrt"'}
-
-
-def key_of(name: str) -> str:
-    """Return the configuration key of an option: its flag without the leading dashes."""
-    return name.replace("_", "-")
-
-
-def options_from_table(table: Mapping[str, Any], where: str) -> Options:
-    """Return the options that ``table`` sets, each with source "profile".
-
-    Raises UsageError for an unknown key (with the near miss) and for a value of the wrong type.
-    """
+def parse_options(said: Said) -> Options:
+    """Return what the merged flags and profile mean. Raises UsageError for the first value that no launch can have."""
     values: dict[str, Any] = {}
+    for name, flag in flags_of_options().items():
+        item = said.get(flag.name)
+        if item is not None:
+            values[name] = tuple(map(flag.parsed, item)) if flag.kind == "many" else flag.parsed(item)
+    _separate_nodes(values, said)
+    options = Options(**values)
+    _refuse_lonely(options, said)
+    return options
+
+
+def _separate_nodes(values: dict[str, Any], said: Said) -> None:
+    """Put the nodes of ``NxM`` into ``nnodes``. Raises UsageError where ``--nnodes`` says another number."""
+    nproc: Resolved[NprocWord] | None = values.get("nproc")
+    if nproc is None:
+        return
+    nodes, processes = nproc.value
+    values["nproc"] = Resolved(processes, nproc.source)
+    if nodes is None:
+        return
+    nnodes: Resolved[NodeRange] = values.setdefault("nnodes", Resolved(NodeRange(nodes, nodes), nproc.source))
+    if nnodes.value.most != nodes:
+        raise usage(
+            f"`{said['nproc'].value}` says {nodes} nodes, `--nnodes` says {nnodes.value.most}",
+            why="both set the number of nodes",
+            fix=f"`ddplaunch run {nodes}x{processes} …` without `--nnodes`",
+        )
+
+
+def _refuse_lonely(options: Options, said: Said) -> None:
+    """Raise UsageError for a flag that means nothing without another one."""
+    if options.on_hang is not None and options.hang_timeout_s is None:
+        raise usage(
+            "`--on-hang` without `--hang-timeout`",
+            why="nobody watches whether the ranks move",
+            fix=f"`--hang-timeout 10m --on-hang {options.on_hang.value}`",
+            where=str(options.on_hang.source),
+        )
+    for name in ("relaunch_after", "relaunch_wait"):
+        if options.relaunch is None and name in said:
+            flag = "--" + name.replace("_", "-")
+            raise usage(
+                f"`{flag}` without `--relaunch`",
+                why="it says when a failed run is launched again, and that was not asked for",
+                fix=f"`--relaunch 3 {flag} {said[name].value}`",
+                where=str(said[name].source),
+            )
+
+
+_EXPECTED = {"integer": "an integer", "number": "a number", "switch": "true or false", "pair": "true or false"}
+_EXAMPLES = {"env": '["NAME=VALUE"]', "nproc": '"auto"', "gpus": '"0,1"', "lr-scaling": '"sqrt"'}
+_EXAMPLES_OF_KIND = {"integer": "8", "number": "1e-4", "switch": "true", "pair": "true"}
+
+
+def said_in_table(table: Mapping[str, Any], where: str) -> Said:
+    """Return what a table of the project's configuration says, each value with source "profile".
+
+    A key is the flag without the leading dashes. Raises UsageError for an unknown key (with the near miss) and for a
+    value of the wrong type.
+    """
+    flags = {flag.name: flag for flag in flags_of_options().values()}
+    said: dict[str, Any] = {}
     for key, value in table.items():
         name = key.replace("-", "_")
-        if name not in _TYPES:
-            raise _unknown("key", key, [key_of(known) for known in _TYPES], where)
-        if name in values:
+        if name not in flags:
+            raise _unknown("key", key, [known.replace("_", "-") for known in flags], where)
+        if name in said:
+            spelled = name.replace("_", "-")
             raise usage(
-                f"`{key_of(name)}` is set twice",
+                f"`{spelled}` is set twice",
                 why="`-` and `_` spell the same key",
-                fix=f"keep one of `{key_of(name)}` and `{name}` in {where}",
+                fix=f"keep one of `{spelled}` and `{name}` in {where}",
                 where=where,
             )
-        values[name] = _convert(key, value, _TYPES[name], where)
-    return Options(**values)
+        source, kind = Source("profile", where), flags[name].kind
+        if kind == "many":
+            items = value if isinstance(value, list) else [value]
+            said[name] = tuple(Resolved(_scalar(key, item, kind, where), source) for item in items)
+        else:
+            said[name] = Resolved(_scalar(key, value, kind, where), source)
+    return said
 
 
-def select_profile(document: Mapping[str, Any], name: str | None, where: str) -> Options:
+def _scalar(key: str, value: object, kind: Kind, where: str) -> object:
+    wanted = {"integer": int, "number": float, "switch": bool, "pair": bool}.get(kind, str)
+    if wanted in (float, str) and isinstance(value, int) and not isinstance(value, bool):
+        return wanted(value)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
+        expected, example = _EXPECTED.get(kind, "text"), _EXAMPLES.get(key, _EXAMPLES_OF_KIND.get(kind, '"text"'))
+        raise usage(
+            f"`{key} = {value!r}` is not {expected}",
+            why=f"`{key}` takes {expected}",
+            fix=f"correct it in {where}, as in `{key} = {example}`",
+            where=where,
+        )
+    return value
+
+
+def said_in_profile(document: Mapping[str, Any], name: str | None, where: str) -> Said:
     """Merge the document's own keys with those of the named profile, which wins.
 
     Raises UsageError if the profile does not exist.
     """
     profiles = _table_of_tables(document.get("profiles", {}), where)
-    base = options_from_table({key: value for key, value in document.items() if key != "profiles"}, where)
+    base = said_in_table({key: value for key, value in document.items() if key != "profiles"}, where)
     if name is None:
         return base
     if name not in profiles:
         raise _unknown("profile", name, list(profiles), where)
-    return merge(options_from_table(profiles[name], f"{where}, {name}"), base)
+    return merge(said_in_table(profiles[name], f"{where}, {name}"), base)
 
 
 def _table_of_tables(profiles: object, where: str) -> Mapping[str, Mapping[str, Any]]:
@@ -138,63 +354,33 @@ def _table_of_tables(profiles: object, where: str) -> Mapping[str, Mapping[str, 
     return profiles
 
 
-def merge(first: Options, second: Options) -> Options:
-    """Return ``first`` completed by ``second``; repeatable options are joined, those of ``first`` last.
+def merge(first: Said, second: Said) -> dict[str, Any]:
+    """Return ``first`` completed by ``second``; repeatable flags are joined, those of ``first`` last.
 
     What ``first`` says also takes away from ``second`` what would contradict it, so that a flag wins over a profile.
     """
-    displaced = _displaced(first, second)
-    values: dict[str, Any] = {}
-    for name in _TYPES:
-        one, other = getattr(first, name), getattr(second, name)
-        if isinstance(one, tuple):
-            values[name] = (*other, *one)
-        else:
-            values[name] = other if one is None and name not in displaced else one
-    return replace(first, **values)
+    merged = {name: value for name, value in second.items() if name not in _displaced(first, second)}
+    for name, value in first.items():
+        merged[name] = (*merged.get(name, ()), *value) if isinstance(value, tuple) else value
+    return merged
 
 
-def _displaced(first: Options, second: Options) -> set[str]:
-    """Return the options of ``second`` that cannot stand beside those of ``first``."""
+def _displaced(first: Said, second: Said) -> set[str]:
+    """Return the flags of ``second`` that cannot stand beside those of ``first``."""
     names: set[str] = set()
-    if first.lr is not None:
+    if "lr" in first:
         names |= {"base_lr"}
-        if first.base_warmup is None and second.base_warmup is None:  # nothing is left that could be scaled
+        if "base_warmup" not in first and "base_warmup" not in second:  # nothing is left that could be scaled
             names |= {"base_batch_size", "lr_scaling", "lr_max_factor"}
-    if first.base_lr is not None:
+    if "base_lr" in first:
         names.add("lr")
-    if first.gpus is not None:
+    if "gpus" in first:
         names.add("device")
-    if first.device is not None and first.device.value == "cpu":
+    if "device" in first and first["device"].value == "cpu":
         names.add("gpus")
-    if first.nnodes is not None and second.nproc is not None and "x" in second.nproc.value:
+    if "nnodes" in first and "nproc" in second and "x" in second["nproc"].value:
         names.add("nproc")
     return names
-
-
-def _convert(key: str, value: object, declared: str, where: str) -> object:
-    source = Source("profile", where)
-    kind = declared[declared.index("[") :].replace("Resolved[", "").strip("[").split("]")[0]
-    if declared.startswith("tuple"):
-        items = value if isinstance(value, list) else [value]
-        return tuple(Resolved(_scalar(key, item, kind, where), source) for item in items)
-    return Resolved(_scalar(key, value, kind, where), source)
-
-
-def _scalar(key: str, value: object, kind: str, where: str) -> object:
-    if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind == "str" and isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    wanted = {"int": int, "float": float, "bool": bool}.get(kind, str)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        raise usage(
-            f"`{key} = {value!r}` is not {_EXPECTED[kind]}",
-            why=f"`{key}` takes {_EXPECTED[kind]}",
-            fix=f"correct it in {where}, as in `{key} = {_EXAMPLE.get(key, _EXAMPLE_OF[kind])}`",
-            where=where,
-        )
-    return value
 
 
 def _unknown(what: str, name: str, known: list[str], where: str) -> UsageError:
@@ -206,54 +392,3 @@ def _unknown(what: str, name: str, known: list[str], where: str) -> UsageError:
         fix=f"did you mean `{near[0]}`?" if near else f"use one of those, or remove `{name}`",
         where=where,
     )
-
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-
-
-def parse_assignment(text: str, where: str = "flag: --env") -> tuple[str, str]:
-    """Return (name, value) of ``K=V``, which ``where`` says. Raises UsageError without ``=`` or a possible name."""
-    name, equals, value = text.partition("=")
-    if not equals or not _NAME.match(name):
-        example = name if _NAME.match(name) else "NAME"
-        raise usage(
-            f"`--env {text}` sets nothing" if not equals else f"`{name}` cannot name an environment variable",
-            why="`--env` takes NAME=VALUE; names are letters, digits and `_`",
-            fix=f"`--env {example}=VALUE`",
-            where=where,
-        )
-    return name, value
-
-
-def parse_file(text: str, name: str) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of an environment file: ``K=V`` lines, comments, ``export``, shell quotes around a value.
-
-    Raises UsageError with file:line for any other line.
-    """
-    pairs = []
-    lines = text.removeprefix("\ufeff").split("\n")  # not splitlines(), which also ends a line at U+2028 and form feeds
-    for number, line in enumerate(lines, start=1):
-        stripped = line.strip().removeprefix("export ").lstrip()
-        if not stripped or stripped.startswith("#"):
-            continue
-        key, equals, raw = stripped.partition("=")
-        value = _unquote(raw.strip())
-        if not equals or not _NAME.match(key) or value is None or "\0" in value:
-            raise usage(
-                f"{name}:{number} is not NAME=VALUE",
-                why="every line of an environment file sets one variable",
-                fix=f"correct line {number} of `{name}`, or put `#` in front of it",
-                where=f"{name}:{number}",
-            )
-        pairs.append((key, value))
-    return tuple(pairs)
-
-
-def _unquote(raw: str) -> str | None:
-    if raw[:1] not in ("'", '"'):
-        return raw
-    try:
-        words = shlex.split(raw, comments=True)
-    except ValueError:
-        return None
-    return words[0] if len(words) == 1 else None

@@ -18,9 +18,7 @@ from typing import Literal
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.paths import NewestCheckpoint
 from ddplaunch.values import codec
-from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import duration_s
 
 #: From the plug-in to the ddplaunch that it becomes: which run this one follows. It names the process, so that no
 #: launch inside a rank takes it for its own.
@@ -70,24 +68,11 @@ class Decision:
 
 
 def relaunch_policy(options: Options) -> Policy | None:
-    """Return what `--relaunch` asks for, None without it. Raises UsageError."""
-    times = options.relaunch.value if options.relaunch else 0
-    for flag, said in (("--relaunch-after", options.relaunch_after), ("--relaunch-wait", options.relaunch_wait)):
-        if said is not None and options.relaunch is None:
-            raise usage(
-                f"`{flag}` without `--relaunch`",
-                why="it says when a failed run is launched again, and that was not asked for",
-                fix=f"`--relaunch 3 {flag} {said.value}`",
-                where=str(said.source),
-            )
-    if not times:
+    """Return what `--relaunch` asks for, None without it."""
+    if options.relaunch is None or not options.relaunch.value:
         return None
-    after, wait = options.relaunch_after, options.relaunch_wait
-    return Policy(
-        times,
-        AFTER_S if after is None else duration_s("--relaunch-after", after.value),
-        WAIT_S if wait is None else duration_s("--relaunch-wait", wait.value),
-    )
+    after, wait = options.relaunch_after_s, options.relaunch_wait_s
+    return Policy(options.relaunch.value, after.value if after else AFTER_S, wait.value if wait else WAIT_S)
 
 
 def decide(evidence: Sequence[Evidence], policy: Policy, number: int) -> Decision:

@@ -1,4 +1,4 @@
-"""Options, facts and the script's report to one decided launch; refuses to look at the machine or to run anything."""
+"""One decided launch from options, facts and the script's report: what ``run`` executes and ``plan`` shows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
-from ddplaunch.launch.capture import Capture, decide_capture, decide_start, interpreter_for
+from ddplaunch.launch.capture import CaptureDecision, decide_capture, decide_start, interpreter_for
 from ddplaunch.launch.environment import Surroundings, decide_environment
 from ddplaunch.launch.gpus import Selection, visible
 from ddplaunch.launch.launch import Device, Launch, Target, Topology, Variable
 from ddplaunch.launch.options import Options
 from ddplaunch.launch.script_arguments import Forwarded, complete_from_script, forward, texts
 from ddplaunch.launch.settings import Settings
-from ddplaunch.launch.topology import resolve_topology, split_nproc
+from ddplaunch.launch.topology import resolve_topology
 from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
 from ddplaunch.machine.facts import Facts
 from ddplaunch.scaling.compute import compute
@@ -21,7 +21,7 @@ from ddplaunch.scaling.numbers import Numbers, NumbersRequest
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     forwarded = _forward(options, target, numbers, topology, situation.script)
     final = None if target is None else replace(target, args=forwarded.args)
     torch = situation.facts.torch
-    extra = extra_arguments(options, torch if isinstance(torch, Unavailable) else torch.torchrun_flags)
+    extra = extra_arguments(options.torchrun_arg, torch if isinstance(torch, Unavailable) else torch.torchrun_flags)
     below = f"{situation.cwd}/" if situation.cwd else ""  # a shorter path, which a pasted command takes elsewhere too
     start = decide_start(options, target, situation.shadowing)
     directory = situation.record.removeprefix(below)
@@ -94,15 +94,8 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
 
 
 def resolve_device(options: Options, situation: Situation) -> Resolved[Device]:
-    """Decide between CUDA and CPU. Raises UsageError for an unknown or contradicting ``--device``."""
+    """Decide between CUDA and CPU. Raises UsageError where ``--device`` contradicts ``--gpus``."""
     asked = options.device
-    if asked is not None and asked.value not in ("auto", "cuda", "cpu"):
-        raise usage(
-            f"`--device {asked.value}` is not known",
-            why="it is `auto`, `cuda` (AMD's ROCm too) or `cpu`",
-            fix="`--device auto`",
-            where=str(asked.source),
-        )
     if asked is not None and asked.value == "cpu":
         if options.gpus is not None:
             raise usage("`--device cpu` contradicts `--gpus`", why="one asks for GPUs, one for none", fix="drop one")
@@ -138,10 +131,8 @@ def visible_gpus(situation: Situation) -> int | Unavailable:
 
 def resolve_processes(options: Options, device: Device, situation: Situation) -> Resolved[int]:
     """Decide the ranks of this node. Raises UsageError where ``auto`` cannot count."""
-    _, text = split_nproc(options)
-    source = options.nproc.source if options.nproc else DEFAULT
-    if text != "auto":
-        return Resolved(int(text), source)
+    if options.nproc is not None and options.nproc.value != "auto":
+        return Resolved(options.nproc.value, options.nproc.source)
     if device == "cpu":
         return Resolved(1, Source("detected", "no GPU: one process unless you name a number"))
     count = visible_gpus(situation)
@@ -226,7 +217,7 @@ def _argv(
     target: Target | None,
     situation: Situation,
     extra: tuple[str, ...],
-    capture: Capture,
+    capture: CaptureDecision,
     *,
     warm: bool,
 ) -> tuple[str, ...]:
@@ -239,4 +230,5 @@ def _argv(
         identity = options.run_id.value if options.run_id else shared_id(topology, target)
         rendezvous = Rendezvous(identity, address)
     python = interpreter_for(situation.python, warm)
-    return torchrun_argv(python, rendezvous, topology, options, extra, target, capture.argv)
+    restarts = options.max_restarts.value if options.max_restarts else 0
+    return torchrun_argv(python, rendezvous, topology, restarts, extra, target, capture.argv)

@@ -1,16 +1,16 @@
-"""The torchrun command line of a launch, as a list; refuses to run it."""
+"""The torchrun command line of a launch, as a list of words."""
 
 from __future__ import annotations
 
 import difflib
 import shlex
+from collections.abc import Sequence
 
 from ddplaunch.launch.launch import Target, Topology
-from ddplaunch.launch.options import Options
 from ddplaunch.launch.topology import endpoint
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Resolved, Unavailable
 
 #: What the launch decides itself; a second value by ``--torchrun-arg`` would contradict the plan.
 _OURS = {
@@ -44,7 +44,7 @@ def torchrun_argv(
     python: tuple[str, ...],
     rendezvous: Rendezvous,
     topology: Topology,
-    options: Options,
+    restarts: int,
     extra: tuple[str, ...],
     target: Target | None,
     capture: tuple[str, ...] = (),
@@ -56,7 +56,6 @@ def torchrun_argv(
     The ``--`` keeps argparse from taking the script's own ``--r=16`` for an abbreviation of a torchrun option
     (https://github.com/pytorch/pytorch/issues/120601).
     """
-    restarts = options.max_restarts.value if options.max_restarts else 0
     argv = [
         *python,
         "-m",
@@ -153,14 +152,14 @@ def _target(target: Target | None) -> tuple[str, ...]:
     return (*option, "--", target.name, *target.args)
 
 
-def extra_arguments(options: Options, known: frozenset[str] | Unavailable) -> tuple[str, ...]:
-    """Return the words of every ``--torchrun-arg``.
+def extra_arguments(said: Sequence[Resolved[str]], known: frozenset[str] | Unavailable) -> tuple[str, ...]:
+    """Return the words of every ``--torchrun-arg`` that was ``said``.
 
     ``known`` are the long options of the installed torchrun. Raises UsageError for an option that it does not have
     (with the near miss) or that ddplaunch decides itself.
     """
     words: list[str] = []
-    for item in options.torchrun_arg:
+    for item in said:
         try:
             parts = shlex.split(item.value)
         except ValueError as exception:

@@ -37,7 +37,7 @@ def duration_text(seconds: float) -> str:
     return f"{whole} s"
 
 
-def duration_s(flag: str, text: str) -> float:
+def duration_s(flag: str, text: str, where: str | None = None) -> float:
     """Return ``30``, ``90s``, ``10m``, ``1.5h`` or ``2d`` in seconds. Raises UsageError for anything else."""
     match = LENGTH.fullmatch(text.strip())
     if match is None:
@@ -47,7 +47,7 @@ def duration_s(flag: str, text: str) -> float:
             f"`{flag} {text}` is no length of time",
             why="it is a number of seconds, or a number with s, m, h or d",
             fix=f"`{flag} 30` or `{flag} 10m`",
-            where=f"flag: {flag}",
+            where=where or f"flag: {flag}",
         )
     return float(match[1]) * _SECONDS[match[2]]
 

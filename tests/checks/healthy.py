@@ -148,7 +148,7 @@ def healthy_launch(nproc: int = 8, **replace: Any) -> Launch:
         passed=(),
         environment=(),
         argv=(PYTHON, *argv),
-        options=Options(nproc=Resolved(str(nproc), FLAG)),
+        options=Options(nproc=Resolved(nproc, FLAG)),
     )
     return dataclasses.replace(launch, **replace)
 

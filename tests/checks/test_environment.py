@@ -74,7 +74,7 @@ def test_a_name_that_the_script_reads_is_its_own_business(name: str) -> None:
 
 
 def test_env_option_counts_and_says_where() -> None:
-    pair = Resolved("NCCL_TIMEOUT=60", Source("flag", "--env"))
+    pair = Resolved(("NCCL_TIMEOUT", "60"), Source("flag", "--env"))
     launch = healthy_launch(options=Options(env=(pair,)))
     finding = found(CHECKS, "ineffective-variable", launch=launch)
     assert finding and finding.where == ("--env",)

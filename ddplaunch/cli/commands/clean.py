@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.hosts.local.end_orphans import Cleaned, leftovers
 from ddplaunch.hosts.local.end_orphans import clean as clean_up
 from ddplaunch.machine.files import boot_id
@@ -19,7 +19,6 @@ from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.clean_view import Work, clean_findings, clean_json, done_text, question_text, work_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.values.words import duration_s
 
 _KEEP = 50
 _GRACE_S = 5.0
@@ -31,13 +30,12 @@ def clean(
     yes: bool | None,
     dry_run: bool | None,
     keep: str | None,
-    grace: str | None,
+    grace: float | None,
     json: bool | None,
     run_dir: str | None,
 ) -> int:
     """List orphans and old records, ask, end and remove them, and verify that they are gone."""
     keep_number = _parse_keep(keep)
-    grace_s = _GRACE_S if grace is None else duration_s("--grace", grace)
     work, now_s = look(runs_directory(os.environ, run_dir, Path.cwd()), keep_number, run), time.time()
     if not json:
         answer(work_text(work, now_s, Terminal.of(sys.stdout)))
@@ -45,7 +43,7 @@ def clean(
         if json:
             answer_json(clean_json(work, None, (), host_name(), now_s))
         return ExitStatus.DONE if work.nothing or dry_run else ExitStatus.FINDINGS
-    cleaned = clean_up(work.found, grace_s) if work.found.own else _NOTHING_ENDED
+    cleaned = clean_up(work.found, _GRACE_S if grace is None else grace) if work.found.own else _NOTHING_ENDED
     removed, failed = [], []
     for directory in work.records.removable:
         problem = remove_record(directory)

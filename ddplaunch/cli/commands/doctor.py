@@ -24,7 +24,7 @@ from ddplaunch.checks.check import Outcome
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import Asked, by_host, facts_of, hosts_of, once
 from ddplaunch.cli.prepare import check, prepare, probe_request
-from ddplaunch.cli.say import answer, answer_json, tell
+from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import parse_target
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import run_measured
@@ -34,8 +34,7 @@ from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.hosts.session.collect import meet
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.launch.hosts_plan import Meeting
-from ddplaunch.launch.options import Options
-from ddplaunch.launch.topology import split_nproc
+from ddplaunch.launch.options import Options, Said
 from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
 from ddplaunch.records.directory import new_run_id
@@ -44,7 +43,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count, duration_s
+from ddplaunch.values.words import count
 
 _ON_CPU = 2  # ranks of a host alone, where neither NPROC nor GPUs say how many
 _LEAST_S = 2.0
@@ -61,15 +60,14 @@ class CommAsked:
         return self.deadline_s or DEADLINE_S[device]
 
 
-def asked_for(comm: bool, timeout: str | None) -> CommAsked | None:
+def asked_for(comm: bool, deadline_s: float | None) -> CommAsked | None:
     """Return what `--comm` and `--comm-timeout` say. Raises UsageError for a time that is too short, or alone."""
-    if timeout is None:
+    if deadline_s is None:
         return CommAsked() if comm else None
-    deadline_s = duration_s("--comm-timeout", timeout)
     if comm and deadline_s >= _LEAST_S:
         return CommAsked(deadline_s)
     raise usage(
-        f"`--comm-timeout {timeout}` is too short" if comm else "`--comm-timeout` without `--comm`",
+        f"`--comm-timeout {deadline_s:g}` is too short" if comm else "`--comm-timeout` without `--comm`",
         why="it is the time in which ranks connect and measure; what takes longer counts as broken",
         fix=f"`--comm --comm-timeout {DEADLINE_S['cpu']:.0f}`, or more for a slow network",
         where="flag: --comm-timeout",
@@ -120,11 +118,11 @@ def counts(options: Options, device: str, facts: Facts) -> tuple[int, int]:
 
     On CPUs NPROC or two alone, and one in a pair: more of them measure processors.
     """
-    text = split_nproc(options)[1]
+    asked = options.nproc.value if options.nproc else "auto"
     if device == "cuda":
-        ranks = _gpus(facts) if text == "auto" else min(int(text), _gpus(facts))
+        ranks = _gpus(facts) if asked == "auto" else min(asked, _gpus(facts))
         return ranks, ranks
-    return (_ON_CPU if text == "auto" else int(text)), 1
+    return (_ON_CPU if asked == "auto" else asked), 1
 
 
 def _gpus(facts: Facts) -> int:
@@ -136,14 +134,14 @@ _PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "p
 
 
 def doctor(
-    options: Options,
+    said: Said,
     script: list[str] | None,
     profile: str | None,
     list_checks: bool | None,
     json: bool | None,
     report: str | None,
     comm: bool | None,
-    comm_timeout: str | None,
+    comm_timeout: float | None,
     **hosts: Any,
 ) -> int:
     """Run every check and show what became of each. ``hosts`` are the flags that name other machines."""
@@ -155,8 +153,8 @@ def doctor(
     if any(value not in (None, []) for value in hosts.values()):
         from ddplaunch.cli.hosts import plan_hosts
 
-        return doctor_hosts(options, plan_hosts.asked_for(hosts), script, profile, bool(json), asked)
-    options = with_configuration(options, profile, working_directory())
+        return doctor_hosts(said, plan_hosts.asked_for(hosts), script, profile, bool(json), asked)
+    options = with_configuration(said, profile, working_directory())
     facts, outcomes = examine(options, script)
     found = None if asked is None else here(facts, options, asked)
     if found is not None and (found.groups or found.untested):
@@ -215,7 +213,7 @@ _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --h
 
 
 def doctor_hosts(
-    options: Options,
+    said: Said,
     asked: Asked,
     script: list[str] | None,
     profile: str | None,
@@ -226,7 +224,7 @@ def doctor_hosts(
 
     ``collectives`` is what `--comm` asked for, None where it was not given.
     """
-    options = with_configuration(options, profile, working_directory())
+    options = with_configuration(said, profile, working_directory())
     target = parse_target(script) if script is not None else None
     hosts = hosts_of(asked)
     allow_many(len(hosts))
@@ -252,16 +250,16 @@ def doctor_hosts(
             comm = between(links, gathered.links, facts, options, asked.python or sys.executable, collectives)
             across += run_measured(comm, ignored)
             found += [(None, finding) for outcome in across[-len(MEASURED) :] for finding in outcome.findings]
-    said = once(found, len(hosts))
+    findings = once(found, len(hosts))
     if json:
-        answer_json(hosts_json(reports, own, across, said) | ({} if comm is None else {"comm": comm_json(comm)}))
+        answer_json(hosts_json(reports, own, across, findings) | ({} if comm is None else {"comm": comm_json(comm)}))
     else:
         passed = _passed(across) + sum(_passed(outcomes) for outcomes in own)
         terminal = Terminal.of(sys.stdout)
         picture = () if comm is None else comm_text(comm, terminal)
-        answer(hosts_text(reports, gathered.missing, said, passed, terminal, picture=picture))
+        answer(hosts_text(reports, gathered.missing, findings, passed, terminal, picture=picture))
     crashed = any(outcome.status == "crashed" for outcomes in (across, *own) for outcome in outcomes)
-    return ExitStatus.FINDINGS if said or crashed else ExitStatus.DONE
+    return ExitStatus.FINDINGS if findings or crashed else ExitStatus.DONE
 
 
 def _passed(outcomes: tuple[Outcome, ...]) -> int:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.say import answer, answer_json
+from ddplaunch.cli.streams import answer, answer_json
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state

@@ -1,4 +1,4 @@
-"""``ddplaunch logs``: what the ranks of a run printed, from its record; changes nothing."""
+"""``ddplaunch logs``: prints what the ranks of a run wrote, from its record."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from pathlib import Path
 
-from ddplaunch.cli.option_values import moment_s
-from ddplaunch.cli.say import tell
+from ddplaunch.cli.streams import tell
 from ddplaunch.cli.which_run import logs_elsewhere
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
@@ -24,6 +24,7 @@ from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import LENGTH, duration_s
 
 _LAST_LINES = 10  # of each file when following, as tail(1) has it
 
@@ -53,7 +54,7 @@ def logs(
         directory=locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None),
         ranks=parse_ranks(rank),
         lines=_parse_lines(lines, bool(follow) and since is None),
-        since_s=None if since is None else moment_s("--since", since, time.time()),
+        since_s=None if since is None else moment_s(since, time.time()),
         pattern=_parse_pattern(grep),
     )
     files = log_files(wanted.directory, wanted.ranks)
@@ -126,7 +127,7 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
         match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", word.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]):
             raise usage(
-                f"`--rank {text}` names no ranks",
+                f"`--rank {text}`: `{word.strip()}` is not a rank",
                 why="ranks are numbers from 0, with commas, as ranges, or `all`",
                 fix="`--rank 0`, `--rank 0,3`, `--rank 0-7`, or leave it out",
                 where="flag: --rank",
@@ -148,6 +149,24 @@ def _parse_lines(text: str | None, following: bool) -> int | None:
         fix="`--lines 100`, or `--lines all`",
         where="flag: --lines",
     )
+
+
+def moment_s(text: str, now_s: float) -> float:
+    """Return ``10m`` (ago) or ``2026-11-21 14:30`` (local unless it says otherwise) in seconds since the epoch.
+
+    Raises UsageError for anything else.
+    """
+    if LENGTH.fullmatch(text.strip()):
+        return now_s - duration_s("--since", text)
+    try:
+        return datetime.fromisoformat(text.strip().replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise usage(
+            f"`--since {text}` is neither a length of time nor a moment",
+            why="it is a number with s, m, h or d, counted back from now, or a date and time",
+            fix='`--since 10m` or `--since "2026-11-21 14:30"`',
+            where="flag: --since",
+        ) from None
 
 
 def _parse_pattern(text: str | None) -> re.Pattern[bytes] | None:

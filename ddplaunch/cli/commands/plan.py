@@ -1,4 +1,4 @@
-"""``ddplaunch plan``: everything that ``run`` would decide, printed; starts nothing."""
+"""``ddplaunch plan``: prints everything that ``run`` would decide."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import sys
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
-from ddplaunch.cli.say import answer, answer_json, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import Said
 from ddplaunch.launch.resolve import request_numbers
 from ddplaunch.scaling.compute import compare as compare_sizes
 from ddplaunch.scaling.numbers import Numbers
@@ -20,7 +20,7 @@ from ddplaunch.values.finding import ExitStatus, usage
 
 
 def plan(
-    options: Options,
+    said: Said,
     script: list[str] | None,
     profile: str | None,
     compare: str | None,
@@ -33,7 +33,7 @@ def plan(
         raise usage(
             "several formats at once", why="stdout carries one", fix="choose one of `--json`, `--env` and `--yaml`"
         )
-    options = with_configuration(options, profile, working_directory())
+    options = with_configuration(said, profile, working_directory())
     prepared = prepare(options, None if script is None else parse_target(script))
     sizes = None if compare is None else _compared(prepared, compare)
     tell_findings(prepared.findings)

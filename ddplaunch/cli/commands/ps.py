@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from ddplaunch.cli.say import answer, answer_json
+from ddplaunch.cli.streams import answer, answer_json
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.run_states import host_name, summaries, user_name

@@ -1,6 +1,6 @@
 """``ddplaunch run``: check, plan, show, record, and become torchrun.
 
-In a Slurm allocation but outside of a step: becomes the srun that starts one; refuses to decide the launch there.
+In a Slurm allocation but outside of a step it becomes the srun that starts one, and runs again in each of its tasks.
 """
 
 from __future__ import annotations
@@ -8,23 +8,21 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.execute import environment_of, execute, refuse_too_long
 from ddplaunch.cli.prepare import Prepared, interpreter, prepare
-from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, path_text, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.programs import with_end_of_job
 from ddplaunch.launch.inside.slurm import Slurm, describe, read_slurm
 from ddplaunch.launch.job.sbatch import step_argv
 from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import Options, Said
 from ddplaunch.launch.relaunch import RETURN
-from ddplaunch.launch.topology import node_range
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.write import write
 from ddplaunch.ui.export import plan_json
@@ -33,17 +31,13 @@ from ddplaunch.ui.shell import command_lines, dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import ExitStatus, RefusedError, error, usage
-from ddplaunch.values.variable_names import EXECUTED, SETTINGS
-from ddplaunch.values.words import duration_s
 
 if TYPE_CHECKING:
     from ddplaunch.launch.relaunch import Return
 
-LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
-
 
 def run(
-    options: Options,
+    said: Said,
     script: list[str] | None,
     profile: str | None,
     dry_run: bool | None,
@@ -64,10 +58,8 @@ def run(
             run_on_hosts,  # for the launches that have other hosts
         )
 
-        return run_on_hosts.run_on_hosts(
-            options, plan_hosts.asked_for(hosts), script, profile, bool(dry_run), bool(json)
-        )
-    options = with_configuration(options, profile, working_directory())
+        return run_on_hosts.run_on_hosts(said, plan_hosts.asked_for(hosts), script, profile, bool(dry_run), bool(json))
+    options = with_configuration(said, profile, working_directory())
     if RETURN not in os.environ:
         return _run(options, script, dry_run, json, join_timeout)
     from ddplaunch.cli import relaunching
@@ -84,14 +76,12 @@ def _run(
     script: list[str] | None,
     dry_run: bool | None,
     json: bool | None,
-    join_timeout: str | None,
+    join_timeout: float | None,
     back: Return | None = None,
 ) -> int:
     target = parse_target(required(script))
-    if "SLURM_JOB_ID" in os.environ and (status := start_step(options, bool(dry_run))) is not None:
+    if "SLURM_JOB_ID" in os.environ and (status := _start_slurm_step(options, os.environ, bool(dry_run))) is not None:
         return status
-    if join_timeout is not None:
-        duration_s("--join-timeout", join_timeout)  # refused at once, not after the checks
     locks = GpuLocks()
     prepared = prepare(options, target, locks=None if dry_run else locks, relaunch=back.number if back else 0)
     refusing = prepared.refusing()
@@ -110,11 +100,11 @@ def _run(
     of = back.of if back else None
     noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base, of)
     if not speaks_elsewhere(prepared.launch):
-        _show(prepared, f"none: {noted}" if isinstance(noted, str) else shown_path(noted))
+        _show(prepared, f"none: {noted}" if isinstance(noted, str) else path_text(noted))
     execute(prepared.launch, told)
 
 
-def _roll_call_s(launch: Launch, join_timeout: str | None, again: bool) -> float | None:
+def _roll_call_s(launch: Launch, join_timeout: float | None, again: bool) -> float | None:
     """Return how long all nodes may take to meet, None where they do not."""
     if launch.topology.nnodes.value == 1:
         return None
@@ -149,61 +139,6 @@ def meet_others(prepared: Prepared, timeout_s: float | None, back: Return | None
     return meet_nodes.call_roll(prepared, timeout_s, speaks_elsewhere(launch), evidence)
 
 
-def start_step(options: Options, dry_run: bool) -> int | None:
-    """Become the srun that starts a step, in a Slurm allocation outside of one; None where there is no need to."""
-
-    return start_own_step(options, os.environ, dry_run)
-
-
-def environment_of(launch: Launch) -> dict[str, str]:
-    """Return the environment that torchrun gets: this process's with the launch's variables set and removed."""
-    environment = dict(os.environ)
-    for variable in launch.environment:
-        if variable.value is None:
-            environment.pop(variable.name, None)
-        else:
-            environment[variable.name] = variable.value
-    return environment
-
-
-def shown_path(path: Path) -> str:
-    """Return ``path`` relative to the working directory where it lies below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
-
-
-def execute(launch: Launch, environment: dict[str, str]) -> NoReturn:
-    """Replace this process by torchrun."""
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # it is None where its descriptor was closed
-            stream.flush()
-    if launch.options.trace is not None and SETTINGS in environment:
-        environment[EXECUTED] = str(time.time())
-    os.execve(launch.argv[0], list(launch.argv), environment)
-
-
-def refuse_too_long(argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Raise RefusedError for an argument or variable that the kernel would not pass on (MAX_ARG_STRLEN, execve(2))."""
-    words = [(f"the argument `{word[:20]}…`", os.fsencode(word)) for word in argv if len(word) > LONGEST_WORD // 4]
-    words += [
-        (f"the variable `{name}`", os.fsencode(f"{name}={value}"))
-        for name, value in environment.items()
-        if len(name) + len(value) > LONGEST_WORD // 4
-    ]
-    for what, word in words:
-        if len(word) >= LONGEST_WORD:
-            raise RefusedError(
-                error(
-                    "argument-too-long",
-                    f"{what} has {len(word)} bytes; Linux passes at most {LONGEST_WORD - 1} to a program",
-                    why="torchrun could not be started with it",
-                    fix="write it to a file, and pass the file's name",
-                )
-            )
-
-
 def _print_dry_run(prepared: Prepared, json: bool) -> None:
     tell_findings(prepared.findings)
     if json:
@@ -231,16 +166,15 @@ def _show(prepared: Prepared, record: str) -> None:
 
 
 _WIDTH = 100
-_DEPTH = (
-    "DDPLAUNCH_STEP"  # the job, set for its step, so that a Slurm that hides its variables there starts no further one
-)
+#: The job, set for its step, so that a Slurm that hides its variables there starts no further one.
+_DEPTH = "DDPLAUNCH_STEP"
 
 
-def start_own_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> int | None:
+def _start_slurm_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> int | None:
     """Become srun where the allocation has nodes that this process alone would not reach; None where it has not.
 
     The batch script runs on the first node only, the shell of ``salloc`` often on the login node; without this they
-    would train there alone. Raises RefusedError where there is no srun, UsageError for a malformed ``--nnodes``.
+    would train there alone. Raises RefusedError where there is no srun.
     """
     slurm = read_slurm(environ)
     if slurm is None or environ.get(_DEPTH) == slurm.job:
@@ -285,8 +219,7 @@ def _wanted(slurm: Slurm, options: Options) -> bool:
 
 def _one_node(options: Options) -> bool:
     """Whether the user said that the launch has one node."""
-    said = options.nnodes is not None or (options.nproc is not None and "x" in options.nproc.value)
-    return said and node_range(options)[0].value == 1
+    return options.nnodes is not None and options.nnodes.value.most == 1
 
 
 def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:

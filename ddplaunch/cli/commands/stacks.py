@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.which_run import live_run, of_hosts
 from ddplaunch.explain.stacks.flight_recorder import flight, flight_dumps
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ddplaunch.cli.say import answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer_json, tell, tell_findings
 from ddplaunch.cli.which_run import called, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.launch.settings import Settings
@@ -35,14 +35,12 @@ from ddplaunch.ui.stop_view import (
 )
 from ddplaunch.values.finding import ExitStatus, Finding, usage
 from ddplaunch.values.variable_names import SETTINGS
-from ddplaunch.values.words import duration_s
 
 _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
 
 
-def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | None) -> int:
+def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
     """End a run: SIGTERM to its launcher, after the grace SIGKILL to what is left; wait until it is gone."""
-    grace_s = None if grace is None else duration_s("--grace", grace)
     base, table, host = runs_directory(os.environ, run_dir, Path.cwd()), process_table(), host_name()
     table.pop(os.getpid(), None)  # typed where a run's variables are exported, it would look like its launcher
     residents = residents_in(table, host)
@@ -53,7 +51,7 @@ def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | N
         return ExitStatus.DONE
     for launched, launcher in residents:
         if chosen is not None and launcher in chosen.launchers:
-            return _stop_by_launcher(chosen, launched, launcher, grace_s, bool(json))
+            return _stop_by_launcher(chosen, launched, launcher, grace, bool(json))
     if chosen is not None:
         directory = recorded_at(chosen)
     else:
@@ -62,8 +60,8 @@ def stop(run: str | None, grace: str | None, json: bool | None, run_dir: str | N
     over = chosen is None and directory is not None and _is_concluded(read_record(directory))
     from_here = None if directory is None or over else read_launched(directory)
     if from_here is not None and from_here.host == host:
-        return _stop_by_hosts(from_here, grace_s, bool(json))
-    return _stop_here(chosen, directory, grace_s, bool(json), table)
+        return _stop_by_hosts(from_here, grace, bool(json))
+    return _stop_here(chosen, directory, grace, bool(json), table)
 
 
 def _is_over(base: Path, alive: Sequence[RunProcesses], run: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""``ddplaunch submit``: hand the same launch to Slurm, or print it for Kubernetes; refuses to decide on it here."""
+"""``ddplaunch submit``: writes the launch as a Slurm job or a Kubernetes manifest, and submits the job."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.flags import LAUNCH, OWN, Flag
 from ddplaunch.cli.prepare import interpreter
-from ddplaunch.cli.say import answer, tell, tell_findings
+from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.follow import first_state, follow
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
 from ddplaunch.launch.job.sbatch import Batch, decide_batch, log_beside
 from ddplaunch.launch.job.submission import Submission, decide, refuse_secrets
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import Options, Said, flags_of_options
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
@@ -33,14 +32,13 @@ _FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup"
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 
 
-def submit(options: Options, script: list[str] | None, profile: str | None, **asked: Any) -> int:
+def submit(said: Said, script: list[str] | None, profile: str | None, **asked: Any) -> int:
     """Write the job for what ``script`` names; submit it unless ``--dry-run`` asks for the text."""
     words = required(script)
-    asked = {flag.name: _converted(flag, asked.get(flag.name)) for flag in OWN["submit"]}
     cluster = _cluster(asked)
-    merged = with_configuration(options, profile, working_directory())
+    merged = with_configuration(said, profile, working_directory())
     submission = decide(merged, asked, words[1] if words[:1] == ["-m"] and len(words) > 1 else "".join(words[:1]))
-    command = run_words(options, profile, submission, words)
+    command = run_words(said, profile, submission, words)
     if cluster == "kubernetes":
         return _print_manifest(merged, submission, asked, command)
     parse_target(words)
@@ -54,15 +52,15 @@ def submit(options: Options, script: list[str] | None, profile: str | None, **as
     return _submit(batch, text, bool(asked["wait"]), base)
 
 
-def run_words(options: Options, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
+def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
     """Return ``run``, what was typed for it, ``--`` and the script; the nodes read the profile themselves."""
-    words = ["run", *([submission.processes] if submission.processes is not None else [])]
+    words = ["run", *([str(submission.processes)] if submission.processes is not None else [])]
     if profile is not None:
         words += _spelled("--profile", profile)
     if submission.grace_s is not None:
         words += ["--grace", str(submission.grace_s)]
-    for flag in LAUNCH:
-        value = getattr(options, flag.name)
+    for flag in flags_of_options().values():
+        value = said.get(flag.name)
         if flag.name in _SAID_BY_THE_JOB or value is None:
             continue
         if flag.kind in ("switch", "pair"):
@@ -161,20 +159,6 @@ def _cluster(asked: dict[str, Any]) -> str:
             where="flag: --to",
         )
     return cluster
-
-
-def _converted(flag: Flag, value: Any) -> Any:
-    """Return the value of one of submit's own flags; ``Options`` converts the others. Raises UsageError."""
-    if flag.kind != "integer" or value is None:
-        return value
-    if value.isascii() and value.isdecimal() and len(value) < 10:
-        return int(value)
-    raise usage(
-        f"`{flag.flag} {value}` is not a whole number",
-        why=f"{flag.text[:1].lower()}{flag.text[1:].partition(' [')[0].rstrip('.')}",
-        fix=f"`{flag.flag} 4`",
-        where=f"flag: {flag.flag}",
-    )
 
 
 def _spelled(flag: str, value: str) -> list[str]:

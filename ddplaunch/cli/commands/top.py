@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.cli.say import answer, tell
+from ddplaunch.cli.streams import answer, tell
 from ddplaunch.cli.which_run import live_run, of_hosts
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
@@ -25,7 +25,7 @@ from ddplaunch.records.find import RunRecord, find_run, node_directories, read_r
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, Finding, UsageError, usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import age_text, duration_s
+from ddplaunch.values.words import age_text
 from ddplaunch.watch.live_samples import WatchedRun
 from ddplaunch.watch.plot import metrics_svg, summary_lines
 from ddplaunch.watch.recording import NAME, read_metrics, sample_json
@@ -53,7 +53,7 @@ class Wish:
 
 def top(
     run: str | None,
-    interval: str | None,
+    interval: float | None,
     count: str | None,
     metric: str | None,
     replay: bool | None,
@@ -65,7 +65,7 @@ def top(
     wish = Wish(
         run=run,
         run_dir=run_dir,
-        interval_s=None if interval is None else _interval_s(interval),
+        interval_s=None if interval is None else _long_enough(interval),
         count=None if count is None else _count(count),
         metric=metric,
         json=bool(json),
@@ -86,11 +86,10 @@ def _is_screen() -> bool:
         return False
 
 
-def _interval_s(text: str) -> float:
-    seconds = duration_s("--interval", text)
+def _long_enough(seconds: float) -> float:
     if seconds < _LEAST_S:
         raise usage(
-            f"`--interval {text}` is less than {_LEAST_S:g} s",
+            f"`--interval {seconds:g}` is less than {_LEAST_S:g} s",
             why="the kernel counts CPU time in hundredths of a second: shorter samples would be noise",
             fix=f"`--interval {_LEAST_S:g}`",
             where="flag: --interval",

@@ -18,7 +18,7 @@ from ddplaunch import __version__
 from ddplaunch.checks.connectivity import port_taken
 from ddplaunch.cli.prepare import Prepared
 from ddplaunch.cli.relaunching import ending_by_signals, relaunch_refused, told
-from ddplaunch.cli.say import tell_findings
+from ddplaunch.cli.streams import tell_findings
 from ddplaunch.hosts.roll_call import rules as rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
 from ddplaunch.hosts.roll_call.messages import Hello, Verdict
@@ -29,7 +29,6 @@ from ddplaunch.script.source import locate
 from ddplaunch.ui.launch_view import RollCallLine
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
-from ddplaunch.values.words import duration_s
 
 TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
 AGAIN_S = 2400.0  # after a failure, which other nodes notice when their collectives time out: gloo's after 30 min
@@ -38,14 +37,13 @@ _ID = "--rdzv-id="
 _MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
 
 
-def wanted(launch: Launch, join_timeout: str | None, again: bool = False) -> float | None:
+def wanted(launch: Launch, join_timeout: float | None, again: bool = False) -> float | None:
     """Return how long to wait for the other nodes, in seconds; None where no roll is called. ``again``: to relaunch.
 
-    It is called where the number of nodes is fixed and their meeting place is node 0's torchrun. Raises UsageError for
-    a ``--join-timeout`` that is no length of time.
+    It is called where the number of nodes is fixed and their meeting place is node 0's torchrun.
     """
     usual_s = AGAIN_S if again else TIMEOUT_S
-    timeout_s = usual_s if join_timeout is None else duration_s("--join-timeout", join_timeout)
+    timeout_s = usual_s if join_timeout is None else join_timeout
     topology = launch.topology
     several = topology.nnodes.value > 1 and topology.min_nodes == topology.nnodes.value
     if not several or None in (topology.node_rank, topology.master_addr, topology.master_port):

@@ -32,7 +32,6 @@ from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import duration_s
 
 
 @dataclass(frozen=True)
@@ -54,9 +53,7 @@ class Asked:
 
 
 def asked_for(flags: Mapping[str, Any]) -> Asked:
-    """Return what the flags say. Raises UsageError for a number that is none, and for flags without any host."""
-    text = flags.get("join_timeout")
-    timeout_s = None if text is None else duration_s("--join-timeout", text)
+    """Return what the flags say. Raises UsageError for flags without any host."""
     asked = Asked(
         flags.get("hosts"),
         flags.get("hostfile"),
@@ -64,7 +61,7 @@ def asked_for(flags: Mapping[str, Any]) -> Asked:
         tuple(flags.get("exclude") or ()),
         flags.get("chdir"),
         flags.get("python"),
-        timeout_s,
+        flags.get("join_timeout"),
     )
     if not asked.given:
         name = next(name for name, value in flags.items() if value not in (None, [])).replace("_", "-")

@@ -11,7 +11,7 @@ from pathlib import Path
 from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict
 from ddplaunch.cli.hosts.plan_hosts import HostsMissingError
 from ddplaunch.cli.relaunching import ending_by_signals
-from ddplaunch.cli.say import tell, tell_findings
+from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.launch.relaunch import Evidence, Policy, decide, pause_s
 from ddplaunch.records.first_failure import TIME_LIMIT
 from ddplaunch.records.launchers import still_holding

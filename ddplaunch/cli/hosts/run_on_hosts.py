@@ -33,14 +33,14 @@ from ddplaunch.cli.hosts.plan_hosts import (
 )
 from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, evidence_of, until_done
 from ddplaunch.cli.prepare import record_directory
-from ddplaunch.cli.say import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, path_text, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
 from ddplaunch.launch.hosts_plan import HostReport, fewest, named, options_json, sized, sized_for
 from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.options import Options, Said
 from ddplaunch.launch.relaunch import relaunch_policy
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.hosts_record import Pieces, merged_attempts, without_skew, write_for_all
@@ -146,10 +146,10 @@ _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
 def run_on_hosts(
-    options: Options, asked: Asked, script: list[str] | None, profile: str | None, dry_run: bool, json: bool
+    said: Said, asked: Asked, script: list[str] | None, profile: str | None, dry_run: bool, json: bool
 ) -> int:
     """Launch on all hosts, stay until every one has ended, and return the first failed rank's exit status."""
-    options = with_configuration(options, profile, working_directory())
+    options = with_configuration(said, profile, working_directory())
     target = parse_target(required(script))
     hosts = hosts_of(asked)
     refuse_own_place(options)
@@ -180,7 +180,7 @@ def _pairs(options: Options) -> tuple[Any, ...]:
     """Return ``--env`` with what ``--env-file`` says in it: the files are on this machine."""
     from ddplaunch.values.resolved import Resolved
 
-    return tuple(Resolved(f"{name}={value}", source) for name, value, source in variables(options))
+    return tuple(Resolved((name, value), source) for name, value, source in variables(options))
 
 
 def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
@@ -213,12 +213,12 @@ def _launch(
             planned.findings,
             Terminal.of(sys.stderr),
             facts=gathered.reports[0].facts,
-            record=f"none: {noted}" if isinstance(noted, str) else _shown(noted),
+            record=f"none: {noted}" if isinstance(noted, str) else path_text(noted),
         )
     )
     names = tuple(report.name for report in gathered.reports)
     console, pieces = HostsConsole(names, first.options.show is not None), Pieces(directory)
-    grace_s = first.options.grace.value if first.options.grace else _GRACE_S
+    grace_s = first.options.grace_s.value if first.options.grace_s else _GRACE_S
     together = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
     typed = {"script": script, "argv": hide_secrets(sys.argv), "relaunch_of": again.of}
     orders = [
@@ -309,17 +309,10 @@ def _conclude(
     tell(
         outcome_text(
             replace(outcome, attempts=()),  # one word for all hosts; `explain` knows the attempts
-            _shown(directory),
+            path_text(directory),
             Terminal.of(sys.stderr),
             signal=interrupted,
             unrecorded=problem or ("; ".join(verdict.notes) or None),
         )
     )
     return LaunchEnd(verdict.exit_status, run_id, evidence_of(directory, verdict, outcomes, interrupted))
-
-
-def _shown(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.topology import split_nproc
 from ddplaunch.machine.facts import Facts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from ddplaunch.values.words import duration_text
@@ -42,32 +41,24 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
 
     Flags and profile win over the surroundings; so do MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment, which
     ``resolve_topology`` reads: a batch script exports them on purpose. A launch that was told to be on one node stays
-    there. Raises UsageError for a malformed NPROC.
+    there.
     """
     found = recognise(environ)
     if found is None:
         return options
-    nodes = _nodes_said(options)
-    several = nodes != "1" if nodes is not None else found.nnodes is not None and found.nnodes.value != "1"
+    nodes = options.nnodes or found.nnodes
+    several = nodes is not None and nodes.value.most > 1
     changes: dict[str, Any] = {"run_id": found.run_id} if found.by == "Slurm" else {}
     if several:
         names = ["node_rank", "master_addr", "master_port", "run_id", "socket_ifname"]
         exported = {
             name for name in ("node_rank", "master_addr", "master_port") if environ.get(name.upper(), "").strip()
         }
-        changes = {name: getattr(found, name) for name in names if name not in exported}
-        changes["nnodes"] = found.nnodes if nodes is None else options.nnodes
+        changes = {name: getattr(found, name) for name in ("nnodes", *names) if name not in exported}
     if options.gpus is None and (options.device is None or options.device.value != "cpu" or _by_task(found)):
         changes["nproc"] = found.nproc
     kept = {name: value for name, value in changes.items() if value is not None and getattr(options, name) is None}
     return replace(options, **kept, env=(*_own_devices(options, found), *options.env))
-
-
-def _nodes_said(options: Options) -> str | None:
-    if options.nnodes is not None:
-        return options.nnodes.value.strip()
-    by_positional, _ = split_nproc(options)
-    return None if by_positional is None else str(by_positional)
 
 
 def _by_task(found: Found) -> bool:
@@ -75,11 +66,12 @@ def _by_task(found: Found) -> bool:
     return found.nproc is not None and found.nproc.source.detail.startswith(("task", "OMPI", "MPI"))
 
 
-def _own_devices(options: Options, found: Found) -> tuple[Resolved[str], ...]:
+def _own_devices(options: Options, found: Found) -> tuple[Resolved[tuple[str, str]], ...]:
     """Hide the neighbours' GPUs by the variable whose entries they are; ``--gpus`` would count as nvidia-smi does."""
     if not found.devices or options.gpus is not None:
         return ()
-    return (Resolved(f"CUDA_VISIBLE_DEVICES={','.join(found.devices)}", Source(found.by, "this task's own GPUs")),)
+    pair = ("CUDA_VISIBLE_DEVICES", ",".join(found.devices))
+    return (Resolved(pair, Source(found.by, "this task's own GPUs")),)
 
 
 def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""What another launcher set up for this process, as one value whoever it was; refuses to recognise anybody itself.
+"""What Kubeflow, Open MPI, PMI and SageMaker say in the environment of this process's place in a job.
 
-What Kubeflow, MPI and SageMaker say of a job in the environment; refuses to import any of their clients.
+``Found`` is the one value for all launchers, Slurm (``slurm.py``) included.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ddplaunch.launch.flag import NodeRange, Processes, read_nodes
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, SourceKind
 
@@ -26,8 +27,8 @@ class Found:
 
     by: SourceKind
     note: str
-    nnodes: Resolved[str] | None = None
-    nproc: Resolved[str] | None = None
+    nnodes: Resolved[NodeRange] | None = None
+    nproc: Resolved[Processes] | None = None
     node_rank: Resolved[int] | None = None
     master_addr: Resolved[str] | None = None
     master_port: Resolved[int] | None = None
@@ -82,12 +83,11 @@ def find_kubeflow(environ: Mapping[str, str]) -> Found | None:
     rank = number(environ, "PET_NODE_RANK")
     if rank is None and (pod := _WORKER.search(environ.get("HOSTNAME", ""))):
         rank = int(pod[1])
-    processes = number(environ, "PET_NPROC_PER_NODE")
     return _found(
         "Kubeflow",
         f"Kubeflow: node {rank if rank is not None else '?'} of {nodes}",
-        nnodes=(nodes, "PET_NNODES"),
-        nproc=(str(processes) if processes else None, "PET_NPROC_PER_NODE"),
+        nnodes=(read_nodes(None, Resolved(nodes, Source("Kubeflow", "PET_NNODES"))), "PET_NNODES"),
+        nproc=(number(environ, "PET_NPROC_PER_NODE") or None, "PET_NPROC_PER_NODE"),
         node_rank=(rank, "PET_NODE_RANK"),
         master_addr=(addr, "PET_MASTER_ADDR"),
         master_port=(port, "PET_MASTER_PORT"),
@@ -122,12 +122,12 @@ def _find_mpi(by: SourceKind, environ: Mapping[str, str], names: tuple[str, str,
     processes = None
     if local_size > 1:
         devices = share_of(visible_entries(environ) or (), local_rank, local_size)
-        processes = str(len(devices) or 1)
+        processes = len(devices) or 1
     safe = re.sub(r"[^A-Za-z0-9.]+", "-", job).strip("-.")[:60]
     return _found(
         by,
         note,
-        nnodes=(str(size), names[0]),
+        nnodes=(NodeRange(size, size), names[0]),
         nproc=(processes, names[2]),
         node_rank=(rank, names[1]),
         master_addr=("localhost" if local_size == size else None, f"{names[2]} is {names[0]}"),
@@ -146,13 +146,12 @@ def find_sagemaker(environ: Mapping[str, str]) -> Found | None:
     if not isinstance(listed, list) or here not in listed:
         return None
     hosts = sorted((str(host) for host in listed), key=_by_number)
-    gpus = number(environ, "SM_NUM_GPUS")
     several = len(hosts) > 1
     return _found(
         "SageMaker",
         f"SageMaker: {here}, node {hosts.index(here)} of {len(hosts)}",
-        nnodes=(str(len(hosts)), "SM_HOSTS"),
-        nproc=(str(gpus) if gpus else None, "SM_NUM_GPUS"),
+        nnodes=(NodeRange(len(hosts), len(hosts)), "SM_HOSTS"),
+        nproc=(number(environ, "SM_NUM_GPUS") or None, "SM_NUM_GPUS"),
         node_rank=(hosts.index(here), "SM_CURRENT_HOST") if several else (None, ""),
         master_addr=(hosts[0], "SM_HOSTS") if several else (None, ""),
         socket_ifname=(

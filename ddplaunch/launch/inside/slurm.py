@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice, product
 
+from ddplaunch.launch.flag import NodeRange, Processes
 from ddplaunch.launch.inside.found import Found, number, share_of, visible_entries
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
@@ -224,10 +225,11 @@ def find_slurm(environ: Mapping[str, str]) -> Found | None:
         return replace(found, run_id=run_id)
     hosts = expand_hosts(slurm.node_list)
     count, rank = ("SLURM_NTASKS", "SLURM_PROCID") if slurm.by_task else ("SLURM_NNODES", "SLURM_NODEID")
+    nodes = slurm.tasks if slurm.by_task else slurm.nodes
     return Found(
         by="Slurm",
         note=found.note,
-        nnodes=Resolved(str(slurm.tasks if slurm.by_task else slurm.nodes), _source(count)),
+        nnodes=Resolved(NodeRange(nodes, nodes), _source(count)),
         nproc=nproc,
         node_rank=Resolved(slurm.task if slurm.by_task else slurm.node_rank, _source(rank)),
         master_addr=Resolved(hosts[0], _source("SLURM_STEP_NODELIST")) if hosts else None,
@@ -252,7 +254,7 @@ def describe(slurm: Slurm) -> str:
     return f"Slurm job {slurm.label}{array}: {', '.join(part for part in parts if part)}"
 
 
-def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[Resolved[str] | None, tuple[str, ...]]:
+def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[Resolved[Processes] | None, tuple[str, ...]]:
     """Return the ranks of this task and, where its neighbours see the same GPUs, the ones that are its own."""
     entries = visible_entries(environ)
     if slurm.step is None and not slurm.on_node:
@@ -261,9 +263,9 @@ def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[Resolved[str] 
         shared = entries is not None and slurm.tasks_here > 1 and len(entries) == slurm.gpus_on_node
         mine = share_of(entries or (), slurm.local_task, slurm.tasks_here) if shared else ()
         count = len(mine) if mine else len(entries or ()) if not shared else 1
-        return Resolved(str(max(1, count)), _source(f"task {slurm.task} of {slurm.tasks}")), mine
+        return Resolved(max(1, count), _source(f"task {slurm.task} of {slurm.tasks}")), mine
     if slurm.gpus_on_node and (entries is None or len(entries) == slurm.gpus_on_node):
-        return Resolved(str(slurm.gpus_on_node), _source("SLURM_GPUS_ON_NODE")), ()
+        return Resolved(slurm.gpus_on_node, _source("SLURM_GPUS_ON_NODE")), ()
     return None, ()  # somebody narrowed CUDA_VISIBLE_DEVICES: then that is counted
 
 

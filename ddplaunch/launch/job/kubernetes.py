@@ -91,7 +91,7 @@ def _train_job(submission: Submission, container: dict[str, Any], shm: str) -> d
     resources = container.pop("resources")
     trainer = {"numNodes": submission.nodes, **container, "resourcesPerNode": resources}
     if ranks := submission.gpus_per_node or submission.processes:
-        trainer["numProcPerNode"] = int(submission.processes or ranks)
+        trainer["numProcPerNode"] = submission.processes or ranks
     pod = {
         "containers": [{"name": "node", "volumeMounts": [_SHM_MOUNT]}],
         "volumes": [_shm_volume(shm)],

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ddplaunch.launch.options import Options, parse_assignment
-from ddplaunch.launch.topology import node_range, split_nproc
+from ddplaunch.launch.options import Options
 from ddplaunch.machine.environ import is_secret
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
@@ -28,7 +27,7 @@ class Submission:
     name: str
     script: str
     nodes: int
-    processes: str | None = None
+    processes: int | None = None
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
     memory: str | None = None
@@ -49,13 +48,12 @@ def decide(options: Options, asked: Mapping[str, Any], script: str) -> Submissio
         if value is not None and value < 1:
             raise _wrong(flag, value, "it counts from 1", {"nodes": "2", "gpus_per_node": "4"}.get(flag, "8"))
     nodes = _nodes(options, asked.get("nodes"))
-    _, text = split_nproc(options)
-    processes = None if text == "auto" else text
+    processes = None if options.nproc is None or options.nproc.value == "auto" else options.nproc.value
     gpus = asked.get("gpus_per_node")
     cpu = options.device is not None and options.device.value == "cpu"
     if gpus is None and processes is not None and not cpu:
-        gpus = int(processes)
-    if processes is not None and gpus is not None and int(processes) > gpus:
+        gpus = processes
+    if processes is not None and gpus is not None and processes > gpus:
         raise usage(
             f"{processes} processes per node, but `--gpus-per-node {gpus}`",
             why="every process needs a GPU of its own",
@@ -115,7 +113,7 @@ def job_name(text: str) -> str:
 def refuse_secrets(options: Options, fix: str) -> None:
     """Raise UsageError for a secret in ``--env``, since others read the text of a job. ``fix`` may hold ``{name}``."""
     for item in options.env:
-        name, value = parse_assignment(item.value, str(item.source))
+        name, value = item.value
         if is_secret(name, value):
             raise usage(
                 f"`--env {name}=…` would write a secret into the text of the job",
@@ -127,22 +125,23 @@ def refuse_secrets(options: Options, fix: str) -> None:
 
 
 def _nodes(options: Options, asked: int | None) -> int:
-    high, low = node_range(options)
-    said = options.nnodes is not None or split_nproc(options)[0] is not None
-    if said and low != high.value:
+    if options.nnodes is None:
+        return 1 if asked is None else asked
+    fewest, most = options.nnodes.value
+    if fewest != most:
         raise usage(
-            f"`--nnodes {low}:{high.value}` cannot be submitted",
+            f"`--nnodes {fewest}:{most}` cannot be submitted",
             why="a job is given a fixed number of nodes",
-            fix=f"`--nodes {high.value}`",
-            where=str(high.source),
+            fix=f"`--nodes {most}`",
+            where=str(options.nnodes.source),
         )
-    if asked is not None and said and asked != high.value:
+    if asked is not None and asked != most:
         raise usage(
-            f"`--nodes {asked}` contradicts {high.value} {'node' if high.value == 1 else 'nodes'} from {high.source}",
+            f"`--nodes {asked}` contradicts {most} {'node' if most == 1 else 'nodes'} from {options.nnodes.source}",
             why="both set the number of nodes",
             fix=f"`--nodes {asked}` alone",
         )
-    return asked if asked is not None else high.value
+    return most
 
 
 def _refuse_what_the_cluster_decides(options: Options) -> None:
@@ -162,7 +161,7 @@ def _refuse_what_the_cluster_decides(options: Options) -> None:
 
 
 def _grace(options: Options, requeue: bool, time_s: int | None) -> int | None:
-    grace = None if options.grace is None else round(options.grace.value)
+    grace = None if options.grace_s is None else round(options.grace_s.value)
     if grace is None:
         grace = _GRACE_S if requeue and time_s is not None else None
     if grace is not None and time_s is not None and grace >= time_s:

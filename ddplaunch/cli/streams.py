@@ -1,9 +1,10 @@
-"""Hands findings and texts to the terminal, stderr for speech and stdout for data; refuses to format."""
+"""What commands write: findings and other speech to stderr, data to stdout."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ddplaunch.ui.speech import findings_text
@@ -32,3 +33,11 @@ def tell_findings(findings: Sequence[Finding]) -> None:
     """Write findings to stderr, each in four lines."""
     if findings:
         tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
+
+
+def path_text(path: Path) -> str:
+    """Return ``path`` relative to the working directory where it lies below it."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
