@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.checks.all_checks import by_code, families
+from ddplaunch.checks.all_checks import ALL, across, by_code, families
 from ddplaunch.checks.check import available, run_check
 from ddplaunch.cli.flags import OWN, flags_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
@@ -211,8 +211,14 @@ def test_import_order_is_the_contract() -> None:
     assert sorted(rooms) == sorted([*re.split(r" > | \| ", " > ".join(layers)), "examples"])
 
 
-def test_families_are_named() -> None:
-    assert all(f"`{family}`" in DOCUMENTS["CONTRIBUTING.md"] for family in families())
+def test_families_are_named_with_their_files() -> None:
+    named: set[tuple[str, str]] = set()
+    for files, about in re.findall(r"^\| (`checks/\w+\.py`.*?) \| (.*?) \|$", DOCUMENTS["CONTRIBUTING.md"], re.M):
+        known = re.findall(r"`(\w+)`", about.partition(":")[0])
+        named |= {(file, family) for file in re.findall(r"checks/(\w+)\.py", files) for family in known}
+    checks = (*ALL, *across())
+    assert named == {(check.function.__module__.rpartition(".")[2], check.family) for check in checks}
+    assert all((ROOT / "tests" / "checks" / f"test_{file}.py").exists() for file, _ in named)
 
 
 def python_blocks(heading: str = "## Add a check in ten lines") -> list[str]:

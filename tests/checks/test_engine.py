@@ -18,11 +18,11 @@ from ddplaunch.machine.facts import CpuFacts, Facts, TorchFacts
 from ddplaunch.values.finding import ExitStatus, Finding, UsageError, error
 from ddplaunch.values.resolved import Resolved, Unavailable
 from ddplaunch.watch import stragglers
-from tests.checks import test_gpu, test_gpu_health, test_torch
+from tests.checks import test_gpu_choice, test_gpu_state, test_nvidia_driver, test_torch_install
 from tests.checks.cases import NO_LAUNCH
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
 
-TABLES = (test_torch, test_gpu, test_gpu_health)
+TABLES = (test_torch_install, test_nvidia_driver, test_gpu_choice, test_gpu_state)
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
 NO_SCRIPT = Unavailable("no script was named")
 

@@ -1,4 +1,4 @@
-"""The host family: shared memory, limits, CPUs, memory, processes."""
+"""The host and python_env families: torchrun on PATH, shared memory, limits, CPUs, memory, processes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from ddplaunch.checks.host import CHECKS, workers_per_process
 from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
-from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, ShmFacts
+from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, PythonFacts, ShmFacts
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
+from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import FLAG, GIB, healthy_facts, healthy_launch, healthy_network, topology
-from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 
 MIB = 1024**2
 DOCKER = ShmFacts(64 * MIB, 64 * MIB)
@@ -170,3 +170,25 @@ def test_workers_option_outranks_the_arguments() -> None:
     target = Target("script", "train.py", ("--num-workers", "4"))
     assert workers_per_process(launch(workers=6, target=target)) == 6
     assert workers_per_process(healthy_launch(target=None)) is None
+
+
+def test_torchrun_of_another_python() -> None:
+    python = PythonFacts("/opt/my env/bin/python", "3.11.9", "/usr/bin/torchrun", "/usr/bin/python3")
+    for launch, script in ((None, None), (NO_LAUNCH, NO_SCRIPT)):
+        finding = found(CHECKS, "torchrun-of-another-python", healthy_facts(python=python), launch, script)
+        assert finding and "/usr/bin/torchrun, which runs /usr/bin/python3" in finding.what
+        assert "`export PATH='/opt/my env/bin':$PATH`" in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("executable", "torchrun_python"),
+    [
+        ("/opt/env/bin/python", "/opt/env/bin/python3.11"),
+        ("/usr/bin/python3", "/bin/python3"),
+        ("/opt/env/bin/python", None),
+        ("/opt/env/bin/python", "python3"),
+    ],
+)
+def test_torchrun_of_the_same_python(executable: str, torchrun_python: str | None) -> None:
+    python = PythonFacts(executable, "3.11.9", "/opt/env/bin/torchrun", torchrun_python)
+    assert found(CHECKS, "torchrun-of-another-python", healthy_facts(python=python)) is None

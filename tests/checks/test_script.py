@@ -1,18 +1,22 @@
-"""The script family, on described reports and on real sources."""
+"""The script and numbers families, on described reports and on real sources."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddplaunch.checks.script import CHECKS
-from ddplaunch.launch.launch import Target
+from ddplaunch.launch.launch import Launch, Passed, Target
+from ddplaunch.launch.options import Options
+from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.script.report import DeclaredAt, DeclaredOption, Import, ScriptReport
 from ddplaunch.values.finding import Severity
-from tests.checks.healthy import healthy_launch, healthy_script
-from tests.checks.outcome_of import found, silent_when_healthy
+from ddplaunch.values.resolved import Resolved, Source
+from tests.checks.cases import found, silent_when_healthy
+from tests.checks.healthy import FLAG, healthy_launch, healthy_script
 
 HERE = DeclaredAt("train.py", 7)
 LOCAL_RANK = DeclaredOption(("--local_rank",), HERE, required=True)
@@ -156,3 +160,102 @@ def test_on_real_sources(tmp_path: Path, source: str, code: str | None) -> None:
     report = read(tmp_path, source)
     codes = [check.code for check in CHECKS if found(CHECKS, check.code, script=report)]
     assert codes == ([] if code is None else [code])
+
+
+def numbered(**numbers: Any) -> Launch:
+    resolved: dict[str, Any] = {name: Resolved(value, FLAG) for name, value in numbers.items()}
+    return healthy_launch(8, numbers=Numbers(world_size=Resolved(8, FLAG), **resolved))
+
+
+def test_dataset_smaller_than_batch() -> None:
+    finding = found(CHECKS, "dataset-smaller-than-batch", launch=numbered(dataset_size=100, global_batch_size=256))
+    assert finding and finding.what == "the dataset has 100 samples, one effective batch 256"
+    assert "`--batch-size 12 --accum 1` makes one step of 96 samples" in finding.fix
+    tiny = found(CHECKS, "dataset-smaller-than-batch", launch=numbered(dataset_size=3, global_batch_size=256))
+    assert tiny and "at most 3 processes" in tiny.fix
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"dataset_size": 256, "global_batch_size": 256}, {"dataset_size": 1}, {"global_batch_size": 256}]
+)
+def test_dataset_large_enough_or_unknown(numbers: dict[str, int]) -> None:
+    assert found(CHECKS, "dataset-smaller-than-batch", launch=numbered(**numbers)) is None
+
+
+LARGE = {"lr": 0.8, "base_lr": 0.1, "lr_factor": 8.0, "lr_scaling": "linear"}
+
+
+def test_lr_factor_large() -> None:
+    finding = found(CHECKS, "lr-factor-large", launch=numbered(**LARGE))
+    assert finding and finding.what == "the learning rate is 8 times the base one, 0.8, with no warmup"
+
+
+@pytest.mark.parametrize(
+    "change", [{"lr_factor": 4.0}, {"lr_scaling": "sqrt"}, {"base_warmup": 500}], ids=lambda change: next(iter(change))
+)
+def test_lr_factor_with_a_remedy(change: dict[str, Any]) -> None:
+    assert found(CHECKS, "lr-factor-large", launch=numbered(**{**LARGE, **change})) is None
+
+
+def test_lr_that_is_final_is_not_judged() -> None:
+    assert found(CHECKS, "lr-factor-large", launch=numbered(lr=0.8)) is None
+
+
+DEAF = healthy_script(options=())
+
+
+def giving(option: str, number: str, value: float, **replace: Any) -> Launch:
+    said = Resolved(value, Source("flag", "--" + option.replace("_", "-")))
+    options: dict[str, Any] = {option: said}
+    numbers: dict[str, Any] = {number: said}
+    world = Resolved(8, Source("flag"))
+    return healthy_launch(8, options=Options(**options), numbers=Numbers(world_size=world, **numbers), **replace)
+
+
+BATCH = giving("batch_size", "batch_size", 8)
+
+
+@pytest.mark.parametrize(
+    ("option", "number", "value", "unseen"),
+    [
+        ("batch_size", "batch_size", 8, "`--batch-size 8`"),
+        ("global_batch_size", "batch_size", 8, "the batch size 8 from `--global-batch-size 8`"),
+        ("accum", "accum", 4, "`--accum 4`"),
+        ("lr", "lr", 0.1, "`--lr 0.1`"),
+        ("base_lr", "lr", 0.8, "the learning rate 0.8 from `--base-lr 0.8`"),
+        ("base_warmup", "warmup_steps", 500, "the warmup of 500 steps from `--base-warmup 500`"),
+    ],
+)
+def test_a_number_for_a_script_that_listens_nowhere(option: str, number: str, value: float, unseen: str) -> None:
+    finding = found(CHECKS, "number-not-received", launch=giving(option, number, value), script=DEAF)
+    assert finding and finding.severity is Severity.WARNING
+    assert finding.what == f"train.py will not see {unseen}: it has no such option"
+    assert f"{{{number}}}" in finding.fix and f"ddplaunch.current().{number}" in finding.fix
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        healthy_script(),
+        healthy_script(options=(DeclaredOption(("--total-batch",), HERE, meaning="global_batch_size"),)),
+        healthy_script(options=(), complete=False),
+        healthy_script(options=(), syntax_error="line 3: invalid syntax"),
+        healthy_script(options=(), reads_env=("DDPLAUNCH_BATCH_SIZE",)),
+        healthy_script(options=(), imports=(Import("ddplaunch", HERE),)),
+    ],
+    ids=["declared", "global batch", "incomplete", "broken", "environment", "current()"],
+)
+def test_a_script_that_may_listen(script: ScriptReport) -> None:
+    assert found(CHECKS, "number-not-received", launch=BATCH, script=script) is None
+
+
+def test_a_placeholder_delivers() -> None:
+    passed = (Passed("batch_size", "8", (), None),)
+    assert (
+        found(CHECKS, "number-not-received", launch=giving("batch_size", "batch_size", 8, passed=passed), script=DEAF)
+        is None
+    )
+
+
+def test_an_accumulation_of_one_changes_nothing() -> None:
+    assert found(CHECKS, "number-not-received", launch=giving("accum", "accum", 1), script=DEAF) is None

@@ -12,8 +12,8 @@ from ddplaunch.checks.storage import CHECKS, is_remote
 from ddplaunch.machine.facts import Facts, PathFact
 from ddplaunch.machine.paths import PathLooks, Role
 from ddplaunch.values.finding import Severity
+from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import GIB, healthy_facts
-from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 
 MIB = 1024**2
 GOOD = PathFact("/data/my text", "directory", True, True, False, 800 * GIB, 1000 * GIB, 10**7, "ext4", False)

@@ -1,4 +1,4 @@
-"""Each check of the torch family: where it fires and where it stays silent."""
+"""The checks of the installed torch: cases in which each fires and in which it stays silent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts
+from ddplaunch.checks.torch_install import driver_suffices, runs_on
+from ddplaunch.machine.facts import NOT_ASKED, NvidiaFacts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, assert_fires, assert_silent
 from tests.checks.healthy import (
@@ -26,8 +27,6 @@ ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
 FELL_BACK = healthy_launch(device=Resolved("cpu", Source("detected", "torch is a CPU build")))
 NOT_LOADED = NvidiaFacts(pci_gpus=2, kernel_module_version=None, device_nodes=0)
 OUTSIDE = NvidiaFacts(pci_gpus=8, kernel_module_version="570.124.06", device_nodes=0)
-MISMATCH = NvidiaFacts(8, "550.90.07", 8, nvml_error="Driver/library version mismatch")
-DOCKER = HostFacts("c0ffee", ("172.17.0.2",), "6.8.0", "docker", "root")
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 OLD_DRIVER = healthy_nvml(driver_version="470.57.02", cuda_driver_version=(11, 4))
 NO_CUDA = healthy_torch_import(cuda_available=False, cuda_error="CUDA unknown error", device_count=0)
@@ -69,55 +68,6 @@ FIRES = (
         "built without",
         healthy_facts(torch_import=healthy_torch_import(nccl_available=False)),
         says=("without NCCL",),
-    ),
-    Case(
-        "driver-too-old",
-        "CUDA 12 wheel, driver for 11.4",
-        healthy_facts(nvml=OLD_DRIVER, torch_import=NOT_ASKED),
-        says=("470.57.02", "11.4", "12.8", "525.60.13"),
-    ),
-    Case(
-        "driver-too-old",
-        "CUDA 13 wheel, driver for 12.8",
-        healthy_facts(torch=healthy_torch(cuda="13.0"), torch_import=NOT_ASKED),
-        says=("580",),
-    ),
-    Case("driver-library-mismatch", "updated", healthy_facts(nvidia=MISMATCH, nvml=NO_NVML), says=("550.90.07",)),
-    Case(
-        "driver-library-mismatch",
-        "NVML broken otherwise",
-        healthy_facts(nvidia=dataclasses.replace(MISMATCH, nvml_error="Unknown Error"), nvml=NO_NVML),
-        NO_LAUNCH,
-        says=("Unknown Error", "nvidia-smi"),
-    ),
-    Case(
-        "driver-not-loaded",
-        "no module",
-        healthy_facts(nvidia=NOT_LOADED, nvml=NO_NVML),
-        NO_LAUNCH,
-        says=("2 NVIDIA GPUs", "modprobe nvidia"),
-    ),
-    Case(
-        "driver-not-loaded",
-        "a container only warns",
-        healthy_facts(nvidia=NOT_LOADED, nvml=NO_NVML, host=DOCKER),
-        FELL_BACK,
-        severity="warning",
-        says=("2 NVIDIA GPUs",),
-    ),
-    Case(
-        "gpus-not-in-container",
-        "CUDA was asked for",
-        healthy_facts(nvidia=OUTSIDE, nvml=NO_NVML, host=DOCKER),
-        says=("docker", "--gpus all"),
-    ),
-    Case(
-        "gpus-not-in-container",
-        "doctor warns",
-        healthy_facts(nvidia=OUTSIDE, nvml=NO_NVML, host=DOCKER),
-        NO_LAUNCH,
-        severity="warning",
-        says=("8 NVIDIA GPUs",),
     ),
     Case(
         "gpu-arch-not-in-wheel",
@@ -168,23 +118,6 @@ SILENT = (
         ON_CPU,
     ),
     Case(
-        "driver-too-old",
-        "12.8 wheel on a driver for 12.2",
-        healthy_facts(nvml=healthy_nvml(cuda_driver_version=(12, 2)), torch_import=NOT_ASKED),
-    ),
-    Case("driver-too-old", "it works all the same (cuda-compat)", healthy_facts(nvml=OLD_DRIVER)),
-    Case("driver-too-old", "CPU build", healthy_facts(nvml=OLD_DRIVER, torch=CPU_BUILD, torch_import=NOT_ASKED)),
-    Case("driver-library-mismatch", "asked for the CPU", healthy_facts(nvidia=MISMATCH), ON_CPU),
-    Case(
-        "driver-library-mismatch",
-        "libraries in an image, no GPU",
-        healthy_facts(nvidia=NvidiaFacts(0, None, 0, "Driver Not Loaded"), nvml=NO_NVML),
-    ),
-    Case("driver-not-loaded", "no GPU", healthy_facts(nvidia=dataclasses.replace(NOT_LOADED, pci_gpus=0))),
-    Case("driver-not-loaded", "asked for the CPU", healthy_facts(nvidia=NOT_LOADED), ON_CPU),
-    Case("gpus-not-in-container", "no container", healthy_facts(nvidia=OUTSIDE)),
-    Case("gpus-not-in-container", "with GPUs", healthy_facts(host=DOCKER)),
-    Case(
         "gpu-arch-not-in-wheel",
         "not the one that is used",
         healthy_facts(nvml=with_gpu(5, compute_capability=(3, 5))),
@@ -227,3 +160,39 @@ def test_each_gpu_without_kernels_is_named() -> None:
             says=("sm_35", "sm_37", "GPU 0", "GPU 1"),
         )
     )
+
+
+@pytest.mark.parametrize(
+    ("arch_list", "capability", "expected"),
+    [
+        (("sm_80",), (8, 0), True),
+        (("sm_80",), (8, 6), True),  # same major, higher minor
+        (("sm_86",), (8, 0), False),
+        (("sm_80",), (9, 0), False),  # machine code does not cross a major
+        (("sm_80", "compute_80"), (9, 0), True),  # PTX does
+        (("compute_90",), (8, 0), False),
+        (("sm_90a",), (9, 0), True),
+        (("compute_90a",), (10, 0), False),  # architecture-specific PTX does not
+        (("sm_100f",), (10, 3), True),
+        (("sm_100",), (12, 0), False),
+        ((), (9, 0), True),  # nothing known, nothing concluded
+    ],
+)
+def test_which_gpus_a_build_runs_on(arch_list: tuple[str, ...], capability: tuple[int, int], expected: bool) -> None:
+    assert runs_on(arch_list, capability) is expected
+
+
+@pytest.mark.parametrize(
+    ("built_for", "driver", "expected"),
+    [
+        ("12.8", (12, 2), True),
+        ("12.8", (13, 0), True),
+        ("12.1", (11, 8), False),
+        ("11.8", (11, 0), True),
+        ("13.0", (12, 9), False),
+        ("10.2", (10, 1), False),  # before CUDA 11 the minor version counted
+        ("10.2", (10, 2), True),
+    ],
+)
+def test_which_drivers_run_a_build(built_for: str, driver: tuple[int, int], expected: bool) -> None:
+    assert driver_suffices(built_for, driver) is expected

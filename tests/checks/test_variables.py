@@ -11,8 +11,8 @@ from ddplaunch.checks.variables import CHECKS, near_miss
 from ddplaunch.launch.launch import Variable
 from ddplaunch.launch.options import Options
 from ddplaunch.values.resolved import Resolved, Source
+from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch, topology
-from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 
 FIRES = [
     ("leftover-rank-variables", {"RANK": "3", "WORLD_SIZE": "8"}, "RANK=3, WORLD_SIZE=8 are set"),

@@ -10,8 +10,8 @@ from ddplaunch.checks.slurm_job import CHECKS
 from ddplaunch.launch.launch import Launch, Topology
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
+from tests.checks.cases import found, silent_when_healthy
 from tests.checks.healthy import healthy_facts, healthy_launch
-from tests.checks.outcome_of import found, silent_when_healthy
 
 STEP = {
     "SLURM_JOB_ID": "7",

@@ -14,8 +14,8 @@ from ddplaunch.machine.facts import HostFacts, InfinibandPort, Interface, PortFa
 from ddplaunch.machine.network import probe_port
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, outcome_of, silent_when_healthy
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_network, topology
-from tests.checks.outcome_of import NO_LAUNCH, NO_SCRIPT, found, outcome_of, silent_when_healthy
 
 CPU = Resolved("cpu", FLAG)
 DOCKER0 = Interface("docker0", False, False, ("172.17.0.1",))

@@ -1,4 +1,4 @@
-"""The checks of the gpu family about number, names and use: where each fires and where it stays silent."""
+"""The checks of which GPUs the ranks get: cases in which each fires and in which it stays silent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from ddplaunch.launch.launch import Variable
-from ddplaunch.machine.facts import GpuProcess, MigDevice, NvidiaFacts
+from ddplaunch.machine.facts import MigDevice, NvidiaFacts
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, assert_fires, assert_silent
 from tests.checks.healthy import (
@@ -27,10 +27,6 @@ FELL_BACK = healthy_launch(device=Resolved("cpu", Source("detected", "0 visible 
 NO_NVML = Unavailable("`libnvidia-ml.so.1` of the NVIDIA driver is not installed")
 NO_NVIDIA = NvidiaFacts(0, None, 0)
 EMPTY = healthy_nvml(gpus=())
-TRAINER = GpuProcess(4242, 60 * GIB, "eve", "python train.py --big", orphan=False)
-ORPHAN = GpuProcess(777, 2 * GIB, "ada", "python train.py", orphan=True)
-NOTEBOOK = GpuProcess(31, GIB // 2, "eve", "jupyter", orphan=False)
-BUSY = with_gpu(3, processes=(TRAINER,), memory_used_bytes=61 * GIB)
 SLICES = tuple(MigDevice(f"MIG-{number}aaa-bbbb", "H100 MIG 1g.10gb", 10 * GIB) for number in range(2))
 SPLIT = healthy_nvml(healthy_gpu(0, mig_enabled=True, mig_devices=SLICES), healthy_gpu(1))
 A100 = {"name": "NVIDIA A100-SXM4-40GB", "memory_total_bytes": 40 * GIB, "compute_capability": (8, 0)}
@@ -104,60 +100,6 @@ FIRES = (
     ),
     Case("duplicate-gpu", "twice", healthy_facts(environment=showing("1,1")), NO_LAUNCH, says=("`1` twice",)),
     Case(
-        "gpu-busy",
-        "by somebody's training",
-        healthy_facts(nvml=BUSY),
-        says=("GPU 3", "pid 4242 of eve", "`python train.py --big`", "60 GiB", "`ddplaunch run 7 --gpus free:7 …`"),
-    ),
-    Case("gpu-busy", "doctor looks at all", healthy_facts(nvml=BUSY), NO_LAUNCH, says=("GPU 3", "--gpus free:7")),
-    Case(
-        "gpu-busy",
-        "an orphan",
-        healthy_facts(nvml=with_gpu(0, processes=(ORPHAN,), memory_used_bytes=2 * GIB)),
-        says=("orphaned rank of a dead launcher", "`ddplaunch clean` ends the ranks of dead launchers (pid 777)"),
-    ),
-    Case(
-        "gpu-busy",
-        "somebody else's orphan",
-        healthy_facts(
-            nvml=with_gpu(0, processes=(dataclasses.replace(ORPHAN, user="eve"),), memory_used_bytes=2 * GIB)
-        ),
-        says=("ask eve to run `ddplaunch clean`", "(pid 777)"),
-    ),
-    Case(
-        "gpu-busy",
-        "the only GPU",
-        healthy_facts(nvml=healthy_nvml(BUSY.gpus[3])),
-        healthy_launch(1),
-        says=("all GPUs are in use; wait or free one",),
-    ),
-    Case(
-        "gpu-busy",
-        "a notebook only warns",
-        healthy_facts(nvml=with_gpu(0, processes=(NOTEBOOK,))),
-        severity="warning",
-        says=("jupyter", "512 MiB"),
-    ),
-    Case(
-        "gpu-busy",
-        "somebody outside of this container",
-        healthy_facts(nvml=with_gpu(2, memory_used_bytes=40 * GIB)),
-        says=("not visible from here (40 GiB)",),
-    ),
-    Case(
-        "gpu-exclusive-mode",
-        "prohibited",
-        healthy_facts(nvml=with_gpu(1, compute_mode="prohibited")),
-        says=("GPU 1", "prohibited", "nvidia-smi -i 1 -c DEFAULT"),
-    ),
-    Case(
-        "gpu-exclusive-mode",
-        "taken",
-        healthy_facts(nvml=with_gpu(1, compute_mode="exclusive process", processes=(TRAINER,))),
-        NO_LAUNCH,
-        says=("exclusive process", "pid 4242"),
-    ),
-    Case(
         "gpu-mixed-models",
         "two H100 and an A100",
         healthy_facts(nvml=MIXED),
@@ -211,17 +153,6 @@ SILENT = (
     ),
     Case("duplicate-gpu", "asked for the CPU", healthy_facts(environment=showing("1,1")), ON_CPU),
     Case("duplicate-gpu", "an unknown one is another check", healthy_facts(environment=showing("9")), NO_LAUNCH),
-    Case("gpu-busy", "not one of ours", healthy_facts(nvml=BUSY), healthy_launch(2)),
-    Case("gpu-busy", "hidden", healthy_facts(nvml=BUSY, environment=showing("4,5")), healthy_launch(2)),
-    Case("gpu-busy", "on the CPU", healthy_facts(nvml=BUSY), ON_CPU),
-    Case(
-        "gpu-busy",
-        "nobody can tell whose instance",
-        healthy_facts(nvml=with_gpu(0, mig_enabled=True, mig_devices=SLICES, processes=(TRAINER,))),
-        NO_LAUNCH,
-    ),
-    Case("gpu-busy", "not told", healthy_facts(nvml=with_gpu(0, processes=Unavailable("NVML: Not Supported")))),
-    Case("gpu-exclusive-mode", "and idle", healthy_facts(nvml=with_gpu(1, compute_mode="exclusive process"))),
     Case("gpu-mixed-models", "the other model is not used", healthy_facts(nvml=MIXED), healthy_launch(2)),
     Case("gpu-mixed-models", "a few MiB apart", healthy_facts(nvml=with_gpu(1, memory_total_bytes=80 * GIB - 2**20))),
     Case("mig-one-per-process", "one rank", healthy_facts(nvml=SPLIT), healthy_launch(1)),
