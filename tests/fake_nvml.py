@@ -1,4 +1,4 @@
-"""Fixtures that put made-up GPUs under the real pynvml; refuses to touch the library of a real driver."""
+"""Fixtures that put made-up GPUs under the real pynvml."""
 
 from __future__ import annotations
 

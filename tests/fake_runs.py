@@ -1,4 +1,4 @@
-"""Records as a run leaves them, and live processes that look like a run without torch; refuses to leave any behind."""
+"""Records as a run leaves them, and live processes that look like a run without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes for tests of the roll call: hellos, and whole roll calls between threads; refuses to judge them."""
+"""Nodes for tests of the roll call: hellos, and whole roll calls between threads."""
 
 from __future__ import annotations
 

@@ -1,13 +1,9 @@
-"""One rank of one step of `doctor --comm`: joins, measures latency and bandwidth, says what it found; judges nothing.
+"""One rank of one step of `doctor --comm`: joins its group, measures latency and bandwidth, and says what it found.
 
 It is forked by ``comm_host``, which has torch imported already and kills it at its deadline. Bandwidth is nccl-tests'
 bus bandwidth, https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md: between two ranks it is what a link
-carries in each direction.
-
-How many TCP segments this process sent, and how many of them again; refuses to open a connection.
-
-The kernel counts for each socket: https://man7.org/linux/man-pages/man7/tcp.7.html (TCP_INFO),
-https://github.com/torvalds/linux/blob/master/include/uapi/linux/tcp.h (struct tcp_info).
+carries in each direction. The kernel counts TCP segments for each socket: https://man7.org/linux/man-pages/man7/tcp.7.html
+(TCP_INFO), https://github.com/torvalds/linux/blob/master/include/uapi/linux/tcp.h (struct tcp_info).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Reaching machines: local processes, ssh, Slurm; refuses to judge what they say."""
+"""Reaching machines: ssh sessions, the roll call, Slurm's programs, and runs of this host."""

@@ -1,4 +1,4 @@
-"""Which hosts were named, by ``--hosts`` or a host file, and which of their GPUs; refuses to reach any of them."""
+"""Which hosts `--hosts` or a host file names, and which of them and of their GPUs `--include` and `--exclude` leave."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""``python -m ddplaunch.hosts.remote``: serves one launcher over stdin and stdout; refuses to live on without it.
+"""``python -m ddplaunch.hosts.remote``: a host's side of a session, which serves one launcher over stdin and stdout.
 
-When stdin ends, or nothing arrives for ``SILENCE_S``, the launcher is dead, asleep or cut off: what it had started here
-is ended. There is one thread, because a child that is to die with its parent dies with the thread that made it.
-
-The record that a run left on this host, as pieces of a tar archive; refuses to change it.
-
-What explains a failure comes first: small files before large ones, so that a launcher that stops waiting has most.
+When stdin ends, or nothing arrives for ``SILENCE_S``, the launcher is dead, asleep or cut off: whatever it had started
+here is ended. There is one thread, because a child that is to die with its parent dies with the thread that made it.
+At the end the run's record goes back as pieces of a tar archive, small files before large ones: a launcher that stops
+waiting then has most of what explains a failure.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class Service:
         self._job: Any = None
         self._ended = False
         self._leaving = False
-        self._alone = False  # the launcher is gone
+        self._orphaned = False  # the launcher is gone
         self._order: dict[str, Any] = {}
         self._heard_s = time.monotonic()
         self._meeting: Any = None
@@ -55,47 +53,47 @@ class Service:
         while not self._leaving or self._queue:
             self._turn(_IDLE_TICK_S if self._job is None else _TICK_S)
             if self._job is not None and not self._ended:
-                self._job.insist()
+                self._job.kill_if_due()
                 if self._job.process.poll() is not None:
                     self._finish()
             patience_s = SILENCE_S if self._job is not None else _UNUSED_S
-            if not self._alone and time.monotonic() - self._heard_s > patience_s:
-                self.lost()
-            if self._alone and (self._job is None or self._ended):
+            if not self._orphaned and time.monotonic() - self._heard_s > patience_s:
+                self.launcher_lost()
+            if self._orphaned and (self._job is None or self._ended):
                 return 0
         return 0
 
     def _turn(self, timeout_s: float) -> None:
-        """Move what can be moved."""
+        """Wait for input and pass it on, for at most ``timeout_s`` seconds."""
         self._flush()
-        if self._queue and not self._alone:
+        if self._queue and not self._orphaned:
             timeout_s = min(timeout_s, 0.02)
         for key, _ in self._selector.select(timeout_s):
             if key.fd == self._incoming:
                 self._read()
             elif self._meeting is not None and key.fd == self._meeting.fileno():
                 self._meeting.greet()
-            elif len(self._queue) < _QUEUE or self._alone:
+            elif len(self._queue) < _QUEUE or self._orphaned:
                 self._output(key.fd, key.data)
             else:
                 time.sleep(0.01)
         self._flush()
 
     def _flush(self) -> None:
-        while self._queue and not self._alone:
+        while self._queue and not self._orphaned:
             try:
                 written = os.write(self._outgoing, self._queue[:_READ])
             except BlockingIOError:
                 return
             except OSError:
-                self.lost()
+                self.launcher_lost()
                 return
             del self._queue[:written]
-        if self._alone:
+        if self._orphaned:
             self._queue.clear()
 
-    def _say(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
-        if not self._alone:
+    def _send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
+        if not self._orphaned:
             self._queue += pack(kind, body)
 
     def _read(self) -> None:
@@ -106,17 +104,17 @@ class Service:
         except OSError:
             data = b""
         if not data:
-            self.lost()
+            self.launcher_lost()
             return
         self._heard_s = time.monotonic()
         for kind, body in self._frames.feed(data):
             self._act(kind, unpack(body) if body else {})
 
-    def lost(self) -> None:
+    def launcher_lost(self) -> None:
         """End the job: SIGTERM, then SIGKILL when its grace is over."""
-        if self._alone:
+        if self._orphaned:
             return
-        self._alone = True
+        self._orphaned = True
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(self._incoming)
         if self._job is not None and not self._ended:
@@ -124,7 +122,7 @@ class Service:
 
     def _act(self, kind: Kind, order: dict[str, Any]) -> None:
         if kind is Kind.BEAT:
-            self._say(Kind.BEAT, {**order, "wall": time.time()})
+            self._send(Kind.BEAT, {**order, "wall": time.time()})
         elif kind is Kind.ASK:
             self._answer(order)
         elif kind is Kind.LAUNCH:
@@ -138,7 +136,7 @@ class Service:
         elif kind is Kind.LEAVE:
             self._leaving = True
             if self._job is not None and not self._ended:
-                self.lost()
+                self.launcher_lost()
 
     def _answer(self, order: dict[str, Any]) -> None:
         from ddplaunch.hosts.session import answers
@@ -151,7 +149,7 @@ class Service:
         except Exception as error:  # told to the launcher, which knows who can do something about it
             answer = {"problem": f"{type(error).__name__}: {error}"}
         self._heard_s = time.monotonic()  # what took long here was no silence of the launcher's
-        self._say(Kind.ANSWER, {"id": order.get("id"), **answer})
+        self._send(Kind.ANSWER, {"id": order.get("id"), **answer})
 
     def _close_meeting(self) -> None:
         if self._meeting is not None:
@@ -168,7 +166,7 @@ class Service:
             self._job = HostJob(order)
         except OSError as error:
             self._ended = True
-            self._say(Kind.ENDED, {"status": 126, "problem": f"{error.strerror}: {error.filename}"})
+            self._send(Kind.ENDED, {"status": 126, "problem": f"{error.strerror}: {error.filename}"})
             return
         for descriptor, name in self._job.streams.items():
             os.set_blocking(descriptor, False)
@@ -187,7 +185,7 @@ class Service:
             os.close(descriptor)
             del self._job.streams[descriptor]
             return False
-        self._say(Kind.OUT if name == "out" else Kind.ERR, data)
+        self._send(Kind.OUT if name == "out" else Kind.ERR, data)
         return True
 
     def _finish(self) -> None:
@@ -198,13 +196,13 @@ class Service:
             while descriptor in self._job.streams and self._output(descriptor, name):
                 self._turn(0)
         status = self._job.process.returncode
-        self._say(Kind.ENDED, {"status": status if status >= 0 else 128 - status, "killed": killed})
-        if not self._alone:
+        self._send(Kind.ENDED, {"status": status if status >= 0 else 128 - status, "killed": killed})
+        if not self._orphaned:
             for piece in pieces(self._order.get("record"), self._order.get("marker")):
-                self._say(Kind.RECORD, piece)
-                while len(self._queue) > _QUEUE and not self._alone:
+                self._send(Kind.RECORD, piece)
+                while len(self._queue) > _QUEUE and not self._orphaned:
                     self._turn(_TICK_S)
-            self._say(Kind.RECORD)
+            self._send(Kind.RECORD)
 
 
 def main() -> int:
@@ -218,7 +216,7 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     service = Service(incoming, outgoing)
-    signal.signal(signal.SIGTERM, lambda *_: service.lost())
+    signal.signal(signal.SIGTERM, lambda *_: service.launcher_lost())
     return service.serve()
 
 

@@ -1,6 +1,6 @@
-"""The ssh command to one host, and what its failure means; refuses to run it.
+"""The ssh command that starts a session on one host, and what the end of such a session means, as a finding.
 
-The user's own OpenSSH with their configuration, keys, agent and jump hosts: https://man.openbsd.org/ssh_config
+It is the user's own OpenSSH with their configuration, keys, agent and jump hosts: https://man.openbsd.org/ssh_config
 """
 
 from __future__ import annotations
@@ -73,12 +73,11 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
 
     ``tries`` is how often it was begun.
     """
-    login = shlex.join(["ssh", host])
-    key = _NO_MODULE.search(said)
-    if key is not None:
+    module = _NO_MODULE.search(said)
+    if module is not None:
         return error(
             "host-without-ddplaunch",
-            f"`{python}` has no module `{(key[1] or key[2]).partition('.')[0]}`",
+            f"`{python}` has no module `{(module[1] or module[2]).partition('.')[0]}`",
             why="every host runs its part of the launch with the same ddplaunch, in the environment that trains",
             fix=f"`{shlex.quote(python)} -m pip install ddplaunch` there, or name the interpreter that has it by "
             "`--python PATH`",
@@ -93,23 +92,19 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
             where=host,
         )
     if tries > 1 and was_dropped(255, said):
-        return _dropped(host, tries)
-    return _connection(host, login, status, said)
+        return error(
+            "host-connections-dropped",
+            f"{tries} connections to {host} were closed before ssh began",
+            why="its sshd, or that of the jump host in front of it, takes few logins at once (`MaxStartups`), or "
+            "something on the way counts connections",
+            fix="`MaxStartups 200` in `/etc/ssh/sshd_config` there, and `systemctl reload ssh`; where all go through "
+            "one jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",
+            where=host,
+        )
+    return _connection_failure(host, shlex.join(["ssh", host]), status, said)
 
 
-def _dropped(host: str, tries: int) -> Finding:
-    return error(
-        "host-connections-dropped",
-        f"{tries} connections to {host} were closed before ssh began",
-        why="its sshd, or that of the jump host in front of it, takes few logins at once (`MaxStartups`), or something "
-        "on the way counts connections",
-        fix="`MaxStartups 200` in `/etc/ssh/sshd_config` there, and `systemctl reload ssh`; where all go through one "
-        "jump host, `ControlMaster auto` and `ControlPersist 1m` for it in `~/.ssh/config`",
-        where=host,
-    )
-
-
-def _connection(host: str, login: str, status: int | None, said: str) -> Finding:
+def _connection_failure(host: str, login: str, status: int | None, said: str) -> Finding:
     last = _last(said)
     removal = _REMOVAL.search(said)
     forget = removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}"

@@ -1,1 +1,1 @@
-"""Hosts that are network namespaces of this machine; refuses to touch the machine's own network."""
+"""Hosts that are network namespaces of this machine."""

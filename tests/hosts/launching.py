@@ -1,4 +1,4 @@
-"""The `ddplaunch` command as users start it, with an environment that no launcher has been at; refuses to judge it."""
+"""The `ddplaunch` command as users start it, in an environment without the variables of a launcher."""
 
 from __future__ import annotations
 

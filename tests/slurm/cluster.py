@@ -1,4 +1,4 @@
-"""A real Slurm of several nodes with GPUs (GRES) on this one machine; refuses to touch anything outside its folder.
+"""A real Slurm of several nodes with GPUs (GRES) on this one machine, all of it in one folder.
 
 Every slurmd has a name and a port of its own, as ``-N`` allows. The names resolve inside the cluster alone, by an
 /etc/hosts that is mounted over the real one where no other process sees it. The GPUs are device nodes without device.

@@ -1,4 +1,4 @@
-"""A launch from the last host of a lab over all others, and the programs that it runs; refuses to start a lab."""
+"""A launch from the last host of a lab over all others, and the programs that it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with one host's network, made with tc and ip alone; refuses to touch this machine's own network.
+"""Faults in one host's network, made with tc and ip inside its namespace.
 
 Packets are lost on the way between two ports of the switch, where no sender notices: a queue that drops in front of a
 sender's own interface tells its TCP so. Kernels without netem get a class that drops what a random number picks.

@@ -1,4 +1,4 @@
-"""What dead launchers left on this machine, what it holds, and ending it; refuses to touch another user's processes."""
+"""Finds and ends what dead launchers left on this machine: this user's processes and what they hold in memory."""
 
 from __future__ import annotations
 

@@ -1,14 +1,8 @@
-"""The one program that a launcher had started on this host, and its end; refuses to outlive the launcher's will.
+"""The one program that a launcher has a host start, and its end: by signal, then SIGKILL, then whatever is left.
 
 The program is ``python -m ddplaunch.cli.on_host``, which checks the launch here and becomes torchrun, pid and all. It
-reads what to do from a file without a name, so that neither arguments nor secrets stand on a command line here. For
-`doctor --comm` it is another module of ddplaunch, which is told more on its stdin.
-
-What a torchrun that waits for a store which is gone keeps from its ranks: the signal to end; refuses to kill ranks.
-
-The store lives in the first node's torchrun. Where that host went without a word, the others' torchruns sit in a call
-to it, in C++, where Python runs no signal handler: for up to a quarter of an hour. A store whose host still answers,
-if only to refuse, holds nobody up.
+reads what to do from a file without a name, because neither arguments nor secrets belong on a command line. For `doctor
+--comm` it is another module of ddplaunch, which reads more on its stdin.
 """
 
 from __future__ import annotations
@@ -35,58 +29,6 @@ from ddplaunch.machine.processes.stop_processes import send_signal, wait_gone
 _PATIENCE_S = 2.0  # how long torchrun may take to pass a signal on, before anybody asks why
 _CONNECT_S = 1.0
 _LOOK_S = 0.5
-
-
-class StuckTorchrun:
-    """From the first signal on: asks once whether the store is silent, and then acts in torchrun's place."""
-
-    def __init__(self, order: Mapping[str, Any], ranks: Callable[[], Sequence[Process]]) -> None:
-        """``order`` is the body of LAUNCH, ``ranks`` returns the ranks that live here."""
-        self._store, self._ranks = store_of(order), ranks
-        self._number = signal.SIGTERM
-        self._look_at: float | None = None
-        self._told = False
-
-    def signalled(self, number: int) -> None:
-        """Torchrun got signal ``number``."""
-        if self._look_at is None:
-            self._number, self._look_at = signal.Signals(number), time.monotonic() + _PATIENCE_S
-
-    def over(self) -> bool:
-        """Look after the ranks of a torchrun that is stuck; return whether they are gone, and it may be killed."""
-        if self._look_at is None or time.monotonic() < self._look_at:
-            return False
-        if not self._told:
-            if self._store is None or not is_silent(*self._store):
-                self._store = self._look_at = None
-                return False
-            for rank in self._ranks():
-                send_signal(rank, self._number)
-            self._told = True
-        self._look_at = time.monotonic() + _LOOK_S
-        return not self._ranks()
-
-
-def store_of(order: Mapping[str, Any]) -> tuple[str, int] | None:
-    """Return address and port of the store, None where the launch names none."""
-    try:
-        options = order["launch"]["options"]
-        return str(options["master_addr"]["value"]), int(options["master_port"]["value"])
-    except (KeyError, TypeError, ValueError):
-        return None
-
-
-def is_silent(address: str, port: int) -> bool:
-    """Return whether nothing comes back from there, not even a refusal; it is waited for a second."""
-    try:
-        socket.create_connection((address, port), timeout=_CONNECT_S).close()
-    except ConnectionRefusedError:
-        return False
-    except OSError:
-        return True
-    return False
-
-
 _PR_SET_PDEATHSIG = 1
 _GUARD_S = 3.0  # how long the guard may need to end the ranks of a torchrun that died
 _KILLED_S = 5.0
@@ -167,9 +109,9 @@ class HostJob:
             self.process.send_signal(number)
             self._stuck.signalled(number)
             self._kill_at = min(self._kill_at or now + 1e9, now + self._grace_s + _AFTER_GRACE_S)
-        self.insist()
+        self.kill_if_due()
 
-    def insist(self) -> None:
+    def kill_if_due(self) -> None:
         """Kill it if its time is over, or it is stuck without ranks. The guard then ends what is left."""
         if self._kill_at is None or self.process.returncode is not None:
             return
@@ -216,3 +158,58 @@ def _die_with_parent() -> Callable[[], None]:
             sys.exit(1)
 
     return arrange
+
+
+class StuckTorchrun:
+    """Signals the ranks in the place of a torchrun that waits for a store whose host is silent.
+
+    The store lives in the first node's torchrun. Where that host went without a word, the others' torchruns sit in a
+    call to it, in C++, where Python runs no signal handler: for up to a quarter of an hour. A store whose host still
+    answers, if only to refuse, holds nobody up. After the first signal the store is asked once.
+    """
+
+    def __init__(self, order: Mapping[str, Any], ranks: Callable[[], Sequence[Process]]) -> None:
+        """``order`` is the body of LAUNCH, ``ranks`` returns the ranks that live here."""
+        self._store, self._ranks = store_of(order), ranks
+        self._number = signal.SIGTERM
+        self._look_at: float | None = None
+        self._told = False
+
+    def signalled(self, number: int) -> None:
+        """Torchrun got signal ``number``."""
+        if self._look_at is None:
+            self._number, self._look_at = signal.Signals(number), time.monotonic() + _PATIENCE_S
+
+    def over(self) -> bool:
+        """Look after the ranks of a torchrun that is stuck; return whether they are gone, and it may be killed."""
+        if self._look_at is None or time.monotonic() < self._look_at:
+            return False
+        if not self._told:
+            if self._store is None or not is_silent(*self._store):
+                self._store = self._look_at = None
+                return False
+            for rank in self._ranks():
+                send_signal(rank, self._number)
+            self._told = True
+        self._look_at = time.monotonic() + _LOOK_S
+        return not self._ranks()
+
+
+def store_of(order: Mapping[str, Any]) -> tuple[str, int] | None:
+    """Return address and port of the store, None where the launch names none."""
+    try:
+        options = order["launch"]["options"]
+        return str(options["master_addr"]["value"]), int(options["master_port"]["value"])
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def is_silent(address: str, port: int) -> bool:
+    """Return whether nothing comes back from there, not even a refusal; it is waited for a second."""
+    try:
+        socket.create_connection((address, port), timeout=_CONNECT_S).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return True
+    return False
