@@ -1,8 +1,8 @@
 """How often ``explain`` is right, and how fast on 1 GB: ``python -m benchmarks.explain --corpus PATH/cases.jsonl``.
 
-Rules were tuned on one half of the labelled logs (crc32 of the id even); nobody reads the other half, its score is the
-one that counts. Prints both, and writes benchmarks/results/explain.json and explain.md. ``--failures`` lists what is
-wrong in the half that rules may be tuned on, and never in the other.
+Rules are tuned on one half of the labelled logs (crc32 of the id even). Nobody reads the other half: its score is the
+one that counts. Both are printed and written to benchmarks/results/explain.json and explain.md. ``--failures`` lists the
+wrong answers of the half that rules are tuned on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STEP = "2026-01-05 04:11:20,001 INFO step {step:06d} loss 1.8120 lr 3.0e-05 1.91
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of one half. ``wrong`` is a confident wrong answer, a diagnosis of a healthy log included."""
+    """Counts of one half. ``wrong`` are confident wrong answers, and any diagnosis of a healthy log."""
 
     logs: int
     right: int
@@ -124,7 +124,7 @@ def failures(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def gigabyte() -> Speed:
-    """Return the time and memory for 64 logs of 1 GB in all, of which one names a cause in its middle, then noise."""
+    """Return the time and memory for 64 logs of 1 GB in all; one of them names a cause in its middle."""
     steps = "".join(STEP.format(step=step) for step in range(40_000)).encode()
     noise = b"[W105 04:11:20.001 socket.cpp:1] the client retries a connection that nobody answers\n" * 60_000
     cause = b"Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'title'\n"

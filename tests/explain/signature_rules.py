@@ -1,4 +1,4 @@
-"""What every signature has to keep, by its own examples and `re` alone; refuses to know the engine."""
+"""What every signature promises, checked with its own examples and `re` alone, without the engine."""
 
 from __future__ import annotations
 

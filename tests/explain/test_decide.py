@@ -110,6 +110,17 @@ def test_a_specific_cause_beats_a_general_one() -> None:
     assert diagnosed(text).code == "cuda-out-of-memory"
 
 
+def test_within_a_tier_the_first_failure_is_the_cause() -> None:
+    errors = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "OSError: [Errno 24] Too many open files",
+    )
+    codes = ("cuda-out-of-memory", "too-many-open-files")
+    for first, other in ((0, 1), (1, 0)):
+        found = diagnosed(raised(2, errors[first]) + raised(5, errors[other]))
+        assert (found.code, found.rank) == (codes[first], 2)
+
+
 def test_an_error_that_was_survived_is_no_diagnosis() -> None:
     steps = "".join(f"step {step}/50 loss 0.5\n" for step in range(1, 51))
     healthy = raised(None, "OSError: [Errno 116] Stale file handle") + steps + "training finished\n"

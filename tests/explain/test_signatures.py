@@ -13,7 +13,7 @@ from ddplaunch.explain.signatures.gpu import memory
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from tests.explain.signature_rules import caught, idle, matched, missed, slow, unfilled
 
-#: What is told apart together: the files of ``explain/signatures`` that may match the same line.
+#: The files of ``explain/signatures`` whose signatures may match the same line.
 FAMILIES = {
     "gpu": ("gpu.setup", "gpu.faults", "gpu.memory"),
     "nccl": ("network.nccl", "peer_echoes"),
@@ -54,6 +54,7 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert unfilled(signature) == []
     assert slow(signature, seconds=1.0) == []
     assert bool(signature.fixes) == (signature.tier != Tier.ECHO)
+    assert signature.tier != Tier.SURVIVED, "what became of the rank decides that, not its words"
 
 
 @pytest.mark.parametrize(("family", "code"), [(family, code) for family in FAMILIES for code in CASES[family].CODES])

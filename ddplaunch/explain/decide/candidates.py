@@ -81,8 +81,14 @@ class Candidate:
 
 
 def survived(each: Candidate) -> Candidate:
-    """Return the candidate as an error that did not end its rank; what it said of other ranks is an echo."""
-    return replace(each, tier=Tier.SURVIVED if each.tier <= Tier.SURVIVED else Tier.ECHO)
+    """Return the candidate as an error that did not end its rank.
+
+    A cause becomes uncertain; anything less only counts if no rank died of a signal; what ranks print of others is an
+    echo.
+    """
+    if each.tier > Tier.SURVIVED:
+        return replace(each, tier=Tier.ECHO)
+    return replace(each, tier=Tier.UNCERTAIN if each.tier == Tier.CAUSE else Tier.SURVIVED)
 
 
 def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:

@@ -126,9 +126,5 @@ def scan(lines: Iterable[Line]) -> Scanned:
         if line.text:
             hits.extend(find.hits(line))
     return Scanned(
-        tuple(kept),
-        tuple(hits),
-        tuple(tracebacks.finish()),
-        tuple(trailer.finish()),
-        trailer.failed_summary,
+        tuple(kept), tuple(hits), tuple(tracebacks.finish()), tuple(trailer.finish()), trailer.failed_summary
     )

@@ -123,10 +123,7 @@ SIGNATURES: tuple[Signature, ...] = (
         code="checkpoint-corrupt",
         tier=Tier.CAUSE,
         literals=("Ran out of input", "UnpicklingError"),
-        patterns=(
-            r"EOFError: (?P<problem>Ran out of input)",
-            r"UnpicklingError: (?P<problem>(?!Weights only).+)",
-        ),
+        patterns=(r"EOFError: (?P<problem>Ran out of input)", r"UnpicklingError: (?P<problem>(?!Weights only).+)"),
         what="a checkpoint or pickle cannot be read: {problem}",
         why=_READ_WHY,
         fixes=_READ_FIXES,

@@ -71,7 +71,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "HfHubHTTPError",
             "RepositoryNotFoundError",
             "GatedRepoError",
-            "LocalEntryNotFoundError",
             "EntryNotFoundError",
             "RevisionNotFoundError",
             "OfflineModeIsEnabled",
@@ -113,7 +112,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="download-failed",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=(
             "<urlopen error",
             "HTTP Error ",
@@ -243,7 +242,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="dataset-missing",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=("FileNotFoundError: ", "does not exist", "doesn't exist", "not found", "is missing"),
         patterns=(
             r"FileNotFoundError: (?P<problem>(?!\[Errno|Caught )\S.*)",
@@ -274,7 +273,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="dataset-race",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=("FileExistsError", "Directory not empty", ".incomplete", ".lock"),
         patterns=(
             r"FileExistsError: \[Errno 17\] File exists: '(?P<path>[^']+)'",
@@ -298,7 +297,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="dataset-race",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=(
             "not found or corrupted",
             "Compressed file ended",

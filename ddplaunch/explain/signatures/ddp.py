@@ -81,8 +81,6 @@ SIGNATURES: tuple[Signature, ...] = (
         code="process-group-not-initialized",
         tier=Tier.CAUSE,
         literals=(
-            "process group is not initialized",
-            "process group has not been initialized",
             "not initialized",
             "init_process_group",
             "process group is not available",
@@ -192,11 +190,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="parameter-ready-twice",
         tier=Tier.CAUSE,
-        literals=(
-            "Expected to mark a variable ready only once",
-            "marked as ready twice",
-            "marked ready twice",
-        ),
+        literals=("Expected to mark a variable ready only once", "marked as ready twice", "marked ready twice"),
         patterns=(
             r"(?P<message>Expected to mark a variable ready only once)",
             r"(?P<message>(?:Parameter at index|Parameter) \S+(?: with name \S+)? has been marked as ready twice)",
@@ -313,12 +307,9 @@ SIGNATURES: tuple[Signature, ...] = (
             "loss scale already at minimum",
             "Minimum loss scale reached",
             "to satisfy the constraint",
-            "contains either `inf`, `nan`",
-            "Loss is nan",
             "Loss is inf",
             "stopping training",
             "non-finite",
-            "Input contains NaN",
         ),
         patterns=(
             r"(?P<message>normal expects all elements of std >= 0(?:\.0)?)",

@@ -84,7 +84,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="module-not-found",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=("ImportError: ", "DistributionNotFound", "VersionConflict", "Failed to import "),
         patterns=(
             r"(?<!except )(?<!raise )\bImportError: (?P<problem>.+)",

@@ -190,10 +190,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the scheduler ended the job: {line}",
         why=_CANCELLED_WHY,
         fixes=_CANCELLED_FIXES,
-        examples=(
-            "srun: error: node2: task 1: User defined signal 1",
-            "TERM_OWNER: job killed by owner.",
-        ),
+        examples=("srun: error: node2: task 1: User defined signal 1", "TERM_OWNER: job killed by owner."),
         near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
         source="https://slurm.schedmd.com/preempt.html",
     ),

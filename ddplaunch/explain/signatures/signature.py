@@ -12,11 +12,11 @@ class Tier(IntEnum):
 
     #: The line itself says what went wrong: no other failure has to come first.
     CAUSE = auto()
-    #: The line says how something failed, not why: an exception that no signature knows, a job that was ended.
+    #: The line says how something failed, not why: an exception that no signature knows, a library's error code.
     GENERAL = auto()
     #: The line may name the cause, but other failures lead to the same line: a crash, a mismatch.
     UNCERTAIN = auto()
-    #: The rank went on after the error, logged it as a warning, or was stopped by the launcher (no signature has this).
+    #: The rank went on after the error, logged it as a warning, or was stopped by the launcher; not for signatures.
     SURVIVED = auto()
     #: Healthy ranks print this too when another rank fails: timeouts, aborts, nodes that do not meet.
     SYMPTOM = auto()

@@ -180,7 +180,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="disk-full",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=("PytorchStreamWriter failed", "basic_ios::clear", "unexpected pos"),
         patterns=(
             r"(?P<line>PytorchStreamWriter failed writing file [^:]*)",
@@ -237,13 +237,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="permission-denied",
         tier=Tier.CAUSE,
-        literals=(
-            "Permission denied",
-            "Read-only file system",
-            "EACCES",
-            "not permitted",
-            "lock file",
-        ),
+        literals=("Permission denied", "Read-only file system", "EACCES", "not permitted", "lock file"),
         patterns=(
             r"(?P<line>RuntimeError: Permission denied)",
             r"(?P<line>errno: 13 - Permission denied)",

@@ -46,7 +46,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "Driver/library version mismatch",
             "unsupported display driver",
             "unsatisfied condition: cuda",
-            "PTX was compiled with an unsupported toolchain",
             "unsupported toolchain",
         ),
         patterns=(
@@ -122,10 +121,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-arch-mismatch",
         tier=Tier.HINT,
-        literals=(
-            "is not compatible with the current PyTorch installation",
-            "which is of cuda capability",
-        ),
+        literals=("is not compatible with the current PyTorch installation", "which is of cuda capability"),
         patterns=(
             r"(?P<gpu>\b\w.{2,80}?) with CUDA capability (?P<capability>sm_\w+) is not compatible with the "
             r"current PyTorch",

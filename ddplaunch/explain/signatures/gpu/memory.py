@@ -161,7 +161,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="cuda-out-of-memory",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=(
             "CUBLAS_STATUS_ALLOC_FAILED",
             "CUDNN_STATUS_ALLOC_FAILED",

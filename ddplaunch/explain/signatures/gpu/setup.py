@@ -153,11 +153,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="invalid-device-ordinal",
         tier=Tier.CAUSE,
-        literals=(
-            "invalid device ordinal",
-            "GPU device may be out of range",
-            "Invalid device id",
-        ),
+        literals=("invalid device ordinal", "GPU device may be out of range", "Invalid device id"),
         patterns=(
             r"(?P<message>invalid device ordinal)",
             r"(?P<message>GPU device may be out of range)",
@@ -228,7 +224,7 @@ SIGNATURES: tuple[Signature, ...] = (
     ),
     Signature(
         code="cudnn-error",
-        tier=Tier.CAUSE,
+        tier=Tier.GENERAL,
         literals=(
             "CUDNN_STATUS_",
             "CUBLAS_STATUS_",

@@ -46,16 +46,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="infiniband-error",
         tier=Tier.SYMPTOM,
-        literals=(
-            "Call to ibv_",
-            "ibv_",
-            "tensorpipe/common/ibv.h",
-            "No GID",
-            "NET/IB",
-            "NET/OFI Request",
-            "mlx5: ",
-            "UCX ",
-        ),
+        literals=("ibv_", "tensorpipe/common/ibv.h", "No GID", "NET/IB", "NET/OFI Request", "mlx5: ", "UCX "),
         patterns=(
             r"NCCL WARN (?P<message>Call to ibv_\w+ failed.*)",
             r"(?P<message>tensorpipe/common/ibv\.h:\d+ .*)",
@@ -135,11 +126,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="nccl-version-mismatch",
         tier=Tier.CAUSE,
-        literals=(
-            "NCCL version mismatch",
-            "Mismatched NCCL version detected",
-            "NCCL versions",
-        ),
+        literals=("NCCL version mismatch", "Mismatched NCCL version detected", "NCCL versions"),
         patterns=(
             r"(?P<message>Mismatched NCCL version detected.*)",
             r"(?P<message>NCCL version mismatch.*)",
@@ -164,7 +151,6 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         literals=(
             "no GPUs found!",
-            "doesn't have NCCL built in",
             "NCCL is not available",
             "NCCL built in",
             "not compiled with NCCL",
