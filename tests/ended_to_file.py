@@ -6,11 +6,11 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.end.ended import EndedAttempt, EndedRun, Speaker
+    from ddplaunch.agent.end.ended import EndedAttempt, EndedRun, UserConsole
     from ddplaunch.launch.settings import Settings
 
 
-def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
+def conclude(settings: Settings, ended: EndedRun, console: UserConsole) -> int:
     import pickle
 
     with open(os.environ["GUARD_TEST_ENDED"], "wb") as file:

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from ddplaunch.cli.hosts.plan_hosts import Asked, asked_for, by_host, once
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, once
 from ddplaunch.cli.hosts.run_on_hosts import HostsConsole
 from ddplaunch.values.finding import Finding, UsageError, error
 
@@ -81,7 +81,7 @@ def test_findings_are_said_once_with_their_hosts() -> None:
 
 def test_flags() -> None:
     flags = {"hosts": "a,b", "hostfile": None, "include": [], "exclude": ["b"], "join_timeout": 60.0}
-    assert asked_for(flags) == Asked("a,b", exclude=("b",), join_timeout=60.0)
+    assert asked_for(flags) == AskedHosts("a,b", exclude=("b",), join_timeout=60.0)
 
 
 def test_flags_that_cannot_be() -> None:

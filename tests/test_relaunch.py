@@ -19,10 +19,10 @@ from ddplaunch.launch.relaunch import (
     NOT_RELAUNCHED,
     RETURN,
     Decision,
-    Evidence,
     Order,
     Policy,
     Return,
+    RunProgress,
     decide,
     pause_s,
     read_return,
@@ -59,20 +59,20 @@ def test_what_was_asked_for() -> None:
 @pytest.mark.parametrize(
     ("evidence", "number", "again", "reason"),
     [
-        ([Evidence(60.0)], 1, True, "lived"),
-        ([Evidence(59.9)], 1, False, "short"),
-        ([Evidence(0.1, "out/a.pt")], 3, True, "advanced"),
-        ([Evidence(7200.0, "out/a.pt")], 4, False, "spent"),
-        ([Evidence(None)], 1, False, "short"),
-        ([Evidence(None, "out/a.pt")], 1, True, "advanced"),
+        ([RunProgress(60.0)], 1, True, "lived"),
+        ([RunProgress(59.9)], 1, False, "short"),
+        ([RunProgress(0.1, "out/a.pt")], 3, True, "advanced"),
+        ([RunProgress(7200.0, "out/a.pt")], 4, False, "spent"),
+        ([RunProgress(None)], 1, False, "short"),
+        ([RunProgress(None, "out/a.pt")], 1, True, "advanced"),
         # node 1 waited for node 0, which had failed at once
-        ([Evidence(3.0), Evidence(630.0)], 1, False, "short"),
+        ([RunProgress(3.0), RunProgress(630.0)], 1, False, "short"),
         # the checkpoint lies on the disk of one node
-        ([Evidence(3.0), Evidence(3.2, "out/a.pt")], 1, True, "advanced"),
-        ([Evidence(None), Evidence(90.0)], 1, True, "lived"),
+        ([RunProgress(3.0), RunProgress(3.2, "out/a.pt")], 1, True, "advanced"),
+        ([RunProgress(None), RunProgress(90.0)], 1, True, "lived"),
     ],
 )
-def test_rule(evidence: list[Evidence], number: int, again: bool, reason: str) -> None:
+def test_rule(evidence: list[RunProgress], number: int, again: bool, reason: str) -> None:
     decision = decide(evidence, POLICY, number)
     assert (decision.again, decision.reason) == (again, reason)
 
@@ -109,7 +109,7 @@ def test_order_survives_its_way_through_the_environment() -> None:
 
 
 def test_a_launch_inside_of_a_rank_takes_no_other_s_place() -> None:
-    back = Return(2, "r", 137, Evidence(61.5, "out/a.pt"), 4711)
+    back = Return(2, "r", 137, RunProgress(61.5, "out/a.pt"), 4711)
     text = codec.to_json(back)
     assert read_return(text, 4711) == back
     assert read_return(text, 4712) is None
@@ -123,7 +123,7 @@ def test_environment_is_that_of_the_first_launch() -> None:
 
 
 def test_what_was_left_for_this_process_is_taken_once() -> None:
-    back = Return(2, "r", 137, Evidence(61.5), os.getpid())
+    back = Return(2, "r", 137, RunProgress(61.5), os.getpid())
     shown = {"DDPLAUNCH_RUN_ID": "r", "DDPLAUNCH_AGENT": "{}"}
     environ = {RETURN: codec.to_json(back), **shown, "PATH": "/"}
     assert claimed(environ) == back and environ == {"PATH": "/"}
@@ -181,15 +181,15 @@ def test_evidence_of_a_node(tmp_path: Path) -> None:
     here = order(
         outputs=(("dead", NewestCheckpoint(problem="did not answer within 5 s")), (str(tmp_path), NewestCheckpoint()))
     )
-    assert evidence_of(here, 8.0) == Evidence(8.0, f"{tmp_path}/a.pt", "dead did not answer within 5 s")
+    assert evidence_of(here, 8.0) == RunProgress(8.0, f"{tmp_path}/a.pt", "dead did not answer within 5 s")
     (now,) = newest_below([str(tmp_path)])
-    assert evidence_of(order(outputs=((str(tmp_path), now),)), None) == Evidence()
-    assert evidence_of(order(outputs=()), None) == Evidence(unseen="was not given")
+    assert evidence_of(order(outputs=((str(tmp_path), now),)), None) == RunProgress()
+    assert evidence_of(order(outputs=()), None) == RunProgress(unseen="was not given")
 
 
 def test_nodes_agree_in_the_roll_call() -> None:
     def heard(**failed: Any) -> Hello:
-        found = read_hello(hello_line(hello(len(failed), failed=told(Evidence(**failed)))).rstrip(b"\n"))
+        found = read_hello(hello_line(hello(len(failed), failed=told(RunProgress(**failed)))).rstrip(b"\n"))
         assert found is not None
         return found
 
@@ -204,7 +204,7 @@ def test_nodes_agree_in_the_roll_call() -> None:
 
 
 def test_a_refused_relaunch_keeps_the_status_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    back = Return(1, "r", 137, Evidence())
+    back = Return(1, "r", 137, RunProgress())
 
     def refuse() -> int:
         raise RefusedError(error("port-taken", "port 1 is taken", why="w", fix="f"))
@@ -230,9 +230,9 @@ def test_a_refused_relaunch_keeps_the_status_of_the_run(capsys: pytest.CaptureFi
 
 
 def test_words(golden: Callable[[str, str], None]) -> None:
-    long, short = Evidence(7384.0), Evidence(3.21)
-    newer = Evidence(3.21, "out/checkpoints/epoch-12.pt")
-    dead = Evidence(3.21, None, "/mnt/runs did not answer within 5 s")
+    long, short = RunProgress(7384.0), RunProgress(3.21)
+    newer = RunProgress(3.21, "out/checkpoints/epoch-12.pt")
+    dead = RunProgress(3.21, None, "/mnt/runs did not answer within 5 s")
     golden(
         "relaunch-80",
         "".join(
@@ -247,7 +247,7 @@ def test_words(golden: Callable[[str, str], None]) -> None:
                     for each in (
                         decide([short], POLICY, 1),
                         decide([dead], POLICY, 1),
-                        decide([Evidence(unseen="was not given")], POLICY, 1),
+                        decide([RunProgress(unseen="was not given")], POLICY, 1),
                         Decision(False, "spent", long),
                     )
                 ),

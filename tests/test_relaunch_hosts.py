@@ -19,7 +19,7 @@ from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.launch.hosts_plan import HostReport, fewest, sized_for
 from ddplaunch.launch.options import Options, parse_options
-from ddplaunch.launch.relaunch import Evidence, Policy
+from ddplaunch.launch.relaunch import Policy, RunProgress
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
@@ -29,7 +29,7 @@ from ddplaunch.values.finding import RefusedError, Severity, error
 from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.checks.healthy import healthy_facts
 
-LIVED, SHORT = (Evidence(90.0),), (Evidence(3.0),)
+LIVED, SHORT = (RunProgress(90.0),), (RunProgress(3.0),)
 POLICY = Policy(3, wait_s=0.0)
 MISSING = error("host-unreachable", "gpu-b does not answer", why="w", fix="f", where="gpu-b")
 HOSTS = (Host("gpu-a"), Host("gpu-b"), Host("gpu-c"))
@@ -107,7 +107,7 @@ def test_evidence_of_all_hosts(tmp_path: Path) -> None:
             (2, AttemptOutcome(0, 1.0, 62.0, True, None, ())),
         )
     }
-    expected = (Evidence(60.0), Evidence(61.0, "out/a.pt"))
+    expected = (RunProgress(60.0), RunProgress(61.0, "out/a.pt"))
     assert evidence_of(tmp_path, verdict("failed"), outcomes, None) == expected
     assert evidence_of(tmp_path, verdict("killed"), {}, None) == ()
     assert evidence_of(tmp_path, verdict("failed"), outcomes, 2) is None

@@ -24,10 +24,10 @@ from ddplaunch.launch.relaunch import (
     NOT_GIVEN,
     NOT_RELAUNCHED,
     RETURN,
-    Evidence,
     Order,
     Policy,
     Return,
+    RunProgress,
     decide,
     pause_s,
     read_return,
@@ -144,15 +144,15 @@ def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Find
     )
 
 
-def _heard(failed: Mapping[str, Any]) -> Evidence:
+def _heard(failed: Mapping[str, Any]) -> RunProgress:
     """Return what another node says of its run; nothing is known where another version says it."""
     try:
-        return codec.from_plain(failed, Evidence)
+        return codec.from_plain(failed, RunProgress)
     except ValueError:
-        return Evidence()
+        return RunProgress()
 
 
-def told(failed: Evidence) -> dict[str, Any]:
+def told(failed: RunProgress) -> dict[str, Any]:
     """Return what this node says of its run to the others."""
     name = None if failed.advanced is None else Path(failed.advanced).name  # a path may say more than others need
     unseen = failed.unseen if failed.unseen in (None, NOT_GIVEN) else "did not answer on a node"

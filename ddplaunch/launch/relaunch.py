@@ -46,7 +46,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class RunProgress:
     """What one node knows of a run that failed.
 
     ``lived_s``: from the start of its ranks to the end of the first one, None where nobody saw it. ``advanced`` is the
@@ -64,7 +64,7 @@ class Decision:
 
     again: bool
     reason: Reason
-    evidence: Evidence
+    evidence: RunProgress
 
 
 def relaunch_policy(options: Options) -> Policy | None:
@@ -75,14 +75,14 @@ def relaunch_policy(options: Options) -> Policy | None:
     return Policy(options.relaunch.value, after.value if after else AFTER_S, wait.value if wait else WAIT_S)
 
 
-def decide(evidence: Sequence[Evidence], policy: Policy, number: int) -> Decision:
+def decide(evidence: Sequence[RunProgress], policy: Policy, number: int) -> Decision:
     """Decide whether to launch for the ``number``-th time again (from 1), from what all nodes know.
 
     One node that saw a checkpoint is enough: output may lie on its own disk. The node that failed first knows best how
     long the run lived; the others' ranks may have waited for it long after.
     """
     lived = [each.lived_s for each in evidence if each.lived_s is not None]
-    together = Evidence(
+    together = RunProgress(
         min(lived, default=None),
         next((each.advanced for each in evidence if each.advanced is not None), None),
         next((each.unseen for each in evidence if each.unseen is not None), None),
@@ -132,7 +132,7 @@ class Return:
     number: int
     of: str
     status: int
-    evidence: Evidence
+    evidence: RunProgress
     pid: int = 0
 
 

@@ -219,7 +219,7 @@ _EARLIEST = float("-inf")
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPart:
     """The bytes of a file from ``start`` up to ``end``: what was there when somebody looked."""
 
     file: LogFile
@@ -230,13 +230,13 @@ class Part:
 Block = tuple[LogFile, bytes]
 
 
-def part_of(file: LogFile, lines: int | None) -> Part:
+def part_of(file: LogFile, lines: int | None) -> LogPart:
     """Return the last ``lines`` lines of a file, all of it for None. A file that is gone is empty."""
     try:
         end = file.path.stat().st_size
-        return Part(file, 0 if lines is None else _start_of_last(file, end, lines), end)
+        return LogPart(file, 0 if lines is None else _start_of_last(file, end, lines), end)
     except OSError:
-        return Part(file, 0, 0)
+        return LogPart(file, 0, 0)
 
 
 def _start_of_last(file: LogFile, end: int, lines: int) -> int:
@@ -258,14 +258,14 @@ def _start_of_last(file: LogFile, end: int, lines: int) -> int:
     return 0
 
 
-def has_stamps(part: Part) -> bool:
+def has_stamps(part: LogPart) -> bool:
     """Return whether one of the first lines begins with a time."""
     year = _year(part.file)
     lines = next(_chunks(part), b"").split(b"\n", _TRIED_LINES)[:_TRIED_LINES]
     return any(stamp_s(line, year) is not None for line in lines)
 
 
-def blocks(parts: Sequence[Part], since_s: float | None = None) -> Iterator[Block]:
+def blocks(parts: Sequence[LogPart], since_s: float | None = None) -> Iterator[Block]:
     """Yield the lines of all parts: attempt by attempt, within one in the order of the times that lines begin with.
 
     A line without a time stays behind the one before it in its file. Files without any time come first, one after the
@@ -273,8 +273,8 @@ def blocks(parts: Sequence[Part], since_s: float | None = None) -> Iterator[Bloc
     the epoch) lines of an earlier time are left out, and files without times that were last written before it.
     """
     for attempt in sorted({part.file.attempt for part in parts}):
-        timed: list[Part] = []
-        plain: list[Part] = []
+        timed: list[LogPart] = []
+        plain: list[LogPart] = []
         for part in parts:
             if part.file.attempt == attempt and part.end > part.start:
                 (timed if has_stamps(part) else plain).append(part)
@@ -287,7 +287,7 @@ def blocks(parts: Sequence[Part], since_s: float | None = None) -> Iterator[Bloc
             yield from _merged(timed, since_s)
 
 
-def _merged(parts: Sequence[Part], since_s: float | None) -> Iterator[Block]:
+def _merged(parts: Sequence[LogPart], since_s: float | None) -> Iterator[Block]:
     """Merge by time; lines of one file that follow each other in the result are one block."""
     streams = [_timed(part, number) for number, part in enumerate(parts)]
     gathered: list[bytes] = []
@@ -304,7 +304,7 @@ def _merged(parts: Sequence[Part], since_s: float | None) -> Iterator[Block]:
         yield parts[current].file, b"".join(gathered)
 
 
-def _timed(part: Part, number: int) -> Iterator[tuple[float, int, bytes]]:
+def _timed(part: LogPart, number: int) -> Iterator[tuple[float, int, bytes]]:
     """Yield each line with the latest time up to it, so that the merge sees every file in order."""
     latest, year = _EARLIEST, _year(part.file)
     for chunk in _chunks(part):
@@ -321,7 +321,7 @@ def _lines(chunk: bytes) -> list[bytes]:
     return [line + b"\n" for line in whole] + ([last] if last else [])
 
 
-def _chunks(part: Part) -> Iterator[bytes]:
+def _chunks(part: LogPart) -> Iterator[bytes]:
     """Yield the part in pieces that end with a line, except the last; a line of more than 16 MiB is cut."""
     rest = b""
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal as signals
 
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.launch.relaunch import Decision, Evidence, Policy, pause_s
+from ddplaunch.launch.relaunch import Decision, Policy, RunProgress, pause_s
 from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal, visible, wrap
@@ -117,7 +117,7 @@ def relaunching_text(decision: Decision, policy: Policy, number: int, width: int
     return line_text(f"{_begins(policy, number, at_least_s)}, because {because(decision, policy)}", width)
 
 
-def asking_text(evidence: Evidence, policy: Policy, number: int, width: int) -> str:
+def asking_text(evidence: RunProgress, policy: Policy, number: int, width: int) -> str:
     """Return the line where the other nodes have a word in it."""
     seen = _advanced(evidence.advanced) if evidence.advanced is not None else _lived(evidence)
     return line_text(f"{_begins(policy, number, 0.0)}, if the nodes agree; here {seen}", width)
@@ -151,7 +151,7 @@ def _advanced(path: str | None) -> str:
     return f"`{path}` is newer than at its start"
 
 
-def _lived(evidence: Evidence) -> str:
+def _lived(evidence: RunProgress) -> str:
     if evidence.lived_s is None:
         return "nobody saw how long its ranks ran"
     return f"its ranks ran for {duration_text(evidence.lived_s)}"

@@ -12,7 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.agent.end.ended import EndedAttempt, EndedRank, EndedRun, Speaker
+from ddplaunch.agent.end.ended import EndedAttempt, EndedRank, EndedRun, UserConsole
 from ddplaunch.agent.end.evidence import attributed, explain_attempt
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
@@ -47,7 +47,7 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr).width)
 
 
-def conclude(settings: Settings, ended: EndedRun, console: Speaker) -> int:
+def conclude(settings: Settings, ended: EndedRun, console: UserConsole) -> int:
     """Explain, record and say how the run ended; return the exit status."""
     ended = replace(ended, attempts=tuple(attributed(settings, each) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None

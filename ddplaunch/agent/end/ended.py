@@ -16,7 +16,7 @@ from ddplaunch.records.outcome import RunState
 from ddplaunch.values.frozen import dataclass
 
 
-class Speaker(Protocol):
+class UserConsole(Protocol):
     """Where to speak to the user: the launcher's stderr, behind everything that ranks have printed until then."""
 
     def say(self, text: str) -> None:

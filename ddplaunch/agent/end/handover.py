@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.end.ended import EndedAttempt, EndedRun, Speaker
+    from ddplaunch.agent.end.ended import EndedAttempt, EndedRun, UserConsole
     from ddplaunch.launch.settings import Settings
 
 
@@ -20,7 +20,7 @@ def get_ready() -> None:
         importlib.import_module("ddplaunch.agent.end.conclude")
 
 
-def speak_of_attempt(settings: Settings, attempt: EndedAttempt, speaker: Speaker) -> None:
+def speak_of_attempt(settings: Settings, attempt: EndedAttempt, speaker: UserConsole) -> None:
     """Say what is to be said between two attempts. Never raises."""
     try:
         from ddplaunch.agent.end.conclude import attempt_ended
@@ -31,7 +31,7 @@ def speak_of_attempt(settings: Settings, attempt: EndedAttempt, speaker: Speaker
         speaker.say(f"ddplaunch: attempt {attempt.attempt} has ended; explaining it failed: {error!r}\n")
 
 
-def conclude_run(settings: Settings, ended: EndedRun, speaker: Speaker) -> int:
+def conclude_run(settings: Settings, ended: EndedRun, speaker: UserConsole) -> int:
     """Write the outcome, say what is to be said, and return the exit status. Never raises."""
     try:
         from ddplaunch.agent.end.conclude import conclude

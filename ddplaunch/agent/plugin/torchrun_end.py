@@ -23,9 +23,9 @@ from ddplaunch.agent.protocol import Failure
 from ddplaunch.launch.relaunch import (
     NOT_GIVEN,
     RETURN,
-    Evidence,
     Order,
     Return,
+    RunProgress,
     decide,
 )
 from ddplaunch.launch.settings import Settings
@@ -225,7 +225,7 @@ def _stopped(settings: Settings, status: int, state: RunState | None, signals: S
     return told or timed_out or signals.late is not None or state == "terminated"
 
 
-def evidence_of(order: Order, lived_s: float | None) -> Evidence:
+def evidence_of(order: Order, lived_s: float | None) -> RunProgress:
     """Return what this node knows of the run: how long it lived, and whether its output advanced."""
     found, unseen = None, None if order.outputs else NOT_GIVEN
     now = newest_below([path for path, _ in order.outputs])
@@ -234,7 +234,7 @@ def evidence_of(order: Order, lived_s: float | None) -> Evidence:
         unseen = unseen or (f"{path} {problem}" if problem else None)
         if found is None and advanced(before, after):
             found = after.path
-    return Evidence(lived_s, found, unseen)
+    return RunProgress(lived_s, found, unseen)
 
 
 def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
@@ -247,7 +247,7 @@ def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
     return environment
 
 
-def _note(settings: Settings, evidence: Evidence) -> None:
+def _note(settings: Settings, evidence: RunProgress) -> None:
     """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
     path = Path(settings.directory or "") / f"node-{settings.node}" / "relaunch.json"
     with contextlib.suppress(OSError):

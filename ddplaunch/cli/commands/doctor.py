@@ -22,7 +22,7 @@ from typing import Any
 from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import Outcome
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
-from ddplaunch.cli.hosts.plan_hosts import Asked, by_host, facts_of, hosts_of, once
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, by_host, facts_of, hosts_of, once
 from ddplaunch.cli.prepare import check, prepare, probe_request
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import parse_target
@@ -214,7 +214,7 @@ _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --h
 
 def doctor_hosts(
     said: Said,
-    asked: Asked,
+    asked: AskedHosts,
     script: list[str] | None,
     profile: str | None,
     json: bool,

@@ -17,7 +17,7 @@ from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
 from ddplaunch.records.live_processes import read_processes
-from ddplaunch.records.log_files import LogFile, Part, blocks, has_stamps, log_files, part_of
+from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_files, part_of
 from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.run_states import host_name, locate_run, recorded_at
 from ddplaunch.ui.logs_view import Lines, prefix_of
@@ -75,7 +75,7 @@ def logs(
     return ExitStatus.DONE
 
 
-def _follow(wanted: _Wanted, show: Lines, parts: Sequence[Part]) -> bool:
+def _follow(wanted: _Wanted, show: Lines, parts: Sequence[LogPart]) -> bool:
     """Show what comes, until the run is over; return False when nobody reads any more."""
     positions = {part.file.path: part.end for part in parts}
     for file, data in follow_files(wanted.directory, wanted.ranks, positions, is_over(wanted.directory)):
@@ -200,7 +200,7 @@ def _nothing_there(wanted: _Wanted) -> UsageError:
     )
 
 
-def _say_order(parts: Sequence[Part]) -> None:
+def _say_order(parts: Sequence[LogPart]) -> None:
     """Tell where the order of lines is not that in which they were printed."""
     ranks = {part.file.rank for part in parts if part.end > part.start and not has_stamps(part)}
     if len(ranks) > 1:

@@ -23,7 +23,7 @@ from ddplaunch.hosts.roll_call import rules as rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
 from ddplaunch.hosts.roll_call.messages import Hello, Verdict
 from ddplaunch.launch.launch import Launch, Target
-from ddplaunch.launch.relaunch import Evidence, relaunch_policy
+from ddplaunch.launch.relaunch import RunProgress, relaunch_policy
 from ddplaunch.machine.network import probe_port
 from ddplaunch.script.source import locate
 from ddplaunch.ui.launch_view import RollCallLine
@@ -52,7 +52,7 @@ def wanted(launch: Launch, join_timeout: float | None, again: bool = False) -> f
     return None if own_rendezvous or not timeout_s else timeout_s
 
 
-def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: Evidence | None = None) -> Launch:
+def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: RunProgress | None = None) -> Launch:
     """Wait until all nodes are there and agree, and return the launch with a rendezvous id that no older run knows.
 
     ``silent`` leaves words to node 0, where it speaks to the same reader. ``failed`` is what this node knows of the
@@ -134,7 +134,7 @@ def _rendezvous_id(launch: Launch) -> str:
     return next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
 
 
-def hello_of(prepared: Prepared, failed: Evidence | None = None) -> Hello:
+def hello_of(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
     """Return what this node says of itself."""
     launch = prepared.launch
     topology, target, run_id = launch.topology, launch.target, launch.options.run_id

@@ -35,7 +35,7 @@ from ddplaunch.values.resolved import Unavailable
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedHosts:
     """The flags that say which hosts, and how to reach them; None or empty where not given."""
 
     hosts: str | None = None
@@ -52,9 +52,9 @@ class Asked:
         return self.hosts is not None or self.hostfile is not None
 
 
-def asked_for(flags: Mapping[str, Any]) -> Asked:
+def asked_for(flags: Mapping[str, Any]) -> AskedHosts:
     """Return what the flags say. Raises UsageError for flags without any host."""
-    asked = Asked(
+    asked = AskedHosts(
         flags.get("hosts"),
         flags.get("hostfile"),
         tuple(flags.get("include") or ()),
@@ -74,7 +74,7 @@ def asked_for(flags: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def hosts_of(asked: Asked) -> tuple[Host, ...]:
+def hosts_of(asked: AskedHosts) -> tuple[Host, ...]:
     """Return the hosts that were named and chosen. Raises UsageError for a list that is none."""
     if asked.hosts is not None and asked.hostfile is not None:
         raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
@@ -123,7 +123,12 @@ class Planned:
 
 
 def facts_of(
-    links: Links, hosts: tuple[Host, ...], asked: Asked, options: Options, target: Target | None, torch: bool = False
+    links: Links,
+    hosts: tuple[Host, ...],
+    asked: AskedHosts,
+    options: Options,
+    target: Target | None,
+    torch: bool = False,
 ) -> Gathered:
     """Ask all hosts at once. Raises RefusedError where there is no ssh."""
     python = asked.python or sys.executable
@@ -160,7 +165,7 @@ def plan(
     gathered: Gathered,
     options: Options,
     target: Target,
-    asked: Asked,
+    asked: AskedHosts,
     relaunch: int = 0,
 ) -> Planned:
     """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet.
@@ -207,7 +212,7 @@ def plan_host(
     report: HostReport,
     script: ScriptReport | Unavailable,
     run_id: str,
-    asked: Asked,
+    asked: AskedHosts,
 ) -> Launch:
     """Decide one host's launch from what it reported. It decides again itself, from what it then sees."""
     environ = report.facts.environment

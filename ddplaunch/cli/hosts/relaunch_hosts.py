@@ -12,7 +12,7 @@ from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict
 from ddplaunch.cli.hosts.plan_hosts import HostsMissingError
 from ddplaunch.cli.relaunching import ending_by_signals
 from ddplaunch.cli.streams import tell, tell_findings
-from ddplaunch.launch.relaunch import Evidence, Policy, decide, pause_s
+from ddplaunch.launch.relaunch import Policy, RunProgress, decide, pause_s
 from ddplaunch.records.first_failure import TIME_LIMIT
 from ddplaunch.records.launchers import still_holding
 from ddplaunch.records.outcome import RunOutcome
@@ -40,7 +40,7 @@ class LaunchEnd:
 
     status: int
     run_id: str | None = None
-    evidence: tuple[Evidence, ...] | None = None
+    evidence: tuple[RunProgress, ...] | None = None
     pause_s: float = 0.0
     directory: Path | None = None
 
@@ -79,7 +79,7 @@ def until_done(launch: Callable[[Again], LaunchEnd], policy: Policy | None) -> i
 
 def evidence_of(
     directory: Path, verdict: HostsVerdict, outcomes: Mapping[int, RunOutcome], interrupted: int | None
-) -> tuple[Evidence, ...] | None:
+) -> tuple[RunProgress, ...] | None:
     """Return what the nodes of a run that failed know; None where it did not, or where a user or `--timeout` ended it.
 
     ``outcomes`` are those of this run, by node; a host that was lost has none.
@@ -91,9 +91,9 @@ def evidence_of(
     return tuple(_told(directory, node, outcome) for node, outcome in outcomes.items())
 
 
-def _told(directory: Path, node: int, outcome: RunOutcome) -> Evidence:
+def _told(directory: Path, node: int, outcome: RunOutcome) -> RunProgress:
     try:
-        noted = codec.from_json((directory / f"node-{node}" / "relaunch.json").read_text("utf-8"), Evidence)
+        noted = codec.from_json((directory / f"node-{node}" / "relaunch.json").read_text("utf-8"), RunProgress)
     except (OSError, ValueError):
-        noted = Evidence()
+        noted = RunProgress()
     return replace(noted, lived_s=outcome.lived_s)

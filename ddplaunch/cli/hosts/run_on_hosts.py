@@ -22,7 +22,7 @@ from typing import Any, Literal
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.cli.hosts.plan_hosts import (
-    Asked,
+    AskedHosts,
     Planned,
     answering,
     facts_of,
@@ -146,7 +146,7 @@ _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
 def run_on_hosts(
-    said: Said, asked: Asked, script: list[str] | None, profile: str | None, dry_run: bool, json: bool
+    said: Said, asked: AskedHosts, script: list[str] | None, profile: str | None, dry_run: bool, json: bool
 ) -> int:
     """Launch on all hosts, stay until every one has ended, and return the first failed rank's exit status."""
     options = with_configuration(said, profile, working_directory())
