@@ -27,7 +27,7 @@ from ddplaunch.explain.stacks.parse import (
     place_of,
     stack_text,
 )
-from ddplaunch.hosts.local.rank_stacks import SIGNAL, RankProcess, take_stacks
+from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
 from ddplaunch.values.finding import ExitStatus
 from tests.cli_calls import Call, call, folder
@@ -231,10 +231,10 @@ def running(program: str, *, shows: bool = True, shell: bool = False) -> Iterato
                 os.killpg(process.pid, 9)
 
 
-def asked(process: subprocess.Popen[str], number: int = 0) -> RankProcess:
+def asked(process: subprocess.Popen[str], number: int = 0) -> LiveRank:
     seen = read_process(process.pid)
     assert seen
-    return RankProcess(number, process.pid, seen.start_ticks)
+    return LiveRank(number, process.pid, seen.start_ticks)
 
 
 @pytest.fixture(autouse=True)
@@ -277,7 +277,7 @@ def test_what_has_not_prepared_for_the_signal_is_not_sent_it() -> None:
 def test_a_pid_that_was_given_out_again_is_left_alone() -> None:
     with running(READS) as process:
         before = asked(process)
-        (one,) = take_stacks([RankProcess(0, before.pid, before.start_ticks - 1)])
+        (one,) = take_stacks([LiveRank(0, before.pid, before.start_ticks - 1)])
         assert not one.threads and one.problem == "it has ended"
     (gone,) = take_stacks([before])
     assert gone.problem == "it has ended"

@@ -1,4 +1,4 @@
-"""What `doctor --comm` measured, group by group, and which hosts explain what went badly."""
+"""The measurements of `doctor --comm`, group by group, and the hosts that explain the bad ones."""
 
 from __future__ import annotations
 

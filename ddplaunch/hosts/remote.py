@@ -221,7 +221,7 @@ def main() -> int:
 
 
 _PIECE = 1 << 18
-_KEPT = 256 << 20  # bytes of one file's end; more than that nobody waits for
+_KEPT = 256 << 20  # bytes of one file's end; sending more takes too long
 
 
 def pieces(record: str | None, marker: str | None) -> Iterator[bytes]:

@@ -61,7 +61,7 @@ class PackageFacts:
 
 @dataclass(frozen=True)
 class TorchImport:
-    """What a child interpreter found by importing torch (seconds; only ``doctor`` asks for it)."""
+    """torch as a child interpreter finds it by importing it (seconds; only ``doctor`` asks for it)."""
 
     import_s: float
     version: str
@@ -124,7 +124,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class NvmlFacts:
-    """What NVML says. ``cuda_driver_version`` is the newest CUDA that the driver supports, e.g. (12, 8)."""
+    """GPUs and driver by NVML. ``cuda_driver_version`` is the newest CUDA that the driver supports, e.g. (12, 8)."""
 
     driver_version: str
     cuda_driver_version: tuple[int, int]
@@ -133,7 +133,7 @@ class NvmlFacts:
 
 @dataclass(frozen=True)
 class NvidiaFacts:
-    """What the kernel says, without NVML.
+    """GPUs and the driver as the kernel shows them, without NVML.
 
     ``pci_gpus``: NVIDIA display/3D controllers on the PCI bus; ``kernel_module_version`` from
     /proc/driver/nvidia/version; ``device_nodes``: /dev/nvidia0 … that exist; ``nvml_error`` is

@@ -134,7 +134,7 @@ def probe_route(
 
 
 def _means_loopback(destination: str) -> bool:
-    """Whether somebody wrote loopback, and did not name a host that means it to itself alone, as Debian has it."""
+    """Whether ``destination`` is loopback, not a host name that only the host itself resolves so, as Debian does."""
     return destination.startswith(("127.", "localhost", "ip6-l")) or ":" in destination
 
 

@@ -1,4 +1,4 @@
-"""What NVML says of every GPU, through nvidia-ml-py; whose the processes on GPUs are; what the kernel says."""
+"""GPUs as NVML describes them, through nvidia-ml-py, the owners of processes on them, and the kernel's own view."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def gpu_process(pid: int, memory_bytes: int | None, proc: Path = Path("/proc")) 
 
 
 def _is_orphan(process: Process, proc: str) -> bool:
-    """Tell whether this is a rank, or a DataLoader worker of one, whose parent now is whoever adopts orphans.
+    """Return whether this is a rank, or a DataLoader worker of one, that was adopted because its parent is gone.
 
     In a container torchrun itself may be process 1, and then parent 1 is as it should be.
     """

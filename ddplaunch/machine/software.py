@@ -133,7 +133,7 @@ def _declared(directory: str) -> str | None:
     return path if found and "ddplaunch" in names else None
 
 
-#: What `import torch.distributed.run` imports beside the standard library, some of it only where it is installed.
+#: Packages that `import torch.distributed.run` imports, some of them only where they are installed.
 _OF_TORCH = {
     *("filelock", "fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "networkx", "numpy", "packaging", "psutil"),
     *("pynvml", "setuptools", "sympy", "torch", "torchgen", "tqdm", "triton", "typing_extensions", "yaml"),

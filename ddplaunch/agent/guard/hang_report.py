@@ -20,7 +20,7 @@ from ddplaunch.agent.guard.streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, stack_text
-from ddplaunch.hosts.local.rank_stacks import RankProcess, take_stacks, working_gpus
+from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
@@ -40,7 +40,7 @@ ENDED = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ()
 def take(pids: Mapping[int, int]) -> tuple[RankStack, ...]:
     """Return where each rank of ``pids`` (rank to pid) is."""
     return take_stacks(
-        [RankProcess(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
+        [LiveRank(rank, pid, seen.start_ticks) for rank, pid in sorted(pids.items()) if (seen := read_stat(pid))]
     )
 
 

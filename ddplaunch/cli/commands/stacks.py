@@ -15,7 +15,7 @@ from ddplaunch.cli.which_run import live_run, of_hosts
 from ddplaunch.explain.stacks.flight_recorder import flight, flight_dumps
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
-from ddplaunch.hosts.local.rank_stacks import RankProcess, take_stacks, with_workers
+from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import rank_of, runs_in
 from ddplaunch.records.directory import runs_directory
@@ -48,7 +48,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
     time.sleep(_LOOK_S)
     cpu = {each.rank: (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0) for each in usage.sample()}
     found = with_workers(
-        take_stacks([RankProcess(rank, each.pid, each.start_ticks) for rank, each in sorted(ranks.items())])
+        take_stacks([LiveRank(rank, each.pid, each.start_ticks) for rank, each in sorted(ranks.items())])
     )
     directory = recorded_at(chosen)
     silent_s = None if directory is None else _silent_s(directory)

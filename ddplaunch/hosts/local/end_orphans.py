@@ -30,7 +30,7 @@ GpuMemory = Mapping[int, Mapping[int, int]]
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What was found; ``gpu_memory`` and ``segments`` are what ``own`` and ``others`` hold, as far as can be seen."""
+    """Orphans, this user's and others'; ``gpu_memory`` and ``segments`` are what they hold, as far as can be seen."""
 
     own: tuple[Orphans, ...]
     others: tuple[Orphans, ...]
@@ -55,7 +55,7 @@ class Leftovers:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """What became of it. ``holding`` is GPU memory that NVML still counts for processes that are gone."""
+    """How this user's orphans ended. ``holding`` is GPU memory that NVML still counts for processes that are gone."""
 
     ended: tuple[Process, ...]
     killed: tuple[Process, ...]

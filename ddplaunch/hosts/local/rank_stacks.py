@@ -46,7 +46,7 @@ _WORKS_PERCENT = 10
 
 
 @dataclass(frozen=True)
-class RankProcess:
+class LiveRank:
     """A rank's process: ``start_ticks`` (field 22 of /proc/PID/stat) tells it from a later one of the same number."""
 
     rank: int
@@ -54,7 +54,7 @@ class RankProcess:
     start_ticks: int
 
 
-def take_stacks(asked: Sequence[RankProcess]) -> tuple[RankStack, ...]:
+def take_stacks(asked: Sequence[LiveRank]) -> tuple[RankStack, ...]:
     """Return where each of these ranks is, in their order; takes some seconds at most, many ranks at once."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -67,10 +67,10 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     """Return ``stacks`` with those of the DataLoader workers of ranks that wait for theirs."""
     if not any(place_of(stack).kind == "loader" for stack in stacks):
         return tuple(stacks)
-    children: dict[int, list[RankProcess]] = {}
+    children: dict[int, list[LiveRank]] = {}
     for pid in pids():
         if (stat := read_stat(pid)) and stat.alive:
-            children.setdefault(stat.parent, []).append(RankProcess(-1, pid, stat.start_ticks))
+            children.setdefault(stat.parent, []).append(LiveRank(-1, pid, stat.start_ticks))
     program = _find_py_spy()
 
     def of(stack: RankStack) -> RankStack:
@@ -102,7 +102,7 @@ def working_gpus() -> int:
     return sum(isinstance(percent, int) and percent >= _WORKS_PERCENT for percent in used)
 
 
-def _stack(asked: RankProcess, program: str | None) -> RankStack:
+def _stack(asked: LiveRank, program: str | None) -> RankStack:
     stat = read_stat(asked.pid)
     empty = RankStack(asked.rank, asked.pid)
     if stat is None or stat.start_ticks != asked.start_ticks or not stat.alive:

@@ -27,7 +27,7 @@ _RESIDENT_S = 90.0  # a launcher's own limits from SIGKILL on its hosts to havin
 
 @dataclass(frozen=True)
 class Stopped:
-    """What became of a run's processes. ``denied`` may not be signalled by this user; ``took_s`` is in seconds."""
+    """How a run's processes ended. ``denied`` may not be signalled by this user; ``took_s`` is in seconds."""
 
     run: RunProcesses
     ended: tuple[Process, ...]
@@ -123,7 +123,7 @@ _ENDING_S = 30.0  # beyond the grace: a cold interpreter, SIGKILL, the guard's l
 
 @dataclass(frozen=True)
 class HostStopped:
-    """What ended on one host: entries with ``pid``, ``role``, ``rank`` and ``by`` ("itself" or "SIGKILL").
+    """How a run ended on one host: entries with ``pid``, ``role``, ``rank`` and ``by`` ("itself" or "SIGKILL").
 
     ``remaining`` still runs; ``problem`` says why the host could not be asked.
     """

@@ -40,9 +40,9 @@ Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tup
 
 @dataclass(frozen=True)
 class Call:
-    """What is asked for: ``nodes`` nodes at ``address``:``port`` within ``timeout_s``.
+    """A roll call: ``nodes`` nodes meet at ``address``:``port`` within ``timeout_s``.
 
-    ``known`` are the hosts of node ranks where somebody said them beforehand, as Slurm does.
+    ``known`` are the hosts of node ranks where they are known beforehand, as from Slurm.
     """
 
     nodes: int
@@ -81,7 +81,7 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
 
 
 class _Roll:
-    """Who came so far."""
+    """The nodes that have joined so far, on node 0."""
 
     def __init__(self, call: Call, me: Hello, door: Door, show: Show) -> None:
         self.joined: dict[int, Hello] = {0: me}
@@ -95,7 +95,7 @@ class _Roll:
         self._spread_s = 0.0
 
     def wait(self) -> Verdict | None:
-        """Return None once all are in, or the verdict that refuses them."""
+        """Return None once all have joined, or the verdict that refuses them."""
         while len(self.joined) < self._call.nodes:
             left = self._call.timeout_s - self._waited_s()
             if left <= 0:
@@ -176,7 +176,7 @@ class _NotThere(Exception):
 
 
 def answer(call: Call, hello: Callable[[], Hello], show: Show) -> Verdict:
-    """Answer node 0's call and return its verdict; refuses on its own when the time is over before that.
+    """Answer node 0's call and return its verdict, or one of this node's own when the time is over before that.
 
     ``hello`` is asked anew for each attempt, because it tells the time.
     """

@@ -42,7 +42,7 @@ class Caller:
         self.pending = b""
 
     def say(self, line: bytes) -> None:
-        """Send a line; where it does not fit at once, nobody reads there, and the connection is given up."""
+        """Send a line; give the connection up where the line does not fit at once, because nobody reads there."""
         try:
             if self.connection.send(line) == len(line):
                 return

@@ -22,12 +22,13 @@ _TEXT_CHARS = 300
 
 @dataclass(frozen=True)
 class Hello:
-    """Who a node is. ``launch`` are words that must be alike on all nodes, by the flag that sets them; an empty one is
-    not compared. ``arguments`` is a digest of the script's. ``facts`` is what ``probes.encode`` made of the versions,
-    ``machine`` what two processes of one machine have in common, and processes of two have not.
+    """A node introduces itself to node 0.
 
-    ``started_s`` and ``clock_s`` (when it spoke) are this node's epoch seconds. ``failed`` is what it knows of the run
-    that this one is to follow, None where it follows none.
+    ``launch`` holds words that must be alike on all nodes, by the flag that sets them; an empty one is not compared.
+    ``arguments`` is a digest of the script's, ``script`` one of its source. ``facts`` are the versions as JSON of
+    ``Facts``, ``machine`` is alike for all processes of one machine and unlike for two machines. ``started_s`` and
+    ``clock_s`` (when it spoke) are this node's epoch seconds. ``failed`` is what it knows of the run that this one is
+    to follow, None where it follows none.
     """
 
     node_rank: int
@@ -78,7 +79,7 @@ class Verdict:
 
 
 def greeting() -> bytes:
-    """Return the line that node 0 says to whoever connects."""
+    """Return the line with which node 0 greets a connection."""
     return _line({_GREETING: PROTOCOL})
 
 
@@ -151,7 +152,7 @@ def read_verdict(line: bytes) -> Verdict | None:
 
 
 def names(ranks: Iterable[int], known: Mapping[int, str]) -> tuple[str, ...]:
-    """Return how nodes are named: ``node 2``, or ``node 2 (gpu-07)`` where somebody said what its host is."""
+    """Return how nodes are named: ``node 2``, or ``node 2 (gpu-07)`` where its host is known."""
     return tuple(f"node {rank} ({known[rank]})" if rank in known else f"node {rank}" for rank in ranks)
 
 

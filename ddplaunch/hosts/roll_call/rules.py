@@ -1,4 +1,4 @@
-"""What is wrong with the nodes that came to a roll call, or did not come, as findings."""
+"""The rules of a roll call: findings about nodes that do not fit together, or did not come."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host answers before a launch: its facts, a place to meet, which addresses it reaches."""
+"""A host's answers before a launch: its facts, an address to meet at, the addresses that it reaches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REACH_S = 3.0
 
 
 class MeetingSocket:
-    """A socket that listens where rank 0's store is going to, and tells its nonce to whoever connects."""
+    """A socket that listens where rank 0's store is going to, and tells its nonce to every connection."""
 
     def __init__(self, port: int | None, nonce: str) -> None:
         """Listen on ``port``, or on a free one. Raises OSError where it is taken."""
@@ -28,11 +28,11 @@ class MeetingSocket:
         self.port: int = self._socket.getsockname()[1]
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when somebody is there."""
+        """Return the descriptor that is readable when a connection waits."""
         return self._socket.fileno()
 
     def greet(self) -> None:
-        """Tell the nonce to whoever is there."""
+        """Accept a connection and tell it the nonce."""
         try:
             connection, _ = self._socket.accept()
             self._connections.append(connection)  # it is closed last here, so that TIME_WAIT is not on this port

@@ -27,7 +27,7 @@ _UNKNOWN_CLOCK = (0.0, 1e6)  # a host that echoed nothing in time is not to be b
 
 @dataclass(frozen=True)
 class Question:
-    """What every host is asked. ``cwd`` is the directory there, ``env`` what it gets of this shell's environment."""
+    """The question to every host. ``cwd`` is the directory there, ``env`` the variables that it gets from here."""
 
     request: ProbeRequest
     python: str
@@ -39,7 +39,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Gathered:
-    """What became of it: reports in the order of the hosts, and a finding for each host without one."""
+    """The answers: reports in the order of the hosts, and a finding for each host without one."""
 
     reports: tuple[HostReport, ...]
     links: tuple[Link, ...]

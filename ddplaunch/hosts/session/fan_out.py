@@ -43,7 +43,7 @@ class Reached:
 
     @property
     def said(self) -> str:
-        """What ssh and the shell's start-up files wrote in front of the first frame."""
+        """The text that ssh and the shell's start-up files wrote in front of the first frame."""
         return (self.link.frames.before + b"\n" + self.link.said).decode("utf-8", "replace")
 
 

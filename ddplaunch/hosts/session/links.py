@@ -26,7 +26,7 @@ _OWN_DESCRIPTORS = 128  # this interpreter's, and those of sessions while they a
 
 @dataclass(frozen=True)
 class Event:
-    """What arrived from a host. ``kind`` None: its session has ended."""
+    """A frame that arrived from a host. ``kind`` None: its session has ended."""
 
     link: Link
     kind: Kind | None

@@ -28,9 +28,11 @@ _QUIET_S = 2.0  # after Ctrl-C, before it is said what is waited for
 
 @dataclass(frozen=True)
 class HostEnd:
-    """How it ended on one host. ``lost`` says why nobody knows, None if the host told. ``told`` is what the launcher
-    had asked for before: a signal's number, None for nothing. ``heard_s`` is when it was last heard, an epoch.
-    ``still_s`` is how long this launcher itself had stood still before the host was lost, 0 if it had not.
+    """How the program ended on one host. ``lost`` says why that is not known, None if the host told.
+
+    ``told`` is the signal with which the launcher had asked it to end, None for none. ``heard_s`` is when it was last
+    heard, an epoch. ``still_s`` is how long this launcher itself had stood still before the host was lost, 0 if it had
+    not.
     """
 
     node: int
@@ -211,7 +213,7 @@ class LaunchOnHosts:
 
 
 class _Node:
-    """What is known of one host, node ``rank``: ``status`` is how its program ended, ``lost`` why nobody knows."""
+    """What is known of one host, node ``rank``: ``status`` is how its program ended, ``lost`` why that is not known."""
 
     def __init__(self, rank: int, link: Link) -> None:
         self.rank, self.link = rank, link
@@ -238,7 +240,7 @@ class _Node:
         return HostEnd(self.rank, name, self.status, self.lost, self.told, wall_s, self.recorded, self.still_s)
 
     def lose(self, reason: str, still_s: float = 0.0) -> None:
-        """Note why nobody will know how it ended there; ``still_s`` is how long the launcher had stood still."""
+        """Note why its end will not be known; ``still_s`` is how long the launcher had stood still."""
         self.lost, self.still_s = reason, still_s
 
     def why_over(self) -> str:

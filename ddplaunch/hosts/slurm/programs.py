@@ -37,7 +37,7 @@ _FIX = (
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job. ``exit_code`` and ``signal`` are the batch script's, 0 while it runs.
+    """A job as Slurm describes it. ``exit_code`` and ``signal`` are the batch script's, 0 while it runs.
 
     ``state`` is Slurm's word: PENDING, RUNNING, COMPLETED, FAILED, TIMEOUT, CANCELLED, NODE_FAIL, OUT_OF_MEMORY …
     ``end`` is when it ended or will have to, in Slurm's spelling and the cluster's time zone.

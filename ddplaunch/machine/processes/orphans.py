@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ddplaunch.machine import files
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, descendants
@@ -12,25 +13,27 @@ from ddplaunch.values.frozen import dataclass
 
 #: Programs that adopt orphans without being process 1 (PR_SET_CHILD_SUBREAPER, prctl(2)).
 _ADOPTERS = (
-    "systemd",
-    "init",
-    "tini",
-    "docker-init",
-    "dumb-init",
-    "catatonit",
-    "conmon",
-    "containerd-shim",
-    "s6-svscan",
+    *("systemd", "init", "tini", "docker-init", "dumb-init", "catatonit"),
+    *("conmon", "containerd-shim", "s6-svscan"),
 )
 
 
 @dataclass(frozen=True)
 class Orphans:
-    """What one dead launcher left: ``ranks`` whose parent is whoever adopts orphans, and everything below them."""
+    """The processes that one dead launcher left: ranks that were adopted, and everything below them."""
 
-    run_id: str  # ddplaunch's, else torchelastic's, which is "none" unless somebody names it
+    run_id: str  # ddplaunch's, else torchelastic's, which is "none" unless it was named
     kind: str  # "ddplaunch", "torchrun", "deepspeed"
     processes: tuple[Process, ...]
+
+
+class _Run(NamedTuple):
+    """The key of a run on this machine; ddplaunch's run ids need no port."""
+
+    uid: int
+    kind: str
+    run_id: str
+    port: str = ""
 
 
 def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[Orphans, ...]:
@@ -40,47 +43,35 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
     somebody who is no launcher, and no rank of the same run may have its launcher still. A terminal multiplexer or
     another program that a rank started and detached is left alone; a Python server cannot be told from an orphan.
     """
-    roots: dict[tuple[int, str, str, str], list[Process]] = {}
-    looked_after: set[tuple[int, str, str, str]] = set()
-    for process in table.values():
-        if (
-            (run_id := process.mark("DDPLAUNCH_RUN_ID"))
-            and process.alive
-            and (is_launcher(process) or is_guard(process))
-        ):
-            looked_after.add((process.uid, "ddplaunch", run_id, ""))
-        key = _run_key(process)
-        if key is None or not process.alive:
+    roots: dict[_Run, list[Process]] = {}
+    looked_after: set[_Run] = set()
+    for process in filter(lambda each: each.alive, table.values()):
+        run_id = process.mark("DDPLAUNCH_RUN_ID")
+        if run_id and (is_launcher(process) or is_guard(process)):
+            looked_after.add(_Run(process.uid, "ddplaunch", run_id))
+        run, parent = _run_of(process), table.get(process.parent)
+        if run is None:
             continue
-        parent = table.get(process.parent)
-        if parent is None or (not is_launcher(parent) and adopts(parent)):
-            if parent is not None or process.parent in (0, 1):
-                roots.setdefault(key, []).append(process)
-        elif is_launcher(parent):
-            looked_after.add(key)
-    return tuple(
-        _orphans(key, found, table)
-        for key, found in sorted(roots.items())
-        if key not in looked_after and _python(found)
-    )
+        if parent is not None and is_launcher(parent):
+            looked_after.add(run)
+        elif process.parent in (0, 1) if parent is None else adopts(parent):
+            roots.setdefault(run, []).append(process)
+    groups = ((run, [process for process in found if _is_python(process)]) for run, found in sorted(roots.items()))
+    return tuple(_orphans(run, found, table) for run, found in groups if found and run not in looked_after)
 
 
-def _run_key(process: Process) -> tuple[int, str, str, str] | None:
-    """Return user, kind, run id and port of the rank or DataLoader worker that this is, None if it is neither."""
+def _run_of(process: Process) -> _Run | None:
+    """Return the run of the rank or DataLoader worker that this is, None if it is neither."""
     if process.mark("LOCAL_RANK") is None or is_launcher(process):
         return None
     port = process.mark("MASTER_PORT") or ""
     elastic = process.mark("TORCHELASTIC_RUN_ID")
     if elastic is not None:
         ours = process.mark("DDPLAUNCH_RUN_ID")
-        return (process.uid, "ddplaunch", ours, "") if ours else (process.uid, "torchrun", elastic, port)
+        return _Run(process.uid, "ddplaunch", ours) if ours else _Run(process.uid, "torchrun", elastic, port)
     if process.mark("CROSS_RANK") is not None and process.mark("LOCAL_SIZE") is not None:
-        return (process.uid, "deepspeed", "none", port)
+        return _Run(process.uid, "deepspeed", "none", port)
     return None
-
-
-def _python(processes: Iterable[Process]) -> list[Process]:
-    return [process for process in processes if _is_python(process)]
 
 
 def _is_python(process: Process) -> bool:
@@ -88,13 +79,12 @@ def _is_python(process: Process) -> bool:
     return program.startswith(("python", "pypy", "pt_"))
 
 
-def _orphans(key: tuple[int, str, str, str], roots: list[Process], table: ProcessTable) -> Orphans:
-    pids = {process.pid for process in _python(roots)}
+def _orphans(run: _Run, roots: list[Process], table: ProcessTable) -> Orphans:
+    pids = {process.pid for process in roots}
     pids |= descendants(table, pids)
-    processes = [table[pid] for pid in pids if table[pid].uid == key[0] and table[pid].alive]
-    return Orphans(
-        key[2], key[1], tuple(sorted(processes, key=lambda process: (process.pid != process.session, rank_of(process))))
-    )
+    processes = [table[pid] for pid in pids if table[pid].uid == run.uid and table[pid].alive]
+    processes.sort(key=lambda process: (process.pid != process.session, rank_of(process)))
+    return Orphans(run.run_id, run.kind, tuple(processes))
 
 
 def adopts_orphans(process: Process, proc: str = "/proc") -> bool:
@@ -102,20 +92,14 @@ def adopts_orphans(process: Process, proc: str = "/proc") -> bool:
 
     One that has loaded torch is a launcher of somebody's own making instead, also where it is process 1 of a container.
     """
-    innermost = next(
-        (
-            line.split()[-1]
-            for line in (files.read(f"{proc}/{process.pid}/status") or "").splitlines()
-            if line[:5] == "NSpid"
-        ),
-        "",
-    )
+    status = files.read(f"{proc}/{process.pid}/status") or ""
+    innermost = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid")), "")
     if process.pid != 1 and innermost != "1" and not process.name.startswith(_ADOPTERS):
         return False
     return "libtorch" not in (files.read(f"{proc}/{process.pid}/maps") or "")
 
 
-FOLDER = "/dev/shm/"
+_FOLDER = "/dev/shm/"
 _DELETED = " (deleted)"
 
 
@@ -150,10 +134,10 @@ def _mapped(path: str) -> list[tuple[str, int]]:
     try:
         with open(path, errors="surrogateescape") as lines:
             for line in lines:
-                if FOLDER in line:
+                if _FOLDER in line:
                     bounds, *_, name = line.rstrip("\n").split(maxsplit=5)
                     low, _, high = bounds.partition("-")
-                    if name.startswith(FOLDER):
+                    if name.startswith(_FOLDER):
                         found.append((name, int(high, 16) - int(low, 16)))
     except (OSError, ValueError):
         pass
@@ -165,8 +149,8 @@ def _opened(folder: str) -> list[tuple[str, int]]:
     try:
         for name in os.listdir(folder):  # noqa: PTH208 - a process may have thousands
             target = os.readlink(f"{folder}/{name}")  # noqa: PTH115
-            if target.startswith(FOLDER):
+            if target.startswith(_FOLDER):
                 found.append((target, os.stat(f"{folder}/{name}").st_size))  # noqa: PTH116
-    except OSError:  # it closed the file, ended, or belongs to somebody else
+    except OSError:  # it closed the file, ended, or belongs to another user
         pass
     return found

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.values.variable_names import SETTINGS
 
-#: What torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to the processes they start.
+#: Variables that torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to their processes.
 #: https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/local_elastic_agent.py
 #: https://github.com/deepspeedai/DeepSpeed/blob/master/deepspeed/launcher/launch.py
 _MARKS = frozenset(
@@ -70,7 +70,7 @@ class ProcessStat:
 
     @property
     def major_fault_bytes(self) -> int:
-        """What it had to fetch from a disk because it touched a page that was not in memory."""
+        """Bytes that were fetched from a disk because it touched a page that was not in memory."""
         return self.field(12) * _PAGE_BYTES
 
     @property

@@ -19,7 +19,7 @@ from ddplaunch.machine.processes.process_table import Process, read_process, rea
 
 
 class ProcessIdentity(Protocol):
-    """What names one process within a boot: `Process`, `ProcessStat` and other records of it have that."""
+    """A process by pid and start time, which name it within a boot: a `Process`, a `ProcessStat` or a record of it."""
 
     @property
     def pid(self) -> int:
