@@ -1,6 +1,6 @@
-"""What the GPUs do, by NVML, and which rank works on which; refuses to look at processes beyond their numbers.
+"""What NVML says of the GPUs, and which rank works on which.
 
-NVML may take a second to start and hang where the driver is ill: to be called where nothing waits for it.
+NVML may take a second to start, and hangs where the driver is ill: call it where nothing waits for it.
 """
 
 from __future__ import annotations
@@ -190,13 +190,9 @@ class GpuOfRank:
         visible = [word.strip() for word in named.split(",") if word.strip()]
         if not uses:
             return None
-        return (
-            str(rank.local_rank)
-            if not visible
-            else visible[rank.local_rank]
-            if rank.local_rank < len(visible)
-            else None
-        )
+        if not visible:
+            return str(rank.local_rank)
+        return visible[rank.local_rank] if rank.local_rank < len(visible) else None
 
     def _exists(self, pid: int) -> bool:
         return os.path.exists(f"{self._proc}/{pid}")  # noqa: PTH110 - a pid of another namespace says nothing here

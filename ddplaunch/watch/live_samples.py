@@ -1,4 +1,4 @@
-"""A live run as ``top`` follows it: its samples, its restarts, its end; refuses to show anything."""
+"""A run that runs on this host, as `top` follows it: its samples, restarts and end."""
 
 from __future__ import annotations
 

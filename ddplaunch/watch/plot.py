@@ -1,25 +1,15 @@
-"""Recorded samples as an SVG of small plots, a line for each rank; refuses to need a plotting library.
+"""Recorded samples as an SVG of small plots, a line for each rank.
 
 https://www.w3.org/TR/SVG11/ is all that it uses: no script, no style sheet, no font of its own.
-
-All samples of a run as one table of what was typical and what was most; refuses to judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from html import escape
-from statistics import median
 
-from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.table import table
-from ddplaunch.ui.terminal import visible
-from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import age_text
-from ddplaunch.watch.samples import GpuSample, RankSample, Sample
-from ddplaunch.watch.top_view import Look
+from ddplaunch.watch.samples import Sample, Value
 
 _WIDTH, _HEIGHT = 460, 150  # of one plot
 _LEFT, _TOP, _GAP = 60, 70, 60
@@ -28,8 +18,6 @@ _GIB = 1 << 30
 #: Paul Tol's bright scheme, told apart by people who see colours differently: https://personal.sron.nl/~pault/
 _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#777777", "#000000")
 _DASHES = ("", "6 3", "2 2", "8 3 2 3")  # the next eight ranks have the same colours, dashed
-
-Value = Callable[[RankSample, GpuSample | None], float | None]
 
 
 @dataclass(frozen=True)
@@ -43,7 +31,7 @@ _PLOTS = (
     _Plot("steps per second", lambda rank, _: rank.step_rate),
     _Plot("CPU of the rank, % of one", lambda rank, _: rank.cpu_percent, 100),
     _Plot("CPU of its DataLoader workers, % of one", lambda rank, _: rank.workers_cpu_percent, 100),
-    _Plot("memory of the rank, GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB),
+    _Plot("memory of the rank, GiB", lambda rank, _: _in_gib(rank.rss_bytes)),
     _Plot("GPU utilisation, %", lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100),
     _Plot("GPU memory, GiB", lambda _, gpu: _in_gib(None if gpu is None else gpu.memory_used_bytes)),
     _Plot("GPU power, W", lambda _, gpu: None if gpu is None else gpu.power_w),
@@ -176,71 +164,3 @@ def _clock(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600}:{whole // 60 % 60:02} h"
     return f"{whole // 60}:{whole % 60:02} min" if whole >= 120 else f"{whole} s"
-
-
-Point = tuple[RankSample, GpuSample | None]
-
-
-def summary_lines(
-    run_id: str, samples: Mapping[int, Sequence[Sample]], findings: Sequence[Finding], look: Look
-) -> list[str]:
-    """Return the table with a line for each rank, and the findings."""
-    ranks = _by_rank(samples)
-    count = sum(map(len, samples.values()))
-    times = [sample.at_s for each in samples.values() for sample in each]
-    over = age_text(max(times) - min(times))
-    lines = [f"{visible(run_id)}  {count} samples over {over}: medians; of memory and °C the most", ""]
-    columns = {
-        name: [_typical(points, value, form, of) for points in ranks.values()] for name, value, form, of in _COLUMNS
-    }
-    columns = {"RANK": [str(rank) for rank in ranks], **{name: each for name, each in columns.items() if any(each)}}
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    lines += [
-        line[2:]
-        for line in table(
-            list(columns), rows, replace(look.terminal, width=look.terminal.width + 2), frozenset(range(len(columns)))
-        )
-    ]
-    if findings:
-        lines += ["", findings_text(findings, look.terminal).rstrip("\n")]
-    return [look.terminal.spell(line) for line in lines]
-
-
-def _by_rank(samples: Mapping[int, Sequence[Sample]]) -> dict[int, list[Point]]:
-    found: dict[int, list[Point]] = {}
-    for each in samples.values():
-        for sample in each:
-            for rank in sample.ranks:
-                found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
-    return dict(sorted(found.items()))
-
-
-def _typical(points: Sequence[Point], value: Value, form: str, of: Callable[[list[float]], float]) -> str:
-    known = [each for rank, gpu in points if (each := value(rank, gpu)) is not None]
-    return format(of(known), form) if known else ""
-
-
-def _of_gpu(name: str, per: float = 1.0) -> Value:
-    def value(_: RankSample, gpu: GpuSample | None) -> float | None:
-        found = getattr(gpu, name, None)
-        return None if found is None else found / per
-
-    return value
-
-
-def _of_a_worker(rank: RankSample, _: GpuSample | None) -> float | None:
-    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
-
-
-_COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
-    ("STEP/S", lambda rank, _: rank.step_rate, ".2f", median),
-    ("CPU %", lambda rank, _: rank.cpu_percent, ".0f", median),
-    ("MEM GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB, ".1f", max),
-    ("LOADER", lambda rank, _: rank.workers or None, ".0f", median),
-    ("% EACH", _of_a_worker, ".0f", median),
-    ("UTIL %", _of_gpu("utilization_percent"), ".0f", median),
-    ("GPU GiB", _of_gpu("memory_used_bytes", _GIB), ".1f", max),
-    ("W", _of_gpu("power_w"), ".0f", median),
-    ("°C", _of_gpu("temperature_c"), ".0f", max),
-    ("MHz", _of_gpu("clock_mhz"), ".0f", median),
-)

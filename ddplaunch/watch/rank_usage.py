@@ -1,11 +1,8 @@
-"""What each rank and its DataLoader workers use, from /proc; refuses to look at GPUs and to judge.
+"""What each rank, its DataLoader workers and this host use, from /proc, asked every second.
 
-Made to be asked every second: a process that is no rank's is read once, then known by its absence from the ranks'
-sessions. Fields are those of proc_pid_stat(5) and proc_pid_status(5).
-
-What this host as a whole does: CPUs, memory, network and disks, from /proc; refuses to tell processes apart.
-
-Takes samples of a run on this host, all its parts together; refuses to keep them.
+A process that is no rank's is read once, then known by its absence from the ranks' sessions. Fields are those of
+proc_pid_stat(5) and proc_pid_status(5). psutil is not used: it takes 0.10 ms for what ``read_stat`` takes 0.015 ms for,
+for every process and second beside the training, and tells neither the wait for a CPU nor the session.
 """
 
 from __future__ import annotations

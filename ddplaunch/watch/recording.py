@@ -1,15 +1,11 @@
-"""Samples of a run on disk, ``node-K/metrics.jsonl``, a line for each; refuses to take any.
+"""Samples of a run on disk, ``node-K/metrics.jsonl``: the file, the process that writes it, the words at the end.
 
-The first line is ``{"schema": 1}``; later ones are ``Sample`` as JSON, without what is as by default. A line that is
-half written is left out.
+The file's first line is ``{"schema": 1}``; later ones are ``Sample`` as JSON, without values that are the default.
+Readers leave out a line that is half written.
 
-The recorder of ``run --record-metrics``: a process beside the guard that writes samples; refuses to judge.
-
-It is a process of its own because NVML may block for seconds where a driver is ill, and nothing that ranks print may
-wait for that. It lives as long as its stdin has a writer, the guard, and as its ranks do; a guard that died is followed
-by one that starts another recorder.
-
-What the recorded metrics say at the end of a run; refuses to speak where nothing was recorded, or to fail.
+`run --record-metrics` starts the recorder as a process of its own, because NVML may block for seconds where a driver is
+ill, and nothing that ranks print may wait for that. It lives as long as its stdin has a writer, the guard, and as its
+ranks do; a new guard starts a new recorder.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""One moment of a run as frozen values: its ranks, the GPUs and this host; refuses to read anything.
+"""One moment of a run as frozen values: its ranks, the GPUs and this host.
 
 None means "not known", never zero. Rates and percentages are means since the sample before, so a first sample has none.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ddplaunch.values.frozen import dataclass
 
@@ -114,3 +116,8 @@ class Sample:
     def gpu_of(self, rank: RankSample) -> GpuSample | None:
         """Return the GPU that the rank works on, None where it uses none or that is not known."""
         return next((gpu for gpu in self.gpus if gpu.index == rank.gpu), None) if rank.gpu is not None else None
+
+
+#: A rank at one moment with its GPU, and what can be read off that.
+Point = tuple[RankSample, GpuSample | None]
+Value = Callable[[RankSample, GpuSample | None], float | None]

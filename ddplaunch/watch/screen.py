@@ -1,7 +1,8 @@
-"""The terminal as a screen that is drawn anew, and its keys; refuses to know what is drawn.
+"""The terminal as a screen that `top` redraws, and the keys that are pressed meanwhile.
 
-rich is not used: importing ``rich.live`` takes some 40 ms, and all that is needed is the alternate screen and keys as
-they are pressed. Control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html (1049, 25, 7).
+``rich.live`` is not used: it takes 2 to 10 ms for a screen of 40 lines, every second beside the training, and 60 ms to
+import; writing the lines takes 0.005 ms. Keys, Ctrl-Z and signals would stay as they are here.
+Control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html (1049, 25, 7).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fast each rank steps, from the ends of its recorded output; refuses to read more of it than the last few KiB.
+"""How fast each rank steps, from the last few KiB of its recorded output.
 
 What counts up is recognised by its words: ``step 12``, ``iter: 12``, ``'step': 12``, tqdm's ``12/500 [00:03<…,
 4.1it/s]``, ``Epoch: [0][ 12/5005]`` and ``Train Epoch: 1 [640/60000``; or by a pattern of the user's.

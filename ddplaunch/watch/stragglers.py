@@ -1,13 +1,8 @@
-"""Which rank of a running job holds the others back, or takes more than its share; refuses to take samples.
+"""Which rank of a running job holds the others back, or takes more than its share.
 
-Every rule is a function of the samples of one host over some time; medians decide, so that a checkpoint or an
-evaluation in between does not. None speaks before there are ten samples of a rank.
-
-Samples of a host sorted by rank, and the rank that steps slowest; refuses to say why.
-
-What of a rank at one moment the straggler rules compare; refuses to judge.
-
-All take a rank and its GPU, and return None where it is not known.
+Every rule is a function of the samples of one host over some time. Medians decide, because a checkpoint or an
+evaluation in between must not; no rule speaks before a rank has ten samples. The values that rules compare take a rank
+and its GPU at one moment, and return None where they are not known.
 """
 
 from __future__ import annotations
@@ -21,12 +16,11 @@ from ddplaunch.checks.check import Check
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, ranks_text
-from ddplaunch.watch.samples import GpuSample, RankSample, Sample
+from ddplaunch.watch.samples import GpuSample, Point, RankSample, Sample, Value
 
 LEAST_SAMPLES = 10
 _SLOWER = 0.95
 _RECENT = 10
-Point = tuple[RankSample, GpuSample | None]
 
 
 @dataclass(frozen=True)
@@ -36,7 +30,7 @@ class Series:
     rank: int
     points: tuple[Point, ...]
 
-    def typical(self, value: Callable[[RankSample, GpuSample | None], float | None]) -> float | None:
+    def typical(self, value: Value) -> float | None:
         """Return the median of what is known, None where nothing is."""
         known = [each for rank, gpu in self.points if (each := value(rank, gpu)) is not None]
         return median(known) if known else None

@@ -1,20 +1,20 @@
-"""Samples of a run as one screen of text, or one plain table; refuses to take them and to draw on a terminal.
-
-A row of numbers as a row of small bars; refuses to say what they mean.
-
-What is told of each rank, as columns of text; refuses to choose those that fit.
-"""
+"""What `top` shows: one screen or one plain table of the newest sample, or medians over a whole recording."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import median
 
+from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import size_text
-from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
+from ddplaunch.values.words import age_text, size_text
+from ddplaunch.watch.samples import GpuSample, HostSample, Point, RankSample, Sample, Value
+from ddplaunch.watch.stragglers import worker_percent
 
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 
@@ -36,8 +36,9 @@ def _level(value: float, most: float, levels: int) -> int:
     return min(levels - 1, max(0, int(value / most * levels))) if most > 0 else 0
 
 
-BARS = 8
-_GIB, _TOP_COLUMNS_MIB = 1 << 30, 1 << 20
+_WIDTH = 8  # cells of a row of bars
+_GAP = "  "
+_GIB, _MIB = 1 << 30, 1 << 20
 _STATES = {"D": "waits for disk", "T": "stopped", "t": "traced"}  # proc_pid_stat(5)
 
 
@@ -71,16 +72,15 @@ def columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[
     gpus = [samples[-1].gpu_of(rank) for rank in ranks]
     before = _history(samples)
 
-    def bars(value: Callable[[RankSample, GpuSample | None], float | None], top: float | None) -> list[str]:
+    def bars(value: Value, top: float | None) -> list[str]:
         if not look.bars:
             return [""] * len(ranks)
         known = [[value(*point) for point in before[rank.rank]] for rank in ranks]
         most = max([top or 0.0, *(each for row in known for each in row if each is not None)])
-        lines = [
-            sparkline(row, BARS, most, look.terminal.unicode) if any(each is not None for each in row) else ""
+        return [
+            sparkline(row, _WIDTH, most, look.terminal.unicode) if any(each is not None for each in row) else ""
             for row in known
         ]
-        return lines
 
     pairs = list(zip(ranks, gpus, strict=True))
     return [
@@ -106,11 +106,11 @@ def columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[
     ]  # fmt: skip
 
 
-def _history(samples: Sequence[Sample]) -> dict[int, list[tuple[RankSample, GpuSample | None]]]:
+def _history(samples: Sequence[Sample]) -> dict[int, list[Point]]:
     """Return the last few moments of each rank of now, without those of an attempt before."""
     now = samples[-1]
-    found: dict[int, list[tuple[RankSample, GpuSample | None]]] = {rank.rank: [] for rank in now.ranks}
-    for sample in samples[-BARS:]:
+    found: dict[int, list[Point]] = {rank.rank: [] for rank in now.ranks}
+    for sample in samples[-_WIDTH:]:
         for rank in sample.ranks if sample.attempt == now.attempt else ():
             if rank.rank in found:
                 found[rank.rank].append((rank, sample.gpu_of(rank)))
@@ -147,7 +147,7 @@ def _loader(rank: RankSample) -> str:
 def _disk(rank: RankSample) -> str:
     if rank.read_bytes_s is None or rank.write_bytes_s is None:
         return ""
-    return f"{(rank.read_bytes_s + rank.write_bytes_s) / _TOP_COLUMNS_MIB:.1f}"
+    return f"{(rank.read_bytes_s + rank.write_bytes_s) / _MIB:.1f}"
 
 
 def _note(rank: RankSample, gpu: GpuSample | None, late: int | None) -> str:
@@ -156,10 +156,6 @@ def _note(rank: RankSample, gpu: GpuSample | None, late: int | None) -> str:
     words += ["slowed"] if gpu is not None and gpu.slowdowns else []
     words += [_STATES[rank.state]] if rank.state in _STATES else []
     return ", ".join(words)
-
-
-_GAP = "  "
-_MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -221,7 +217,7 @@ def _host_words(samples: Sequence[Sample], look: Look) -> list[str]:
     words = []
     if host.cpu_percent is not None:
         bars = (
-            sparkline([each.host.cpu_percent for each in samples], BARS, 100, look.terminal.unicode)
+            sparkline([each.host.cpu_percent for each in samples], _WIDTH, 100, look.terminal.unicode)
             if look.bars
             else ""
         )
@@ -296,3 +292,60 @@ def _clipped(text: str, look: Look) -> str:
 def _spelled(text: str, look: Look) -> str:
     """Return ``text`` in signs that the terminal has, ahead of counting its cells."""
     return look.terminal.spell(text).replace("°" if not look.terminal.unicode else "\0", "")
+
+
+def summary_lines(
+    run_id: str, samples: Mapping[int, Sequence[Sample]], findings: Sequence[Finding], look: Look
+) -> list[str]:
+    """Return the table with a line for each rank, and the findings."""
+    ranks = _by_rank(samples)
+    count = sum(map(len, samples.values()))
+    times = [sample.at_s for each in samples.values() for sample in each]
+    over = age_text(max(times) - min(times))
+    lines = [f"{visible(run_id)}  {count} samples over {over}: medians; of memory and °C the most", ""]
+    columns = {
+        name: [_typical(points, value, form, of) for points in ranks.values()] for name, value, form, of in _COLUMNS
+    }
+    columns = {"RANK": [str(rank) for rank in ranks], **{name: each for name, each in columns.items() if any(each)}}
+    rows = [list(row) for row in zip(*columns.values(), strict=True)]
+    wider = replace(look.terminal, width=look.terminal.width + 2)  # the table indents its lines by two
+    lines += [line[2:] for line in table(list(columns), rows, wider, frozenset(range(len(columns))))]
+    if findings:
+        lines += ["", findings_text(findings, look.terminal).rstrip("\n")]
+    return [look.terminal.spell(line) for line in lines]
+
+
+def _by_rank(samples: Mapping[int, Sequence[Sample]]) -> dict[int, list[Point]]:
+    found: dict[int, list[Point]] = {}
+    for each in samples.values():
+        for sample in each:
+            for rank in sample.ranks:
+                found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
+    return dict(sorted(found.items()))
+
+
+def _typical(points: Sequence[Point], value: Value, form: str, of: Callable[[list[float]], float]) -> str:
+    known = [each for rank, gpu in points if (each := value(rank, gpu)) is not None]
+    return format(of(known), form) if known else ""
+
+
+def _of_gpu(name: str, per: float = 1.0) -> Value:
+    def value(_: RankSample, gpu: GpuSample | None) -> float | None:
+        found = getattr(gpu, name, None)
+        return None if found is None else found / per
+
+    return value
+
+
+_COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
+    ("STEP/S", lambda rank, _: rank.step_rate, ".2f", median),
+    ("CPU %", lambda rank, _: rank.cpu_percent, ".0f", median),
+    ("MEM GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB, ".1f", max),
+    ("LOADER", lambda rank, _: rank.workers or None, ".0f", median),
+    ("% EACH", worker_percent, ".0f", median),
+    ("UTIL %", _of_gpu("utilization_percent"), ".0f", median),
+    ("GPU GiB", _of_gpu("memory_used_bytes", _GIB), ".1f", max),
+    ("W", _of_gpu("power_w"), ".0f", median),
+    ("°C", _of_gpu("temperature_c"), ".0f", max),
+    ("MHz", _of_gpu("clock_mhz"), ".0f", median),
+)

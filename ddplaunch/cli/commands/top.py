@@ -1,9 +1,4 @@
-"""``ddplaunch top``: what the ranks of a run use and how fast they step, live or as recorded; changes nothing.
-
-Watches a run that runs on this host, on a screen, as plain tables or as lines of JSON; refuses to disturb it.
-
-Shows and draws what ``run --record-metrics`` wrote; refuses to look at processes.
-"""
+"""``ddplaunch top``: what the ranks of a run use and how fast they step, live or as recorded."""
 
 from __future__ import annotations
 
@@ -15,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.cli.streams import answer, tell
 from ddplaunch.cli.which_run import live_run, of_hosts
@@ -27,19 +23,19 @@ from ddplaunch.values.finding import ExitStatus, Finding, UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text
 from ddplaunch.watch.live_samples import WatchedRun
-from ddplaunch.watch.plot import metrics_svg, summary_lines
+from ddplaunch.watch.plot import metrics_svg
 from ddplaunch.watch.recording import NAME, read_metrics, sample_json
 from ddplaunch.watch.samples import Sample
 from ddplaunch.watch.screen import Screen
 from ddplaunch.watch.step_rate import Steps, metric_pattern
 from ddplaunch.watch.stragglers import late_rank, stragglers
-from ddplaunch.watch.top_view import About, Look, frame
+from ddplaunch.watch.top_view import About, Look, frame, summary_lines
 
 _LEAST_S = 0.2
 
 
 @dataclass(frozen=True)
-class Wish:
+class _Wish:
     """The flags, understood. ``count`` None is until the run ends; ``interval_s`` None is the usual."""
 
     run: str | None
@@ -62,7 +58,7 @@ def top(
     run_dir: str | None,
 ) -> int:
     """Watch a run that runs here; with ``replay`` or ``plot`` show what was recorded of one."""
-    wish = Wish(
+    wish = _Wish(
         run=run,
         run_dir=run_dir,
         interval_s=None if interval is None else _long_enough(interval),
@@ -73,10 +69,8 @@ def top(
     )
     if replay or plot is not None:
         _refuse_live_only(wish, plot)
-
-        return show(wish) if plot is None else draw(wish, Path(plot))
-
-    return watch(wish)
+        return _show(wish) if plot is None else _plot(wish, Path(plot))
+    return _watch(wish)
 
 
 def _is_screen() -> bool:
@@ -108,7 +102,7 @@ def _count(text: str) -> int:
     )
 
 
-def _refuse_live_only(wish: Wish, plot: str | None) -> None:
+def _refuse_live_only(wish: _Wish, plot: str | None) -> None:
     if wish.metric is not None:
         raise usage(
             f"`--metric` and `{'--replay' if plot is None else '--plot'}`",
@@ -130,7 +124,7 @@ def _no_svg(plot: str) -> UsageError:
     )
 
 
-def watch(wish: Wish) -> int:
+def _watch(wish: _Wish) -> int:
     """Watch until the run ends, or somebody does not want to see more."""
     pattern = None if wish.metric is None else metric_pattern(wish.metric)
     run = live_run(runs_in(process_table()), wish.run, wish.run_dir, "top", "watches")
@@ -151,7 +145,7 @@ def watch(wish: Wish) -> int:
     return ExitStatus.DONE
 
 
-def _tell_none(wish: Wish) -> None:
+def _tell_none(wish: _Wish) -> None:
     """Say that the run does not run here, and what shows it. Raises UsageError for a name that no run has."""
     if (there := of_hosts(wish.run, "top", terminal=True)) is not None:
         tell(there)
@@ -184,54 +178,50 @@ def _on_screen(watched: WatchedRun, interval_s: float, count: int | None) -> Non
 
 
 def _draw(screen: Screen, watched: WatchedRun, first: int) -> None:
+    look = Look(*_sizes(screen), first_row=first)
+    screen.draw(_frame(watched, replace(watched.about(), keys="q quit"), look))
+
+
+def _sizes(screen: Screen) -> tuple[Terminal, int]:
+    """Return the terminal as wide as it is now, and its lines."""
     columns, lines = screen.size()
-    look = Look(replace(Terminal.of(sys.stdout), width=columns), lines, first_row=first)
-    about = watched.about()
+    return replace(Terminal.of(sys.stdout), width=columns), lines
+
+
+def _frame(watched: WatchedRun, about: About, look: Look) -> list[str]:
     samples = tuple(watched.samples)
-    keys = "q quit"
-    screen.draw(
-        frame(
-            samples,
-            About(about.run_id, about.words, about.notes, keys),
-            watched.findings,
-            late_rank(samples, watched.findings),
-            look,
-        )
-    )
+    return frame(samples, about, watched.findings, late_rank(samples, watched.findings), look)
 
 
-def _in_lines(watched: WatchedRun, interval_s: float, wish: Wish) -> None:
+def _in_lines(watched: WatchedRun, interval_s: float, wish: _Wish) -> None:
     """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
-    out = sys.stdout
-    look = Look(Terminal.of(out), bars=False)
+    look = Look(Terminal.of(sys.stdout), bars=False)
     next_s, taken = time.monotonic(), 0
     while True:
         sample = watched.look()
         if watched.ended:
             return
-        samples = tuple(watched.samples)
         if wish.json:
-            found = [
-                {"code": each.code, "what": each.what, "fix": each.fix, "where": each.where}
-                for each in watched.findings
-            ]
-            value = {
-                "schema": 1,
-                "run_id": watched.run.run_id,
-                **sample_json(sample),
-                "late": late_rank(samples, watched.findings),
-            }
-            text = json.dumps({**value, "findings": found}) + "\n"
+            text = json.dumps(_value(watched, sample)) + "\n"
         else:
-            text = (
-                "\n".join(frame(samples, watched.about(), watched.findings, late_rank(samples, watched.findings), look))
-                + "\n\n"
-            )
+            text = "\n".join(_frame(watched, watched.about(), look)) + "\n\n"
         taken += 1
         if not write(text) or (wish.count is not None and taken >= wish.count):
             return
         next_s = max(next_s + interval_s, time.monotonic())
         time.sleep(max(0.0, next_s - time.monotonic()))
+
+
+def _value(watched: WatchedRun, sample: Sample) -> dict[str, Any]:
+    """Return a sample and what is found so far as JSON values."""
+    found = [{"code": each.code, "what": each.what, "fix": each.fix, "where": each.where} for each in watched.findings]
+    return {
+        "schema": 1,
+        "run_id": watched.run.run_id,
+        **sample_json(sample),
+        "late": late_rank(tuple(watched.samples), watched.findings),
+        "findings": found,
+    }
 
 
 def _last_words(watched: WatchedRun) -> str:
@@ -247,7 +237,7 @@ _STEP_S = 0.1
 _BEHIND = 60  # samples that are judged together, as when a run is watched
 
 
-def show(wish: Wish) -> int:
+def _show(wish: _Wish) -> int:
     """Play the samples on a terminal; elsewhere sum them up, or print them as JSON."""
     record, samples = _recorded(wish)
     if wish.json:
@@ -256,13 +246,12 @@ def show(wish: Wish) -> int:
         with suppress(KeyboardInterrupt):
             _play(record, samples[min(samples)], wish.interval_s or _STEP_S, _others(samples))
     else:
-        out = sys.stdout
-        look = Look(Terminal.of(out), bars=False)
+        look = Look(Terminal.of(sys.stdout), bars=False)
         answer("\n".join(summary_lines(record.run_id, samples, _findings(samples), look)) + "\n")
     return ExitStatus.DONE
 
 
-def draw(wish: Wish, path: Path) -> int:
+def _plot(wish: _Wish, path: Path) -> int:
     """Write an SVG of the samples."""
     record, samples = _recorded(wish)
     text = metrics_svg(samples, f"{record.run_id}  {record.script}" if record.script else record.run_id)
@@ -282,7 +271,7 @@ def draw(wish: Wish, path: Path) -> int:
     return ExitStatus.DONE
 
 
-def _recorded(wish: Wish) -> tuple[RunRecord, Mapping[int, Sequence[Sample]]]:
+def _recorded(wish: _Wish) -> tuple[RunRecord, Mapping[int, Sequence[Sample]]]:
     """Return the run and its samples by node; without a name, the newest that has some. Raises UsageError for none."""
     base = runs_directory(os.environ, wish.run_dir, Path.cwd())
     if wish.run is None:
@@ -323,8 +312,6 @@ def _play(record: RunRecord, samples: Sequence[Sample], step_s: float, notes: tu
     with Screen(sys.stdout) as screen:
         while True:
             now = samples[max(0, at + 1 - _BEHIND) : at + 1]
-            columns, lines = screen.size()
-            look = Look(replace(Terminal.of(sys.stdout), width=columns), lines)
             about = About(
                 record.run_id,
                 (f"recorded, {age_text(samples[at].at_s - samples[0].at_s)} of {_length(samples)}",),
@@ -332,7 +319,7 @@ def _play(record: RunRecord, samples: Sequence[Sample], step_s: float, notes: tu
                 keys="q quit  space pause  left right step",
             )
             findings = stragglers(now)
-            screen.draw(frame(now, about, findings, late_rank(now, findings), look))
+            screen.draw(frame(now, about, findings, late_rank(now, findings), Look(*_sizes(screen))))
             playing = playing and at + 1 < len(samples)
             key = screen.wait(time.monotonic() + (step_s if playing else 3600.0))
             if key == "q":
