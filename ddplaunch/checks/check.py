@@ -17,7 +17,7 @@ from ddplaunch.values.resolved import Unavailable
 CheckFunction = Callable[..., Iterable[Finding]]
 Status = Literal["passed", "found", "skipped", "crashed"]
 PARAMETERS = frozenset({"launch", "script", *(field.name for field in fields(Facts))})
-_ACROSS = frozenset({"hosts", "comm"})  # reports of all hosts, to compare; measurements between them
+_MEASURED = frozenset({"hosts", "comm", "samples"})  # reports of all hosts; what was measured between them, or of ranks
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def declare(family: str, function: CheckFunction, accepts: Collection[str] = ())
     parameters = inspect.signature(function).parameters.values()
     needs = tuple(each.name for each in parameters if each.default is inspect.Parameter.empty)
     wants = tuple(each.name for each in parameters if each.default is not inspect.Parameter.empty)
-    if strangers := sorted(({*needs, *wants} - PARAMETERS - _ACROSS) | ({*accepts} - {*needs})):
+    if strangers := sorted(({*needs, *wants} - PARAMETERS - _MEASURED) | ({*accepts} - {*needs})):
         raise TypeError(f"the check {function.__name__} names what it cannot get: {', '.join(strangers)}")
     return Check(
         code=function.__name__.replace("_", "-"),

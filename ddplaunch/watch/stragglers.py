@@ -7,24 +7,23 @@ and its GPU at one moment, and return None where they are not known.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from ddplaunch.checks.check import Check
+from ddplaunch.checks.check import Check, declare
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, ranks_text
 from ddplaunch.watch.samples import GpuSample, Point, RankSample, Sample, Value
 
-LEAST_SAMPLES = 10
+_LEAST_SAMPLES = 10
 _SLOWER = 0.95
 _RECENT = 10
 
 
 @dataclass(frozen=True)
-class Series:
+class _Series:
     """One rank over time, with its GPU at each moment."""
 
     rank: int
@@ -51,14 +50,14 @@ class Series:
         return round(self.typical(lambda rank, _: rank.workers) or 0)
 
 
-def series_of(samples: Sequence[Sample]) -> tuple[Series, ...]:
+def _series_of(samples: Sequence[Sample]) -> tuple[_Series, ...]:
     """Return the ranks of the last attempt that have enough samples, in order."""
     attempt = max((sample.attempt for sample in samples), default=0)
     found: dict[int, list[Point]] = {}
     for sample in samples:
         for rank in sample.ranks if sample.attempt == attempt else ():
             found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
-    return tuple(Series(rank, _training(found[rank])) for rank in sorted(found) if len(found[rank]) >= LEAST_SAMPLES)
+    return tuple(_Series(rank, _training(found[rank])) for rank in sorted(found) if len(found[rank]) >= _LEAST_SAMPLES)
 
 
 def _training(points: list[Point]) -> tuple[Point, ...]:
@@ -66,7 +65,7 @@ def _training(points: list[Point]) -> tuple[Point, ...]:
     steps = [rank.step for rank, _ in points]
     moved = [at for at, (before, now) in enumerate(pairwise(steps), 1) if now is not None and now != before]
     stepping = points[moved[0] : moved[-1] + 1] if moved else []
-    return tuple(stepping if len(stepping) >= LEAST_SAMPLES else points)
+    return tuple(stepping if len(stepping) >= _LEAST_SAMPLES else points)
 
 
 def slowest_rank(samples: Sequence[Sample]) -> int | None:
@@ -92,44 +91,40 @@ def worker_percent(rank: RankSample, _: GpuSample | None) -> float | None:
     return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
 
 
-def worker_wait(rank: RankSample, _: GpuSample | None) -> float | None:
+def _worker_wait(rank: RankSample, _: GpuSample | None) -> float | None:
     """Return the share of the time in which a worker wants a CPU and has none."""
     return rank.workers_wait_percent / rank.workers if rank.workers and rank.workers_wait_percent is not None else None
 
 
-def worker_demand(rank: RankSample, gpu: GpuSample | None) -> float | None:
+def _worker_demand(rank: RankSample, gpu: GpuSample | None) -> float | None:
     """Return what a worker would use if there were CPUs enough."""
     percent = worker_percent(rank, gpu)
-    return None if percent is None else percent + (worker_wait(rank, gpu) or 0)
+    return None if percent is None else percent + (_worker_wait(rank, gpu) or 0)
 
 
-def own_percent(rank: RankSample, _: GpuSample | None) -> float | None:
-    """Return the CPU percentage of the rank's own process."""
+def _own_percent(rank: RankSample, _: GpuSample | None) -> float | None:
     return rank.cpu_percent
 
 
-def own_wait(rank: RankSample, _: GpuSample | None) -> float | None:
-    """Return the share of the time in which it wants a CPU and has none."""
+def _own_wait(rank: RankSample, _: GpuSample | None) -> float | None:
     return rank.wait_percent
 
 
-def own_demand(rank: RankSample, _: GpuSample | None) -> float | None:
-    """Return what it would use if there were CPUs enough."""
+def _own_demand(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return what the rank's own process would use if there were CPUs enough."""
     return None if rank.cpu_percent is None else rank.cpu_percent + (rank.wait_percent or 0)
 
 
-def gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
-    """Return the utilisation of its GPU."""
+def _gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
     return None if gpu is None else gpu.utilization_percent
 
 
-def gpu_memory(rank: RankSample, gpu: GpuSample | None) -> float | None:
+def _gpu_memory(rank: RankSample, gpu: GpuSample | None) -> float | None:
     """Return the bytes that it holds on its GPU, or all that is used there."""
     return rank.gpu_memory_bytes or (None if gpu is None else gpu.memory_used_bytes)
 
 
-def host_memory(rank: RankSample, _: GpuSample | None) -> float | None:
-    """Return the bytes that are its alone."""
+def _host_memory(rank: RankSample, _: GpuSample | None) -> float | None:
     return rank.anon_bytes
 
 
@@ -145,7 +140,7 @@ def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
     The hardware lowers the clocks to protect itself. Every step waits for the slowest rank, so one hot GPU slows all.
     """
     slowed = {}
-    for each in series_of(samples):
+    for each in _series_of(samples):
         gpus = [gpu for _, gpu in each.points if gpu is not None]
         share = sum(bool(gpu.slowdowns) for gpu in gpus) / len(each.points)
         if share >= _SLOWED_SHARE:
@@ -167,7 +162,7 @@ def gpu_throttled(samples: Sequence[Sample]) -> Iterator[Finding]:
 
 
 def _last_gpus(samples: Sequence[Sample]) -> list[tuple[int, GpuSample]]:
-    return [(each.rank, gpu) for each in series_of(samples) if (gpu := each.gpu) is not None]
+    return [(each.rank, gpu) for each in _series_of(samples) if (gpu := each.gpu) is not None]
 
 
 def _state(gpu: GpuSample) -> str:
@@ -184,7 +179,7 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
     The GPU is idle until the next batch is there, and every other rank waits for it in the next collective. Where no
     GPU is used, the rank's own process is what should be busy.
     """
-    starved = {each.rank: each for each in series_of(samples) if _starved(each)}
+    starved = {each.rank: each for each in _series_of(samples) if _starved(each)}
     if not starved:
         return
     first, cpus, busy = next(iter(starved.values())), samples[-1].host.cpus, _host_busy(samples)
@@ -202,29 +197,29 @@ def loader_starved(samples: Sequence[Sample]) -> Iterator[Finding]:
     )
 
 
-def _starved(each: Series) -> bool:
+def _starved(each: _Series) -> bool:
     """Whether its workers want a CPU all the time, and what they feed wants little. Getting none is wanting one too."""
-    workers = each.typical(worker_demand)
+    workers = each.typical(_worker_demand)
     if not each.workers or workers is None or workers < _BUSY_PERCENT:
         return False
-    gpu, own = each.typical(gpu_percent), each.typical(own_demand)
+    gpu, own = each.typical(_gpu_percent), each.typical(_own_demand)
     if gpu is not None:
         return gpu < _IDLE_GPU_PERCENT
     return each.gpu is None and own is not None and own < _IDLE_RANK_PERCENT
 
 
-def _workers(each: Series) -> str:
-    workers, percent, wait = each.workers, each.typical(worker_percent) or 0, each.typical(worker_wait) or 0
+def _workers(each: _Series) -> str:
+    workers, percent, wait = each.workers, each.typical(worker_percent) or 0, each.typical(_worker_wait) or 0
     words = f"{count(workers, 'DataLoader worker')} at {percent:.0f} % of a CPU"
     words += "" if workers == 1 else " each"
     return f"{words} and without one in {wait:.0f} % of the time" if wait >= _WAITING_PERCENT else words
 
 
-def _idle(each: Series) -> str:
+def _idle(each: _Series) -> str:
     gpu = each.gpu
     if gpu is not None:
-        return f"GPU {gpu.index} at {each.typical(gpu_percent):.0f} %"
-    return f"the rank itself at {each.typical(own_percent) or 0:.0f} %"
+        return f"GPU {gpu.index} at {each.typical(_gpu_percent):.0f} %"
+    return f"the rank itself at {each.typical(_own_percent) or 0:.0f} %"
 
 
 def _host_busy(samples: Sequence[Sample]) -> float | None:
@@ -239,7 +234,7 @@ def stray_gpu_contexts(samples: Sequence[Sample]) -> Iterator[Finding]:
     `torch.cuda.set_device(local_rank)`, and of `torch.load` without `map_location`, which puts tensors back on the GPU
     that they were saved from.
     """
-    if len(samples) < LEAST_SAMPLES:
+    if len(samples) < _LEAST_SAMPLES:
         return
     last = samples[-1]
     works_on = {rank.rank: rank.gpu for rank in last.ranks}
@@ -265,10 +260,10 @@ def memory_unbalanced(samples: Sequence[Sample]) -> Iterator[Finding]:
     rank keeps often grows: gathered predictions, losses that still hold their graph, checkpoints put together
     in memory.
     """
-    several = series_of(samples)
+    several = _series_of(samples)
     for kind, value, least, factor in (
-        ("GPU memory", gpu_memory, 2 * _GIB, 1.3),
-        ("host memory", host_memory, _GIB, 1.5),
+        ("GPU memory", _gpu_memory, 2 * _GIB, 1.3),
+        ("host memory", _host_memory, _GIB, 1.5),
     ):
         sizes = {each.rank: size for each in several if (size := each.typical(value)) is not None}
         if len(sizes) < 2:
@@ -293,13 +288,13 @@ def omp_oversubscribed(samples: Sequence[Sample]) -> Iterator[Finding]:
     every operation slower. torchrun sets OMP_NUM_THREADS to 1 unless it is set; ddplaunch to the CPUs divided by the
     processes.
     """
-    several, busy = series_of(samples), _host_busy(samples)
+    several, busy = _series_of(samples), _host_busy(samples)
     if not several or busy is None:
         return
     cpus = samples[-1].host.cpus
     threads = [each.omp_threads for each in several]
-    used = sum(each.typical(own_percent) or 0 for each in several) / 100
-    waiting = max(each.typical(own_wait) or 0 for each in several) >= _LATE_PERCENT
+    used = sum(each.typical(_own_percent) or 0 for each in several) / 100
+    waiting = max(each.typical(_own_wait) or 0 for each in several) >= _LATE_PERCENT
     if sum(threads) <= cpus or busy < _FULL_PERCENT - 5 or not (used >= 0.7 * cpus or waiting):
         return
     right = max(1, cpus // len(threads))
@@ -332,14 +327,8 @@ def late_rank(samples: Sequence[Sample], findings: Sequence[Finding]) -> int | N
     return slowest
 
 
-def _declare(rule: Callable[[Sequence[Sample]], Iterator[Finding]]) -> Check:
-    title, _, rest = inspect.cleandoc(rule.__doc__ or "").partition("\n")
-    code = rule.__name__.replace("_", "-")
-    return Check(code, "running", title.rstrip("."), rest.strip(), ("samples",), rule)
-
-
 CHECKS = tuple(
-    _declare(rule)
+    declare("running", rule)
     for rule in (gpu_throttled, loader_starved, stray_gpu_contexts, memory_unbalanced, omp_oversubscribed)
 )
 
