@@ -110,7 +110,7 @@ def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """
 
     def minor(host: HostReport) -> str | None:
-        version = _field(host, "python", "version")
+        version = _fact("python", "version")(host)
         return None if version is None else ".".join(version.split(".")[:2])
 
     yield from _differ(hosts, "hosts-differ-python", "Python", minor, "ranks send each other pickled objects")
@@ -123,10 +123,7 @@ def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     fail with messages that name neither version (https://github.com/pytorch/pytorch/issues/122571).
     Remedy: the same environment everywhere, or `--python` with an interpreter that all hosts have.
     """
-
-    def version(host: HostReport) -> str:
-        return _field(host, "torch", "version") or "none"
-
+    version = _fact("torch", "version", otherwise="none")
     yield from _differ(hosts, "hosts-differ-torch", "torch", version, "ranks of different versions hang or crash")
 
 
@@ -154,11 +151,8 @@ def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     (https://github.com/NVIDIA/nccl/issues/286).
     Remedy: install the same wheel on all hosts.
     """
-
-    def version(host: HostReport) -> str | None:
-        return _field(host, "torch", "nccl_version")
-
-    yield from _differ(hosts, "hosts-differ-nccl", "NCCL", version, "NCCL refuses peers of another version, or hangs")
+    why = "NCCL refuses peers of another version, or hangs"
+    yield from _differ(hosts, "hosts-differ-nccl", "NCCL", _fact("torch", "nccl_version"), why)
 
 
 def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -167,10 +161,7 @@ def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     It works as long as each is new enough for torch's CUDA, but NCCL only uses features of the oldest one.
     Remedy: the same driver on all hosts.
     """
-
-    def version(host: HostReport) -> str | None:
-        return _field(host, "nvml", "driver_version")
-
+    version = _fact("nvml", "driver_version")
     why = "it works while each is new enough, but NCCL only uses features of the oldest one"
     yield from _differ(hosts, "hosts-differ-driver", "the NVIDIA driver", version, why, warning)
 
@@ -265,10 +256,15 @@ def _differ(
     )
 
 
-def _field(host: HostReport, group: str, name: str) -> str | None:
-    value = getattr(host.facts, group)
-    found = None if isinstance(value, Unavailable) else getattr(value, name)
-    return None if found is None else str(found)
+def _fact(group: str, name: str, otherwise: str | None = None) -> Callable[[HostReport], str | None]:
+    """Return the reader of one field of a host's facts; it gives ``otherwise`` if the host does not have it."""
+
+    def read(host: HostReport) -> str | None:
+        facts = getattr(host.facts, group)
+        value = None if isinstance(facts, Unavailable) else getattr(facts, name)
+        return otherwise if value is None else str(value)
+
+    return read
 
 
 # Packages that matter most to a training are named first.

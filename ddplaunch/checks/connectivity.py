@@ -74,7 +74,7 @@ def _chosen_interfaces(environment: dict[str, str], launch: Launch | None) -> It
             yield _InterfaceChoice(library, setting.value, typed, setting.removal, setting.where)
 
 
-PRIVILEGED_BELOW = 1024  # ip(7): net.ipv4.ip_unprivileged_port_start
+_PRIVILEGED_BELOW = 1024  # ip(7): net.ipv4.ip_unprivileged_port_start
 
 
 def port_taken(master_port: PortFact, launch: Launch | None = None) -> Iterator[Finding]:
@@ -121,7 +121,7 @@ def port_privileged(master_port: PortFact) -> Iterator[Finding]:
         yield error(
             "port-privileged",
             f"port {master_port.port} may not be used by this user: {master_port.error}",
-            why=f"ports below {PRIVILEGED_BELOW} are reserved for root",
+            why=f"ports below {_PRIVILEGED_BELOW} are reserved for root",
             fix="leave `--master-port` out on one node, or name one from 1024 to 65535: `--master-port 29511`",
             where="--master-port",
         )
@@ -224,15 +224,15 @@ def _disabled(environment: dict[str, str], launch: Launch | None) -> bool:
 
 # Launchers that may start several tasks on a host, each of them a node of torchrun: all see their own host's address.
 _RANKS_OF_TASKS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
-LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
+_LOOPBACK_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost", "ip6-loopback")
 
 
-def is_loopback(address: str) -> bool:
+def _is_loopback(address: str) -> bool:
     """Whether ``address``, an IP address or a name, always means the local host."""
     try:
         return ip_address(address.strip("[]").partition("%")[0]).is_loopback
     except ValueError:
-        return address.lower() in LOOPBACK_NAMES
+        return address.lower() in _LOOPBACK_NAMES
 
 
 def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Iterator[Finding]:
@@ -263,7 +263,7 @@ def host_name_loopback(host: HostFacts, launch: Launch) -> Iterator[Finding]:
     Remedy: the host's cluster address in /etc/hosts, or `--socket-ifname`.
     """
     addresses = host.name_addresses
-    if isinstance(addresses, Unavailable) or not addresses or not all(is_loopback(each) for each in addresses):
+    if isinstance(addresses, Unavailable) or not addresses or not all(_is_loopback(each) for each in addresses):
         return
     if not _depends_on_the_name(launch):
         return
@@ -311,7 +311,7 @@ def master_addr_is_loopback_for_several_nodes(launch: Launch) -> Iterator[Findin
     one machine, `--ignore master-addr-is-loopback-for-several-nodes`.
     """
     address = launch.topology.master_addr
-    if address is None or launch.topology.nnodes.value == 1 or not is_loopback(address.value):
+    if address is None or launch.topology.nnodes.value == 1 or not _is_loopback(address.value):
         return
     yield error(
         "master-addr-is-loopback-for-several-nodes",
@@ -333,7 +333,7 @@ def node_rank_0_not_master(network: NetworkFacts, launch: Launch, host: HostFact
     rank, address, route = launch.topology.node_rank, launch.topology.master_addr, network.route_to_master
     if rank is None or address is None or isinstance(route, Unavailable) or launch.topology.nnodes.value == 1:
         return
-    if is_loopback(address.value) or route.is_local == (rank.value == 0):
+    if _is_loopback(address.value) or route.is_local == (rank.value == 0):
         return
     if rank.value == 0:
         # The port of a container may be published at the address of its host, which the container does not see.

@@ -13,7 +13,7 @@ from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Gpu, NvidiaFacts, NvmlFacts, TorchFacts
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count
+from ddplaunch.values.words import count, size_text
 
 _DECIDED_BY_US = ("default", "detected", "computed")
 
@@ -81,7 +81,6 @@ def choice(entries: Iterable[VisibleGpu], environment: Mapping[str, str]) -> str
 
 
 _DUPLICATE = " (duplicate)"
-GIB = 1024**3
 # Two GPUs of one model may differ by a few MiB, because of ECC or memory that the firmware reserves.
 _SAME_MEMORY_SHARE = 0.05
 
@@ -255,7 +254,7 @@ def _alike(one: Gpu, other: Gpu) -> bool:
 
 def _model(gpu: Gpu) -> str:
     memory = gpu.memory_total_bytes
-    return gpu.name if isinstance(memory, Unavailable) else f"{gpu.name} ({memory / GIB:.0f} GiB)"
+    return gpu.name if isinstance(memory, Unavailable) else f"{gpu.name} ({size_text(memory)})"
 
 
 CHECKS: tuple[Check, ...] = (

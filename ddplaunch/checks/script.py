@@ -12,8 +12,8 @@ from ddplaunch.script.declared import given
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding, error, warning
 
-LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
-LAUNCHER_MODULES = (
+_LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
+_LAUNCHER_MODULES = (
     "torch.distributed.run",
     "torch.distributed.launch",
     "accelerate.commands.launch",
@@ -21,7 +21,7 @@ LAUNCHER_MODULES = (
     "deepspeed.launcher.runner",
     "ddplaunch",
 )
-LOCAL_RANK_FLAGS = ("--local-rank", "--local_rank")
+_LOCAL_RANK_FLAGS = ("--local-rank", "--local_rank")
 
 
 def script_syntax_error(script: ScriptReport) -> Iterator[Finding]:
@@ -73,8 +73,8 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
     """
     if script.demands_local_rank is None:
         return
-    spellings = [flag for option in script.options for flag in option.flags if flag in LOCAL_RANK_FLAGS]
-    flag = spellings[0] if spellings else LOCAL_RANK_FLAGS[0]
+    spellings = [flag for option in script.options for flag in option.flags if flag in _LOCAL_RANK_FLAGS]
+    flag = spellings[0] if spellings else _LOCAL_RANK_FLAGS[0]
     target = launch.target
     arguments = shlex.join(["python", script.path, *(target.args if target else ())])
     command = shlex.quote(f'exec {arguments} {flag} "$LOCAL_RANK"')
@@ -161,15 +161,15 @@ def _launcher(target: Target) -> tuple[str, tuple[str, ...]] | None:
     """Return the launcher's name and arguments, also behind ``python -m``; None if the target is no launcher."""
     name = PurePath(target.name).name
     if target.kind == "module":
-        return (target.name, target.args) if target.name in LAUNCHER_MODULES else None
-    if name in LAUNCHERS:
+        return (target.name, target.args) if target.name in _LAUNCHER_MODULES else None
+    if name in _LAUNCHERS:
         return name, target.args
     if name.startswith("python") and target.args[:1] == ("-m",) and target.args[1:2]:
-        return (target.args[1], target.args[2:]) if target.args[1] in LAUNCHER_MODULES else None
+        return (target.args[1], target.args[2:]) if target.args[1] in _LAUNCHER_MODULES else None
     return None
 
 
-LARGE_FACTOR = 8.0  # one server of eight GPUs is the smallest configuration in Goyal et al. 2017
+_LARGE_FACTOR = 8.0  # one server of eight GPUs is the smallest configuration in Goyal et al. 2017
 
 
 def dataset_smaller_than_batch(launch: Launch) -> Iterator[Finding]:
@@ -205,7 +205,7 @@ def lr_factor_large(launch: Launch) -> Iterator[Finding]:
     `--lr-scaling sqrt`, the usual rule for Adam-like optimizers.
     """
     numbers = launch.numbers
-    if numbers.lr_factor is None or numbers.lr_factor.value < LARGE_FACTOR or numbers.base_warmup is not None:
+    if numbers.lr_factor is None or numbers.lr_factor.value < _LARGE_FACTOR or numbers.base_warmup is not None:
         return
     if numbers.lr is None or numbers.lr_scaling is None or numbers.lr_scaling.value != "linear":
         return

@@ -12,13 +12,13 @@ from ddplaunch.machine.facts import PathFact
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import size_text
 
-REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for many readers and are not on the list.
-REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
-FULL_BYTES = 100 * MIB
-LOW_BYTES = GIB
-LOW_SHARE, LOW_SHARE_BYTES = 0.02, 20 * GIB
-LOW_INODES = 1000
+_REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
+_FULL_BYTES = 100 * MIB
+_LOW_BYTES = GIB
+_LOW_SHARE, _LOW_SHARE_BYTES = 0.02, 20 * GIB
+_LOW_INODES = 1000
 
 
 def data_missing(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
 def is_remote(filesystem: str | None) -> bool:
     """Whether a file system type of /proc/mounts is a general-purpose network mount."""
     kind = filesystem or ""
-    return kind in REMOTE or kind.removeprefix("fuse.") in REMOTE_FUSE
+    return kind in _REMOTE or kind.removeprefix("fuse.") in _REMOTE_FUSE
 
 
 def output_not_writable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
@@ -170,7 +170,7 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
         if free is None or total == 0 or not path.writable or path.kind == "unreachable" or not _low(free, total):
             continue
         of_total = f" of {size_text(total)}" if total else ""
-        yield (error if free < FULL_BYTES else warning)(
+        yield (error if free < _FULL_BYTES else warning)(
             "disk-nearly-full",
             f"output path {quote(path.path)} has {size_text(free)}{of_total} free",
             why="`torch.save` on a full disk fails with `unexpected pos` and leaves a broken checkpoint behind",
@@ -181,7 +181,7 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
 
 
 def _low(free: int, total: int | None) -> bool:
-    return free < LOW_BYTES or (total is not None and free < LOW_SHARE * total and free < LOW_SHARE_BYTES)
+    return free < _LOW_BYTES or (total is not None and free < _LOW_SHARE * total and free < _LOW_SHARE_BYTES)
 
 
 def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
@@ -191,7 +191,7 @@ def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     free space. Remedy: remove many small files (caches, old logs), or use another disk.
     """
     for path in output_paths:
-        if path.free_inodes is not None and path.free_inodes < LOW_INODES and path.writable:
+        if path.free_inodes is not None and path.free_inodes < _LOW_INODES and path.writable:
             yield (error if path.free_inodes == 0 else warning)(
                 "output-inodes",
                 f"output path {quote(path.path)} has {path.free_inodes} inodes free",

@@ -40,6 +40,12 @@ def _fits(match: re.Match[str], capability: tuple[int, int]) -> bool:
     return built[0] == capability[0] and built[1] <= capability[1]
 
 
+def major_minor(version: str) -> tuple[int, int] | None:
+    """Return (2, 9) for ``2.9.0a0+git1234``; None for what is no such version."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
+
+
 def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
     """Whether a driver that supports CUDA ``driver`` runs a build for CUDA ``built_for`` ("12.8").
 
@@ -47,13 +53,10 @@ def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
     ``built_for`` is not a version.
     https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
     """
-    match = re.match(r"(\d+)\.(\d+)", built_for)
-    if match is None:
-        return True
-    build = (int(match[1]), int(match[2]))
-    if build[0] >= _FIRST_COMPATIBLE_MAJOR:
+    build = major_minor(built_for)
+    if build is not None and build[0] >= _FIRST_COMPATIBLE_MAJOR:
         return driver[0] >= build[0]
-    return driver >= build
+    return build is None or driver >= build
 
 
 def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Iterator[Finding]:
@@ -80,7 +83,8 @@ def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Iterator[Finding]:
     ddplaunch gives torchrun a plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3. An older
     torchrun ends at once with "unrecognized arguments". Remedy: a newer torch.
     """
-    if _major_minor(torch.version) < _OLDEST:
+    version = major_minor(torch.version)
+    if version is not None and version < _OLDEST:
         yield error(
             "torch-too-old",
             f"torch {torch.version} is older than 2.3",
@@ -220,11 +224,6 @@ def _remedy(reason: str) -> str:
     return (
         "`sudo modprobe nvidia_uvm`; if that changes nothing, `sudo dmesg | grep -i -e nvrm -e xid` may name the cause"
     )
-
-
-def _major_minor(version: str) -> tuple[int, int]:
-    match = re.match(r"(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else _OLDEST  # do not refuse a version like "nightly"
 
 
 CHECKS: tuple[Check, ...] = (

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, RENAMED
+from ddplaunch.checks.torch_install import major_minor
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import NetworkFacts, TorchFacts
 from ddplaunch.script.report import ScriptReport
@@ -58,7 +59,7 @@ def _from_launch(launch: Launch) -> Iterator[Setting]:
 
 # The variables that torchrun sets for each worker (torch/distributed/elastic/agent/server/local_elastic_agent.py),
 # without MASTER_ADDR, MASTER_PORT and NODE_RANK: people set those on purpose, and the plan shows them.
-RANK_VARIABLES = (
+_RANK_VARIABLES = (
     "RANK",
     "LOCAL_RANK",
     "GROUP_RANK",
@@ -72,7 +73,7 @@ RANK_VARIABLES = (
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_ERROR_FILE",
 )
-OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK, WORLD_SIZE and PET_* in a pod on purpose
+_OPERATOR = "KUBERNETES_SERVICE_HOST"  # Kubeflow's operators set RANK, WORLD_SIZE and PET_* in a pod on purpose
 
 
 def leftover_rank_variables(environment: dict[str, str]) -> Iterator[Finding]:
@@ -82,8 +83,8 @@ def leftover_rank_variables(environment: dict[str, str]) -> Iterator[Finding]:
     experiment: a script started there by hand takes itself for one of several ranks and waits for the others. The
     check stays silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
     """
-    names = [name for name in RANK_VARIABLES if name in environment]
-    if not names or OPERATOR in environment:
+    names = [name for name in _RANK_VARIABLES if name in environment]
+    if not names or _OPERATOR in environment:
         return
     yield warning(
         "leftover-rank-variables",
@@ -103,7 +104,7 @@ def leftover_pet_variables(environment: dict[str, str]) -> Iterator[Finding]:
     The check stays silent in a Kubernetes pod, where Kubeflow Trainer sets them on purpose. Remedy: `unset` them.
     """
     names = sorted(name for name in environment if name.startswith("PET_"))
-    if not names or OPERATOR in environment:
+    if not names or _OPERATOR in environment:
         return
     yield warning(
         "leftover-pet-variables",
@@ -185,7 +186,7 @@ def _nccl_between_nodes(launch: Launch) -> bool:
 
 
 # Accepts one wrong, missing or swapped letter in a name of average length, but not the names of other programs.
-LIKENESS = 0.87
+_LIKENESS = 0.87
 _OLD = {renamed.old for renamed in RENAMED}
 
 
@@ -193,7 +194,7 @@ def near_miss(name: str) -> str | None:
     """Return the known variable that ``name`` probably misspells; None if it is known, or like no known one."""
     if name in KNOWN or name in _OLD or name in INEFFECTIVE or not name.startswith((*PREFIXES, *GENERAL_PREFIXES)):
         return None
-    close = get_close_matches(name, sorted(KNOWN), n=1, cutoff=LIKENESS)
+    close = get_close_matches(name, sorted(KNOWN), n=1, cutoff=_LIKENESS)
     return close[0] if close else None
 
 
@@ -231,7 +232,7 @@ def renamed_variable(
         setting = settings.get(renamed.old)
         if setting is None or renamed.new in settings or _read_by(script, renamed.old):
             continue
-        if _release(torch.version) >= renamed.since:
+        if (major_minor(torch.version) or (0, 0)) >= renamed.since:
             yield warning(
                 "renamed-variable",
                 f"{renamed.old} is set, which torch {torch.version} calls {renamed.new}",
@@ -263,14 +264,6 @@ def ineffective_variable(
 
 def _read_by(script: ScriptReport | None, name: str) -> bool:
     return script is not None and name in script.reads_env
-
-
-def _release(version: str) -> tuple[int, int]:
-    """Return (major, minor) of a version such as ``2.9.0a0+git1234``; (0, 0) for anything else."""
-    parts = version.split(".")
-    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
-        return (0, 0)
-    return int(parts[0]), int(parts[1])
 
 
 CHECKS: tuple[Check, ...] = (

@@ -12,10 +12,10 @@ from pathlib import Path
 from ddplaunch.script.names import ImportRecord, Roots, records_of, records_of_text
 from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
 
-FILE_LIMIT = 40
-DEPTH_LIMIT = 3
+_FILE_LIMIT = 40
+_DEPTH_LIMIT = 3
 # Characters of imported files to parse: every launch does it, and these take about 50 ms.
-PARSED_LIMIT = 150_000
+_PARSED_LIMIT = 150_000
 
 # An imported file without any of these words can neither declare options nor set up processes.
 _WORTH_PARSING = re.compile(
@@ -120,7 +120,7 @@ def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
             for target in targets:
                 if target in program.files:
                     continue
-                if depth == DEPTH_LIMIT or len(program.files) >= FILE_LIMIT:
+                if depth == _DEPTH_LIMIT or len(program.files) >= _FILE_LIMIT:
                     program.complete = False
                     continue
                 imported = _read(target, cwd, program)
@@ -138,7 +138,7 @@ def _read(path: Path, cwd: Path, program: Program) -> LocalFile | None:
     file = LocalFile(path, show(path, cwd), text.text, [])
     if _WORTH_PARSING.search(text.text):
         program.parsed_characters += len(text.text)
-        if program.parsed_characters > PARSED_LIMIT:
+        if program.parsed_characters > _PARSED_LIMIT:
             program.complete = False
             return None
         parsed = parse(path, file.shown, text.text)

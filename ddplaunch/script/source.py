@@ -15,7 +15,7 @@ from pathlib import Path
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-SIZE_LIMIT_BYTES = 1_000_000
+_SIZE_LIMIT_BYTES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class SyntaxProblem:
 
 
 def read_text(path: Path) -> FileText | None:
-    """Return the text of a regular file below ``SIZE_LIMIT_BYTES``, or None.
+    """Return the text of a regular file below ``_SIZE_LIMIT_BYTES``, or None.
 
     The byte order mark or the cookie (PEP 263) gives the encoding. A file that does not decode is read as Latin-1 with
     ``problem`` set, because Python refuses it.
     """
     try:
         status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > SIZE_LIMIT_BYTES:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _SIZE_LIMIT_BYTES:
             return None
         data = path.read_bytes()
     except (OSError, ValueError):
