@@ -14,7 +14,7 @@ import pytest
 
 from ddplaunch.launch.gpus import GIB
 from ddplaunch.machine.facts import Gpu, NvmlFacts
-from ddplaunch.records.gpu_lock import DEFAULT_DIRECTORY, GpuLocks, lock_directory, pick_free
+from ddplaunch.records.gpu_lock import _DEFAULT_DIRECTORY, GpuLocks, lock_directory, pick_free
 from ddplaunch.values.finding import RefusedError
 
 SHARED = """
@@ -204,5 +204,5 @@ def test_a_launch_stuck_while_choosing_holds_nobody_up_for_ever(tmp_path: Path) 
 
 
 def test_where_the_locks_are(tmp_path: Path) -> None:
-    assert lock_directory({}) == lock_directory({"DDPLAUNCH_LOCK_DIR": ""}) == DEFAULT_DIRECTORY
+    assert lock_directory({}) == lock_directory({"DDPLAUNCH_LOCK_DIR": ""}) == _DEFAULT_DIRECTORY
     assert lock_directory({"DDPLAUNCH_LOCK_DIR": str(tmp_path)}) == tmp_path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ddplaunch.ui.speech import findings_text
@@ -33,11 +32,3 @@ def tell_findings(findings: Sequence[Finding]) -> None:
     """Write findings to stderr, each in four lines."""
     if findings:
         tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
-
-
-def path_text(path: Path) -> str:
-    """Return ``path`` relative to the working directory where it lies below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

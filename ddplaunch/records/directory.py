@@ -1,7 +1,4 @@
-"""Where the records of runs lie; refuses to create anything.
-
-The name of a run, sortable by time and unique; refuses to look at what other runs exist.
-"""
+"""Where the records of runs lie, what a run is called, and how a path is named to the user."""
 
 from __future__ import annotations
 
@@ -24,6 +21,15 @@ def run_directory(base: Path, run_id: str) -> Path:
     if run_id in ("", ".", "..", "latest") or "/" in run_id or "\0" in run_id:
         raise ValueError(f"the run id {run_id!r} cannot be the name of a directory")
     return base / "runs" / run_id
+
+
+def path_text(path: Path) -> str:
+    """Return ``path`` as it is best named: from the working directory if it lies below."""
+    try:
+        relative = os.path.relpath(path)
+    except (OSError, ValueError):  # the working directory is gone
+        return str(path)
+    return str(path) if relative.startswith("..") else relative
 
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -136,17 +136,17 @@ def find_run(base: Path, wanted: str | None) -> Path:
     found = run_directories(base)
     if wanted is None or wanted == "latest":
         if not found:
-            raise no_such_run(f"there is no record of a run in `{base}`", base)
+            raise _no_such_run(f"there is no record of a run in `{base}`", base)
         return found[0]
     if "/" in wanted:
         path = Path(wanted)
         if not path.is_dir():
-            raise no_such_run(f"`{wanted}` is no directory", base)
+            raise _no_such_run(f"`{wanted}` is no directory", base)
         return path.resolve()
     named = [path for path in found if path.name == wanted]
     near = named or [path for path in found if wanted and wanted in path.name]
     if not near:
-        raise no_such_run(f"there is no record of a run `{wanted}` in `{base}`", base)
+        raise _no_such_run(f"there is no record of a run `{wanted}` in `{base}`", base)
     if len(near) > 1:
         listed = ", ".join(f"`{path.name}`" for path in near[:3]) + (", …" if len(near) > 3 else "")
         raise usage(
@@ -162,7 +162,7 @@ def newest_run(base: Path, prefix: str) -> Path | None:
     return next((path for path in run_directories(base) if path.name.startswith(prefix)), None)
 
 
-def no_such_run(what: str, base: Path) -> UsageError:
+def _no_such_run(what: str, base: Path) -> UsageError:
     """Return the error for a run that has no record."""
     return usage(
         what,

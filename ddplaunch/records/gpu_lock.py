@@ -1,4 +1,4 @@
-"""Locks that keep two launches from choosing the same idle GPU; refuses to stop a launch when it cannot lock.
+"""Locks that keep two launches from choosing the same idle GPU; where locking is impossible, a launch goes on without.
 
 One file per GPU under a directory that all users of the machine share. A lock is an flock(2): it belongs to the open
 file, so it survives exec into torchrun, goes with the process however that ends, and leaves nothing stale.
@@ -20,10 +20,10 @@ from pathlib import Path
 from ddplaunch.launch.gpus import Selection, VisibleGpu, select
 from ddplaunch.machine.facts import NvmlFacts
 
-DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
-DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
-ATTEMPTS = 5
-CHOOSING_DEADLINE_S = 2.0
+_DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
+_DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
+_ATTEMPTS = 5
+_CHOOSING_DEADLINE_S = 2.0
 _PAUSE_S = 0.01
 _HOLDER_LENGTH = 200
 
@@ -91,7 +91,7 @@ class GpuLocks:
 
     @contextmanager
     def choosing(self) -> Iterator[None]:
-        """Let one process at a time choose, for at most CHOOSING_DEADLINE_S seconds of waiting, then go on anyway."""
+        """Let one process at a time choose, for at most 2 s of waiting, then go on anyway."""
         descriptor: int | None = None
         if self._directory is not None:
             with suppress(OSError):
@@ -101,7 +101,7 @@ class GpuLocks:
             return
         try:
             with suppress(OSError):
-                deadline = time.monotonic() + CHOOSING_DEADLINE_S
+                deadline = time.monotonic() + _CHOOSING_DEADLINE_S
                 while not _flock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
                     time.sleep(_PAUSE_S)
             yield
@@ -133,7 +133,7 @@ class GpuLocks:
 
 def lock_directory(environment: Mapping[str, str]) -> Path:
     """Return where this machine's lock files are: DDPLAUNCH_LOCK_DIR, or a directory that all users share."""
-    return Path(environment.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY)
+    return Path(environment.get(_DIRECTORY_VARIABLE) or _DEFAULT_DIRECTORY)
 
 
 def pick_free(
@@ -145,7 +145,7 @@ def pick_free(
     """
     uuids = [name for gpu in nvml.gpus for name in (gpu.uuid, *(mig.uuid for mig in gpu.mig_devices)) if name]
     by_choice = requested.strip().startswith("free")
-    for attempt in range(ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
         with locks.choosing():
             selection = select(requested, nvml, environ_visible, locks.locked(uuids), need)
             taken = [entry for entry in selection.entries if entry.uuid and not locks.try_hold(entry.uuid, run_id)]

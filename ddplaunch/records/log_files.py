@@ -1,11 +1,4 @@
-"""Which files of a run's record hold what its ranks printed; refuses to read them.
-
-Follows the files of a run while they grow, as ``tail -F`` does; refuses to know what is in them.
-
-The time that a line of a log begins with; refuses to guess one where there is none.
-
-What ranks have printed so far, as blocks of lines in the order of their times; refuses to wait for more.
-"""
+"""What the ranks of a run printed: the files of its record, their lines in order of time, and new lines as they come."""
 
 from __future__ import annotations
 
@@ -23,6 +16,20 @@ from ddplaunch.values.frozen import dataclass
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 _FILE = re.compile(r"rank-(\d+)\.(out|err)")
+_RANK = rb"(?:\[rank\d+\]:? ?)?"  # as torch's own handler puts in front
+_ISO = re.compile(
+    _RANK + rb"[\[(<]?(?:[A-Z]{4,8}[ :|\]-]{1,4})?(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+    rb" ?(Z|[+-]\d\d:?\d\d)?"
+)
+# I1121 14:30:12.123456 of glog, in which torch and NCCL's C++ sides log; it names no year.
+_GLOG = re.compile(_RANK + rb"\[?[DIWEFV](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
+_POLL_S = 0.1
+_NEW_FILES_S = 0.5
+_OVER_S = 2.0
+_CHUNK_BYTES = 1 << 20
+_ROUND_BYTES = 16 << 20  # of one file before the others get their turn
+_TRIED_LINES = 200
+_EARLIEST = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -61,161 +68,6 @@ def _attempts(folder: Path) -> list[tuple[int, Path]]:
             if match := _ATTEMPT.fullmatch(path.name):
                 found.append((int(match[1]), path))
     return sorted(found)
-
-
-_POLL_S = 0.1
-_NEW_FILES_S = 0.5
-_OVER_S = 2.0
-_CHUNK_BYTES = 1 << 20
-_ROUND_BYTES = 16 << 20  # of one file before the others get their turn
-
-
-class _Followed:
-    """One file with the position up to which it was read."""
-
-    def __init__(self, file: LogFile, position: int) -> None:
-        self.file = file
-        self._position = position
-        self._descriptor = -1
-        self._inode = (0, 0)
-
-    def read(self) -> Iterator[bytes]:
-        """Yield what came since the last time; a file that was replaced or cut is read from its start."""
-        try:
-            status = os.stat(self.file.path)  # noqa: PTH116 - ten times a second for each of many files
-        except OSError:  # removed: what it still had was read before, it may come back
-            return
-        if (status.st_dev, status.st_ino) != self._inode:
-            yield from self._rest()
-            self._reopen(status)
-        if status.st_size < self._position:
-            self._position = 0
-        yield from self._rest()
-
-    def _reopen(self, status: os.stat_result) -> None:
-        first = self._inode == (0, 0)
-        self.close()
-        with suppress(OSError):
-            self._descriptor = os.open(self.file.path, os.O_RDONLY | os.O_CLOEXEC)
-            self._inode = (status.st_dev, status.st_ino)
-            self._position = self._position if first else 0
-
-    def _rest(self) -> Iterator[bytes]:
-        if self._descriptor < 0:
-            return
-        left = _ROUND_BYTES
-        with suppress(OSError):
-            while left > 0 and (data := os.pread(self._descriptor, _CHUNK_BYTES, self._position)):
-                self._position += len(data)
-                left -= len(data)
-                yield data
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def follow(
-    directory: Path,
-    ranks: frozenset[int] | None,
-    positions: Mapping[Path, int],
-    over: Callable[[], bool],
-    poll_s: float = _POLL_S,
-    over_s: float = _OVER_S,
-) -> Iterator[tuple[LogFile | None, bytes]]:
-    """Yield what ranks print from now on, in the order in which it arrives, across restarts.
-
-    ``positions`` are where files that were read already go on; one that is not named there is new and read from its
-    start. An empty item ``(None, b"")`` comes after each round. It ends when the directory is gone, or when ``over()``
-    says that nothing more will come and nothing more came, which is asked every ``over_s`` seconds.
-    """
-    files: dict[Path, _Followed] = {}
-    looked_s = asked_s = float("-inf")
-    last_round = False
-    try:
-        while True:
-            now_s = time.monotonic()
-            if now_s - looked_s >= _NEW_FILES_S or last_round:
-                looked_s = now_s
-                for file in log_files(directory, ranks):
-                    files.setdefault(file.path, _Followed(file, positions.get(file.path, 0)))
-            came = False
-            for item in _round(files):
-                came = True
-                yield item
-            yield None, b""
-            if came:
-                continue
-            if last_round:
-                return
-            if now_s - asked_s >= over_s:
-                asked_s, last_round = now_s, over() or not directory.is_dir()
-            time.sleep(poll_s)
-    finally:
-        for followed in files.values():
-            followed.close()
-
-
-def _round(files: Mapping[Path, _Followed]) -> Iterator[tuple[LogFile, bytes]]:
-    for followed in list(files.values()):
-        for data in followed.read():
-            yield followed.file, data
-
-
-_RANK = rb"(?:\[rank\d+\]:? ?)?"  # as torch's own handler puts in front
-_ISO = re.compile(
-    _RANK + rb"[\[(<]?(?:[A-Z]{4,8}[ :|\]-]{1,4})?(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
-    rb" ?(Z|[+-]\d\d:?\d\d)?"
-)
-# I1121 14:30:12.123456 of glog, in which torch and NCCL's C++ sides log; it names no year.
-_GLOG = re.compile(_RANK + rb"\[?[DIWEFV](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
-
-
-def stamp_s(line: bytes, year: int) -> float | None:
-    """Return the time at the start of ``line`` in seconds since the epoch, None if it does not begin with one.
-
-    A time without a zone is taken as local, one without a year as of ``year``.
-    """
-    match = _ISO.match(line)
-    if match:
-        return _seconds(tuple(int(part) for part in match.groups()[:6]), match[8]) + _fraction(match[7])
-    match = _GLOG.match(line)
-    if match:
-        return _seconds((year, *(int(part) for part in match.groups()[:5])), None) + _fraction(match[6])
-    return None
-
-
-_minutes: dict[tuple[int, ...], float] = {}  # mktime() takes longer than the rest, and most lines share a minute
-
-
-def _seconds(moment: tuple[int, ...], zone: bytes | None) -> float:
-    *_, second = moment
-    if zone is None:
-        if moment[:5] not in _minutes:
-            _minutes.clear()
-            _minutes[moment[:5]] = _local(moment[:5])
-        return _minutes[moment[:5]] + second
-    offset_s = 0
-    if zone != b"Z":
-        digits = zone[1:].replace(b":", b"")
-        offset_s = (int(digits[:2]) * 60 + int(digits[2:])) * 60 * (-1 if zone[:1] == b"-" else 1)
-    return timegm(moment) - offset_s
-
-
-def _local(moment: tuple[int, ...]) -> float:
-    try:
-        return time.mktime((*moment, 0, 0, 0, -1))  # type: ignore[arg-type]
-    except (OverflowError, ValueError):
-        return 0.0
-
-
-def _fraction(digits: bytes | None) -> float:
-    return int(digits) / 10 ** len(digits) if digits else 0.0
-
-
-_TRIED_LINES = 200
-_EARLIEST = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -354,3 +206,138 @@ def _written_s(file: LogFile) -> float:
         return os.stat(file.path).st_mtime  # noqa: PTH116
     except OSError:
         return 0.0
+
+
+def stamp_s(line: bytes, year: int) -> float | None:
+    """Return the time at the start of ``line`` in seconds since the epoch, None if it does not begin with one.
+
+    A time without a zone is taken as local, one without a year as of ``year``.
+    """
+    match = _ISO.match(line)
+    if match:
+        return _seconds(tuple(int(part) for part in match.groups()[:6]), match[8]) + _fraction(match[7])
+    match = _GLOG.match(line)
+    if match:
+        return _seconds((year, *(int(part) for part in match.groups()[:5])), None) + _fraction(match[6])
+    return None
+
+
+_minutes: dict[tuple[int, ...], float] = {}  # mktime() takes longer than the rest, and most lines share a minute
+
+
+def _seconds(moment: tuple[int, ...], zone: bytes | None) -> float:
+    *_, second = moment
+    if zone is None:
+        if moment[:5] not in _minutes:
+            _minutes.clear()
+            _minutes[moment[:5]] = _local(moment[:5])
+        return _minutes[moment[:5]] + second
+    offset_s = 0
+    if zone != b"Z":
+        digits = zone[1:].replace(b":", b"")
+        offset_s = (int(digits[:2]) * 60 + int(digits[2:])) * 60 * (-1 if zone[:1] == b"-" else 1)
+    return timegm(moment) - offset_s
+
+
+def _local(moment: tuple[int, ...]) -> float:
+    try:
+        return time.mktime((*moment, 0, 0, 0, -1))  # type: ignore[arg-type]
+    except (OverflowError, ValueError):
+        return 0.0
+
+
+def _fraction(digits: bytes | None) -> float:
+    return int(digits) / 10 ** len(digits) if digits else 0.0
+
+
+class _Followed:
+    """One file with the position up to which it was read."""
+
+    def __init__(self, file: LogFile, position: int) -> None:
+        self.file = file
+        self._position = position
+        self._descriptor = -1
+        self._inode = (0, 0)
+
+    def read(self) -> Iterator[bytes]:
+        """Yield what came since the last time; a file that was replaced or cut is read from its start."""
+        try:
+            status = os.stat(self.file.path)  # noqa: PTH116 - ten times a second for each of many files
+        except OSError:  # removed: what it still had was read before, it may come back
+            return
+        if (status.st_dev, status.st_ino) != self._inode:
+            yield from self._rest()
+            self._reopen(status)
+        if status.st_size < self._position:
+            self._position = 0
+        yield from self._rest()
+
+    def _reopen(self, status: os.stat_result) -> None:
+        first = self._inode == (0, 0)
+        self.close()
+        with suppress(OSError):
+            self._descriptor = os.open(self.file.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._inode = (status.st_dev, status.st_ino)
+            self._position = self._position if first else 0
+
+    def _rest(self) -> Iterator[bytes]:
+        if self._descriptor < 0:
+            return
+        left = _ROUND_BYTES
+        with suppress(OSError):
+            while left > 0 and (data := os.pread(self._descriptor, _CHUNK_BYTES, self._position)):
+                self._position += len(data)
+                left -= len(data)
+                yield data
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def follow(
+    directory: Path,
+    ranks: frozenset[int] | None,
+    positions: Mapping[Path, int],
+    over: Callable[[], bool],
+    poll_s: float = _POLL_S,
+    over_s: float = _OVER_S,
+) -> Iterator[tuple[LogFile | None, bytes]]:
+    """Yield what ranks print from now on, in the order in which it arrives, across restarts.
+
+    ``positions`` are where files that were read already go on; one that is not named there is new and read from its
+    start. An empty item ``(None, b"")`` comes after each round. It ends when the directory is gone, or when ``over()``
+    says that nothing more will come and nothing more came, which is asked every ``over_s`` seconds.
+    """
+    files: dict[Path, _Followed] = {}
+    looked_s = asked_s = float("-inf")
+    last_round = False
+    try:
+        while True:
+            now_s = time.monotonic()
+            if now_s - looked_s >= _NEW_FILES_S or last_round:
+                looked_s = now_s
+                for file in log_files(directory, ranks):
+                    files.setdefault(file.path, _Followed(file, positions.get(file.path, 0)))
+            came = False
+            for item in _round(files):
+                came = True
+                yield item
+            yield None, b""
+            if came:
+                continue
+            if last_round:
+                return
+            if now_s - asked_s >= over_s:
+                asked_s, last_round = now_s, over() or not directory.is_dir()
+            time.sleep(poll_s)
+    finally:
+        for followed in files.values():
+            followed.close()
+
+
+def _round(files: Mapping[Path, _Followed]) -> Iterator[tuple[LogFile, bytes]]:
+    for followed in list(files.values()):
+        for data in followed.read():
+            yield followed.file, data

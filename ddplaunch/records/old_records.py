@@ -1,4 +1,4 @@
-"""Which records of ended runs are old enough to go, and removing one; refuses to remove that of a run that may live."""
+"""Which records of ended runs are old enough to be removed, and their removal; a run that may live keeps its record."""
 
 from __future__ import annotations
 

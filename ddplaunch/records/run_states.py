@@ -1,9 +1,4 @@
-"""What is known of each run of this machine, from records and processes together; refuses to print or to end any.
-
-In which state a run is, from its record and the processes of this machine; refuses to read either.
-
-Finds the record of a run that somebody names, by directory or by live processes; refuses to change either.
-"""
+"""What is known of each run of this machine, from records and live processes together: its state and its summary."""
 
 from __future__ import annotations
 
@@ -19,7 +14,7 @@ from ddplaunch.machine.processes.process_table import Process, ProcessTable, pro
 from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
 from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
 from ddplaunch.records.json_files import as_text, as_whole
-from ddplaunch.records.launchers import Launched, held_by, read_launched, residents_in, with_residents
+from ddplaunch.records.launchers import held_by, read_launched, residents_in, with_residents
 from ddplaunch.records.live_processes import NodeProcesses, read_processes
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
@@ -49,7 +44,7 @@ def state_of(
     return "elsewhere" if hosts - {host, ""} else "ended"
 
 
-def hosts_of(record: RunRecord | None, nodes: tuple[NodeProcesses, ...], host: str) -> tuple[str, ...]:
+def _hosts_of(record: RunRecord | None, nodes: tuple[NodeProcesses, ...], host: str) -> tuple[str, ...]:
     """Return the hosts of a run by node, as far as the record names them; this host where it names none."""
     named = {node.node: node.host for node in nodes if node.host}
     for number, outcome in (record.outcomes if record is not None else {}).items():
@@ -145,16 +140,16 @@ def summary(
     state = state_of(record, run, nodes, host)
     if state == "elsewhere" and launched is not None and launched.host == host:
         state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
-    live = run is not None
-    outcome = None if live or record is None else record.outcome
+    hosts = () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
+    outcome = None if run is not None or record is None else record.outcome
     known: dict[str, Any] = {} if record is None else _recorded(record)
     if run is not None:
-        known = {**_from_processes(run), **{key: value for key, value in known.items() if value is not None}}
-        known["user"] = _from_processes(run)["user"]
+        seen = _from_processes(run)
+        known = {**seen, **{key: value for key, value in known.items() if value is not None}, "user": seen["user"]}
     return RunSummary(
         run_id=run.run_id if run is not None else record.run_id if record is not None else "",
         state=state,
-        hosts=_launched_on(launched) or hosts_of(record, nodes, host),
+        hosts=hosts or _hosts_of(record, nodes, host),
         ended_s=None if outcome is None else outcome.ended_s,
         exit_status=None if outcome is None else outcome.exit_status,
         first_failed_rank=None if outcome is None else outcome.first_failed_rank,
@@ -164,11 +159,6 @@ def summary(
         problem=record.problem if record is not None else "its record is missing",
         **known,
     )
-
-
-def _launched_on(launched: Launched | None) -> tuple[str, ...]:
-    """Return the hosts that a launch over ssh was given, which are known before any of them has told anything."""
-    return () if launched is None else tuple(dict.fromkeys(place.host for place in launched.places))
 
 
 def _recorded(record: RunRecord) -> dict[str, Any]:
@@ -194,7 +184,7 @@ def _from_processes(run: RunProcesses) -> dict[str, Any]:
     world, batch = worker.mark("WORLD_SIZE") or "", first.mark("DDPLAUNCH_GLOBAL_BATCH_SIZE") or ""
     seen = first.mark("CUDA_VISIBLE_DEVICES")
     return {
-        "script": script_of(worker.command) if run.ranks else None,
+        "script": _script_of(worker.command) if run.ranks else None,
         "nproc_per_node": int(world) if world.isdecimal() else None,
         "started_s": start_s(first.start_ticks),
         "effective_batch": int(batch) if batch.isdecimal() else None,
@@ -203,7 +193,7 @@ def _from_processes(run: RunProcesses) -> dict[str, Any]:
     }
 
 
-def script_of(command: Sequence[str]) -> str | None:
+def _script_of(command: Sequence[str]) -> str | None:
     """Return what a rank's command line runs: the word behind the interpreter and its options."""
     for position, word in enumerate(command[1:], 1):
         if word == "-m" and position + 1 < len(command):

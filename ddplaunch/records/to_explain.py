@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
+from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import RunRecord, node_directories, read_record
 from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.finding import usage
@@ -97,7 +97,7 @@ def _folder(folder: Path) -> list[LogSource]:
             why=f"files that end in {', '.join(_LOGS)} are looked for there, and in the folders below",
             fix="name the files",
         )
-    return [LogSource(shown(path), path, _rank_of(path)) for path in found]
+    return [LogSource(path_text(path), path, _rank_of(path)) for path in found]
 
 
 def _rank_of(path: Path) -> int | None:
@@ -119,9 +119,3 @@ def _readable(source: LogSource) -> None:
             why="`explain` reads a log, a recorded run, or describes a code",
             fix="name a file that is there; `ddplaunch ps` lists the recorded runs",
         ) from error
-
-
-def shown(path: Path) -> str:
-    """Return ``path`` as it is best named: from the working directory if it lies below."""
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

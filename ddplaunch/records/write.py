@@ -1,7 +1,4 @@
-"""The record that a run leaves: what was typed, decided and found; refuses to stop a launch by failing.
-
-Which git commit a directory is at, read from git's files; refuses to start git, which would cost milliseconds.
-"""
+"""``run.json``, the record that a launch leaves: what was typed, decided and found. A launch goes on without it."""
 
 from __future__ import annotations
 
@@ -25,54 +22,8 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
 
-_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-
-
-def git_commit(cwd: Path) -> str | None:
-    """Return the commit of the work tree around ``cwd``, or None. Changes that are not committed are not looked for.
-
-    The layout is https://git-scm.com/docs/gitrepository-layout.
-    """
-    try:
-        git = _git_directory(cwd)
-        if git is None:
-            return None
-        head = (git / "HEAD").read_text().strip()
-        if not head.startswith("ref: "):
-            return head if _HASH.fullmatch(head) else None
-        return _reference(git, head[len("ref: ") :])
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def _git_directory(cwd: Path) -> Path | None:
-    for directory in (cwd, *cwd.parents):
-        git = directory / ".git"
-        if git.is_dir():
-            return git
-        if git.is_file():  # a linked work tree or a submodule
-            text = git.read_text().strip()
-            return directory / text[len("gitdir: ") :] if text.startswith("gitdir: ") else None
-    return None
-
-
-def _reference(git: Path, name: str) -> str | None:
-    """Look a branch up in ``git``, in what it shares with other work trees, and among the packed ones."""
-    common_file = git / "commondir"
-    common = git / common_file.read_text().strip() if common_file.is_file() else git
-    for root in (git, common):
-        if (root / name).is_file():
-            text = (root / name).read_text().strip()
-            return text if _HASH.fullmatch(text) else None
-    packed = common / "packed-refs"
-    for line in packed.read_text().splitlines() if packed.is_file() else ():
-        commit, _, reference = line.partition(" ")
-        if reference == name:
-            return commit
-    return None
-
-
 SCHEMA = 1
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 def write(
@@ -87,9 +38,8 @@ def write(
     """Write ``runs/<run-id>/run.json`` under ``base`` and return the run's directory, or the reason why not.
 
     ``argv`` is the command as typed, ``environment`` what torchrun gets, ``relaunch_of`` the id of the run that failed
-    before this one. Never raises. The file can be read by its
-    owner only, since command lines and paths say more than a group needs to know. Nodes beyond the first write
-    ``node-K/run.json``, because a run directory may be on a file system that all nodes share.
+    before this one. Never raises. Only the owner can read the file, since command lines and paths say more than a group
+    needs to know. Nodes beyond the first write ``node-K/run.json``: all nodes may share the run's directory.
     """
     try:
         directory = run_directory(base, launch.run_id)
@@ -208,3 +158,47 @@ def _point_latest(base: Path, run_id: str) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
+
+
+def git_commit(cwd: Path) -> str | None:
+    """Return the commit of the work tree around ``cwd``, or None. Changes that are not committed are not looked for.
+
+    It is read from git's files, because starting git would cost milliseconds. The layout is https://git-scm.com/docs/gitrepository-layout.
+    """
+    try:
+        git = _git_directory(cwd)
+        if git is None:
+            return None
+        head = (git / "HEAD").read_text().strip()
+        if not head.startswith("ref: "):
+            return head if _HASH.fullmatch(head) else None
+        return _reference(git, head[len("ref: ") :])
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _git_directory(cwd: Path) -> Path | None:
+    for directory in (cwd, *cwd.parents):
+        git = directory / ".git"
+        if git.is_dir():
+            return git
+        if git.is_file():  # a linked work tree or a submodule
+            text = git.read_text().strip()
+            return directory / text[len("gitdir: ") :] if text.startswith("gitdir: ") else None
+    return None
+
+
+def _reference(git: Path, name: str) -> str | None:
+    """Look a branch up in ``git``, in what it shares with other work trees, and among the packed ones."""
+    common_file = git / "commondir"
+    common = git / common_file.read_text().strip() if common_file.is_file() else git
+    for root in (git, common):
+        if (root / name).is_file():
+            text = (root / name).read_text().strip()
+            return text if _HASH.fullmatch(text) else None
+    packed = common / "packed-refs"
+    for line in packed.read_text().splitlines() if packed.is_file() else ():
+        commit, _, reference = line.partition(" ")
+        if reference == name:
+            return commit
+    return None

@@ -18,6 +18,7 @@ from ddplaunch.explain.diagnosis import Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.launch.settings import Settings
+from ddplaunch.records.directory import path_text
 from ddplaunch.records.first_failure import failed_by_itself, first_failed, signal_name
 from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, outcome_text
@@ -86,7 +87,7 @@ def conclude(settings: Settings, ended: EndedRun, console: UserConsole) -> int:
         problem = problem if directory is None else write_outcome(directory, outcome)
     text = outcome_text(
         outcome,
-        None if directory is None else _shown(directory),
+        None if directory is None else path_text(directory),
         Terminal.of(sys.stderr),
         signal=ended.signal,
         stopped=ended.stopped is not None,
@@ -111,14 +112,6 @@ def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
     from ddplaunch.hosts.slurm.job_reasons import why_ended
 
     return why_ended(os.environ, settings.grace_s, ended.ended_s)
-
-
-def _shown(path: Path) -> str:
-    """Return ``path`` relative to the working directory where it lies below it."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except (ValueError, OSError):
-        return str(path)
 
 
 def _notes(ended: EndedRun) -> tuple[str, ...]:

@@ -13,10 +13,10 @@ from ddplaunch.cli.streams import answer, answer_json
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
-from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.find import RunRecord, find_run, newest_run, run_directories
 from ddplaunch.records.outcome import outcome_json
-from ddplaunch.records.to_explain import Subject, of_files, of_run, shown
+from ddplaunch.records.to_explain import Subject, of_files, of_run
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
@@ -51,7 +51,7 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
     else:
         from ddplaunch.ui.explain_view import explanation_text
 
-        record = "" if subject.record is None else shown(subject.record.directory)
+        record = "" if subject.record is None else path_text(subject.record.directory)
         names = f"{subject.names} so far: it is still running" if running else subject.names
         answer(explanation_text(explanation, names, Terminal.of(sys.stdout), record))
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS

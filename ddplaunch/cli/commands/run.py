@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.execute import environment_of, execute, refuse_too_long
 from ddplaunch.cli.prepare import Prepared, interpreter, prepare
-from ddplaunch.cli.streams import answer, answer_json, path_text, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.programs import with_end_of_job
 from ddplaunch.launch.inside.slurm import Slurm, describe, read_slurm
@@ -23,6 +23,7 @@ from ddplaunch.launch.job.sbatch import step_argv
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options, Said
 from ddplaunch.launch.relaunch import RETURN
+from ddplaunch.records.directory import path_text
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.write import write
 from ddplaunch.ui.export import plan_json

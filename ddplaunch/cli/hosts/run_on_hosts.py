@@ -33,7 +33,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
 )
 from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, evidence_of, until_done
 from ddplaunch.cli.prepare import record_directory
-from ddplaunch.cli.streams import answer, answer_json, path_text, tell, tell_findings
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Links, allow_many
@@ -42,7 +42,7 @@ from ddplaunch.launch.hosts_plan import HostReport, fewest, named, options_json,
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options, Said
 from ddplaunch.launch.relaunch import relaunch_policy
-from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.hosts_record import Pieces, merged_attempts, without_skew, write_for_all
 from ddplaunch.records.launchers import Place, holding
 from ddplaunch.records.outcome import RunOutcome, read_outcome
