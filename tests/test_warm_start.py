@@ -18,8 +18,8 @@ from ddplaunch.values.variable_names import SETTINGS
 from tests.checks.healthy import healthy_facts
 from tests.test_launch_resolve import TRAIN, decide, variables
 from tests.test_launch_topology import said
+from tests.test_machine_processes import LAUNCHER, OURS, RANK, process, table
 from tests.test_plugin_decisions import FOUND, TORCH
-from tests.test_ps_processes import LAUNCHER, OURS, RANK, process, table
 
 
 def launched(shadow: str | None = None, **options: Any) -> Launch:

@@ -17,10 +17,11 @@ _REAP_S = 0.1  # how long a killed child may take to disappear before it is aban
 
 @dataclass(frozen=True)
 class Child:
-    """A forked child that will write one marshalled answer to ``fd``."""
+    """A forked child that will write one marshalled answer to ``fd``; ``error`` says why there is none."""
 
-    pid: int
-    fd: int
+    pid: int = 0
+    fd: int = -1
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,18 @@ class Answer:
 
 
 def start(function: Callable[[], Any]) -> Child:
-    """Run ``function`` in a forked child and return at once.
+    """Run ``function`` in a forked child and return at once; never raises.
 
     It must return what `marshal` can write: numbers, text, None, and tuples, lists and dicts of them.
     A thread would not do: nothing can end a thread that sits in a system call on a dead mount.
-    Raises OSError if the process cannot be forked (limit on processes, no memory).
     """
     reader, writer = os.pipe()
     try:
         pid = os.fork()
-    except OSError:
+    except OSError as error:  # the limit on processes, or no memory
         os.close(reader)
         os.close(writer)
-        raise
+        return Child(error=f"no process could be started: {error.strerror}")
     if pid:
         os.close(writer)
         return Child(pid, reader)
@@ -67,20 +67,22 @@ def _answer(function: Callable[[], Any], writer: int) -> NoReturn:
         os._exit(0)
 
 
-def collect(children: Sequence[Child], deadline: float) -> list[Answer]:
-    """Return each child's answer in order; ``deadline`` is a `time.monotonic` time that holds for all together.
+def collect(children: Sequence[Child], deadline_s: float) -> list[Answer]:
+    """Return each child's answer in order, after ``deadline_s`` seconds for all together at most.
 
     Children that are late get SIGKILL. One that the kernel cannot end (state D on a dead NFS server) is left
     to the kernel: waiting for it would be the very hang that this file prevents.
     """
-    received: dict[int, bytes] = {child.fd: b"" for child in children}
+    until = time.monotonic() + deadline_s
+    started = [child for child in children if child.error is None]
+    received: dict[int, bytes] = {child.fd: b"" for child in started}
     finished: set[int] = set()
     poll = select.poll()
     for fd in received:
         poll.register(fd, select.POLLIN | select.POLLHUP)
     try:
         while len(finished) < len(received):
-            ready = poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            ready = poll.poll(max(0.0, until - time.monotonic()) * 1000)
             if not ready:
                 break
             for fd, _ in ready:
@@ -90,11 +92,13 @@ def collect(children: Sequence[Child], deadline: float) -> list[Answer]:
                     poll.unregister(fd)
                     finished.add(fd)
     finally:
-        _end(children, finished)
-    return [_read(received[child.fd]) if child.fd in finished else Answer(late=True) for child in children]
+        _end(started, finished)
+    return [_read(child, received[child.fd] if child.fd in finished else None) for child in children]
 
 
-def _read(data: bytes) -> Answer:
+def _read(child: Child, data: bytes | None) -> Answer:
+    if data is None:
+        return Answer(error=child.error, late=child.error is None)
     try:
         good, value = marshal.loads(data)
     except (EOFError, ValueError, TypeError):

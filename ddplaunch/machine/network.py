@@ -11,7 +11,6 @@ import fcntl
 import os
 import socket
 import struct
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -245,10 +244,7 @@ class Lookup:
 
 
 def start(name: str, root: Path = Path("/")) -> Lookup:
-    """Begin to resolve ``name``; an address or a name in /etc/hosts is answered without a resolver.
-
-    Raises OSError if no child can be forked for the resolver.
-    """
+    """Begin to resolve ``name``; an address or a name in /etc/hosts is answered without a resolver."""
     if is_address(name):
         return Lookup(name, (name,))
     listed = in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
@@ -261,7 +257,7 @@ def finish(lookup: Lookup, deadline_s: float) -> tuple[str, ...] | Unavailable:
     """Return the addresses in the resolver's order, or why there are none after ``deadline_s`` seconds."""
     if lookup.child is None:
         return lookup.addresses
-    answer = deadline.collect([lookup.child], time.monotonic() + deadline_s)[0]
+    answer = deadline.collect([lookup.child], deadline_s)[0]
     if answer.late:
         return Unavailable(f"`{lookup.name}` did not resolve within {deadline_s:g} s (the name server is silent)")
     if answer.error is not None:

@@ -11,8 +11,8 @@ import glob
 import os
 import pwd
 import stat
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,24 +81,13 @@ class PathLooks:
     def __init__(self, wanted: Sequence[tuple[str, Role]], look: Look | None = None) -> None:
         """Start one child for each path."""
         self._paths = [path for path, _ in wanted]
-        self._children = [_start(path, role, look or describe) for path, role in wanted]
+        function = look or describe
+        self._children = [deadline.start(partial(function, path, role)) for path, role in wanted]
 
     def finish(self, deadline_s: float) -> tuple[PathFact, ...]:
         """Return the facts in order; all paths together get ``deadline_s`` seconds, late ones are "unreachable"."""
-        children = [child for child in self._children if isinstance(child, deadline.Child)]
-        answers = iter(deadline.collect(children, time.monotonic() + deadline_s))
-        facts = []
-        for path, child in zip(self._paths, self._children, strict=True):
-            answer = next(answers) if isinstance(child, deadline.Child) else deadline.Answer(error=child)
-            facts.append(_fact(path, answer, deadline_s))
-        return tuple(facts)
-
-
-def _start(path: str, role: Role, look: Look) -> deadline.Child | str:
-    try:
-        return deadline.start(lambda: look(path, role))
-    except OSError as error:
-        return f"no process could be started to look at it: {error.strerror}"
+        answers = deadline.collect(self._children, deadline_s)
+        return tuple(_fact(path, answer, deadline_s) for path, answer in zip(self._paths, answers, strict=True))
 
 
 def _fact(path: str, answer: deadline.Answer, deadline_s: float) -> PathFact:
@@ -206,12 +195,8 @@ class NewestCheckpoint:
 
 def newest_below(paths: Sequence[str], deadline_s: float = _NEWEST_DEADLINE_S) -> tuple[NewestCheckpoint, ...]:
     """Look below all paths at once, within ``deadline_s`` seconds together, dead mounts or not; never raises."""
-    try:
-        children = [deadline.start(lambda path=path: _newest_checkpoint(path)) for path in paths]  # type: ignore[misc]
-    except OSError as error:
-        return tuple(NewestCheckpoint(problem=f"no process could be started: {error.strerror}") for _ in paths)
-    answers = deadline.collect(children, time.monotonic() + deadline_s)
-    return tuple(_newest(answer, deadline_s) for answer in answers)
+    children = [deadline.start(partial(_newest_checkpoint, path)) for path in paths]
+    return tuple(_newest(answer, deadline_s) for answer in deadline.collect(children, deadline_s))
 
 
 def _newest(answer: deadline.Answer, deadline_s: float) -> NewestCheckpoint:

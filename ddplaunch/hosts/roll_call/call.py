@@ -259,10 +259,7 @@ class _Lines:
 
 def _connected(call: Call, left_s: float) -> socket.socket:
     host = call.address.strip().removeprefix("[").removesuffix("]")
-    try:
-        addresses = network.finish(network.start(host), min(_LOOK_UP_S, left_s))
-    except OSError as problem:  # no process to look it up in
-        raise _NotThere(f"the name `{host}` cannot be looked up: {_text(problem)}") from problem
+    addresses = network.finish(network.start(host), min(_LOOK_UP_S, left_s))
     if isinstance(addresses, Unavailable):
         raise _NotThere(f"the name {addresses.reason}")
     reason = "no address"

@@ -105,7 +105,7 @@ def test_a_look_that_crashes_is_an_answer() -> None:
 
 
 def test_an_answer_larger_than_a_pipe() -> None:
-    answer = deadline.collect([deadline.start(lambda: "x" * 1_000_000)], time.monotonic() + 20)[0]
+    answer = deadline.collect([deadline.start(lambda: "x" * 1_000_000)], 20)[0]
     assert answer.value == "x" * 1_000_000
 
 
