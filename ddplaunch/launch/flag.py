@@ -23,9 +23,14 @@ Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 _NODES_BY_PROCESSES = re.compile(r"([0-9]{1,19})x([0-9]{1,19}|auto)\Z")
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
+#: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
 _NCCL_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
+
+
+#: Called with the flag and one value that was said; returns what ``Options`` holds.
+Reader: TypeAlias = "Callable[[Flag, Resolved[Any]], Any]"
 
 
 class NodeRange(NamedTuple):
@@ -56,7 +61,7 @@ class Flag(NamedTuple):
     metavar: str = ""
     spelling: str = ""
     example: str = ""
-    read: Callable[[Flag, Resolved[Any]], Any] | None = None
+    read: Reader | None = None
 
     @property
     def flag(self) -> str:

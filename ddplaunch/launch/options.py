@@ -12,8 +12,29 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Literal, TypeAlias
 
-from ddplaunch.launch import flag as readers
-from ddplaunch.launch.flag import Flag, Kind, NodeRange, NprocWord, Processes, Ranks
+from ddplaunch.launch.flag import (
+    Flag,
+    Kind,
+    NodeRange,
+    NprocWord,
+    Processes,
+    Ranks,
+    Reader,
+    read_address,
+    read_assignment,
+    read_count,
+    read_device,
+    read_duration,
+    read_limit,
+    read_modules,
+    read_name,
+    read_nccl_level,
+    read_nodes,
+    read_nproc,
+    read_on_hang,
+    read_ranks,
+    read_start,
+)
 from ddplaunch.scaling.numbers import LrScaling
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
@@ -27,22 +48,31 @@ NETWORK, ENVIRONMENT, CHECKING = "Network", "Environment and torchrun", "Checkin
 SHOWING = "Console and capture"
 
 
-def _flag(panel: str, text: str, metavar: str = "", kind: Kind = "text", **more: Any) -> Any:
-    """Return a field for a flag. ``name`` is the flag's where the field's differs from it."""
-    flag = Flag(more.pop("name", ""), kind, panel, text, metavar, **more)
+def _flag(panel: str, text: str, metavar: str = "", read: Reader | None = None, example: str = "", **more: Any) -> Any:
+    """Return a field for a flag. ``kind`` is "text" unless given; ``name`` is the flag's where the field's differs."""
+    kind: Kind = more.pop("kind", "text")
+    flag = Flag(more.pop("name", ""), kind, panel, text, metavar, example=example, read=read)
     return field(default=() if kind == "many" else None, metadata={"flag": flag})
 
 
-def _integer(panel: str, text: str, metavar: str = "N", **more: Any) -> Any:
-    return _flag(panel, text, metavar, "integer", **more)
+def _integer(panel: str, text: str, read: Reader | None = None, example: str = "", metavar: str = "N") -> Any:
+    return _flag(panel, text, metavar, read, example, kind="integer")
 
 
-def _number(panel: str, text: str, metavar: str = "X", **more: Any) -> Any:
-    return _flag(panel, text, metavar, "number", **more)
+def _number(panel: str, text: str, example: str = "") -> Any:
+    return _flag(panel, text, "X", None, example, kind="number")
 
 
-def _many(panel: str, text: str, metavar: str, **more: Any) -> Any:
-    return _flag(panel, text, metavar, "many", **more)
+def _switch(panel: str, text: str, kind: Kind = "pair") -> Any:
+    return _flag(panel, text, kind=kind)
+
+
+def _many(panel: str, text: str, metavar: str, read: Reader | None = None, example: str = "") -> Any:
+    return _flag(panel, text, metavar, read, example, kind="many")
+
+
+def _duration(panel: str, name: str, text: str, read: Reader = read_duration, example: str = "") -> Any:
+    return _flag(panel, text, "TIME", read, example, name=name)
 
 
 @dataclass(frozen=True)
@@ -56,14 +86,14 @@ class Options:
         "",
         "Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).",
         "NPROC",
-        "argument",
-        read=readers.read_nproc,
+        read_nproc,
+        kind="argument",
     )
     gpus: Resolved[str] | None = _flag(
         SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST"
     )
-    device: Resolved[str] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read=readers.read_device)
-    nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read=readers.read_nodes)
+    device: Resolved[str] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read_device)
+    nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read_nodes)
     batch_size: Resolved[int] | None = _integer(NUMBERS, "Samples per process and forward pass.")
     accum: Resolved[int] | None = _integer(
         NUMBERS, "Gradient accumulation: forward passes per optimizer step.", example="4"
@@ -76,147 +106,109 @@ class Options:
         NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
     )
     lr: Resolved[float] | None = _number(NUMBERS, "Final learning rate, never scaled.")
-    lr_scaling: Resolved[LrScaling] | None = _flag(NUMBERS, "linear, sqrt or none [linear].", "RULE", example="sqrt")
-    lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", example="4")
+    lr_scaling: Resolved[LrScaling] | None = _flag(NUMBERS, "linear, sqrt or none [linear].", "RULE")
+    lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", "4")
     base_warmup: Resolved[int] | None = _integer(NUMBERS, "Warmup steps, scaled like --base-lr.", example="500")
     dataset_size: Resolved[int] | None = _integer(
         NUMBERS, "Samples in the training set: gives steps per epoch.", example="50000"
     )
-    forward: Resolved[bool] | None = _flag(NUMBERS, "Fill in the options that the script declares [yes].", kind="pair")
+    forward: Resolved[bool] | None = _switch(NUMBERS, "Fill in the options that the script declares [yes].")
     data: tuple[Resolved[str], ...] = _many(
-        INPUTS,
-        "A file or directory that must be readable (repeatable).",
-        "PATH",
-        example="/data/train",
-        read=readers.read_name,
+        INPUTS, "A file or directory that must be readable (repeatable).", "PATH", read_name, "/data/train"
     )
     output: tuple[Resolved[str], ...] = _many(
-        INPUTS, "A file or directory that must be writable (repeatable).", "PATH", example="out", read=readers.read_name
+        INPUTS, "A file or directory that must be writable (repeatable).", "PATH", read_name, "out"
     )
-    workers: Resolved[int] | None = _integer(
-        INPUTS, "DataLoader workers per process, for the checks.", example="4", read=readers.read_count
-    )
-    node_rank: Resolved[int] | None = _integer(
-        NETWORK, "This node's rank, from 0.", "K", example="0", read=readers.read_count
-    )
+    workers: Resolved[int] | None = _integer(INPUTS, "DataLoader workers per process, for the checks.", read_count, "4")
+    node_rank: Resolved[int] | None = _integer(NETWORK, "This node's rank, from 0.", read_count, "0", "K")
     master_addr: Resolved[str] | None = _flag(
-        NETWORK, "Address of the node with rank 0.", "ADDR", example="10.0.0.5", read=readers.read_address
+        NETWORK, "Address of the node with rank 0.", "ADDR", read_address, "10.0.0.5"
     )
     master_port: Resolved[int] | None = _integer(
-        NETWORK, "Port of the rendezvous [a free one on one node].", "PORT", example="29500"
+        NETWORK, "Port of the rendezvous [a free one on one node].", None, "29500", "PORT"
     )
     socket_ifname: Resolved[str] | None = _flag(
-        NETWORK, "Network interface for NCCL and gloo.", "NAME", example="eth0", read=readers.read_name
+        NETWORK, "Network interface for NCCL and gloo.", "NAME", read_name, "eth0"
     )
     nccl_debug: Resolved[str] | None = _flag(
-        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", example="INFO", read=readers.read_nccl_level
+        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO"
     )
-    nccl_ib: Resolved[bool] | None = _flag(NETWORK, "Use InfiniBand or not [if a port is up].", kind="pair")
+    nccl_ib: Resolved[bool] | None = _switch(NETWORK, "Use InfiniBand or not [if a port is up].")
     env: tuple[Resolved[tuple[str, str]], ...] = _many(
-        ENVIRONMENT,
-        "Set a variable for the ranks (repeatable).",
-        "K=V",
-        example="NAME=VALUE",
-        read=readers.read_assignment,
+        ENVIRONMENT, "Set a variable for the ranks (repeatable).", "K=V", read_assignment
     )
     env_file: tuple[Resolved[str], ...] = _many(
-        ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE", example="train.env", read=readers.read_name
+        ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE", read_name, "train.env"
     )
     max_restarts: Resolved[int] | None = _integer(
-        ENVIRONMENT, "Restarts of the ranks after a failure [0].", example="3", read=readers.read_count
+        ENVIRONMENT, "Restarts of the ranks after a failure [0].", read_count, "3"
     )
     relaunch: Resolved[int] | None = _integer(
-        ENVIRONMENT,
-        "Start a failed run again if it made progress, up to N times [0].",
-        example="3",
-        read=readers.read_count,
+        ENVIRONMENT, "Start a failed run again if it made progress, up to N times [0].", read_count, "3"
     )
-    relaunch_after_s: Resolved[float] | None = _flag(
+    relaunch_after_s: Resolved[float] | None = _duration(
         ENVIRONMENT,
+        "relaunch_after",
         "Relaunch only if the run lasted this long, or --output has a newer checkpoint [60].",
-        "TIME",
-        name="relaunch_after",
-        read=readers.read_duration,
     )
-    relaunch_wait_s: Resolved[float] | None = _flag(
-        ENVIRONMENT,
-        "Pause before the first relaunch; doubles each time [10].",
-        "TIME",
-        name="relaunch_wait",
-        read=readers.read_duration,
+    relaunch_wait_s: Resolved[float] | None = _duration(
+        ENVIRONMENT, "relaunch_wait", "Pause before the first relaunch; doubles each time [10]."
     )
-    grace_s: Resolved[float] | None = _number(
+    grace_s: Resolved[float] | None = _flag(
         ENVIRONMENT,
         "Seconds that ranks get to save when they are told to end [30].",
         "SECONDS",
+        read_count,
+        "60",
+        kind="number",
         name="grace",
-        example="60",
-        read=readers.read_count,
     )
-    timeout_s: Resolved[float] | None = _flag(
-        ENVIRONMENT,
-        "End the run after this time: 90s, 10m, 2h; exit status 124.",
-        "TIME",
-        name="timeout",
-        example="10m",
-        read=readers.read_limit,
+    timeout_s: Resolved[float] | None = _duration(
+        ENVIRONMENT, "timeout", "End the run after this time: 90s, 10m, 2h; exit status 124.", read_limit, "10m"
     )
     start: Resolved[Literal["cold", "warm"]] | None = _flag(
         ENVIRONMENT,
         "cold, warm (fork the ranks from a process that has torch) or auto [auto: cold].",
         "HOW",
-        read=readers.read_start,
+        read_start,
     )
     preload: Resolved[tuple[str, ...]] | None = _flag(
         ENVIRONMENT,
         "With --start warm: modules to import before the ranks fork.",
         "NAMES",
-        example="torchvision,transformers",
-        read=readers.read_modules,
+        read_modules,
+        "torchvision,transformers",
     )
     torchrun_arg: tuple[Resolved[str], ...] = _many(
-        ENVIRONMENT,
-        "Any other option of the installed torchrun.",
-        "ARG",
-        example="--monitor-interval=1",
-        read=readers.read_name,
+        ENVIRONMENT, "Any other option of the installed torchrun.", "ARG", read_name, "--monitor-interval=1"
     )
     ignore: tuple[Resolved[str], ...] = _many(CHECKING, "Skip this check (repeatable).", "CODE")
-    checks: Resolved[bool] | None = _flag(CHECKING, "Check before launching [yes].", kind="pair")
+    checks: Resolved[bool] | None = _switch(CHECKING, "Check before launching [yes].")
     run_id: Resolved[str] | None = _flag(CHECKING, "Name of the run [time and a random part].", "ID")
-    run_dir: Resolved[str] | None = _flag(
-        CHECKING, "Where records go [.ddplaunch].", "DIR", example="runs", read=readers.read_name
-    )
+    run_dir: Resolved[str] | None = _flag(CHECKING, "Where records go [.ddplaunch].", "DIR", read_name, "runs")
     show: Resolved[Ranks] | None = _flag(
-        SHOWING,
-        "Ranks whose output is shown: 0, 0,3 or all [0].",
-        "RANKS",
-        example="0,3",
-        read=readers.read_ranks,
+        SHOWING, "Ranks whose output is shown: 0, 0,3 or all [0].", "RANKS", read_ranks, "0,3"
     )
-    verbose: Resolved[bool] | None = _flag(SHOWING, "Show torchrun's own messages too.", kind="switch")
-    capture: Resolved[bool] | None = _flag(
-        SHOWING, "Record every rank's output, and explain a failure [yes].", kind="pair"
-    )
-    hang_timeout_s: Resolved[float] | None = _flag(
+    verbose: Resolved[bool] | None = _switch(SHOWING, "Show torchrun's own messages too.", "switch")
+    capture: Resolved[bool] | None = _switch(SHOWING, "Record every rank's output, and explain a failure [yes].")
+    hang_timeout_s: Resolved[float] | None = _duration(
         SHOWING,
+        "hang_timeout",
         "If no rank moves for this long, name the one that the others wait for: 10m.",
-        "TIME",
-        name="hang_timeout",
-        example="10m",
-        read=readers.read_limit,
+        read_limit,
+        "10m",
     )
     on_hang: Resolved[Literal["report", "stop"]] | None = _flag(
-        SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT", read=readers.read_on_hang
+        SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT", read_on_hang
     )
-    stacks: Resolved[bool] | None = _flag(
-        SHOWING, "Make `ddplaunch stacks` work without py-spy [on if a time-out is set].", kind="pair"
+    stacks: Resolved[bool] | None = _switch(
+        SHOWING, "Make `ddplaunch stacks` work without py-spy [on if a time-out is set]."
     )
     trace: Resolved[str] | None = _flag(
         SHOWING, "Write how long each phase of the launch took: FILE.svg or FILE.json.", "FILE"
     )
-    record_metrics: Resolved[bool] | None = _flag(
-        SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`.", kind="switch"
+    record_metrics: Resolved[bool] | None = _switch(
+        SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`.", "switch"
     )
 
 
