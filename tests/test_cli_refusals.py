@@ -138,8 +138,8 @@ def test_contradictions(call: Call, folder: Path, words: list[str], says: str) -
 @pytest.mark.parametrize(
     ("target", "says"),
     [
-        ([], "nothing stands behind `--`"),
-        ([""], "nothing stands behind `--`"),
+        ([], "there is no script behind `--`"),
+        ([""], "there is no script behind `--`"),
         (["."], "fix: name the file, as in `-- train.py`"),
         (["trian.py"], "fix: did you mean `train.py`?"),
         (["nowhere/train.py"], "there is no directory nowhere"),

@@ -1,7 +1,7 @@
 """``python -m ddplaunch.cli.on_host FD``: one host's part of a launch over several, as the launcher decided it.
 
-It reads the launch from a descriptor, checks it against this machine, and becomes torchrun. It refuses to decide
-anything that all hosts share, and to say at the end what the launcher says for all of them.
+It reads the launch from a descriptor, checks it against this machine, and becomes torchrun. What all hosts share is
+decided by the launcher, which also has the last words.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Parses command lines that are plainly right, without Typer, whose import costs more than the rest of a launch.
+"""Parses a correct command line without Typer, from the same flags; everything else, ``--help`` included, is Typer's.
 
-Whatever is not plainly right, ``--help`` included, is left to Typer: this parser refuses to report errors.
+Importing Typer and building its application takes 65 to 100 ms, more than the rest of a launch until torchrun.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands behind ``--``: a script, ``-m module`` or an executable; refuses to look inside it."""
+"""The words behind ``--``: a script, ``-m module`` or an executable, and its arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def parse_target(words: Sequence[str]) -> Target:
     """Return what every rank runs. Raises UsageError if it is missing, a directory or nowhere to be found."""
     if not words or words[0] == "":
         raise usage(
-            "nothing stands behind `--`",
+            "there is no script behind `--`",
             why="the script and its arguments go there",
             fix="`ddplaunch run 4 -- train.py --epochs 20`",
             code="script-missing",
@@ -78,7 +78,7 @@ def required(script: list[str] | None) -> list[str]:
 def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -> UsageError | None:
     """Return the error for a command that names a script in front of ``--`` or without it, with the corrected command.
 
-    ``script`` is what stands behind ``--``. What follows an option that takes a value is that value, not a script.
+    ``script`` are the words behind ``--``. What follows an option that takes a value is that value, not a script.
     An option that ddplaunch does not have ends the search: it is reported first.
     """
     takes_value = _spellings(flags_of(argv[0]))
@@ -88,7 +88,7 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
         if word == "-m" or (not word.startswith("-") and _names_script(word, arguments)):
             corrected = [*argv[:position], "--", *argv[position:], *(script or ())]
             return usage(
-                f"`{_shortened(word)}` stands where ddplaunch's own options go",
+                f"`{_shortened(word)}` is where ddplaunch's own options go",
                 why="the script and everything that belongs to it goes behind `--`",
                 fix=f"`{shlex.join(['ddplaunch', *corrected])}`",
                 code="separator-missing",
@@ -114,9 +114,7 @@ def _spellings(flags: Sequence[Flag]) -> dict[str, bool]:
 
 
 def _not_runnable(name: str, problem: str, fix: str) -> UsageError:
-    return usage(
-        f"`{name}` {problem}", why="every rank runs what stands behind `--`", fix=fix, code="script-not-runnable"
-    )
+    return usage(f"`{name}` {problem}", why="it is what every rank would run", fix=fix, code="script-not-runnable")
 
 
 def _missing(path: Path) -> UsageError:
@@ -142,7 +140,7 @@ def _option_behind(words: Sequence[str]) -> UsageError:
     script = next((position for position, word in enumerate(words) if word.endswith(".py")), None)
     moved = None if script is None else [*words[:script], "--", *words[script:]]
     return usage(
-        f"`{words[0]}` stands behind `--`, where the script goes",
+        f"`{words[0]}` is behind `--`, where the script goes",
         why="ddplaunch's own options go in front of `--`, the script and its options behind it",
         fix="`ddplaunch run 4 -- train.py --epochs 20`" if moved is None else f"`ddplaunch run {shlex.join(moved)}`",
         code="script-not-found",

@@ -110,7 +110,7 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
         extra = message.partition("(s) (")[2].rstrip(")") or message
         return usage(
             f"`{extra}` is one word too many",
-            why="in front of `--` there is one word beside the options, and it was there already",
+            why="only one word besides options may come before `--`",
             fix=f"leave it out, or put it behind `--` if it is the script's; {listed}",
         )
     return usage(message, why="the command line could not be understood", fix=listed)

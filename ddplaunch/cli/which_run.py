@@ -1,7 +1,4 @@
-"""Which run of this host a command means; refuses to look at it, and to guess where several could be meant.
-
-Where to look for a run that was launched from here on other hosts; refuses to look there.
-"""
+"""Which run a command means: one of this host, or one launched from here on others, with the ssh commands for it."""
 
 from __future__ import annotations
 

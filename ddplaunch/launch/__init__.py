@@ -1,1 +1,1 @@
-"""What will be executed, decided from options, facts and numbers; refuses to execute it."""
+"""What a launch will execute, decided from options, facts and numbers by pure functions."""

@@ -1,4 +1,4 @@
-"""Which environment variables the ranks get and why; refuses to override what the user set."""
+"""The environment variables of the ranks, each with its reason; those that the user set stay as they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddplaunch.values.variable_names import SETTINGS
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the decision depends on beside options and topology.
+    """What the variables depend on besides options and topology.
 
     ``gpus`` are the entries for CUDA_VISIBLE_DEVICES (None: leave alone); ``pairs`` what --env and --env-file set,
     in order; ``record`` is the run's directory.
@@ -34,10 +34,9 @@ def decide_environment(
 ) -> tuple[Variable, ...]:
     """Return every variable of the launch: ours first, then ``plan`` (DDPLAUNCH_*), then the user's own.
 
-    One of an outer launch that this launch does not set, its capture's settings, is taken away.
-
-    A variable that the user set, in the environment or by ``--env``, is kept and shown as theirs. An explicit flag
-    (``--gpus``, ``--nccl-debug`` …) outranks the environment, ``--env`` outranks both.
+    The plug-in's settings of an outer launch are removed unless this launch sets its own. A variable that the
+    user set, in the environment or by ``--env``, is kept and shown as theirs. An explicit flag (``--gpus``,
+    ``--nccl-debug`` …) outranks the environment, ``--env`` outranks both.
     """
     wanted = [
         *_general(topology, surroundings),
@@ -93,7 +92,7 @@ def _cuda(options: Options, surroundings: Surroundings) -> list[Variable]:
     if options.nccl_debug:
         variables.append(Variable("NCCL_DEBUG", options.nccl_debug.value, options.nccl_debug.source, "asked for"))
     else:
-        variables.append(Variable("NCCL_DEBUG", "WARN", Source("default"), "NCCL names its errors, and says no more"))
+        variables.append(Variable("NCCL_DEBUG", "WARN", Source("default"), "NCCL prints its errors, and nothing else"))
     return [*variables, *_infiniband(options, surroundings.facts.network)]
 
 
@@ -150,7 +149,7 @@ def gloo_interfaces(value: str) -> str | None:
 
 
 def _restarts(options: Options) -> list[Variable]:
-    """Give each attempt a store of its own: ranks that come back find stale keys in a shared one.
+    """Give each attempt a store of its own: restarted ranks would find stale keys in a shared one.
 
     https://github.com/pytorch/pytorch/issues/135712
     """
@@ -161,7 +160,7 @@ def _restarts(options: Options) -> list[Variable]:
 
 
 def _removed(surroundings: Surroundings, decided: set[str]) -> list[Variable]:
-    """Take stale ``PET_*`` away, which torchrun reads as options; on Kubernetes an operator sets them on purpose."""
+    """Remove stale ``PET_*``, which torchrun reads as options; on Kubernetes an operator sets them on purpose."""
     outer = []
     if SETTINGS in surroundings.environ and SETTINGS not in decided:
         outer.append(Variable(SETTINGS, None, Source("default"), "it belongs to another launch"))

@@ -86,7 +86,7 @@ class Flag(NamedTuple):
     def parsed(self, said: Resolved[Any]) -> Resolved[Any]:
         """Return the value that was said as what it means, with the same source. Raises UsageError."""
         if isinstance(said.value, str) and "\0" in said.value:
-            what, fix = f"`{self.shown}` holds a null byte", f"write `{self.shown}` anew"
+            what, fix = f"`{self.shown}` holds a null byte", f"type `{self.shown}` again"
             raise _impossible(said, what, "no argument, path or variable can", fix)
         return said if self.read is None else Resolved(self.read(self, said), said.source)
 
@@ -289,7 +289,7 @@ def read_on_hang(flag: Flag, said: Resolved[str]) -> str:
         raise _impossible(
             said,
             f"`--on-hang {said.value}` is neither report nor stop",
-            "`report` says which rank the others wait for and goes on watching, `stop` ends the run then",
+            "`report` names the rank that the others wait for and keeps watching, `stop` also ends the run",
             "`--on-hang report` or `--on-hang stop`",
         )
     return said.value

@@ -1,7 +1,4 @@
-"""Which GPUs ``--gpus`` means; refuses to look at the machine, to take locks, or to start anything.
-
-Which GPUs CUDA would show for a value of CUDA_VISIBLE_DEVICES; refuses to look at the machine or to choose.
-"""
+"""The GPUs of a launch: what CUDA shows for CUDA_VISIBLE_DEVICES (``visible``), what ``--gpus`` picks (``select``)."""
 
 from __future__ import annotations
 
@@ -17,6 +14,17 @@ from ddplaunch.values.words import size_text
 # CUDA reads an entry as strtoul does: blanks, a sign, digits, and whatever follows is ignored (`1x` is 1).
 # torch does the same in torch/cuda/__init__.py, _parse_visible_devices.
 _NUMBER = re.compile(r"\s*([+-]?)([0-9]{1,9})(?![0-9])", re.ASCII)
+
+GIB = 2**30
+# A GPU counts as idle below these; a display or a monitoring tool alone stays under them.
+IDLE_MEMORY_SHARE = 0.05
+IDLE_MEMORY_BYTES = GIB
+IDLE_UTILIZATION_PERCENT = 10
+# Differences smaller than this are noise and must not scramble the order of GPUs.
+_SAME_MEMORY_BYTES = 256 * 2**20
+
+_DUPLICATE = "CUDA shows no GPU at all if one is named twice"
+_EXAMPLES = "`--gpus 0,1,3`, `--gpus free:4` or a list of UUIDs from `nvidia-smi -L`"
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str
     """
     ordered, guessed = _in_cuda_order(nvml.gpus, device_order)
     if cuda_visible_devices is None:
-        return _with_mig([_whole(gpu, str(gpu.index)) for gpu in ordered], order_guessed=guessed)
+        return _with_mig([VisibleGpu(str(gpu.index), gpu) for gpu in ordered], order_guessed=guessed)
     named: list[VisibleGpu] = []
     texts = [text.strip() for text in cuda_visible_devices.split(",")] if cuda_visible_devices.strip() else []
     by_uuid = bool(texts) and texts[0].startswith(("GPU-", "MIG-"))
@@ -88,21 +96,17 @@ def _speed(gpu: Gpu) -> tuple[tuple[int, int], int]:
     return capability, 0 if isinstance(gpu.memory_total_bytes, Unavailable) else gpu.memory_total_bytes
 
 
-def _whole(gpu: Gpu, text: str) -> VisibleGpu:
-    return VisibleGpu(text, gpu)
-
-
 def _by_index(gpus: tuple[Gpu, ...], match: re.Match[str] | None) -> VisibleGpu | None:
     if match is None or int(match[2]) >= len(gpus):
         return None
-    return _whole(gpus[int(match[2])], str(int(match[2])))
+    return VisibleGpu(str(int(match[2])), gpus[int(match[2])])
 
 
 def _by_uuid(gpus: tuple[Gpu, ...], text: str) -> VisibleGpu | None:
     """Find the one device whose UUID begins with ``text``; a beginning that two share names neither."""
     found: list[VisibleGpu] = []
     if text.startswith("GPU-"):
-        found = [_whole(gpu, text) for gpu in gpus if gpu.uuid.startswith(text)]
+        found = [VisibleGpu(text, gpu) for gpu in gpus if gpu.uuid.startswith(text)]
     elif text.startswith("MIG-"):
         found = [VisibleGpu(text, gpu, mig) for gpu in gpus for mig in gpu.mig_devices if mig.uuid.startswith(text)]
     return found[0] if len(found) == 1 else None
@@ -127,20 +131,6 @@ def _with_mig(
         return VisibleGpus(tuple(usable), unknown, unread, (), tuple(named), order_guessed)
     hidden = tuple(entry for entry in usable if entry is not first)
     return VisibleGpus((first,), unknown, unread, hidden, tuple(named), order_guessed)
-
-
-__all__ = ["Selection", "VisibleGpu", "VisibleGpus", "busy_reason", "select", "visible"]
-
-GIB = 2**30
-# A GPU counts as idle below these; a display or a monitoring tool alone stays under them.
-IDLE_MEMORY_SHARE = 0.05
-IDLE_MEMORY_BYTES = GIB
-IDLE_UTILIZATION_PERCENT = 10
-# Differences smaller than this are noise and must not scramble the order of GPUs.
-_SAME_MEMORY_BYTES = 256 * 2**20
-
-_DUPLICATE = "CUDA shows no GPU at all if one is named twice"
-_EXAMPLES = "`--gpus 0,1,3`, `--gpus free:4` or a list of UUIDs from `nvidia-smi -L`"
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""One launch, fully decided, as a frozen value; refuses to decide, check or run it."""
+"""One launch, fully decided: the value that is checked, shown, recorded and executed."""
 
 from __future__ import annotations
 

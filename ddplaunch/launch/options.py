@@ -254,7 +254,7 @@ def _refuse_lonely(options: Options, said: Said) -> None:
     if options.on_hang is not None and options.hang_timeout_s is None:
         raise usage(
             "`--on-hang` without `--hang-timeout`",
-            why="nobody watches whether the ranks move",
+            why="it says what happens when no rank moves, and that is not watched",
             fix=f"`--hang-timeout 10m --on-hang {options.on_hang.value}`",
             where=str(options.on_hang.source),
         )

@@ -42,7 +42,7 @@ class Situation:
     python: tuple[str, ...]
     run_id: str
     record: str
-    plugin: str | Unavailable = Unavailable("nobody looked for the plug-in")
+    plugin: str | Unavailable = Unavailable("the plug-in was not looked for")
     cwd: str = ""
     shadowing: str | None = None
 

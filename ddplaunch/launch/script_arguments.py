@@ -1,6 +1,7 @@
-"""How numbers reach the script's arguments, by placeholder or by an option that it declares; refuses to guess names.
+"""Numbers between the plan and the script's arguments, in both directions.
 
-Numbers that the script's own arguments or defaults already fix; refuses to overrule what the user said.
+Numbers of the plan go into placeholders and into options that the script declares; numbers that its arguments or
+defaults fix already go into the plan.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ddplaunch.values.resolved import Resolved, Source, Unavailable
 
 NAMES = ("batch_size", "global_batch_size", "lr", "warmup_steps", "accum", "world_size", "nproc", "nnodes")
 _PLACEHOLDER = re.compile(r"\{\{(" + "|".join(NAMES) + r")\}\}|\{(" + "|".join(NAMES) + r")\}")
-#: Filled in by themselves; world size and its like are not, since scripts give these names other meanings.
+#: Filled in without a placeholder; world size, nproc and nnodes are not, since scripts give these names other meanings.
 _AUTOMATIC = ("batch_size", "global_batch_size", "accum", "lr", "warmup_steps")
 _FLAG = {
     "batch_size": "`--batch-size`",
@@ -137,7 +138,7 @@ def _same(one: str, other: str) -> bool:
 def complete_from_script(options: Options, target: Target | None, script: ScriptReport | Unavailable) -> Options:
     """Return ``options`` with batch size, accumulation and learning rate that the script will use anyway.
 
-    What stands behind ``--`` counts like a flag; the literal default of a declared option fills what is still open,
+    An argument of the script counts like a flag; the literal default of a declared option fills what is still open,
     unless a number that the user asked for is going to replace it.
     """
     if isinstance(script, Unavailable) or target is None:

@@ -1,4 +1,4 @@
-"""``ddplaunch clean``: end what dead launchers left and remove old records, after a question; nobody else's."""
+"""``ddplaunch clean``: ends this user's processes whose launcher is gone, and removes old records, after a question."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def logs(
 
 
 def _follow(wanted: _Wanted, show: Lines, parts: Sequence[LogPart]) -> bool:
-    """Show what comes, until the run is over; return False when nobody reads any more."""
+    """Show new lines until the run is over; return False if the reader of stdout has gone."""
     positions = {part.file.path: part.end for part in parts}
     for file, data in follow_files(wanted.directory, wanted.ranks, positions, is_over(wanted.directory)):
         shown = show.bars() if file is None else show.take(file, data)
@@ -208,7 +208,7 @@ def _say_order(parts: Sequence[LogPart]) -> None:
 
 
 def _put(data: bytes) -> bool:
-    """Write to stdout; return False if nobody reads any more, as behind ``| head -1``."""
+    """Write to stdout; return False if its reader has gone, as behind ``| head -1``."""
     try:
         if sys.stdout is not None and data:
             sys.stdout.buffer.write(data)

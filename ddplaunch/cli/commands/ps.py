@@ -1,4 +1,4 @@
-"""``ddplaunch ps``: running and recent runs of this machine; changes nothing."""
+"""``ddplaunch ps``: lists running and recent runs of this machine."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
             job, Path(log), environ, _show, lambda state: tell(changed_text(job, state, terminal.width)), state
         )
     except KeyboardInterrupt:
-        tell(f"\njob {job} goes on; `scancel {job}` ends it\n")
+        tell(f"\njob {job} keeps running; `scancel {job}` ends it\n")
         raise
     return _tell_end(job, ended, base)
 
@@ -111,7 +111,7 @@ def _show(piece: bytes) -> None:
 
 
 def _tell_end(job: str, ended: JobState, base: Path) -> int:
-    """Say how the job ended; a node that failed by itself counts for more than those that srun ended because of it."""
+    """Say how the job ended. The node that failed first counts, not those that srun ended because of it."""
     directory = newest_run(base, f"slurm-{job}.") if ended.state == "FAILED" else None
     outcomes = {} if directory is None else read_outcomes(directory)
     first = first_failed_node(outcomes)

@@ -1,4 +1,4 @@
-"""Options completed by what Slurm, Kubeflow, MPI or SageMaker set up; refuses to override what the user said."""
+"""Options completed by what Slurm, Kubeflow, MPI or SageMaker set up; what the user said stays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def recognise(environ: Mapping[str, str]) -> Found | None:
     """Return what another launcher set up; of several, the one closest to this process.
 
     mpirun inside of a Slurm job starts its processes itself, so it comes first, unless srun started them and set PMI's
-    variables as well. None where nobody did.
+    variables as well. None outside of them all.
     """
     if not any(name in environ for name in _SIGNS):
         return None

@@ -1,8 +1,6 @@
-"""What Slurm says of its job, step and task in the environment; refuses to ask Slurm's programs.
+"""What Slurm says in the environment of its job, step and task, compressed lists of nodes and tasks included.
 
 https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
-
-Slurm's compressed lists, ``gpu[01-03,7],login1`` and ``2(x3),1``, spelled out; refuses to ask scontrol.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A submission as a Kubernetes object, TrainJob, PyTorchJob or JobSet; refuses to write YAML or to talk to a cluster.
+"""A submission as a Kubernetes object: a TrainJob, a PyTorchJob or a JobSet.
 
 https://www.kubeflow.org/docs/components/trainer/, https://www.kubeflow.org/docs/components/trainer/legacy-v1/,
 https://jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2/

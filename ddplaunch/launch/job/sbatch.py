@@ -1,4 +1,4 @@
-"""A submission as Slurm's options, for the job and for the step in it; refuses to write shell text or to run anything.
+"""A submission in Slurm's options: those of the job for sbatch, those of the step in it for srun.
 
 https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html
 """
@@ -17,7 +17,7 @@ from ddplaunch.values.frozen import dataclass
 
 #: One task that fails ends the step at once; one that ends well gives the others a minute.
 STEP = ("srun", "--kill-on-bad-exit=1", "--wait=60")
-#: In the directory where the job starts, as sbatch does by itself.
+#: In the directory where the job starts, which is sbatch's default too.
 LOG, LOG_OF_ARRAY = "--output=slurm-%j.out", "--output=slurm-%A_%a.out"
 _ARRAY = re.compile(r"--array(?:=|\Z)|-a")
 _OURS = {
@@ -52,7 +52,7 @@ class Batch:
     """What stands in a batch script. ``directives`` are options of sbatch, ``setup`` lines of the user, as typed.
 
     ``step`` is the srun line in front of ``command``. ``requeue_after_s`` is the second of the job from
-    which on a failure means that its time was over, None where that is nobody's business.
+    which on a failure means that its time was over; None: a failure is never put down to the time.
     """
 
     about: str

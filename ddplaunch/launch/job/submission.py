@@ -1,4 +1,4 @@
-"""A launch that is handed to a cluster, decided from what was typed; refuses to know how the cluster spells it."""
+"""A launch as a job, the same for every cluster: its name, size, limits and grace, from what was typed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MEMORY = re.compile(r"[1-9][0-9]{0,9}([KMGT])?\Z", re.IGNORECASE)
 class Submission:
     """One job. ``script`` names the script to people.
 
-    ``processes`` is what stands for NPROC, None where the cluster's GPUs decide it. ``grace_s`` seconds before the end
+    ``processes`` are those of each node, None where the cluster's GPUs decide it. ``grace_s`` seconds before the end
     of ``time_s`` the ranks are told to end. ``memory`` is per node, as typed.
     """
 
