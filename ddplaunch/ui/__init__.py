@@ -1,1 +1,1 @@
-"""Values to terminal; refuses to decide anything."""
+"""Values to what a terminal, a file or another program is shown."""

@@ -1,4 +1,4 @@
-"""Orphans, what they hold, and what became of them, in words and as JSON; refuses to look for or to end any."""
+"""What `ddplaunch clean` prints: orphans, what they hold, old records, and what became of all of them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count, size_text
+from ddplaunch.values.words import count, size_text, tallied
 
 SCHEMA = 1
 
@@ -40,9 +40,7 @@ def machine_text(facts: Facts) -> str:
     if not isinstance(facts.cpu, Unavailable):
         parts.append(count(facts.cpu.usable, "usable CPU"))
     gpus = () if isinstance(facts.nvml, Unavailable) else facts.nvml.gpus
-    names = [gpu.name for gpu in gpus]
-    parts += [f"{number} × {name}" for name, number in {name: names.count(name) for name in names}.items()]
-    return ", ".join(parts if gpus else [*parts, "no GPU"])
+    return ", ".join([*parts, tallied(gpu.name for gpu in gpus) or "no GPU"])
 
 
 def doctor_text(
@@ -178,9 +176,7 @@ def row(report: HostReport) -> tuple[str, ...]:
     torch = "none" if isinstance(facts.torch, Unavailable) else facts.torch.version
     gpus = "none"
     if not isinstance(facts.nvml, Unavailable) and facts.nvml.gpus:
-        names = [gpu.name for gpu in facts.nvml.gpus]
-        gpus = ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))
-        gpus += f", driver {facts.nvml.driver_version}"
+        gpus = f"{tallied(gpu.name for gpu in facts.nvml.gpus)}, driver {facts.nvml.driver_version}"
     return (
         report.name,
         "?" if isinstance(facts.python, Unavailable) else facts.python.version,

@@ -15,7 +15,7 @@ from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal, cells, speak, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count, listed
+from ddplaunch.values.words import count, listed, tallied
 
 if TYPE_CHECKING:  # most launches call no roll
     from ddplaunch.hosts.roll_call.messages import Status
@@ -84,8 +84,7 @@ def _models(chosen: tuple[str, ...] | None, facts: Facts | None) -> str:
     else:
         known = _names(facts.nvml.gpus)
         names = [known[entry] for entry in chosen if entry in known]
-    tally = {name: names.count(name) for name in names}
-    return f" ({', '.join(f'{number} × {name}' for name, number in tally.items())})" if tally else ""
+    return f" ({tallied(names)})" if names else ""
 
 
 def _names(gpus: Iterable[Gpu]) -> Mapping[str, str]:

@@ -1,4 +1,4 @@
-"""A launch in full, with the source of every value, as tables; refuses to decide any of them."""
+"""What `ddplaunch plan` prints: a launch in full as tables, with the source of every value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the ranks of a run are, as text and as JSON; refuses to ask them."""
+"""What `ddplaunch stacks` prints: where the ranks of a run are, the odd ones out first."""
 
 from __future__ import annotations
 

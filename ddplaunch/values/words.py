@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 _AGES = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
@@ -78,6 +79,11 @@ def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:
     if len(shown) > most + 1:
         return f"{', '.join(shown[:most])} and {len(shown) - most} more"
     return last.join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+
+
+def tallied(names: Iterable[str]) -> str:
+    """Return ``4 × H100, 1 × A100``: each name once, with how often it comes, in order."""
+    return ", ".join(f"{number} × {name}" for name, number in Counter(names).items())
 
 
 def ranks_text(ranks: Sequence[int]) -> str:

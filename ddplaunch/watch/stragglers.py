@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import median
 
-from ddplaunch.checks.check import Check, declare
+from ddplaunch.checks.check import declare
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, ranks_text
@@ -331,8 +331,3 @@ CHECKS = tuple(
     declare("running", rule)
     for rule in (gpu_throttled, loader_starved, stray_gpu_contexts, memory_unbalanced, omp_oversubscribed)
 )
-
-
-def by_code(code: str) -> Check | None:
-    """Return the rule of that code."""
-    return next((check for check in CHECKS if check.code == code), None)

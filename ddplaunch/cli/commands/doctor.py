@@ -1,11 +1,4 @@
-"""``ddplaunch doctor``: all checks of this machine, and of a launch if one is named; changes nothing.
-
-`doctor --comm`: which ranks take part on which hosts, and the test; refuses to run without a deadline.
-
-``doctor --hosts``: every check on every host at once, and what compares them; refuses to change anything.
-
-With `--comm` ranks are started on all of them, for seconds.
-"""
+"""``ddplaunch doctor``: all checks of this machine or of ``--hosts``, and with ``--comm`` collectives between ranks."""
 
 from __future__ import annotations
 
@@ -47,6 +40,8 @@ from ddplaunch.values.words import count
 
 _ON_CPU = 2  # ranks of a host alone, where neither NPROC nor GPUs say how many
 _LEAST_S = 2.0
+_PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
+_NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
 
 
 @dataclass(frozen=True)
@@ -74,65 +69,6 @@ def asked_for(comm: bool, deadline_s: float | None) -> CommAsked | None:
     )
 
 
-def between(
-    links: Links, opened: Sequence[Link], facts: Sequence[Facts], options: Options, python: str, asked: CommAsked
-) -> Comm:
-    """Test all hosts alone and in pairs. ``opened`` are their sessions, ``facts`` theirs, in the same order."""
-    device = device_of(options, facts)
-    members = [Member(link, python, *counts(options, device, each)) for link, each in zip(opened, facts, strict=True)]
-    deadline_s = asked.within(device)
-    tell(f"testing collectives on {count(len(members), 'host')}, each step for {deadline_s:.0f} s at most\n")
-    return CommTest(links, members, device, _run_id(), deadline_s, _environment(options)).run()
-
-
-def here(facts: Facts, options: Options, asked: CommAsked) -> Comm:
-    """Test the ranks of this machine among themselves."""
-    device = device_of(options, [facts])
-    with Links() as links:
-        link = links.open(socket.gethostname(), [sys.executable, "-m", "ddplaunch.hosts.remote"])
-        member = Member(link, sys.executable, *counts(options, device, facts))
-        return CommTest(links, [member], device, _run_id(), asked.within(device), _environment(options)).run()
-
-
-def _run_id() -> str:
-    return f"comm-{new_run_id()}"
-
-
-def _environment(options: Options) -> dict[str, str]:
-    """Return what `--env`, `--env-file` and `--socket-ifname` say, which a launch would hand its ranks too."""
-    given = {name: value for name, value, _ in variables(options)}
-    if options.socket_ifname is not None:
-        given["GLOO_SOCKET_IFNAME"] = given["NCCL_SOCKET_IFNAME"] = options.socket_ifname.value
-    return given
-
-
-def device_of(options: Options, facts: Sequence[Facts]) -> str:
-    """Return ``cuda`` where torch sees a GPU on every host, unless `--device cpu` says otherwise."""
-    if options.device is not None and options.device.value == "cpu":
-        return "cpu"
-    return "cuda" if all(_gpus(each) for each in facts) else "cpu"
-
-
-def counts(options: Options, device: str, facts: Facts) -> tuple[int, int]:
-    """Return the ranks of a host alone and in a pair: one for each GPU that torch sees, at most NPROC.
-
-    On CPUs NPROC or two alone, and one in a pair: more of them measure processors.
-    """
-    asked = options.nproc.value if options.nproc else "auto"
-    if device == "cuda":
-        ranks = _gpus(facts) if asked == "auto" else min(asked, _gpus(facts))
-        return ranks, ranks
-    return (_ON_CPU if asked == "auto" else asked), 1
-
-
-def _gpus(facts: Facts) -> int:
-    torch = facts.torch_import
-    return torch.device_count if isinstance(torch, TorchImport) and torch.cuda_available and torch.nccl_available else 0
-
-
-_PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "pyyaml")
-
-
 def doctor(
     said: Said,
     script: list[str] | None,
@@ -153,14 +89,14 @@ def doctor(
     if any(value not in (None, []) for value in hosts.values()):
         from ddplaunch.cli.hosts import plan_hosts
 
-        return doctor_hosts(said, plan_hosts.asked_for(hosts), script, profile, bool(json), asked)
+        return _doctor_hosts(said, plan_hosts.asked_for(hosts), script, profile, bool(json), asked)
     options = with_configuration(said, profile, working_directory())
-    facts, outcomes = examine(options, script)
-    found = None if asked is None else here(facts, options, asked)
+    facts, outcomes = _examine(options, script)
+    found = None if asked is None else _here(facts, options, asked)
     if found is not None and (found.groups or found.untested):
         outcomes += run_measured(found, {item.value for item in options.ignore})
     if report is not None:
-        write_report(Path(report), report_text(facts, outcomes, versions()))
+        _write_report(Path(report), report_text(facts, outcomes, _versions()))
     elif json:
         answer_json(doctor_json(outcomes, facts) | ({} if found is None else {"comm": comm_json(found)}))
     else:
@@ -171,48 +107,7 @@ def doctor(
     return ExitStatus.FINDINGS if wrong else ExitStatus.DONE
 
 
-def examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Outcome, ...]]:
-    """Gather everything, torch's own answer included, and run every check that has its facts."""
-    if words is not None:
-        prepared = prepare(options, parse_target(words), import_torch=True)
-        return prepared.facts, prepared.outcomes
-    facts = gather(probe_request(options, os.environ, import_torch=True))
-    nothing = Unavailable("no launch was named: `ddplaunch doctor 4 -- train.py` checks one")
-    return facts, check(options, nothing, facts, Unavailable(nothing.reason))
-
-
-def write_report(path: Path, text: str) -> None:
-    """Write the report to ``path`` (``-`` is stdout). Raises UsageError where it cannot be written."""
-    if str(path) == "-":
-        answer(text)
-        return
-    try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
-    except OSError as exception:
-        raise usage(
-            f"the report cannot be written to `{path}`: {exception.strerror}",
-            why="`--report` takes the file to write",
-            fix="`ddplaunch doctor --report -` prints it",
-            where="flag: --report",
-        ) from exception
-    tell(f"report written to {path}\n")
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python, the platform and the packages that matter."""
-    found = {"Python": platform.python_version(), "platform": platform.platform()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-_NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
-
-
-def doctor_hosts(
+def _doctor_hosts(
     said: Said,
     asked: AskedHosts,
     script: list[str] | None,
@@ -247,7 +142,7 @@ def doctor_hosts(
         comm = None
         if collectives is not None and reports:
             facts = [report.facts for report in reports]
-            comm = between(links, gathered.links, facts, options, asked.python or sys.executable, collectives)
+            comm = _between(links, gathered.links, facts, options, asked.python or sys.executable, collectives)
             across += run_measured(comm, ignored)
             found += [(None, finding) for outcome in across[-len(MEASURED) :] for finding in outcome.findings]
     findings = once(found, len(hosts))
@@ -264,3 +159,95 @@ def doctor_hosts(
 
 def _passed(outcomes: tuple[Outcome, ...]) -> int:
     return sum(outcome.status == "passed" for outcome in outcomes)
+
+
+def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Outcome, ...]]:
+    """Gather everything, torch's own answer included, and run every check that has its facts."""
+    if words is not None:
+        prepared = prepare(options, parse_target(words), import_torch=True)
+        return prepared.facts, prepared.outcomes
+    facts = gather(probe_request(options, os.environ, import_torch=True))
+    nothing = Unavailable("no launch was named: `ddplaunch doctor 4 -- train.py` checks one")
+    return facts, check(options, nothing, facts, Unavailable(nothing.reason))
+
+
+def _write_report(path: Path, text: str) -> None:
+    """Write the report to ``path`` (``-`` is stdout). Raises UsageError where it cannot be written."""
+    if str(path) == "-":
+        answer(text)
+        return
+    try:
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as exception:
+        raise usage(
+            f"the report cannot be written to `{path}`: {exception.strerror}",
+            why="`--report` takes the file to write",
+            fix="`ddplaunch doctor --report -` prints it",
+            where="flag: --report",
+        ) from exception
+    tell(f"report written to {path}\n")
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of Python, the platform and the packages that matter."""
+    found = {"Python": platform.python_version(), "platform": platform.platform()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _between(
+    links: Links, opened: Sequence[Link], facts: Sequence[Facts], options: Options, python: str, asked: CommAsked
+) -> Comm:
+    """Test all hosts alone and in pairs. ``opened`` are their sessions, ``facts`` theirs, in the same order."""
+    device = device_of(options, facts)
+    members = [Member(link, python, *counts(options, device, each)) for link, each in zip(opened, facts, strict=True)]
+    deadline_s = asked.within(device)
+    tell(f"testing collectives on {count(len(members), 'host')}, each step for {deadline_s:.0f} s at most\n")
+    return CommTest(links, members, device, f"comm-{new_run_id()}", deadline_s, _environment(options)).run()
+
+
+def _here(facts: Facts, options: Options, asked: CommAsked) -> Comm:
+    """Test the ranks of this machine among themselves."""
+    device = device_of(options, [facts])
+    with Links() as links:
+        link = links.open(socket.gethostname(), [sys.executable, "-m", "ddplaunch.hosts.remote"])
+        member = Member(link, sys.executable, *counts(options, device, facts))
+        return CommTest(
+            links, [member], device, f"comm-{new_run_id()}", asked.within(device), _environment(options)
+        ).run()
+
+
+def _environment(options: Options) -> dict[str, str]:
+    """Return what `--env`, `--env-file` and `--socket-ifname` say, which a launch would hand its ranks too."""
+    given = {name: value for name, value, _ in variables(options)}
+    if options.socket_ifname is not None:
+        given["GLOO_SOCKET_IFNAME"] = given["NCCL_SOCKET_IFNAME"] = options.socket_ifname.value
+    return given
+
+
+def device_of(options: Options, facts: Sequence[Facts]) -> str:
+    """Return ``cuda`` where torch sees a GPU on every host, unless `--device cpu` says otherwise."""
+    if options.device is not None and options.device.value == "cpu":
+        return "cpu"
+    return "cuda" if all(_gpus(each) for each in facts) else "cpu"
+
+
+def counts(options: Options, device: str, facts: Facts) -> tuple[int, int]:
+    """Return the ranks of a host alone and in a pair: one for each GPU that torch sees, at most NPROC.
+
+    On CPUs NPROC or two alone, and one in a pair: more of them measure processors.
+    """
+    asked = options.nproc.value if options.nproc else "auto"
+    if device == "cuda":
+        ranks = _gpus(facts) if asked == "auto" else min(asked, _gpus(facts))
+        return ranks, ranks
+    return (_ON_CPU if asked == "auto" else asked), 1
+
+
+def _gpus(facts: Facts) -> int:
+    torch = facts.torch_import
+    return torch.device_count if isinstance(torch, TorchImport) and torch.cuda_available and torch.nccl_available else 0

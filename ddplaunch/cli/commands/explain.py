@@ -165,7 +165,7 @@ def _described(word: str) -> bool:
     from ddplaunch.comm.checks import CHECKS as measured
     from ddplaunch.watch import stragglers
 
-    check = by_code(word, measured) or stragglers.by_code(word) or refusals.by_code(word)
+    check = by_code(word, (*measured, *stragglers.CHECKS)) or refusals.by_code(word)
     if check is not None:
         from ddplaunch.ui.doctor_view import explain_text
 

@@ -1,4 +1,4 @@
-"""``ddplaunch stacks``: where every rank of a run is now; changes nothing."""
+"""``ddplaunch stacks``: where every rank of a run is now."""
 
 from __future__ import annotations
 
