@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +19,6 @@ from ddplaunch.agent.warm.why_cold import (
     AgentFacts,
     changed_since_load,
     foreign_caller,
-    replace_pause,
     why_no_template,
     why_not_forked,
 )
@@ -178,24 +176,6 @@ def test_cuda_is_in_use_when_the_driver_was_initialized(tmp_path: Path, answer: 
 
 def test_cuda_is_not_in_use_without_a_driver() -> None:
     assert kernel.cuda_in_use() is None
-
-
-@pytest.mark.parametrize(("nodes", "pauses"), [(1, [1]), (2, [(0, 0.3), 1]), (None, [(0, 0.3), 1])])
-def test_only_a_node_that_is_alone_skips_the_random_pause(nodes: int | None, pauses: list[object]) -> None:
-    paused: list[object] = []
-    module = SimpleNamespace(_delay=paused.append)
-
-    class Handlers:
-        settings = SimpleNamespace(max_nodes=nodes) if nodes else None
-
-        def next_rendezvous(self) -> str:
-            module._delay((0, 0.3))
-            module._delay(1)
-            return "joined"
-
-    replace_pause(module, Handlers)
-    assert Handlers().next_rendezvous() == "joined"
-    assert paused == pauses
 
 
 @pytest.mark.parametrize(

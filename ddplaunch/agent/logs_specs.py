@@ -32,8 +32,16 @@ from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
 from ddplaunch.agent.plugin.trace import Trace, file_of
 from ddplaunch.agent.rank_site import showing_stacks
 from ddplaunch.agent.rank_site.breakpoints import breakpoints
-from ddplaunch.agent.torch_patches import Pause, forward_started, name_methods_quickly, notice_failures, notice_start
-from ddplaunch.agent.warm.why_cold import skip_the_spread
+from ddplaunch.agent.torch_patches import (
+    ON_SIGNAL,
+    Pause,
+    forward_started,
+    logs_destination,
+    name_methods_quickly,
+    notice_failures,
+    notice_start,
+    skip_the_spread,
+)
 from ddplaunch.launch.settings import Settings
 from ddplaunch.values.variable_names import SETTINGS
 
@@ -139,7 +147,7 @@ class CapturedLogs(api.LogsSpecs):
             except Exception as exception:
                 session.give_stderr_back()
                 self._do_without(exception)
-        return _destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
+        return logs_destination(dict.fromkeys(envs, ""), dict.fromkeys(envs, ""), dict.fromkeys(envs, os.devnull))
 
     def _prepared(self, settings: Settings) -> Template | None:
         """Fork the process that ranks are forked from, if that was asked for. It leaves by a BaseException here."""
@@ -212,7 +220,7 @@ class CapturedLogs(api.LogsSpecs):
             marks = str(file_of(directory, rank)) if directory and session.settings.trace else None
             if session.settings.stacks or marks:
                 envs[local_rank].update(showing_stacks(os.environ, marks))
-        return _destination(outs, errs, errors)
+        return logs_destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:
         self._trace.begins("script")
@@ -225,7 +233,8 @@ class CapturedLogs(api.LogsSpecs):
         """A rank runs: torch has set its handlers by now, and ours go in front of them."""
         if self._session is not None and self._signals is not None:
             self._session.started(rank, pid)
-            self._signals.ranks_run(api._terminate_process_handler)
+            if (theirs := ON_SIGNAL.value()) is not None:
+                self._signals.ranks_run(theirs)
 
     def _have_failed(self, failures: dict[int, Any]) -> None:
         """Keep torchrun's own word of this attempt for the guard, which may have been too late to see the ends."""
@@ -242,15 +251,6 @@ def _settings() -> Settings:
     """Return what the launch decided; the directory is relative to where torchrun was started."""
     settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
     return settings._replace(directory=str(Path.cwd() / settings.directory)) if settings.directory else settings
-
-
-def _destination(outs: dict[int, str], errs: dict[int, str], errors: dict[int, str]) -> Any:
-    """Return torch's own value; what it calls filtered logs exists since 2.9 and needs a file that can be opened."""
-    destination = api.LogsDest(outs, errs, {}, {}, errors)
-    for name in ("filtered_stdout", "filtered_stderr"):
-        if hasattr(destination, name):
-            setattr(destination, name, os.devnull)
-    return destination
 
 
 def _lost(session: Session) -> None:

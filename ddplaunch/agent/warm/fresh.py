@@ -47,6 +47,7 @@ from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site.ddplaunch_marks import PATH, begin
 from ddplaunch.agent.rank_site.sitecustomize import register, restore
+from ddplaunch.agent.torch_patches import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.values.frozen import dataclass
 
@@ -303,7 +304,7 @@ def _keep_operators() -> None:
     """Withdraw none of the operators that torch has registered: each of its libraries would do it at exit."""
     registry: Any = getattr(weakref.finalize, "_registry", {})
     for info in list(registry.values()):
-        if getattr(info.func, "__module__", None) == "torch.library":
+        if getattr(info.func, "__module__", None) == DELETE_LIBRARY.module:
             info.atexit = False
 
 

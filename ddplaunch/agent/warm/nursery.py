@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ddplaunch.agent.torch_patches import torchrun_args
 from ddplaunch.agent.warm import fresh, kernel, requests
 from ddplaunch.agent.warm.fresh import leave_libraries_alone
 from ddplaunch.agent.warm.requests import Request, unpacked
@@ -39,13 +40,6 @@ def import_all(names: Sequence[str], first: str | None) -> list[str]:
     if first is not None and first in sys.path:
         sys.path.remove(first)
     return notes
-
-
-def torchrun_args() -> Any:
-    """Return torchrun's own reading of its command line, None if this is no torchrun."""
-    torchrun = sys.modules.get("torch.distributed.run") or sys.modules["__main__"]  # the latter for `python -m`
-    parse = getattr(torchrun, "parse_args", None)
-    return None if parse is None else parse(sys.argv[1:])
 
 
 def may_start_again(args: Any) -> bool:

@@ -16,11 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.agent.torch_patches import skip_the_spread, start_ranks_by
 from ddplaunch.agent.warm import family, fresh, kernel, requests
 from ddplaunch.agent.warm.family import WarmProcess
 from ddplaunch.agent.warm.nursery import Nursery
 from ddplaunch.agent.warm.requests import Request
-from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, skip_the_spread, why_no_template, why_not_forked
+from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_template, why_not_forked
 from ddplaunch.machine.processes.process_table import read_stat
 
 Say = Callable[[str], None]
@@ -53,28 +54,10 @@ def prepare(preload: Sequence[str] = (), say: Say = _to_stderr) -> Template:
             template.reason = f"the template could not be forked ({exception})"
     skip_the_spread()
     if template.reason is None:
-        _take_over(template)
+        start_ranks_by(template.start)
     else:
         template.tell()
     return template
-
-
-def _take_over(template: Template) -> None:
-    """Replace the one method with which torchrun starts a rank.
-
-    There is no official place for it: entry points choose logs and events, `--run-path --start-method fork` forks from
-    a process with threads and hides the script's ``sys.path``, ``atexit`` and signals. ``SubprocessHandler._popen`` is
-    where the command line, the environment and the opened outputs are final, alike from torch 2.3 to 2.13.
-    """
-    from torch.distributed.elastic.multiprocessing import subprocess_handler
-
-    handlers: Any = subprocess_handler.SubprocessHandler
-    cold = handlers._popen
-
-    def popen(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
-        return template.start(args, env, (handler._stdout, handler._stderr), lambda: cold(handler, args, env))
-
-    handlers._popen = popen
 
 
 class Template:

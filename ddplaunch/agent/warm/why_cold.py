@@ -1,9 +1,4 @@
-"""Decides from facts whether ranks can be forked, and says in one line why not; refuses to look anything up.
-
-Reads what torchrun's process is like when the template would be forked; refuses to judge it.
-
-Spares a node that waits for no other the pause with which torchrun spreads nodes out; refuses to touch several.
-"""
+"""Says in one line why ranks cannot be forked, from facts about torchrun's process and about each rank."""
 
 from __future__ import annotations
 
@@ -11,12 +6,12 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ddplaunch.agent.rank_site.breakpoints import VARIABLE
 from ddplaunch.agent.rank_site.sitecustomize import restore
+from ddplaunch.agent.torch_patches import popen_parameters
 from ddplaunch.agent.warm import kernel
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.values.frozen import dataclass
@@ -124,7 +119,7 @@ def agent_facts() -> AgentFacts:
         traced=sys.gettrace() is not None or sys.getprofile() is not None,
         cuda=kernel.cuda_in_use(),
         has_streams=None not in (sys.stdin, sys.stdout, sys.stderr),
-        popen_parameters=_popen_parameters(),
+        popen_parameters=popen_parameters(),
         caller=foreign_caller(_files_of_stack()),
     )
 
@@ -153,47 +148,3 @@ def environ_at_load() -> dict[str, str]:
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
     return {name: value for name, _, value in pairs}
-
-
-def _popen_parameters() -> tuple[str, ...] | None:
-    try:
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
-        return tuple(inspect.signature(SubprocessHandler._popen).parameters)
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return None
-
-
-def skip_the_spread() -> None:
-    """Leave out the random pause of 0 to 0.3 s before a first rendezvous where one node is all there is.
-
-    c10d makes it "to slightly skew the rendezvous attempts across the nodes" (``next_rendezvous`` in torch's
-    ``elastic/rendezvous/dynamic_rendezvous.py``, 2.3 to 2.13). Where torch is built otherwise nothing changes.
-    """
-    try:
-        from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-
-        module: Any = dynamic_rendezvous
-        replace_pause(module, module.DynamicRendezvousHandler)
-    except (ImportError, AttributeError):
-        return
-
-
-def replace_pause(module: Any, handlers: Any) -> None:
-    """Have ``handlers.next_rendezvous`` call ``module._delay`` for fixed pauses only, if their node is alone.
-
-    Raises AttributeError if one of them is missing.
-    """
-    pause: Callable[[Any], None] = module._delay
-    join = handlers.next_rendezvous
-
-    def fixed_only(seconds: Any) -> None:
-        if not isinstance(seconds, tuple):
-            pause(seconds)
-
-    def next_rendezvous(handler: Any) -> Any:
-        alone = getattr(getattr(handler, "settings", None), "max_nodes", None) == 1
-        module._delay = fixed_only if alone else pause
-        return join(handler)
-
-    handlers.next_rendezvous = next_rendezvous

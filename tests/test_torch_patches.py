@@ -1,0 +1,303 @@
+"""What ddplaunch replaces and calls of torch's internals: that the installed torch has it, and what happens without."""
+
+import inspect
+import logging
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent import torch_patches
+from ddplaunch.agent.logs_specs import CapturedLogs
+from ddplaunch.agent.rank_site import ddplaunch_marks
+from ddplaunch.agent.torch_patches import (
+    AGENT_CLOCK,
+    DELETE_LIBRARY,
+    EVENT_HANDLERS,
+    EVENT_LOGGER,
+    FLIGHT_RECORDER,
+    JOIN,
+    METHOD_NAME,
+    ON_SIGNAL,
+    PARSE_ARGS,
+    POPEN,
+    SPREAD,
+    START,
+    TORCH_NAMES,
+    WAIT,
+    Pause,
+    TorchName,
+    forward_started,
+    method_name,
+    name_methods_quickly,
+    notice_failures,
+    notice_start,
+    popen_parameters,
+    skip_the_spread,
+    torchrun_args,
+)
+from ddplaunch.agent.warm import fresh
+from ddplaunch.agent.warm.nursery import first_path, may_start_again
+from tests.hosts.launching import clean_environment
+
+LONG_S = 300.0  # no test waits for it
+WAITED_S = 2.0
+
+
+def shown(name: TorchName) -> str:
+    return f"{name.module}.{name.name}"
+
+
+@pytest.mark.parametrize("name", TORCH_NAMES, ids=shown)
+def test_the_installed_torch_has_the_name(name: TorchName) -> None:
+    value = name.value()
+    assert value is not None
+    if name.parameters is not None:
+        assert tuple(inspect.signature(value).parameters) == name.parameters
+    assert name.why and name.fallback and "2.13" in name.seen
+
+
+def test_every_name_is_listed() -> None:
+    listed = {value for value in vars(torch_patches).values() if isinstance(value, TorchName)}
+    assert listed == set(TORCH_NAMES) == WITHOUT.keys()
+
+
+def test_a_rank_is_started_with_what_the_handler_has_opened() -> None:
+    source = inspect.getsource(POPEN.owner().__init__)
+    assert "self._stdout = " in source and "self._stderr = " in source
+
+
+def no_pause() -> None:
+    Pause().install()
+    assert AGENT_CLOCK.value() is None
+
+
+def methods_stay_slow() -> None:
+    name_methods_quickly()
+    assert METHOD_NAME.value() is None
+
+
+def nodes_are_spread() -> None:
+    before = SPREAD.value(), JOIN.value()
+    skip_the_spread()
+    assert (SPREAD.value(), JOIN.value()) == before
+
+
+def starts_are_not_noticed() -> None:
+    notice_start(never)
+    assert START.value() is None
+
+
+def failures_are_not_noticed() -> None:
+    notice_failures(never)
+    assert WAIT.value() is None
+
+
+def signals_stay_torchs() -> None:
+    heard: list[tuple[int, int]] = []
+    logs: Any = SimpleNamespace(
+        _session=SimpleNamespace(started=lambda rank, pid: heard.append((rank, pid))),
+        _signals=SimpleNamespace(ranks_run=never),
+    )
+    CapturedLogs._started(logs, 0, 4711)
+    assert heard == [(0, 4711)]
+
+
+def events_are_not_forwarded() -> None:
+    forward_started(never)
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    assert not [each for one in loggers for each in one.handlers if isinstance(each, torch_patches._Started)]
+
+
+def ranks_start_cold() -> None:
+    assert popen_parameters() is None  # `why_no_template` says what comes of that
+
+
+def torchrun_is_not_read() -> None:
+    assert torchrun_args() is None
+    assert may_start_again(None) and first_path(None) is None
+
+
+def no_first_collective() -> None:
+    assert ddplaunch_marks._first_collective_s() is None
+
+
+def finalizers_run() -> None:
+    class Owner:
+        pass
+
+    owner = Owner()
+    finalizer = weakref.finalize(owner, never)
+    fresh._keep_operators()
+    assert finalizer.atexit
+    finalizer.detach()
+
+
+def never(*_: object) -> None:
+    raise AssertionError("it was called")
+
+
+WITHOUT: dict[TorchName, Callable[[], None]] = {
+    AGENT_CLOCK: no_pause,
+    METHOD_NAME: methods_stay_slow,
+    SPREAD: nodes_are_spread,
+    JOIN: nodes_are_spread,
+    START: starts_are_not_noticed,
+    WAIT: failures_are_not_noticed,
+    ON_SIGNAL: signals_stay_torchs,
+    EVENT_HANDLERS: events_are_not_forwarded,
+    EVENT_LOGGER: events_are_not_forwarded,
+    POPEN: ranks_start_cold,
+    PARSE_ARGS: torchrun_is_not_read,
+    FLIGHT_RECORDER: no_first_collective,
+    DELETE_LIBRARY: finalizers_run,
+}
+
+
+@pytest.mark.parametrize("name", TORCH_NAMES, ids=shown)
+def test_without_the_name_torch_does_as_ever(name: TorchName, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(name.owner(), name.name.rpartition(".")[2])
+    assert name.value() is None
+    WITHOUT[name]()
+
+
+def child() -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.communicate(b"\n", timeout=60)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_pause_is_over_when_the_last_rank_has_ended() -> None:
+    ranks = [child(), child()]
+    pause = Pause()
+    pause.watch(rank.pid for rank in ranks)
+    end(ranks[0])
+    began = time.monotonic()
+    pause.sleep(0.2)
+    assert time.monotonic() - began >= 0.2, "it was cut short although a rank runs"
+    assert ranks[1].stdin is not None
+    ranks[1].stdin.write(b"\n")
+    ranks[1].stdin.close()
+    pause.sleep(LONG_S)
+    assert ranks[1].wait(timeout=60) == 0
+    assert time.monotonic() - began < LONG_S
+
+
+def test_nothing_spins_when_no_rank_runs() -> None:
+    rank = child()
+    pause = Pause()
+    pause.watch([rank.pid])
+    end(rank)
+    pause.sleep(LONG_S)
+    for unwatched in (pause, Pause()):
+        began = time.monotonic()
+        unwatched.sleep(0.1)
+        assert time.monotonic() - began >= 0.1
+
+
+def test_a_restart_is_watched_anew() -> None:
+    first, second = child(), child()
+    before = descriptors()
+    pause = Pause()
+    pause.watch([first.pid])
+    pause.watch([second.pid])
+    assert descriptors() == before + 1
+    end(first)
+    began = time.monotonic()
+    pause.sleep(0.1)
+    assert time.monotonic() - began >= 0.1
+    end(second)
+    pause.sleep(LONG_S)
+    assert descriptors() <= before
+
+
+def test_a_process_that_cannot_be_watched_leaves_pauses_as_they_are() -> None:
+    pause = Pause()
+    pause.watch([2**30])
+    began = time.monotonic()
+    pause.sleep(0.1)
+    assert time.monotonic() - began >= 0.1
+
+
+def test_methods_are_named_as_torch_names_them() -> None:
+    def of_torch(depth: int = 2) -> str | None:
+        return inspect.stack()[depth].function if len(inspect.stack()) > depth else None
+
+    def record() -> tuple[str | None, str | None]:
+        return method_name(), of_torch()
+
+    def next_rendezvous() -> tuple[str | None, str | None]:
+        return record()
+
+    assert next_rendezvous() == ("next_rendezvous", "next_rendezvous")
+    assert method_name(10_000) is None
+
+
+@pytest.mark.parametrize(("nodes", "pauses"), [(1, [1]), (2, [(0, 0.3), 1]), (None, [(0, 0.3), 1])])
+def test_only_a_node_that_is_alone_skips_the_random_pause(
+    nodes: int | None, pauses: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paused: list[object] = []
+    module = SPREAD.owner()
+    monkeypatch.setattr(module, "_delay", paused.append)
+
+    class Handlers:
+        settings = SimpleNamespace(max_nodes=nodes) if nodes else None
+
+        def next_rendezvous(self) -> str:
+            module._delay((0, 0.3))
+            module._delay(1)
+            return "joined"
+
+    monkeypatch.setattr(module, "DynamicRendezvousHandler", Handlers)
+    skip_the_spread()
+    assert Handlers().next_rendezvous() == "joined"
+    assert paused == pauses
+
+
+SCRIPT = f"""
+import os, pathlib, time
+
+def cpu_s(pid):
+    fields = pathlib.Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+agent = os.getppid()
+tasks = pathlib.Path(f"/proc/{{agent}}/task").iterdir()
+beside = {{int(word) for task in tasks for word in (task / "children").read_text().split()}} - {{os.getpid()}}
+assert beside, "no guard"
+before = {{pid: cpu_s(pid) for pid in (agent, *beside)}}
+time.sleep({WAITED_S})
+print(max(cpu_s(pid) - earlier for pid, earlier in before.items()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_launch_ends_with_its_rank_and_waits_without_work(start: str, tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--start", start]
+    done = subprocess.run(
+        [*command, f"--torchrun-arg=--monitor-interval={LONG_S:.0f}", "--", "s.py"],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONG_S / 2,
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < WAITED_S / 10, (
+        "torchrun's process, the guard, or the template is busy while a rank runs"
+    )
