@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
+from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, once
-from ddplaunch.cli.hosts.run_on_hosts import HostsConsole
 from ddplaunch.values.finding import Finding, UsageError, error
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a run printed: the files of its record, their lines in order of time, and new lines as they come."""
+"""What the ranks of a run printed: the files of its record, their lines in order of time, new lines as they come."""
 
 from __future__ import annotations
 

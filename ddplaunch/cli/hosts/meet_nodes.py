@@ -1,6 +1,7 @@
-"""The step between a checked launch of several nodes and torchrun: all nodes meet first; refuses to launch.
+"""The step between a checked launch of several nodes and torchrun: all nodes meet and compare themselves first.
 
-Who has a deadline, a verdict and a name for what is missing waits better than a rendezvous does.
+A rendezvous names no missing node and compares nothing; here a node that waits has a deadline, and is told who is
+missing.
 """
 
 from __future__ import annotations

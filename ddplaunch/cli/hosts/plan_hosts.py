@@ -1,9 +1,4 @@
-"""From hosts to checked launches, one for each: the path that ``run --hosts`` and ``doctor --hosts`` share.
-
-It refuses to start anything.
-
-The flags that say which hosts, and how to reach them, as values; refuses to reach any.
-"""
+"""From the flags that name hosts to their facts and checked launches, one for each, for ``run`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -32,6 +27,9 @@ from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+
+_FACTS_S = 20.0  # how long a host may take to answer
+_TORCH_S = 90.0  # and to import torch as well
 
 
 @dataclass(frozen=True)
@@ -105,10 +103,6 @@ def refuse_own_place(options: Options) -> None:
         )
 
 
-FACTS_S = 20.0
-TORCH_S = 90.0
-
-
 @dataclass(frozen=True)
 class Planned:
     """Each host's part, what was decided for node 0, and what all checks found; errors refuse the launch."""
@@ -142,7 +136,7 @@ def facts_of(
         cwd=asked.chdir or str(working_directory()),
         script=target.name if target is not None and target.kind == "script" else None,
         env=forwarded(os.environ),
-        deadline_s=asked.join_timeout or (TORCH_S if torch else FACTS_S),
+        deadline_s=asked.join_timeout or (_TORCH_S if torch else _FACTS_S),
     )
 
     def start(name: str) -> Link:
@@ -194,7 +188,7 @@ def plan(
         if not isinstance(report.facts.network, Unavailable):
             network = replace(report.facts.network, route_to_master=meeting.route(node, report.facts.network))
             report = replace(report, facts=replace(report.facts, network=network))
-        launch = plan_host(mine, target, report, script, run_id, asked)
+        launch = _plan_host(mine, target, report, script, run_id, asked)
         parts.append(mine)
         launches.append(launch)
         for outcome in check(mine, launch, report.facts, script):
@@ -206,7 +200,7 @@ def _unchecked(options: Options) -> bool:
     return options.checks is not None and not options.checks.value
 
 
-def plan_host(
+def _plan_host(
     options: Options,
     target: Target,
     report: HostReport,

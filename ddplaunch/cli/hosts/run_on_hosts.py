@@ -1,25 +1,19 @@
-"""``run --hosts``: gathers, checks, launches and watches over ssh; the one command that stays until the end.
+"""``run --hosts``: gathers facts, checks, launches and watches over ssh; the one command that stays until the end.
 
-It refuses to start anything unless every host answered and no check of any host objects.
-
-The hosts' output on this console, as one machine would show it; refuses to wait for a terminal that stands still.
-
-A terminal that was halted (Ctrl-S) must not keep the launcher from its heartbeat: hosts that hear nothing end the job.
+Nothing is started unless every host answered and no check objects.
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import re
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
+from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.cli.hosts.plan_hosts import (
     AskedHosts,
@@ -52,96 +46,12 @@ from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.outcome_view import outcome_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
-
-_WAITING = 64 << 20  # bytes; all of it is in the record anyway
-_LINE = 1 << 16
-_OWN_PREFIX = re.compile(rb"\[[^\]]+:\d+\] ")
-
-
-class HostsConsole:
-    """stdout and stderr. Node 0's bytes pass as they are; of other nodes whole lines, with the host in front."""
-
-    def __init__(self, names: tuple[str, ...], prefixed: bool) -> None:
-        """``prefixed``: whether the hosts put the rank in front of each line themselves (``--show``)."""
-        self._names, self._prefixed = names, prefixed
-        self._parts: dict[tuple[int, str], bytes] = {}
-        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
-        self._waiting = 0
-        self._dropped = 0
-        self._at_line_start = True
-        self._thread = threading.Thread(target=self._write, daemon=True)
-        self._thread.start()
-
-    def show(self, node: int, stream: Literal["out", "err"], data: bytes) -> None:
-        """Put what a node printed."""
-        descriptor = 1 if stream == "out" else 2
-        if node == 0 or (self._prefixed and stream == "out"):
-            self._put(descriptor, data)
-            return
-        *lines, rest = (self._parts.pop((node, stream), b"") + data).split(b"\n")
-        if len(rest) > _LINE:
-            lines.append(rest)
-            rest = b""
-        self._parts[node, stream] = rest
-        self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
-
-    def say(self, text: str) -> None:
-        """Put what the launcher itself says in lines of its own; without text, begin a new line on a terminal."""
-        if not text:
-            self._put(2, b"\n" if os.isatty(2) else b"")
-            return
-        lines = wrap(visible(text), Terminal.of(sys.stderr).width, "ddplaunch: ", "  ")
-        self._put(2, ("" if self._at_line_start else "\n").encode() + "".join(f"{line}\n" for line in lines).encode())
-
-    def _named(self, node: int, line: bytes) -> bytes:
-        if self._prefixed and _OWN_PREFIX.match(line):
-            return line + b"\n"
-        return b"[" + self._names[node].encode() + b"] " + line + b"\n"
-
-    def _put(self, descriptor: int, data: bytes) -> None:
-        if not data:
-            return
-        if self._waiting > _WAITING:
-            self._dropped += len(data)
-            return
-        self._waiting += len(data)
-        self._queue.put((descriptor, data))
-
-    def close(self, deadline_s: float = 5.0) -> None:
-        """Show what is left, incomplete lines too; begin a new line. A terminal that stands still is not waited for."""
-        for (node, stream), rest in self._parts.items():
-            if rest.strip():
-                self._put(1 if stream == "out" else 2, self._named(node, rest))
-        if self._dropped:
-            self._put(2, b"\nddplaunch: %d bytes were not shown, since the terminal stood still\n" % self._dropped)
-        self._queue.put(None)
-        self._thread.join(deadline_s)
-        if not self._at_line_start and not self._thread.is_alive():
-            self._write_all(2, b"\n")
-
-    def _write(self) -> None:
-        while (item := self._queue.get()) is not None:
-            descriptor, data = item
-            self._write_all(descriptor, data)
-            self._waiting -= len(data)
-            if os.isatty(descriptor):
-                self._at_line_start = data.endswith(b"\n")
-
-    def _write_all(self, descriptor: int, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            try:
-                view = view[os.write(descriptor, view) :]
-            except BlockingIOError:
-                threading.Event().wait(0.01)
-            except OSError:  # its reader is gone
-                return
-
+from ddplaunch.values.resolved import Resolved
 
 _GRACE_S = 30.0
-_ENDS_ITSELF_S = 5.0
+_ENDS_ITSELF_S = 5.0  # after its grace, a host that was lost has ended what ran there
 _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
@@ -154,7 +64,8 @@ def run_on_hosts(
     hosts = hosts_of(asked)
     refuse_own_place(options)
     sized(options, [host.name for host in hosts], [host.slots for host in hosts])
-    options = replace(options, env=_pairs(options), env_file=())
+    pairs = tuple(Resolved((name, value), source) for name, value, source in variables(options))
+    options = replace(options, env=pairs, env_file=())  # the files are on this machine
     allow_many(len(hosts))
 
     def launch(again: Again) -> LaunchEnd:
@@ -174,13 +85,6 @@ def run_on_hosts(
             return _launch(links, gathered, planned, required(script), begun_s, again)
 
     return until_done(launch, None if dry_run else relaunch_policy(options))
-
-
-def _pairs(options: Options) -> tuple[Any, ...]:
-    """Return ``--env`` with what ``--env-file`` says in it: the files are on this machine."""
-    from ddplaunch.values.resolved import Resolved
-
-    return tuple(Resolved((name, value), source) for name, value, source in variables(options))
 
 
 def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
@@ -219,7 +123,7 @@ def _launch(
     names = tuple(report.name for report in gathered.reports)
     console, pieces = HostsConsole(names, first.options.show is not None), Pieces(directory)
     grace_s = first.options.grace_s.value if first.options.grace_s else _GRACE_S
-    together = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
+    running = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
     typed = {"script": script, "argv": hide_secrets(sys.argv), "relaunch_of": again.of}
     orders = [
         _order(launch, mine, report, typed, marker, grace_s)
@@ -229,13 +133,13 @@ def _launch(
         Place(node, name, str(order["python"])) for node, (name, order) in enumerate(zip(names, orders, strict=True))
     ]
     with holding(directory, first.run_id, places, grace_s):
-        ends = together.run(orders)
+        ends = running.run(orders)
         console.close()
         pieces.unpack()
         if marker is not None:
             (directory / marker).unlink(missing_ok=True)
-        ended = _conclude(directory, first.run_id, ends, gathered.reports, together.interrupted, begun_s)
-        lost = any(end.lost is not None for end in ends)  # what runs there ends itself within its grace
+        ended = _conclude(directory, first.run_id, ends, gathered.reports, running.interrupted, begun_s)
+        lost = any(end.lost is not None for end in ends)
         return replace(ended, pause_s=grace_s + _ENDS_ITSELF_S if lost else 0.0, directory=directory)
 
 

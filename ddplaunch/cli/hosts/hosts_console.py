@@ -1,0 +1,100 @@
+"""The output of several hosts on one console, as one machine would show it.
+
+A thread writes it: a terminal that was halted (Ctrl-S) must not keep the launcher from its heartbeat, because hosts
+that hear nothing of their launcher end the job.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import sys
+import threading
+from typing import Literal
+
+from ddplaunch.ui.terminal import Terminal, visible, wrap
+
+_WAITING = 64 << 20  # bytes; all of it is in the record anyway
+_LINE = 1 << 16
+_OWN_PREFIX = re.compile(rb"\[[^\]]+:\d+\] ")
+
+
+class HostsConsole:
+    """stdout and stderr. Node 0's bytes pass as they are; of other nodes whole lines, with the host in front."""
+
+    def __init__(self, names: tuple[str, ...], prefixed: bool) -> None:
+        """``prefixed``: whether the hosts put the rank in front of each line themselves (``--show``)."""
+        self._names, self._prefixed = names, prefixed
+        self._parts: dict[tuple[int, str], bytes] = {}
+        self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
+        self._waiting = 0
+        self._dropped = 0
+        self._at_line_start = True
+        self._thread = threading.Thread(target=self._write, daemon=True)
+        self._thread.start()
+
+    def show(self, node: int, stream: Literal["out", "err"], data: bytes) -> None:
+        """Put what a node printed."""
+        descriptor = 1 if stream == "out" else 2
+        if node == 0 or (self._prefixed and stream == "out"):
+            self._put(descriptor, data)
+            return
+        *lines, rest = (self._parts.pop((node, stream), b"") + data).split(b"\n")
+        if len(rest) > _LINE:
+            lines.append(rest)
+            rest = b""
+        self._parts[node, stream] = rest
+        self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
+
+    def say(self, text: str) -> None:
+        """Put what the launcher itself says in lines of its own; without text, begin a new line on a terminal."""
+        if not text:
+            self._put(2, b"\n" if os.isatty(2) else b"")
+            return
+        lines = wrap(visible(text), Terminal.of(sys.stderr).width, "ddplaunch: ", "  ")
+        self._put(2, ("" if self._at_line_start else "\n").encode() + "".join(f"{line}\n" for line in lines).encode())
+
+    def _named(self, node: int, line: bytes) -> bytes:
+        if self._prefixed and _OWN_PREFIX.match(line):
+            return line + b"\n"
+        return b"[" + self._names[node].encode() + b"] " + line + b"\n"
+
+    def _put(self, descriptor: int, data: bytes) -> None:
+        if not data:
+            return
+        if self._waiting > _WAITING:
+            self._dropped += len(data)
+            return
+        self._waiting += len(data)
+        self._queue.put((descriptor, data))
+
+    def close(self, deadline_s: float = 5.0) -> None:
+        """Show what is left, incomplete lines too; begin a new line. A terminal that stands still is not waited for."""
+        for (node, stream), rest in self._parts.items():
+            if rest.strip():
+                self._put(1 if stream == "out" else 2, self._named(node, rest))
+        if self._dropped:
+            self._put(2, b"\nddplaunch: %d bytes were not shown, since the terminal stood still\n" % self._dropped)
+        self._queue.put(None)
+        self._thread.join(deadline_s)
+        if not self._at_line_start and not self._thread.is_alive():
+            self._write_all(2, b"\n")
+
+    def _write(self) -> None:
+        while (item := self._queue.get()) is not None:
+            descriptor, data = item
+            self._write_all(descriptor, data)
+            self._waiting -= len(data)
+            if os.isatty(descriptor):
+                self._at_line_start = data.endswith(b"\n")
+
+    def _write_all(self, descriptor: int, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(descriptor, view) :]
+            except BlockingIOError:
+                threading.Event().wait(0.01)
+            except OSError:  # its reader is gone
+                return
