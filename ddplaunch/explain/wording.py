@@ -135,7 +135,7 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     where = f"look at `{raised.frame.split(' ')[0]}`" if raised.frame else "look at the traceback above this line"
     return _Words(
         what,
-        f"{who} ended by an exception that nothing caught; what the other ranks report follows from that",
+        f"{who} ended by an uncaught exception; errors on other ranks are consequences",
         (where + ": the exception is raised there or in what it calls",),
     )
 
@@ -147,7 +147,7 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
     if cause.code == "killed":
         return _Words(
             f"{who} ended by {how}, and nothing says who sent it",
-            "SIGKILL leaves no message; mostly it is the kernel, because the node or the cgroup has no memory left",
+            "SIGKILL leaves no message; usually the kernel sent it, because the node or the cgroup has no memory left",
             (_DMESG, "fewer DataLoader workers, less loaded into host memory by each rank; else ask who ended it"),
         )
     if cause.code == "segmentation-fault":
@@ -159,14 +159,14 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
     if cause.code == "aborted":
         return _Words(
             f"{who} ended by {how} without a message",
-            "native code called abort(); mostly a line of C++ above says why, here none does",
+            "native code called abort(); usually C++ prints the reason in a line above, but here is none",
             (_NATIVE, _RECORD),
         )
     if signal_number(ended.exit.code) == signal.SIGBUS:
         shm = "`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`"
         return _Words(
             f"{who} ended by {how}, and no line says why",
-            "a page of a mapped file could not be had: mostly /dev/shm was full, else a file was cut while it was read",
+            "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while it was read",
             (shm, _NATIVE),
         )
     if cause.code == "terminated":
@@ -193,7 +193,7 @@ def _outside(cause: RootCause, line: Line) -> _Words:
     who = "a process of the run" if cause.rank is None else f"rank {cause.rank}"
     how = f" by {status_text(cause.ended.exit.code)}" if cause.ended is not None else ""
     what = f"{who} was ended{how}: {line.file} says: {line.text.strip()[:120]}"
-    why = "what is in no log: the kernel ends a process that it has no memory for, without a word to it"
+    why = "the kernel ends a process when memory runs out, and the process itself prints nothing"
     known = (fix for each in all_signatures() if each.code == cause.code for fix in each.fixes if "{" not in fix)
     return _Words(what, why, tuple(dict.fromkeys(known))[:3] or (_DMESG,))
 
@@ -227,8 +227,8 @@ def _unknown(cause: RootCause) -> _Words:
     if cause.witness is not None and cause.witness.raised is not None:
         raised = cause.witness.raised
         return _Words(
-            f"{raised.type.rpartition('.')[2]} tells of others, not what happened to them: {raised.message[:120]}",
-            "the process that raised it survived another one, or passes on what a library said elsewhere",
+            f"{raised.type.rpartition('.')[2]} only reports that another process failed: {raised.message[:120]}",
+            "the process that raised it lost another one, or repeats what a library printed elsewhere",
             (f"`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO`; {_DMESG}", _RECORD),
         )
     if cause.echoes:

@@ -89,7 +89,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"'https?:",
             r"(?P<problem>wandb\.errors\S*(?:CommError|AuthenticationError))",
         ),
-        what="a model, data set or service of a hub could not be had: {problem}",
+        what="a model, data set or service of a hub could not be fetched: {problem}",
         why=_WHY,
         fixes=(*_FIXES, "for wandb on nodes without internet: `--env WANDB_MODE=offline`"),
         examples=(
