@@ -405,24 +405,21 @@ def clock_skew(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             )
 
 
-CHECKS: tuple[Check, ...] = tuple(
-    declare("hosts", check)
-    for check in (
-        same_host_twice,
-        host_directory_missing,
-        host_script_missing,
-        hosts_differ_script,
-        hosts_differ_ddplaunch,
-        hosts_differ_python,
-        hosts_differ_torch,
-        hosts_differ_cuda,
-        hosts_differ_nccl,
-        hosts_differ_driver,
-        hosts_differ_gpu_count,
-        hosts_differ_gpu_model,
-        hosts_differ_data,
-        hosts_differ_packages,
-        login_node_as_rank_0,
-        clock_skew,
-    )
+CHECKS: tuple[Check, ...] = (
+    declare("hosts", same_host_twice),
+    declare("hosts", host_directory_missing),
+    declare("hosts", host_script_missing),
+    declare("hosts", hosts_differ_script),
+    declare("hosts", hosts_differ_ddplaunch),
+    declare("hosts", hosts_differ_python),
+    declare("hosts", hosts_differ_torch),
+    declare("hosts", hosts_differ_cuda),
+    declare("hosts", hosts_differ_nccl),
+    declare("hosts", hosts_differ_driver),
+    declare("hosts", hosts_differ_gpu_count),
+    declare("hosts", hosts_differ_gpu_model),
+    declare("hosts", hosts_differ_data),
+    declare("hosts", hosts_differ_packages),
+    declare("hosts", login_node_as_rank_0),
+    declare("hosts", clock_skew),
 )

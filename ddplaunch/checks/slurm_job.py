@@ -143,13 +143,10 @@ def _step(environment: dict[str, str]) -> Slurm | None:
     return None if slurm is None or slurm.step is None else slurm
 
 
-CHECKS: tuple[Check, ...] = tuple(
-    declare("slurm", check)
-    for check in (
-        slurm_node_rank_contradicts,
-        slurm_nodes_contradict,
-        slurm_tasks_contradict,
-        slurm_gpus_uneven,
-        slurm_gpus_unused,
-    )
+CHECKS: tuple[Check, ...] = (
+    declare("slurm", slurm_node_rank_contradicts),
+    declare("slurm", slurm_nodes_contradict),
+    declare("slurm", slurm_tasks_contradict),
+    declare("slurm", slurm_gpus_uneven),
+    declare("slurm", slurm_gpus_unused),
 )

@@ -201,17 +201,14 @@ def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
             )
 
 
-CHECKS: tuple[Check, ...] = tuple(
-    declare("storage", check)
-    for check in (
-        data_missing,
-        data_unreadable,
-        data_empty,
-        data_unreachable,
-        data_on_slow_storage,
-        output_not_writable,
-        output_unreachable,
-        disk_nearly_full,
-        output_inodes,
-    )
+CHECKS: tuple[Check, ...] = (
+    declare("storage", data_missing),
+    declare("storage", data_unreadable),
+    declare("storage", data_empty),
+    declare("storage", data_unreachable),
+    declare("storage", data_on_slow_storage),
+    declare("storage", output_not_writable),
+    declare("storage", output_unreachable),
+    declare("storage", disk_nearly_full),
+    declare("storage", output_inodes),
 )

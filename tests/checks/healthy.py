@@ -1,4 +1,4 @@
-"""A node of eight H100s with nothing wrong, a launch that fills it and its script; refuses to be anything but well."""
+"""A healthy node of eight H100s, a launch that fills it, and its script."""
 
 from __future__ import annotations
 
