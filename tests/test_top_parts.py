@@ -135,22 +135,29 @@ def test_a_process_of_which_little_may_be_read(tmp_path: Path) -> None:
     assert (sample.threads, sample.rss_bytes, sample.read_bytes_s, sample.omp_threads) == (3, 4096000, None, None)
 
 
-def test_rates_of_the_host(tmp_path: Path) -> None:
+def test_rates_of_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     proc = tmp_path / "proc"
     (proc / "net").mkdir(parents=True)
     (tmp_path / "sys/block/sda").mkdir(parents=True)
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(proc))
+
+    def counted(user: int, idle: int, received: int, read_sectors: int) -> None:
+        (proc / "stat").write_text(f"cpu  {user} 0 100 {idle} 0 0 0 0 0 0\n")
+        loopback, outside = f"lo: {received} 0 0 0 0 0 0 0 9{' 0' * 7}", f"eth0: {received} 0 0 0 0 0 0 0 500{' 0' * 7}"
+        (proc / "net/dev").write_text(f"a\nb\n  {loopback}\n{outside}\n")
+        disk = f"1 0 {read_sectors} 0 1 0 10 0 0 0 0\n"
+        (proc / "diskstats").write_text(f"8 0 sda {disk}8 1 sda1 {disk}")
+
     usage = HostUsage(str(tmp_path))
     assert usage.sample().cpu_percent is None  # nothing there to read
-    (proc / "stat").write_text("cpu  100 0 100 800 0 0 0 0 0 0\n")
-    (proc / "net/dev").write_text("a\nb\n  lo: 9 0 0 0 0 0 0 0 9\neth0: 1000 0 0 0 0 0 0 0 500 0\n")
-    (proc / "diskstats").write_text("8 0 sda 1 0 100 0 1 0 10 0\n8 1 sda1 1 0 100 0 1 0 10 0\n")
+    counted(100, 800, 1000, 100)
     assert usage.sample().received_bytes_s is None
-    (proc / "stat").write_text("cpu  175 0 100 825 0 0 0 0 0 0\n")
-    (proc / "net/dev").write_text("a\nb\n  lo: 99 0 0 0 0 0 0 0 99\neth0: 3000 0 0 0 0 0 0 0 500 0\n")
-    (proc / "diskstats").write_text("8 0 sda 1 0 300 0 1 0 10 0\n8 1 sda1 1 0 300 0 1 0 10 0\n")
+    counted(175, 825, 3000, 300)
     sample = usage.sample()
     assert sample.cpu_percent == 75.0 and sample.sent_bytes_s == 0 and sample.disk_write_bytes_s == 0
     assert (sample.received_bytes_s or 0) > 0 and (sample.disk_read_bytes_s or 0) > 0
+    ratio = (sample.disk_read_bytes_s or 0) / (sample.received_bytes_s or 1)
+    assert ratio == pytest.approx(200 * 512 / 2000, rel=0.01)  # the loopback and the partition do not count
 
 
 def test_the_gpu_of_a_rank_that_nvml_does_not_name(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from ddplaunch.agent.warm.kernel import die_with_parent
-from ddplaunch.comm.rank import Part, free_socket, run
+from ddplaunch.comm.rank import CommRank, free_socket, run
 from ddplaunch.hosts.session.answers import listen
 
 _TICK_S = 0.05
@@ -93,7 +93,7 @@ class CommHost:
         order, rank = self._step, int(self._step["first"]) + local_rank
         mine = {"step": order["step"], "rank": rank}
         leader = order["leader"]
-        part = Part(
+        part = CommRank(
             rank=rank,
             local_rank=local_rank,
             world=int(order["world"]),

@@ -67,7 +67,7 @@ Say = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Part:
+class CommRank:
     """What one rank of a step has to know. ``leader`` None: rank 0 is on this host, and so is the store.
 
     ``listening`` is the store's socket, in rank 0 only; ``store`` is its port. All times are seconds from now.
@@ -85,7 +85,7 @@ class Part:
     listening: int | None = None
 
 
-def run(part: Part, say: Say) -> NoReturn:
+def run(part: CommRank, say: Say) -> NoReturn:
     """Take part in one step and end this process: status 0 after the last measurement."""
     until = time.monotonic() + part.deadline_s - _LAST_WORDS_S
     last = threading.Timer(until - time.monotonic(), _late, (say,))
@@ -116,7 +116,7 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:500]
 
 
-def _step(part: Part, say: Say, until: float) -> None:
+def _step(part: CommRank, say: Say, until: float) -> None:
     import torch
     import torch.distributed as dist
 
@@ -154,7 +154,7 @@ def _patience(until: float) -> timedelta:
     return timedelta(seconds=until - time.monotonic() + _LAST_WORDS_S + 60)
 
 
-def _store(part: Part, say: Say, until: float) -> Any:
+def _store(part: CommRank, say: Say, until: float) -> Any:
     """Return the store of this step: rank 0's, at whichever address of its host is reached from here."""
     import torch.distributed
 
@@ -208,7 +208,7 @@ def _bind(own: str) -> None:
 class _Bench:
     """All-reduces that are timed alike by all ranks: what decides how long to go on is the slowest one's time."""
 
-    def __init__(self, part: Part, dist: Any, torch: Any) -> None:
+    def __init__(self, part: CommRank, dist: Any, torch: Any) -> None:
         self._part, self._dist, self._torch = part, dist, torch
 
     def ones(self, size: int) -> Any:

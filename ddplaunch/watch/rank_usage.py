@@ -11,10 +11,10 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.machine import files
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
 from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat, read_variable
@@ -191,7 +191,6 @@ def _rounded(value: float) -> float:
     return round(max(0.0, value), 1)
 
 
-_SECTOR_BYTES = 512  # of /proc/diskstats, whatever the disk's own is: https://docs.kernel.org/admin-guide/iostats.html
 _NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd)\d*")  # stacked on disks, or none: they would count twice
 
 
@@ -209,7 +208,7 @@ class HostUsage:
     def sample(self) -> HostSample:
         """Return the state now and the rates since the last call."""
         now_s = time.monotonic()
-        counters = {**self._cpu(), **self._network(), **self._storage()}
+        counters = self._counters()
         grown = {name: value - self._before[name] for name, value in counters.items() if name in self._before}
         since_s = now_s - self._at_s
         self._before, self._at_s = counters, now_s
@@ -230,33 +229,24 @@ class HostUsage:
             disk_write_bytes_s=_rate(grown.get("written"), since_s),
         )
 
-    def _cpu(self) -> dict[str, float]:
-        """Return ticks of all CPUs, proc_stat(5): idle and iowait are not busy, guests are part of user."""
-        line = (files.read(f"{self._root}/proc/stat") or "").partition("\n")[0].split()
-        try:
-            ticks = [int(word) for word in line[1:9]]
-        except ValueError:
-            return {}
-        return {"all": sum(ticks), "busy": sum(ticks) - sum(ticks[3:5])} if len(ticks) > 4 else {}
+    def _counters(self) -> dict[str, float]:
+        import psutil  # 17 ms, once: `stacks` and the guard need only the ranks
 
-    def _network(self) -> dict[str, float]:
-        received = sent = 0
-        lines = (files.read(f"{self._root}/proc/net/dev") or "").splitlines()[2:]
-        for line in lines:
-            name, _, rest = line.partition(":")
-            words = rest.split()
-            if name.strip() != "lo" and len(words) > 8:
-                received, sent = received + int(words[0]), sent + int(words[8])
-        return {"received": received, "sent": sent} if lines else {}
-
-    def _storage(self) -> dict[str, float]:
-        read = written = 0
-        lines = (files.read(f"{self._root}/proc/diskstats") or "").splitlines()
-        for line in lines:
-            words = line.split()
-            if len(words) > 9 and self._is_disk(words[2]):
-                read, written = read + int(words[5]), written + int(words[9])
-        return {"read": read * _SECTOR_BYTES, "written": written * _SECTOR_BYTES} if lines else {}
+        found: dict[str, float] = {}
+        with suppress(OSError, ValueError):  # idle and iowait are not busy, guests are part of user: proc_stat(5)
+            ticks = psutil.cpu_times()[:8]
+            found |= {"all": sum(ticks), "busy": sum(ticks) - sum(ticks[3:5])}
+        with suppress(OSError, ValueError):
+            networks = psutil.net_io_counters(pernic=True, nowrap=False)
+            outside = [each for name, each in networks.items() if name != "lo"]
+            found["received"] = sum(each.bytes_recv for each in outside)
+            found["sent"] = sum(each.bytes_sent for each in outside)
+        with suppress(OSError, ValueError, NotImplementedError):
+            disks = psutil.disk_io_counters(perdisk=True, nowrap=False)
+            whole = [each for name, each in disks.items() if self._is_disk(name)]
+            found["read"] = sum(each.read_bytes for each in whole)
+            found["written"] = sum(each.write_bytes for each in whole)
+        return found
 
     def _is_disk(self, name: str) -> bool:
         """Whether it is a whole disk: partitions are not in /sys/block."""

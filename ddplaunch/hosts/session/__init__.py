@@ -1,1 +1,6 @@
-"""One ssh session per host: frames, links, the facts, the job."""
+"""ssh sessions with many hosts, one each.
+
+The launcher's side, from the wire up: `links` (sessions), `fan_out` (begins them), `collect` (facts, a place to meet),
+`start_hosts` (a launch). A host's side: `ddplaunch.hosts.remote`, `answers` (before a launch), `job` (the launch).
+`frames` is what goes over the wire.
+"""

@@ -14,8 +14,8 @@ from ddplaunch.launch.inside.slurm import array_task
 from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
-SUBMIT_DEADLINE_S = 90.0
-ASK_DEADLINE_S = 20.0
+_SUBMIT_DEADLINE_S = 90.0
+_ASK_DEADLINE_S = 20.0
 
 #: https://slurm.schedmd.com/job_state_codes.html; SIGNALING, REQUEUED and others pass.
 _ENDED = frozenset(
@@ -82,11 +82,18 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str
             cwd=cwd,
             env=dict(environ),
             capture_output=True,
-            timeout=SUBMIT_DEADLINE_S,
+            timeout=_SUBMIT_DEADLINE_S,
             check=False,
         )
     except subprocess.TimeoutExpired as exception:
-        raise _unanswered("sbatch", SUBMIT_DEADLINE_S, "`squeue --me` shows whether the job arrived") from exception
+        raise RefusedError(
+            error(
+                "slurm-unanswered",
+                f"`sbatch` did not answer within {_SUBMIT_DEADLINE_S:.0f} s",
+                why="Slurm's controller is down, or has too much to do",
+                fix="`squeue --me` shows whether the job arrived; `scontrol ping` says whether the controller answers",
+            )
+        ) from exception
     except OSError as exception:
         raise RefusedError(_failed([f"sbatch cannot be run: {exception.strerror}"])) from exception
     out, said = _text(done.stdout), _text(done.stderr)
@@ -96,7 +103,7 @@ def submit(text: str, cwd: Path, environ: Mapping[str, str], extra: Sequence[str
     return match[1]
 
 
-def job_state(job: str, environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> JobState | None:
+def job_state(job: str, environ: Mapping[str, str], deadline_s: float = _ASK_DEADLINE_S) -> JobState | None:
     """Ask scontrol, and sacct once the controller has forgotten the job; None where neither answers.
 
     ``job`` is a number, or ``ARRAY_TASK``; each program gets ``deadline_s``.
@@ -170,7 +177,7 @@ def epoch_s(text: str) -> float | None:
         return None
 
 
-def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = ASK_DEADLINE_S) -> str | None:
+def _ask(words: Sequence[str], environ: Mapping[str, str], deadline_s: float = _ASK_DEADLINE_S) -> str | None:
     """Return stdout, or None where the program is missing, fails or does not answer in time."""
     try:
         done = subprocess.run(
@@ -202,15 +209,4 @@ def _failed(lines: Sequence[str]) -> Finding:
         f"sbatch refused the job: {verdict}",
         why="; ".join(spoken[:-1]) or "Slurm checks a job against its partitions, accounts and nodes",
         fix=fix,
-    )
-
-
-def _unanswered(program: str, deadline_s: float, fix: str) -> RefusedError:
-    return RefusedError(
-        error(
-            "slurm-unanswered",
-            f"`{program}` did not answer within {deadline_s:.0f} s",
-            why="Slurm's controller is down, or has too much to do",
-            fix=f"{fix}; `scontrol ping` says whether the controller answers",
-        )
     )
