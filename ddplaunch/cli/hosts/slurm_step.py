@@ -1,0 +1,94 @@
+"""In a Slurm allocation but outside of a step, ``run`` becomes the srun that starts one with a task on each node."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+
+from ddplaunch.cli.prepare import interpreter
+from ddplaunch.cli.streams import answer, tell
+from ddplaunch.hosts.slurm.programs import with_end_of_job
+from ddplaunch.launch.inside.slurm import Slurm, describe, read_slurm
+from ddplaunch.launch.job.sbatch import step_argv
+from ddplaunch.launch.options import Options
+from ddplaunch.ui.shell import command_lines
+from ddplaunch.ui.terminal import Terminal, wrap
+from ddplaunch.values.finding import ExitStatus, RefusedError, error
+
+_WIDTH = 100
+#: The job, set for its step, so that a Slurm that hides its variables there starts no further one.
+_DEPTH = "DDPLAUNCH_STEP"
+
+
+def start_slurm_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> int | None:
+    """Become srun where the allocation has nodes that this process alone would not reach; None where it has not.
+
+    The batch script runs on the first node only, the shell of ``salloc`` often on the login node; without this they
+    would train there alone. Raises RefusedError where there is no srun.
+    """
+    slurm = read_slurm(environ)
+    if slurm is None or environ.get(_DEPTH) == slurm.job:
+        return None
+    if slurm.step is None and not _one_node(options):
+        _refuse_components(slurm, environ)
+    if not _wanted(slurm, options):
+        return None
+    step = step_argv(slurm, environ)
+    words = [*step, *interpreter(), "-m", "ddplaunch", *sys.argv[1:]]
+    if dry_run:
+        answer("\n".join([f"# {describe(slurm)}", *command_lines(words, _WIDTH)]) + "\n")
+        return ExitStatus.DONE
+    found = shutil.which(step[0], path=environ.get("PATH"))
+    if found is None:
+        raise RefusedError(
+            error(
+                "srun-missing",
+                f"Slurm job {slurm.label} has {slurm.nodes} nodes, and there is no `srun` on PATH",
+                why="the other nodes are reached by a step, which srun starts",
+                fix="put Slurm's programs on PATH, often by `module load slurm`",
+            )
+        )
+    tell("\n".join(_became(slurm, step)) + "\n")
+    os.execve(found, words, {**with_end_of_job(environ), _DEPTH: slurm.job})
+
+
+def _became(slurm: Slurm, step: tuple[str, ...]) -> list[str]:
+    tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
+    said = wrap(f"{describe(slurm)}; {tasks}, by", Terminal.of(sys.stderr).width, "ddplaunch: ", "  ")
+    return [*said, *(f"  {line}" for line in command_lines(step, Terminal.of(sys.stderr).width - 4))]
+
+
+def _wanted(slurm: Slurm, options: Options) -> bool:
+    """A shell on a node of a job with one node is in the right place already, as is a launch of one node there."""
+    if slurm.step is not None:
+        return False
+    if _one_node(options):
+        return not slurm.on_node
+    return slurm.nodes > 1 or not slurm.on_node
+
+
+def _one_node(options: Options) -> bool:
+    """Whether the user said that the launch has one node."""
+    return options.nnodes is not None and options.nnodes.value.most == 1
+
+
+def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:
+    """Raise RefusedError in a heterogeneous job: its first component is all that a process outside of a step sees.
+
+    https://slurm.schedmd.com/heterogeneous_jobs.html
+    """
+    size = environ.get("SLURM_HET_SIZE", "")
+    if not size.isdigit() or int(size) < 2:
+        return
+    groups = ",".join(str(number) for number in range(int(size)))
+    raise RefusedError(
+        error(
+            "slurm-het-job",
+            f"Slurm job {slurm.label} is heterogeneous, of {size} components; this process is in the first",
+            why="the nodes of the other components would do nothing",
+            fix=f"`srun --het-group={groups} --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- train.py` if "
+            "all nodes have the same number of GPUs; `ddplaunch run 1xN -- train.py` for this node alone",
+        )
+    )
