@@ -19,7 +19,7 @@ import pytest
 
 from ddplaunch.machine.processes.process_table import read_process
 from ddplaunch.records.run_states import host_name
-from ddplaunch.records.write import write
+from ddplaunch.records.write import write_record
 from tests.sample_launch import facts, launch
 
 DEADLINE_S = 60.0
@@ -74,7 +74,7 @@ def unique(name: str) -> str:
 
 def record(base: Path, run_id: str, begun_s: float | None = None, **changes: Any) -> Path:
     """Write the ``run.json`` of a real launch under ``base``, with ``changes`` at its top, begun at ``begun_s``."""
-    directory = write(launch(run_id=run_id), ("ddplaunch", "run", "4"), {}, facts(), (), base)
+    directory = write_record(launch(run_id=run_id), ("ddplaunch", "run", "4"), {}, facts(), (), base)
     assert isinstance(directory, Path)
     path = directory / "run.json"
     data = {**json.loads(path.read_text()), **changes}

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
-from ddplaunch.records.write import git_commit, hide_secrets, write
+from ddplaunch.records.write import git_commit, hide_secrets, write_record
 from tests.sample_launch import SHM, facts, launch, two_nodes
 
 TYPED = ("ddplaunch", "run", "4", "--env", "WANDB_API_KEY=hunter2hunter2", "--", "train.py", "--hf-token", "hunter2")
@@ -19,7 +19,7 @@ ENVIRONMENT = {"PATH": "/bin", "WANDB_API_KEY": "hunter2hunter2", "NCCL_DEBUG": 
 
 
 def record(base: Path, one: Launch | None = None) -> Path | str:
-    return write(one or launch(), TYPED, ENVIRONMENT, facts(), (SHM,), base)
+    return write_record(one or launch(), TYPED, ENVIRONMENT, facts(), (SHM,), base)
 
 
 def test_run_ids_sort_by_time_and_never_meet() -> None:
@@ -209,4 +209,4 @@ def test_the_commit_is_the_one_that_git_names(tmp_path: Path) -> None:
 
 
 def test_environment_of_this_process_is_enough(tmp_path: Path) -> None:
-    assert isinstance(write(launch(), [], dict(os.environ), facts(), (), tmp_path), Path)
+    assert isinstance(write_record(launch(), [], dict(os.environ), facts(), (), tmp_path), Path)

@@ -18,7 +18,7 @@ from ddplaunch.cli.target import parse_target
 from ddplaunch.launch.hosts_plan import options_from_json
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
-from ddplaunch.records.write import write
+from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import DdplaunchError, ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
 
@@ -41,7 +41,7 @@ def on_host(order: dict[str, Any]) -> int:
         told = with_order(environment, prepared.launch, None, (), alone=True)
     refuse_too_long(prepared.launch.argv, told)
     of = order.get("relaunch_of")
-    write(prepared.launch, order["argv"], environment, prepared.facts, prepared.findings, prepared.base, of)
+    write_record(prepared.launch, order["argv"], environment, prepared.facts, prepared.findings, prepared.base, of)
     execute(prepared.launch, told)
 
 

@@ -1,1 +1,1 @@
-"""The run directory and the GPU lock; never stops or slows a training."""
+"""What runs leave on disk: records, logs, outcomes; and the locks of GPUs. Nothing here stops or slows a training."""

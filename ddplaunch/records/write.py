@@ -26,7 +26,7 @@ SCHEMA = 1
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
-def write(
+def write_record(
     launch: Launch,
     argv: Sequence[str],
     environment: Mapping[str, str],

@@ -14,9 +14,9 @@ from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.records.directory import path_text, runs_directory
+from ddplaunch.records.explain_sources import Subject, named_files, recorded_run
 from ddplaunch.records.find import RunRecord, find_run, newest_run, run_directories
 from ddplaunch.records.outcome import outcome_json
-from ddplaunch.records.to_explain import Subject, of_files, of_run
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
 
@@ -121,15 +121,15 @@ def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
 
 def _subject(targets: list[str], base: Path) -> Subject:
     if not targets:
-        return of_run(find_run(base, None))
+        return recorded_run(find_run(base, None))
     if len(targets) == 1 and targets[0] != "-":
         path = Path(targets[0])
         if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
-            return of_run(path)
+            return recorded_run(path)
         if not path.exists():
             found = _job(targets[0], base) or _run(targets[0], base)
-            return of_run(found) if found.is_dir() else of_files([str(found)])
-    return of_files(targets)
+            return recorded_run(found) if found.is_dir() else named_files([str(found)])
+    return named_files(targets)
 
 
 def _job(word: str, base: Path) -> Path | None:

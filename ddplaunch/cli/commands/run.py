@@ -17,7 +17,7 @@ from ddplaunch.launch.options import Options, Said
 from ddplaunch.launch.relaunch import RETURN
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.gpu_lock import GpuLocks
-from ddplaunch.records.write import write
+from ddplaunch.records.write import write_record
 from ddplaunch.ui.export import plan_json
 from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.shell import dry_run_text
@@ -91,7 +91,7 @@ def _run(
     refuse_too_long(prepared.launch.argv, told)
     prepared = replace(prepared, launch=_meet_others(prepared, timeout_s, back))
     of = back.of if back else None
-    noted = write(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base, of)
+    noted = write_record(prepared.launch, sys.argv, environment, prepared.facts, prepared.findings, prepared.base, of)
     if not _speaks_elsewhere(prepared.launch):
         record = f"none: {noted}" if isinstance(noted, str) else path_text(noted)
         terminal = Terminal.of(sys.stderr)

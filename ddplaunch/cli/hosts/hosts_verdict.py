@@ -14,9 +14,9 @@ from pathlib import Path
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.hosts.session.start_hosts import HostEnd
+from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
-from ddplaunch.records.to_explain import of_run
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text
@@ -132,7 +132,7 @@ def _explain(
 
 def _explain_all(directory: Path, outcomes: Mapping[int, RunOutcome]) -> Explanation:
     """Explain the logs of all nodes together, with the times at which ranks ended by one clock."""
-    subject = of_run(directory)
+    subject = recorded_run(directory)
     ranks = tuple(rank_end(each, each.host or None) for outcome in outcomes.values() for each in outcome.last_ranks)
     facts = replace(subject.facts or RunFacts(), ranks=ranks, state="failed", signal=None)
     return explain_texts(subject.sources, facts)

@@ -40,7 +40,7 @@ from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.hosts_record import Pieces, merged_attempts, without_skew, write_for_all
 from ddplaunch.records.launchers import Place, holding
 from ddplaunch.records.outcome import RunOutcome, read_outcome
-from ddplaunch.records.write import hide_secrets, write
+from ddplaunch.records.write import hide_secrets, write_record
 from ddplaunch.ui.export import finding_json, plan_json
 from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.outcome_view import outcome_text
@@ -109,7 +109,7 @@ def _launch(
     first = replace(first, notes=(*notes, hosts, *first.notes))
     base = runs_directory(os.environ, run_dir_of(first.options), Path.cwd())
     directory = record_directory(base, first.run_id)
-    noted = write(first, sys.argv, dict(os.environ), gathered.reports[0].facts, planned.findings, base, again.of)
+    noted = write_record(first, sys.argv, dict(os.environ), gathered.reports[0].facts, planned.findings, base, again.of)
     marker = _mark(directory)
     tell(
         launch_panel(

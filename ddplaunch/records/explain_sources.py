@@ -30,7 +30,7 @@ class Subject:
     record: RunRecord | None = None
 
 
-def of_run(directory: Path) -> Subject:
+def recorded_run(directory: Path) -> Subject:
     """Return a run's logs of its last attempt on every node, with the facts that its record holds."""
     record = read_record(directory)
     sources: list[LogSource] = []
@@ -69,7 +69,7 @@ def _facts(record: RunRecord) -> RunFacts | None:
     )
 
 
-def of_files(words: Sequence[str]) -> Subject:
+def named_files(words: Sequence[str]) -> Subject:
     """Return the files, folders of logs, and stdin (``-``) that were named.
 
     Raises UsageError for what cannot be read or is not there.
