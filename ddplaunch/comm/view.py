@@ -23,7 +23,7 @@ _BLANK: tuple[str, GroupVerdict] = ("", "fine")
 _GAP = 2
 
 #: What stands at (row, column), with its verdict.
-Cells = Mapping[tuple[int, int], tuple[str, GroupVerdict]]
+_Cells = Mapping[tuple[int, int], tuple[str, GroupVerdict]]
 
 
 def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
@@ -73,7 +73,7 @@ def _legend(comm: Comm) -> str:
     return f"{'; '.join(parts)}; blank: not tested together"
 
 
-def _numbers(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int]) -> Cells:
+def _numbers(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int]) -> _Cells:
     """Bandwidth above the diagonal and on it, latency below."""
     result: dict[tuple[int, int], tuple[str, GroupVerdict]] = {}
     for group, verdict in found.items():
@@ -86,7 +86,7 @@ def _numbers(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int])
     return result
 
 
-def _signs(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int]) -> Cells:
+def _signs(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int]) -> _Cells:
     result: dict[tuple[int, int], tuple[str, GroupVerdict]] = {}
     for group, verdict in found.items():
         one, two = places[group.hosts[0]], places[group.hosts[-1]]
@@ -100,7 +100,7 @@ def _short(rate: str) -> str:
     return number + ("" if unit == "bit/s" else unit[0])
 
 
-def _matrix(hosts: Sequence[str], shown: Cells, label: int, column: int, terminal: Terminal, gap: int) -> list[str]:
+def _matrix(hosts: Sequence[str], shown: _Cells, label: int, column: int, terminal: Terminal, gap: int) -> list[str]:
     """Return a line for each host, its name in ``label`` cells; ``gap`` cells stand in front of each column."""
     digits, numbers = len(str(len(hosts))), range(len(hosts))
     named = [f"{number + 1:>{digits}} {visible(hosts[number])}" for number in numbers]

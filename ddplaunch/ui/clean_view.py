@@ -17,7 +17,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import age_text, count, size_text
 
-SCHEMA = 1
+_SCHEMA = 1
 _HEADER = ("PID", "WHAT", "AGE", "GPU MEMORY", "SHARED", "COMMAND")
 _COMMAND = 120
 
@@ -76,7 +76,7 @@ def _table(group: Orphans, found: Leftovers, now_s: float, terminal: Terminal) -
     rows = [
         (
             str(process.pid),
-            what_of(process),
+            _what_of(process),
             age_text(_age_s(process, now_s)),
             _gpu_text(process, found),
             size_text(_shared_bytes(process, found) or None),
@@ -90,7 +90,7 @@ def _table(group: Orphans, found: Leftovers, now_s: float, terminal: Terminal) -
     return table(header, [[row[i] for i in columns] for row in rows], terminal, right)
 
 
-def what_of(process: Process) -> str:
+def _what_of(process: Process) -> str:
     """Return ``rank 3``, or ``child of rank 3`` for a DataLoader worker and whatever else a rank started."""
     rank = process.mark("RANK") or process.mark("LOCAL_RANK")
     if rank is None:
@@ -103,9 +103,15 @@ def _age_s(process: Process, now_s: float) -> float | None:
     return None if started is None else now_s - started
 
 
+def _gpu_memory(process: Process, found: Leftovers) -> list[tuple[int, int]]:
+    """Return the GPUs on which it holds memory, and how many bytes."""
+    return [] if isinstance(found.gpu_memory, Unavailable) else sorted(found.gpu_memory.get(process.pid, {}).items())
+
+
 def _gpu_text(process: Process, found: Leftovers) -> str:
-    memory = {} if isinstance(found.gpu_memory, Unavailable) else found.gpu_memory.get(process.pid, {})
-    return ", ".join(f"GPU {gpu}: {size_text(amount) if amount else '?'}" for gpu, amount in sorted(memory.items()))
+    return ", ".join(
+        f"GPU {gpu}: {size_text(amount) if amount else '?'}" for gpu, amount in _gpu_memory(process, found)
+    )
 
 
 def _shared_bytes(process: Process, found: Leftovers) -> int:
@@ -201,7 +207,7 @@ def clean_json(work: Work, cleaned: Cleaned | None, removed: Sequence[str], host
     groups = [*((group, True) for group in work.found.own), *((group, False) for group in work.found.others)]
     memory = work.found.gpu_memory
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "host": host,
         "done": cleaned is not None,
         "orphans": [
@@ -233,14 +239,13 @@ def _entry(process: Process, found: Leftovers, cleaned: Cleaned | None, now_s: f
     if cleaned is not None:
         lists = (("ended", cleaned.ended), ("killed", cleaned.killed), ("remaining", cleaned.remaining))
         result = next((name for name, each in lists if process.pid in {one.pid for one in each}), None)
-    memory = {} if isinstance(found.gpu_memory, Unavailable) else found.gpu_memory.get(process.pid, {})
     age = _age_s(process, now_s)
     return {
         "pid": process.pid,
-        "what": what_of(process),
+        "what": _what_of(process),
         "age_s": None if age is None else round(age, 1),
         "command": list(process.command),
-        "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in sorted(memory.items())],
+        "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in _gpu_memory(process, found)],
         "shared_bytes": _shared_bytes(process, found),
         "result": result,
     }

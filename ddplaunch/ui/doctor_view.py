@@ -20,7 +20,7 @@ from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, size_text, tallied
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 def found(outcomes: Iterable[Outcome]) -> tuple[Finding, ...]:
@@ -28,7 +28,7 @@ def found(outcomes: Iterable[Outcome]) -> tuple[Finding, ...]:
     return tuple(finding for outcome in outcomes for finding in outcome.findings)
 
 
-def machine_text(facts: Facts) -> str:
+def _machine_text(facts: Facts) -> str:
     """Return the machine in a line: host, Python, torch, CPUs, GPUs."""
     parts = []
     if not isinstance(facts.host, Unavailable):
@@ -55,7 +55,7 @@ def doctor_text(
     ``picture`` are the lines of what was measured between the ranks.
     """
     lines = [
-        *wrap(visible(machine_text(facts)), terminal.width, "", "  "),
+        *wrap(visible(_machine_text(facts)), terminal.width, "", "  "),
         "",
         *_families(outcomes, terminal),
         "",
@@ -79,12 +79,12 @@ def _families(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]:
         passed = sum(outcome.status == "passed" for outcome in members)
         parts = [f"{passed} passed"] if passed else []
         parts += [counted(found(members))] if found(members) else []
-        parts += [f"{number} {status}" for status in ("skipped", "crashed") if (number := tally(members, status))]
+        parts += [f"{number} {status}" for status in ("skipped", "crashed") if (number := _tally(members, status))]
         rows.append([family, ", ".join(parts)])
     return table(["", ""], rows, terminal) if rows else []
 
 
-def tally(outcomes: Iterable[Outcome], status: str) -> int:
+def _tally(outcomes: Iterable[Outcome], status: str) -> int:
     """Return how many outcomes have ``status``."""
     return sum(outcome.status == status for outcome in outcomes)
 
@@ -101,7 +101,7 @@ def _reasons(outcomes: Sequence[Outcome], status: str, width: int) -> list[str]:
 
 def verdict_text(outcomes: Sequence[Outcome]) -> str:
     """Return ``healthy: 41 checks passed, 6 skipped`` or ``2 errors, 1 warning: 38 checks passed``."""
-    passed, skipped, crashed = (tally(outcomes, status) for status in ("passed", "skipped", "crashed"))
+    passed, skipped, crashed = (_tally(outcomes, status) for status in ("passed", "skipped", "crashed"))
     rest = [f"{count(passed, 'check')} passed"]
     rest += [f"{skipped} skipped"] if skipped else []
     rest += [f"{crashed} crashed"] if crashed else []
@@ -114,7 +114,7 @@ def _verdict_lines(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]
     emphasis: Emphasis = "good"
     if Severity.ERROR in severities:
         emphasis = "error"
-    elif severities or tally(outcomes, "crashed") or not tally(outcomes, "passed"):
+    elif severities or _tally(outcomes, "crashed") or not _tally(outcomes, "passed"):
         emphasis = "warning"
     return [terminal.paint(line, emphasis) for line in wrap(verdict_text(outcomes), terminal.width, "", "  ")]
 
@@ -123,9 +123,9 @@ def doctor_json(outcomes: Sequence[Outcome], facts: Facts) -> dict[str, Any]:
     """Return verdict, counts, every check's outcome and the facts as JSON values."""
     statuses = ("passed", "found", "skipped", "crashed")
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "verdict": verdict_text(outcomes),
-        "counts": {status: tally(outcomes, status) for status in statuses},
+        "counts": {status: _tally(outcomes, status) for status in statuses},
         "checks": [_outcome_json(outcome) for outcome in outcomes],
         "facts": plain(facts),
     }
@@ -158,7 +158,7 @@ def hosts_text(
     ``findings`` are all, those of ``missing`` hosts too; ``passed`` counts checks over all hosts. ``picture`` are the
     lines of what was measured between them.
     """
-    rows = [row(report) for report in reports]
+    rows = [_row(report) for report in reports]
     lines = [*table(_HEADER, rows, terminal, right=frozenset({3})), "", *picture] if rows else []
     if findings:
         lines += findings_text(findings, terminal).split("\n")
@@ -170,7 +170,7 @@ def hosts_text(
     return terminal.spell("\n".join(lines) + "\n")
 
 
-def row(report: HostReport) -> tuple[str, ...]:
+def _row(report: HostReport) -> tuple[str, ...]:
     """Return the cells of one host; what is not known is ``?``."""
     facts = report.facts
     torch = "none" if isinstance(facts.torch, Unavailable) else facts.torch.version
@@ -184,12 +184,12 @@ def row(report: HostReport) -> tuple[str, ...]:
         "?" if isinstance(facts.cpu, Unavailable) else str(facts.cpu.usable),
         "?" if isinstance(facts.memory, Unavailable) else size_text(facts.memory.total_bytes),
         "?" if isinstance(facts.shm, Unavailable) else size_text(facts.shm.size_bytes),
-        clock_text(report),
+        _clock_text(report),
         gpus,
     )
 
 
-def clock_text(report: HostReport) -> str:
+def _clock_text(report: HostReport) -> str:
     """Return how far the clock is off, ``ok`` where it is within a second and what could be measured."""
     if abs(report.clock_ahead_s) <= max(1.0, report.clock_unsure_s):
         return "ok"
@@ -204,7 +204,7 @@ def hosts_json(
 ) -> dict[str, Any]:
     """Return facts and outcomes of each host, those of the comparison, and all findings, each once."""
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "hosts": [
             {
                 "name": report.name,
@@ -235,7 +235,7 @@ def list_text(checks: Sequence[Check], terminal: Terminal) -> str:
 def list_json(checks: Sequence[Check]) -> dict[str, Any]:
     """Return every check with its family, title, explanation and the facts that it needs."""
     keys = ("code", "family", "title", "explanation", "needs", "wants")
-    return {"schema": SCHEMA, "checks": [{key: plain(getattr(check, key)) for key in keys} for check in checks]}
+    return {"schema": _SCHEMA, "checks": [{key: plain(getattr(check, key)) for key in keys} for check in checks]}
 
 
 def explain_text(check: Check, terminal: Terminal) -> str:

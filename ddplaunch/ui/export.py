@@ -15,7 +15,7 @@ from ddplaunch.ui.terminal import visible
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any]:
@@ -26,21 +26,21 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
     topology = launch.topology
     target = launch.target
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "run_id": launch.run_id,
         "target": None if target is None else {"kind": target.kind, "name": target.name, "args": list(target.args)},
         "topology": {
             "world_size": topology.world_size,
-            "nnodes": resolved_json(topology.nnodes),
+            "nnodes": _resolved_json(topology.nnodes),
             "min_nodes": topology.min_nodes,
-            "nproc_per_node": resolved_json(topology.nproc_per_node),
-            "node_rank": resolved_json(topology.node_rank),
-            "master_addr": resolved_json(topology.master_addr),
-            "master_port": resolved_json(topology.master_port),
+            "nproc_per_node": _resolved_json(topology.nproc_per_node),
+            "node_rank": _resolved_json(topology.node_rank),
+            "master_addr": _resolved_json(topology.master_addr),
+            "master_port": _resolved_json(topology.master_port),
         },
-        "device": resolved_json(launch.device),
+        "device": _resolved_json(launch.device),
         "gpus": None if launch.gpus is None else list(launch.gpus),
-        "numbers": numbers_json(launch.numbers),
+        "numbers": _numbers_json(launch.numbers),
         "passed": [
             {
                 "number": passed.number,
@@ -57,16 +57,16 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
     }
 
 
-def numbers_json(numbers: Numbers) -> dict[str, Any]:
+def _numbers_json(numbers: Numbers) -> dict[str, Any]:
     """Return the numbers that are known and the assumptions behind them."""
-    known = {name: resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
+    known = {name: _resolved_json(resolved) for name, resolved in resolved_numbers(numbers).items()}
     said = [{"text": each.text, **_source(each.source)} for each in numbers.assumptions]
     return {**known, "assumptions": said}
 
 
 def compare_json(numbers: Sequence[Numbers]) -> dict[str, Any]:
     """Return the numbers of several world sizes."""
-    return {"schema": SCHEMA, "numbers": [numbers_json(each) for each in numbers]}
+    return {"schema": _SCHEMA, "numbers": [_numbers_json(each) for each in numbers]}
 
 
 def finding_json(finding: Finding) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     }
 
 
-def resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:
+def _resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:
     """Return value, source and detail, or None for what nobody said."""
     return None if resolved is None else {"value": resolved.value, **_source(resolved.source)}
 

@@ -126,7 +126,7 @@ def lr_text(numbers: Numbers) -> str:
     )
 
 
-def schedule_text(numbers: Numbers) -> str:
+def _schedule_text(numbers: Numbers) -> str:
     """Return ``2000 warmup steps, 1875 steps per epoch``, as far as they are known."""
     parts = []
     if numbers.warmup_steps is not None:
@@ -155,8 +155,8 @@ def launch_panel(
         ("run", f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}"),
         ("batch", batch_text(launch)),
         ("lr", lr_text(launch.numbers)),
-        ("steps", schedule_text(launch.numbers)),
-        ("pass", "; ".join(passed_text(passed) for passed in launch.passed)),
+        ("steps", _schedule_text(launch.numbers)),
+        ("pass", "; ".join(_passed_text(passed) for passed in launch.passed)),
         ("env", _environment_text(launch)),
         ("note", "; ".join(launch.notes)),
         ("record", record or ""),
@@ -171,7 +171,7 @@ def launch_panel(
     return text + ("\n" + findings_text(findings, terminal) if findings else "")
 
 
-def passed_text(passed: Passed) -> str:
+def _passed_text(passed: Passed) -> str:
     """Return ``--lr 0.0004 (train.py:31)``, or ``{lr} = 0.0004`` for a placeholder."""
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"

@@ -37,7 +37,7 @@ def outcome_text(
     if lines[0].startswith(label):
         lines[0] = terminal.paint(label, "good" if outcome.state == "succeeded" else "error") + lines[0][len(label) :]
     text = terminal.spell("\n".join(lines)) + "\n"
-    attempts = attempts_text(outcome)
+    attempts = _attempts_text(outcome)
     if attempts:
         text += terminal.spell("\n".join(wrap(visible(attempts), terminal.width, "  ", "  "))) + "\n"
     if outcome.diagnosis is not None:
@@ -78,7 +78,7 @@ def elsewhere_text(attempt: int, attempts: int) -> str:
     )
 
 
-def attempts_text(outcome: RunOutcome) -> str:
+def _attempts_text(outcome: RunOutcome) -> str:
     """Return in a clause how the attempts before compare with the last; empty if there was none that failed."""
     earlier = [each for each in outcome.attempts[:-1] if each.failed]
     if not earlier or outcome.state != "failed":

@@ -19,7 +19,7 @@ from ddplaunch.values.resolved import Resolved
 _SHORT = 12  # cells; values of variables that are longer do not fit beside their reasons
 
 #: Fields of ``Numbers`` as rows, in the order in which one follows from another.
-NUMBER_TITLES = {
+_NUMBER_TITLES = {
     "world_size": "world size",
     "batch_size": "batch size per rank",
     "accum": "accumulation",
@@ -41,10 +41,10 @@ NUMBER_TITLES = {
 def resolved_numbers(numbers: Numbers) -> dict[str, Resolved[int] | Resolved[float] | Resolved[str]]:
     """Return the numbers that are known, by field name, in the order of the tables."""
     found = {field.name: getattr(numbers, field.name) for field in fields(numbers)}
-    return {name: found[name] for name in NUMBER_TITLES if isinstance(found[name], Resolved)}
+    return {name: found[name] for name in _NUMBER_TITLES if isinstance(found[name], Resolved)}
 
 
-def value_text(value: int | float | str) -> str:
+def _value_text(value: int | float | str) -> str:
     """Return a value for a table."""
     return value if isinstance(value, str) else number_text(value)
 
@@ -68,8 +68,8 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
 def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
     """Return the numbers of several world sizes side by side; where they do not fit, below each other."""
     known = [resolved_numbers(each) for each in numbers]
-    names = [name for name in NUMBER_TITLES if name != "world_size" and any(name in each for each in known)]
-    rows = [[NUMBER_TITLES[name], *(_cell(each.get(name)) for each in known)] for name in names]
+    names = [name for name in _NUMBER_TITLES if name != "world_size" and any(name in each for each in known)]
+    rows = [[_NUMBER_TITLES[name], *(_cell(each.get(name)) for each in known)] for name in names]
     header = ["world size", *(str(each.world_size.value) for each in numbers)]
     needed = 2 + sum(max(len(row[i]) for row in [header, *rows]) + 2 for i in range(len(header))) - 2
     if needed <= terminal.width or len(numbers) == 1:
@@ -87,7 +87,7 @@ def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
 
 
 def _cell(resolved: Resolved[int] | Resolved[float] | Resolved[str] | None) -> str:
-    return "-" if resolved is None else value_text(resolved.value)
+    return "-" if resolved is None else _value_text(resolved.value)
 
 
 def _launch(launch: Launch, terminal: Terminal, facts: Facts | None) -> list[str]:
@@ -105,7 +105,7 @@ def _launch(launch: Launch, terminal: Terminal, facts: Facts | None) -> list[str
 
 def _numbers(numbers: Numbers, terminal: Terminal) -> list[str]:
     known = resolved_numbers(numbers)
-    rows = [[NUMBER_TITLES[name], value_text(each.value), str(each.source)] for name, each in known.items()]
+    rows = [[_NUMBER_TITLES[name], _value_text(each.value), str(each.source)] for name, each in known.items()]
     return table(["number", "value", "source"], rows, terminal, frozenset({1}))
 
 
@@ -119,21 +119,16 @@ def _passed(launch: Launch, terminal: Terminal) -> list[str]:
 
 
 def _environment(launch: Launch, terminal: Terminal) -> list[str]:
+    """Return name, value and reason as a table; long values, which would squeeze the reasons, stand below it."""
     rows = []
     for variable in launch.environment:
         value = "(removed)" if variable.value is None else redact(variable.name, variable.value)
         rows.append([variable.name, value, f"{variable.reason} ({variable.source})"])
-    return environment_table(rows, terminal)
-
-
-def environment_table(rows: Sequence[Sequence[str]], terminal: Terminal) -> list[str]:
-    """Return name, value and reason as a table; long values, which would squeeze the reasons, stand below it."""
     short = [row for row in rows if len(row[1]) <= _SHORT]
     lines = table(["name", "value", "reason (source)"], short, terminal) if short else []
     for name, value, reason in (row for row in rows if len(row[1]) > _SHORT):
-        lines += wrap(visible(f"{name}={value}"), terminal.width, "  ", "    ") + wrap(
-            visible(reason), terminal.width, "      ", "      "
-        )
+        lines += wrap(visible(f"{name}={value}"), terminal.width, "  ", "    ")
+        lines += wrap(visible(reason), terminal.width, "      ", "      ")
     return lines
 
 

@@ -11,7 +11,7 @@ from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import age_text, listed
 
-SCHEMA = 1
+_SCHEMA = 1
 _RIGHT = {"AGE", "SIZE", "BATCH"}
 _GPUS_IN_FULL = 4
 
@@ -63,7 +63,7 @@ def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozense
     hosts = [_hosts(run.hosts, "host names" not in spared) if several else "" for run in runs]
     columns = {
         "RUN": [run.run_id for run in runs],
-        "STATE": [run.state if "failed rank" in spared else state_text(run) for run in runs],
+        "STATE": [run.state if "failed rank" in spared else _state_text(run) for run in runs],
         "AGE": [age_text(None if run.started_s is None else now_s - run.started_s) for run in runs],
         "SIZE": [size_of(run) for run in runs],
         "BATCH": ["" if run.effective_batch is None else str(run.effective_batch) for run in runs],
@@ -75,7 +75,7 @@ def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozense
     return {name: column for name, column in columns.items() if name not in spared}
 
 
-def state_text(run: RunSummary) -> str:
+def _state_text(run: RunSummary) -> str:
     """Return the state in a word, with the exit status and, where it is known, the rank that failed first."""
     if run.state != "failed" or run.exit_status is None:
         return run.state
@@ -125,10 +125,10 @@ def _painted(line: str, terminal: Terminal) -> str:
 
 def ps_json(runs: Sequence[RunSummary], more: int, host: str, now_s: float) -> dict[str, Any]:
     """Return everything, with times in seconds since the epoch; ``not_shown`` counts ended runs left out."""
-    listed = []
+    rows = []
     for run in runs:
         world = None if run.nproc_per_node is None else run.nproc_per_node * (run.nnodes or 1)
         age = None if run.started_s is None else round(now_s - run.started_s, 1)
         directory = None if run.directory is None else str(run.directory)
-        listed.append({**plain(run), "directory": directory, "world_size": world, "age_s": age})
-    return {"schema": SCHEMA, "host": host, "runs": listed, "not_shown": more}
+        rows.append({**plain(run), "directory": directory, "world_size": world, "age_s": age})
+    return {"schema": _SCHEMA, "host": host, "runs": rows, "not_shown": more}

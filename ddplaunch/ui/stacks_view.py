@@ -11,7 +11,7 @@ from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.words import count, duration_text, ranks_text
 
-SCHEMA = 1
+_SCHEMA = 1
 
 
 def stacks_text(
@@ -75,7 +75,7 @@ def stacks_json(
 ) -> dict[str, Any]:
     """Return all of it; ``groups`` lists the odd ones out first."""
     return {
-        "schema": SCHEMA,
+        "schema": _SCHEMA,
         "run_id": run_id,
         "host": host,
         "silent_s": None if silent_s is None else round(silent_s, 1),

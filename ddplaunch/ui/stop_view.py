@@ -85,14 +85,14 @@ def _remaining(processes: Sequence[Process]) -> Finding:
 
 def _listed(processes: Sequence[Process]) -> str:
     """Return ``torchrun (pid 7), rank 0 (pid 8) and 2 other processes (pids 9, 10)``."""
-    named = [f"{name} (pid {process.pid})" for process in processes if (name := role_of(process))]
-    others = [str(process.pid) for process in processes if not role_of(process)]
+    named = [f"{name} (pid {process.pid})" for process in processes if (name := _role_of(process))]
+    others = [str(process.pid) for process in processes if not _role_of(process)]
     if others:
         named.append(f"{count(len(others), 'process')} of theirs ({', '.join(others)})")
     return ", ".join(named)
 
 
-def role_of(process: Process) -> str:
+def _role_of(process: Process) -> str:
     """Return ``torchrun``, ``rank 3``, ``the guard``, or nothing for a child of a rank."""
     if is_guard(process):
         return "the guard"
@@ -119,10 +119,10 @@ def stop_json(stopped: Stopped, elsewhere: Sequence[str]) -> dict[str, Any]:
 
 def _entry(process: Process) -> dict[str, Any]:
     rank = process.mark("RANK") or ""
-    return {"pid": process.pid, "role": role_of(process) or "child", "rank": int(rank) if rank.isdecimal() else None}
+    return {"pid": process.pid, "role": _role_of(process) or "child", "rank": int(rank) if rank.isdecimal() else None}
 
 
-def begin_together(launched: Launched, grace_s: float) -> str:
+def begin_on_hosts(launched: Launched, grace_s: float) -> str:
     """Return what is about to be done."""
     hosts = listed([place.host for place in launched.places], 3, " and ")
     return (
@@ -131,13 +131,13 @@ def begin_together(launched: Launched, grace_s: float) -> str:
     )
 
 
-def begin_asking(launched: Launched) -> str:
+def begin_asking_hosts(launched: Launched) -> str:
     """Return that the hosts are asked one by one."""
     hosts = listed([place.host for place in launched.places], 3, " and ")
     return f"{launched.run_id}: its launcher (pid {launched.pid}) is gone; asking {hosts} what is left\n"
 
 
-def together_text(stopped: Stopped, hosts: Sequence[HostStopped]) -> str:
+def stopped_on_hosts_text(stopped: Stopped, hosts: Sequence[HostStopped]) -> str:
     """Return how the launcher ended and what ended on each host."""
     head = "not stopped" if stopped.remaining else "stopped"
     hard = ", its launcher by SIGKILL" if stopped.killed else ""
@@ -180,7 +180,7 @@ def hosts_findings(run_id: str, hosts: Sequence[HostStopped]) -> tuple[Finding, 
     return tuple(found)
 
 
-def together_json(run_id: str, stopped: Stopped | None, hosts: Sequence[HostStopped]) -> dict[str, Any]:
+def stop_on_hosts_json(run_id: str, stopped: Stopped | None, hosts: Sequence[HostStopped]) -> dict[str, Any]:
     """Return the same as data, with the keys of a run on one host; ``hosts`` says it host by host."""
     remaining = () if stopped is None else stopped.remaining
     unasked = [each.host for each in hosts if each.problem is not None]

@@ -260,7 +260,7 @@ def _rate(grown: float | None, since_s: float) -> float | None:
     return round(grown / since_s) if grown is not None and grown >= 0 and since_s > 0 else None
 
 
-ProgressOf = Callable[[], dict[int, Progress]]
+_ProgressOf = Callable[[], dict[int, Progress]]
 
 
 class Sampler:
@@ -271,7 +271,7 @@ class Sampler:
         ranks: Sequence[RankIdentity],
         attempt: int,
         host: str,
-        progress: ProgressOf,
+        progress: _ProgressOf,
         gpus: GpuUsage,
         pss: bool = True,
     ) -> None:

@@ -32,7 +32,7 @@ from ddplaunch.values.words import count
 from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
 
 NAME = "metrics.jsonl"
-SCHEMA = 1
+_SCHEMA = 1
 _MAX_INTERVAL_S = 60.0
 _PER_INTERVAL = 3600
 T = TypeVar("T", RankSample, GpuSample, HostSample)
@@ -59,7 +59,7 @@ class MetricsFile:
             path = node_directory / NAME
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             if os.fstat(self._descriptor).st_size == 0:
-                self._put({"schema": SCHEMA})
+                self._put({"schema": _SCHEMA})
         except OSError:
             self.close()
 
@@ -179,7 +179,7 @@ class Recorder:
             ]
             environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
             try:
-                self._pid = os.posix_spawn(sys.executable, recorder_argv(wanted), environment, file_actions=actions)
+                self._pid = os.posix_spawn(sys.executable, _recorder_argv(wanted), environment, file_actions=actions)
             finally:
                 os.close(reader)
 
@@ -196,7 +196,7 @@ class Recorder:
                 time.sleep(0.002)
 
 
-def recorder_argv(wanted: str) -> list[str]:
+def _recorder_argv(wanted: str) -> list[str]:
     """Return its command line: with site-packages, unlike the guard, because nvidia-ml-py is there."""
     root = str(Path(ddplaunch.__file__).resolve().parents[1])
     cache = ["-B"] if sys.dont_write_bytecode else []

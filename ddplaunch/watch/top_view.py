@@ -52,7 +52,7 @@ class Look:
     first_row: int = 0
 
 
-class Column:
+class _Column:
     """A column of the table; ``spared`` ones go first where the terminal is narrow, the greatest number first."""
 
     def __init__(self, name: str, texts: list[str], spared: int = 0, left: bool = False) -> None:
@@ -66,7 +66,7 @@ class Column:
         return text + pad if self.left else pad + text
 
 
-def columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[Column]:
+def _columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[_Column]:
     """Return every column, for the newest sample's ranks; those that say nothing have empty cells only."""
     ranks = samples[-1].ranks
     gpus = [samples[-1].gpu_of(rank) for rank in ranks]
@@ -84,25 +84,25 @@ def columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[
 
     pairs = list(zip(ranks, gpus, strict=True))
     return [
-        Column("RANK", [str(rank.rank) for rank in ranks]),
-        Column("STEP", [_number(rank.step, ".0f") for rank in ranks], 6),
-        Column("STEP/S", [_number(rank.step_rate, ".2f" if (rank.step_rate or 0) < 100 else ".0f") for rank in ranks]),
-        Column("", bars(lambda rank, _: rank.step_rate, None), 7),
-        Column("CPU %", [_number(rank.cpu_percent, ".0f") for rank in ranks]),
-        Column("", bars(lambda rank, gpu: None if gpu else rank.cpu_percent, 100), 8),
-        Column("MEM GiB", [_gib(rank.rss_bytes) for rank in ranks], 3),
-        Column("PSS GiB", [_gib(rank.pss_bytes) for rank in ranks], 11),
-        Column("THREADS", [_number(rank.threads, ".0f") for rank in ranks], 10),
-        Column("LOADER", [_loader(rank) for rank in ranks]),
-        Column("R+W MiB/s", [_disk(rank) for rank in ranks], 12),
-        Column("GPU", ["" if gpu is None else str(gpu.index) for gpu in gpus], 2),
-        Column("UTIL %", [_number(_of(gpu, "utilization_percent"), ".0f") for gpu in gpus]),
-        Column("", bars(lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100), 5),
-        Column("GPU GiB", [_gpu_memory(gpu) for gpu in gpus], 1),
-        Column("W", [_number(_of(gpu, "power_w"), ".0f") for gpu in gpus], 4),
-        Column("°C" if look.terminal.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
-        Column("MHz", [_number(_of(gpu, "clock_mhz"), ".0f") for gpu in gpus], 9),
-        Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
+        _Column("RANK", [str(rank.rank) for rank in ranks]),
+        _Column("STEP", [_number(rank.step, ".0f") for rank in ranks], 6),
+        _Column("STEP/S", [_number(rank.step_rate, ".2f" if (rank.step_rate or 0) < 100 else ".0f") for rank in ranks]),
+        _Column("", bars(lambda rank, _: rank.step_rate, None), 7),
+        _Column("CPU %", [_number(rank.cpu_percent, ".0f") for rank in ranks]),
+        _Column("", bars(lambda rank, gpu: None if gpu else rank.cpu_percent, 100), 8),
+        _Column("MEM GiB", [_gib(rank.rss_bytes) for rank in ranks], 3),
+        _Column("PSS GiB", [_gib(rank.pss_bytes) for rank in ranks], 11),
+        _Column("THREADS", [_number(rank.threads, ".0f") for rank in ranks], 10),
+        _Column("LOADER", [_loader(rank) for rank in ranks]),
+        _Column("R+W MiB/s", [_disk(rank) for rank in ranks], 12),
+        _Column("GPU", ["" if gpu is None else str(gpu.index) for gpu in gpus], 2),
+        _Column("UTIL %", [_number(_of(gpu, "utilization_percent"), ".0f") for gpu in gpus]),
+        _Column("", bars(lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100), 5),
+        _Column("GPU GiB", [_gpu_memory(gpu) for gpu in gpus], 1),
+        _Column("W", [_number(_of(gpu, "power_w"), ".0f") for gpu in gpus], 4),
+        _Column("°C" if look.terminal.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
+        _Column("MHz", [_number(_of(gpu, "clock_mhz"), ".0f") for gpu in gpus], 9),
+        _Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
     ]  # fmt: skip
 
 
@@ -254,7 +254,7 @@ def _table(samples: Sequence[Sample], late: int | None, look: Look) -> list[str]
     last = samples[-1]
     if not last.ranks:
         return ["no rank runs"]
-    columns = [column for column in columns_of(samples, late, look) if any(column.texts)]
+    columns = [column for column in _columns_of(samples, late, look) if any(column.texts)]
     while len(columns) > 2 and sum(column.cells + 2 for column in columns) - 2 > look.terminal.width:
         most = max(columns, key=lambda column: column.spared)
         if not most.spared:

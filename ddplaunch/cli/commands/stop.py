@@ -21,17 +21,17 @@ from ddplaunch.records.live_processes import other_processes, read_processes
 from ddplaunch.records.outcome import RankOutcome
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.stop_view import (
-    begin_asking,
+    begin_asking_hosts,
+    begin_on_hosts,
     begin_text,
-    begin_together,
     hosts_findings,
     hosts_lines,
     nothing_text,
     stop_findings,
     stop_json,
+    stop_on_hosts_json,
+    stopped_on_hosts_text,
     stopped_text,
-    together_json,
-    together_text,
 )
 from ddplaunch.values.finding import ExitStatus, Finding, usage
 from ddplaunch.values.variable_names import SETTINGS
@@ -98,20 +98,20 @@ def _stop_by_launcher(
     """Have the launcher end its run on all hosts; where it had to be killed, ask each host whether it has ended."""
     own_s = launched.grace_s + _LONGER_S
     grace_s = own_s if grace_s is None else grace_s
-    tell(begin_together(launched, grace_s))
+    tell(begin_on_hosts(launched, grace_s))
     stopped = stop_resident(run, launcher, grace_s, own_s)
     hosts: tuple[HostStopped, ...] = ()
     if not stopped.remaining:
         record = read_record(launched.directory)
         hosts = _told_by(record, launched) if _is_concluded(record) else ask_hosts(launched, grace_s)
     if not json:
-        tell(together_text(stopped, hosts))
+        tell(stopped_on_hosts_text(stopped, hosts))
     return _conclude(launched, stopped, hosts, stop_findings(stopped, ()), json)
 
 
 def _stop_by_hosts(launched: Launched, grace_s: float | None, json: bool) -> int:
     """Ask every host to end what it still runs, since the launcher that would is gone."""
-    tell(begin_asking(launched))
+    tell(begin_asking_hosts(launched))
     hosts = ask_hosts(launched, launched.grace_s + _LONGER_S if grace_s is None else grace_s)
     if not json:
         tell(hosts_lines(hosts))
@@ -126,7 +126,7 @@ def _conclude(
     json: bool,
 ) -> int:
     if json:
-        answer_json(together_json(launched.run_id, stopped, hosts))
+        answer_json(stop_on_hosts_json(launched.run_id, stopped, hosts))
     findings = (*findings, *hosts_findings(launched.run_id, hosts))
     tell_findings(findings)
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE
