@@ -1,8 +1,8 @@
 """How often ``explain`` is right, and how fast on 1 GB: ``python -m benchmarks.explain --corpus PATH/cases.jsonl``.
 
 Rules are tuned on one half of the labelled logs (crc32 of the id even). Nobody reads the other half: its score is the
-one that counts. Both are printed and written to benchmarks/results/explain.json and explain.md. ``--failures`` lists the
-wrong answers of the half that rules are tuned on.
+one that counts. Both scores are printed and written to benchmarks/results/explain.json and explain.md. ``--failures``
+lists the wrong answers of the half that rules are tuned on.
 """
 
 from __future__ import annotations

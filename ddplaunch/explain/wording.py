@@ -166,7 +166,7 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
         shm = "`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`"
         return _Words(
             f"{who} ended by {how}, and no line says why",
-            "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while it was read",
+            "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while read",
             (shm, _NATIVE),
         )
     if cause.code == "terminated":
