@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,11 +13,10 @@ from ddplaunch.machine.nvml import probe_nvml
 from ddplaunch.machine.processes.orphans import Orphans, Segment, adopts_orphans, held_segments, orphans_in
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
 from ddplaunch.machine.processes.run_processes import within
-from ddplaunch.machine.processes.stop_processes import remaining, send_signal, wait_gone
+from ddplaunch.machine.processes.stop_processes import end_processes, remaining
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
-_KILLED_S = 5.0
 _FREED_S = 5.0  # the driver frees memory a moment after the process is gone
 _PAUSE_S = 0.1
 #: Files that torch, NCCL, Python and OpenMP make for one process; what a user put into /dev/shm is not among them.
@@ -100,21 +98,11 @@ def clean(found: Leftovers, grace_s: float) -> Cleaned:
 
     Each signal goes to a process whose pid, start time and run id are still those that were found.
     """
-    processes = found.processes
-    for process in processes:
-        send_signal(process, signal.SIGTERM)
-    killed = wait_gone(processes, grace_s)
-    for process in killed:
-        send_signal(process, signal.SIGKILL)
-    left = wait_gone(killed, _KILLED_S)
-    there = {process.pid for process in left}
-    hard = {process.pid for process in killed} - there
+    ends = end_processes(found.processes, grace_s)
     return Cleaned(
-        ended=tuple(process for process in processes if process.pid not in there | hard),
-        killed=tuple(process for process in killed if process.pid in hard),
-        remaining=tuple(left),
-        removed=() if left else tuple(segment for segment in _unheld(found.removable) if _unlink(segment)),
-        holding=_still_held([process for process in processes if process.pid not in there], found.gpu_memory),
+        *ends,
+        removed=() if ends.remaining else tuple(segment for segment in _unheld(found.removable) if _unlink(segment)),
+        holding=_still_held([*ends.ended, *ends.killed], found.gpu_memory),
     )
 
 

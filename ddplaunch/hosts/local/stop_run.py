@@ -14,13 +14,12 @@ from typing import Any
 from ddplaunch.hosts.ssh import CONNECT_S, command, environment, failure
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.machine.processes.stop_processes import send_signal, wait_gone
+from ddplaunch.machine.processes.stop_processes import KILLED_S, ends_of, send_signal, wait_gone
 from ddplaunch.records.launchers import Launched
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 _LOOK_S = 0.25  # new processes may come while old ones go
-_KILLED_S = 5.0  # how long SIGKILL may take; longer means uninterruptible sleep
 _GUARD_S = 10.0  # how long the guard may need to write the outcome and to explain
 _RESIDENT_S = 90.0  # a launcher's own limits from SIGKILL on its hosts to having all their records
 
@@ -53,13 +52,9 @@ def stop_run(run: RunProcesses, grace_s: float) -> Stopped:
     if left is not None:
         killed = [*left.launchers, *left.ranks, *left.children]
         _send_all(killed, signal.SIGKILL)  # the launcher first, so that it restarts nothing
-    remaining = wait_gone([each for each in seen.values() if each not in run.guards], _KILLED_S)
+    remaining = wait_gone([each for each in seen.values() if each not in run.guards], KILLED_S)
     remaining += wait_gone(run.guards, _GUARD_S)
-    there = {process.pid for process in remaining}
-    killed = [process for process in killed if process.pid not in there]
-    hard = {process.pid for process in killed}
-    ended = tuple(process for process in seen.values() if process.pid not in there | hard)
-    return Stopped(run, ended, tuple(killed), tuple(remaining), (), time.monotonic() - begun)
+    return Stopped(run, *ends_of(seen.values(), killed, remaining), denied=(), took_s=time.monotonic() - begun)
 
 
 def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grace_s: float) -> Stopped:
@@ -76,7 +71,7 @@ def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grac
         send_signal(launcher, signal.SIGINT)
     left = wait_gone([launcher], _RESIDENT_S) if left else []
     killed = bool(left) and send_signal(launcher, signal.SIGKILL) == "sent"
-    left = wait_gone([launcher], _KILLED_S) if left else []
+    left = wait_gone([launcher], KILLED_S) if left else []
     gone = () if left else (launcher,)
     return Stopped(
         run, () if killed else gone, gone if killed else (), tuple(left), (), took_s=time.monotonic() - begun

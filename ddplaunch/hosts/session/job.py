@@ -24,14 +24,13 @@ from typing import Any
 
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.machine.processes.stop_processes import send_signal, wait_gone
+from ddplaunch.machine.processes.stop_processes import KILLED_S, send_signal, wait_gone
 
 _PATIENCE_S = 2.0  # how long torchrun may take to pass a signal on, before anybody asks why
 _CONNECT_S = 1.0
 _LOOK_S = 0.5
 _PR_SET_PDEATHSIG = 1
 _GUARD_S = 3.0  # how long the guard may need to end the ranks of a torchrun that died
-_KILLED_S = 5.0
 _AFTER_GRACE_S = 3.0
 
 
@@ -128,7 +127,7 @@ class HostJob:
             pause(0.1)
         for process in left:
             send_signal(process, signal.SIGKILL)
-        wait_gone(left, _KILLED_S)
+        wait_gone(left, KILLED_S)
         return [process.pid for process in left]
 
     def _left(self) -> list[Process]:

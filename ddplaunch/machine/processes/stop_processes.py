@@ -1,4 +1,4 @@
-"""Signals processes of this machine that were read before, and waits for their end.
+"""Ends processes of this machine that were read before: signals, a grace, the wait until they are gone.
 
 Each signal goes through a pidfd, which pins the process between the last look at it and the signal:
 https://man7.org/linux/man-pages/man2/pidfd_open.2.html. psutil's `send_signal` compares the start time too, but the pid
@@ -12,8 +12,8 @@ import os
 import signal
 import struct
 import time
-from collections.abc import Iterable
-from typing import Literal, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple, Protocol
 
 from ddplaunch.machine.processes.process_table import Process, read_process, read_stat
 
@@ -35,6 +35,7 @@ Sent = Literal["sent", "gone", "other", "denied"]
 
 _RUN_IDS = ("DDPLAUNCH_RUN_ID", "TORCHELASTIC_RUN_ID")
 _PAUSE_S = 0.02
+KILLED_S = 5.0  # from SIGKILL to the end; a process that takes longer waits in the kernel for a device or a file server
 
 
 def send_signal(process: ProcessIdentity, number: int) -> Sent:
@@ -93,6 +94,32 @@ def wait_gone(processes: Iterable[ProcessIdentity], deadline_s: float) -> list[P
         time.sleep(_PAUSE_S)
         left = remaining(left)
     return left
+
+
+class ProcessEnds(NamedTuple):
+    """How processes ended: by SIGTERM or otherwise, by SIGKILL, or not at all."""
+
+    ended: tuple[Process, ...]
+    killed: tuple[Process, ...]
+    remaining: tuple[Process, ...]
+
+
+def ends_of(processes: Iterable[Process], killed: Iterable[Process], remaining: Sequence[Process]) -> ProcessEnds:
+    """Sort ``processes``, of which SIGKILL was sent to ``killed``, by how they ended."""
+    there = {process.pid for process in remaining}
+    hard = tuple(process for process in killed if process.pid not in there)
+    not_soft = there | {process.pid for process in hard}
+    return ProcessEnds(tuple(each for each in processes if each.pid not in not_soft), hard, tuple(remaining))
+
+
+def end_processes(processes: Sequence[Process], grace_s: float) -> ProcessEnds:
+    """Send SIGTERM, after ``grace_s`` seconds SIGKILL to those that still run, and wait for their end."""
+    for process in processes:
+        send_signal(process, signal.SIGTERM)
+    killed = wait_gone(processes, grace_s)
+    for process in killed:
+        send_signal(process, signal.SIGKILL)
+    return ends_of(processes, killed, wait_gone(killed, KILLED_S))
 
 
 _PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, what is not asked for, the status
