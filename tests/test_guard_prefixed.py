@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent.guard.streams import LONGEST_LINE_BYTES, Prefixed, finally_shown
+from ddplaunch.agent.guard.rank_streams import LONGEST_LINE_BYTES, Prefixed, finally_shown
 
 
 def shown(*pieces: bytes) -> bytes:

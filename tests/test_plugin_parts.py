@@ -16,7 +16,7 @@ import pytest
 from ddplaunch.agent.end.evidence import kernel_lines, oom_kills, run_record, space
 from ddplaunch.agent.logs_specs import drain, set_aside
 from ddplaunch.agent.plugin.outlets import (
-    Console,
+    LauncherStreams,
     close,
     kinds,
     open_outlets,
@@ -27,21 +27,21 @@ from ddplaunch.agent.plugin.outlets import (
 from ddplaunch.agent.plugin.session import guard_argv
 from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
 
-PIPES = Console(False, False, False)
+PIPES = LauncherStreams(False, False, False)
 
 
 @pytest.mark.parametrize(
     ("console", "shown"),
     [
-        (Console(True, True, True), ("terminal",)),
-        (Console(True, True, False), ("terminal", "terminal")),  # two terminals
-        (Console(False, True, False), ("pipe", "terminal")),  # > out.txt
-        (Console(True, False, False), ("terminal", "pipe")),  # 2> err.txt
-        (Console(False, False, True), ("pipe",)),  # 2>&1 | tee
+        (LauncherStreams(True, True, True), ("terminal",)),
+        (LauncherStreams(True, True, False), ("terminal", "terminal")),  # two terminals
+        (LauncherStreams(False, True, False), ("pipe", "terminal")),  # > out.txt
+        (LauncherStreams(True, False, False), ("terminal", "pipe")),  # 2> err.txt
+        (LauncherStreams(False, False, True), ("pipe",)),  # 2>&1 | tee
         (PIPES, ("pipe", "pipe")),
     ],
 )
-def test_what_the_shown_rank_gets(console: Console, shown: tuple[str, ...]) -> None:
+def test_what_the_shown_rank_gets(console: LauncherStreams, shown: tuple[str, ...]) -> None:
     assert kinds(True, console) == shown
     assert kinds(False, console) == ("pipe", "pipe")
 
@@ -59,9 +59,9 @@ def test_console_is_recognised() -> None:
     reading, writing = os.pipe()
     same = os.dup(writing)
     try:
-        assert read_console(slave, slave) == Console(True, True, True, (24, 77))
-        assert read_console(writing, slave) == Console(False, True, False, (24, 77))
-        assert read_console(writing, same) == Console(False, False, True)
+        assert read_console(slave, slave) == LauncherStreams(True, True, True, (24, 77))
+        assert read_console(writing, slave) == LauncherStreams(False, True, False, (24, 77))
+        assert read_console(writing, same) == LauncherStreams(False, False, True)
         assert read_console(reading, slave).one_file is False
     finally:
         for descriptor in (master, slave, reading, writing, same):
@@ -70,7 +70,7 @@ def test_console_is_recognised() -> None:
 
 
 def test_outlets_carry_bytes_as_they_are() -> None:
-    outlets = open_outlets(("pipe", "terminal"), 1 << 16, Console(True, True, False, (5, 6)))
+    outlets = open_outlets(("pipe", "terminal"), 1 << 16, LauncherStreams(True, True, False, (5, 6)))
     for outlet in outlets:
         assert not os.get_inheritable(outlet.read) and not os.get_inheritable(outlet.write)
         with open(path_of(outlet.write), "w") as stream:  # as torchrun opens it

@@ -43,7 +43,7 @@ from ddplaunch.agent.torch_patches import (
     torchrun_args,
 )
 from ddplaunch.agent.warm import fresh
-from ddplaunch.agent.warm.nursery import first_path, may_start_again
+from ddplaunch.agent.warm.template_process import first_path, may_start_again
 from tests.hosts.launching import clean_environment
 
 LONG_S = 300.0  # no test waits for it

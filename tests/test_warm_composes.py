@@ -105,7 +105,7 @@ def test_clean_ends_forked_ranks_that_lost_their_launcher(tmp_path: Path) -> Non
             for each in (*processes.guards, *processes.launchers):
                 os.kill(each.pid, number)
         run.process.wait(DEADLINE_S)
-        within(lambda: {each.pid for each in found(run_id).all} == ranks)  # template and midwife die with torchrun
+        within(lambda: {each.pid for each in found(run_id).all} == ranks)  # template and forker die with torchrun
         assert say(tmp_path, "clean", run_id, "--yes")["done"] is True
         within(lambda: of_folder(tmp_path) == [])
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.warm import kernel, requests
-from ddplaunch.agent.warm.family import WarmProcess
 from ddplaunch.agent.warm.requests import Request, is_python_command, unpacked
+from ddplaunch.agent.warm.warm_process import WarmProcess
 from ddplaunch.agent.warm.why_cold import (
     AgentFacts,
     changed_since_load,

@@ -87,7 +87,7 @@ def test_ranks_are_forked_again_after_a_failure(plugged: Path, tmp_path: Path) -
     assert starts.keys() >= {"0-1", "1-0", "1-1"}
     assert {forked for forked, _ in starts.values()} == {"True"}
     assert len({parent for _, parent in starts.values()}) == 1
-    # template, its copy that preloads, a midwife for each start, and the ranks; a script that forks is not counted
+    # template, its copy that preloads, a forker for each start, and the ranks; a script that forks is not counted
     forked = [path.name.split("-") for path in forks.iterdir()]
     assert len(forked) >= 2 + 2 + 4
     assert {threads for _, _, threads in forked} == {"1"}, "Python 3.12 warns of forks in processes with threads"
@@ -131,7 +131,7 @@ def test_nothing_is_left_when_torchrun_is_killed(plugged: Path, tmp_path: Path) 
         ranks = _awaited(tmp_path, 2)
         template = _children(launcher.pid) - set(ranks)
         assert len(template) == 1
-        family = template | _midwife(*template)
+        family = template | _forker(*template)
         launcher.kill()
         launcher.wait(10)
         _await_end(family)
@@ -151,7 +151,7 @@ def _awaited(folder: Path, number: int) -> list[int]:
     return found
 
 
-def _midwife(template: int) -> set[int]:
+def _forker(template: int) -> set[int]:
     """Wait for the process that a next start's ranks would be forked from: ranks may run before it is there."""
     deadline = time.monotonic() + 60
     while len(found := _children(template)) != 1:

@@ -140,7 +140,7 @@ def test_what_spoils_the_template_is_not_preloaded(tmp_path: Path, module: str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["first", "between", "again"])
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("lost", ["template", "midwife"])
+@pytest.mark.parametrize("lost", ["template", "forker"])
 def test_ranks_start_cold_without_the_template(lost: str, number: str, moment: str) -> None:
     result = subprocess.run(
         [sys.executable, "-u", str(PROGRAMS / "loses_template.py"), lost, number, moment],
@@ -152,7 +152,7 @@ def test_ranks_start_cold_without_the_template(lost: str, number: str, moment: s
     lines = result.stdout.splitlines()
     starts = [line for line in lines if line.startswith("[")]
     assert {*starts} <= {"[0, 0] warm", "[0, 0] cold"}, result
-    served = (lost, number) == ("template", "SIGSTOP") and moment != "again"  # the midwife does all for the first start
+    served = (lost, number) == ("template", "SIGSTOP") and moment != "again"  # the forker does all for the first start
     assert starts[-1] == "[0, 0] cold" or served
     ranks = sorted(line for line in lines if re.fullmatch("[01] [01]", line))
     both = ["0 0", "0 1"] * sum("cold" in line for line in starts) + ["1 0", "1 1"] * sum(

@@ -162,7 +162,7 @@ def test_nothing_survives(dies: str, start: Callable[..., Run], tmp_path: Path) 
     run.record = run.record.with_name(run_id)
     run.wait_for("running-0-0", "running-1-0")
     within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
-    within(lambda: len(of_folder(tmp_path)) == 10, run)  # with template, midwife, and two workers of each rank
+    within(lambda: len(of_folder(tmp_path)) == 10, run)  # with template, forker, and two workers of each rank
     if dies == "template":
         (template,) = [pid for pid in children(run.process.pid) if name(pid) == "ddplaunch-warm"]
         os.kill(template, signal.SIGKILL)

@@ -115,7 +115,7 @@ def test_the_directory_is_looked_at_only_where_it_matters(tmp_path: Path, monkey
 
 def test_the_template_is_no_rank() -> None:
     template = process(12, parent=10, name="ddplaunch-warm", command=("ddplaunch: warm template",), environment={})
-    midwife = process(13, parent=12, session=12, name="ddplaunch-warm", command=template.command, environment={})
+    forker = process(13, parent=12, session=12, name="ddplaunch-warm", command=template.command, environment={})
     hidden = process(14, parent=10, name="ddplaunch-warm", command=LAUNCHER.command, environment=OURS)
-    (run,) = runs_in(table(LAUNCHER, RANK, template, midwife, hidden))
-    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK,), (template, midwife, hidden))
+    (run,) = runs_in(table(LAUNCHER, RANK, template, forker, hidden))
+    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK,), (template, forker, hidden))

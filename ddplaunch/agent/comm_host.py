@@ -1,4 +1,4 @@
-"""``python -m ddplaunch.agent.comm_host FD``: a host's part of `doctor --comm`; refuses to outlive its launcher.
+"""``python -m ddplaunch.agent.comm_host FD``: one host's ranks of `doctor --comm`.
 
 It imports torch once, then for every step that it reads from stdin forks the ranks, and kills what runs at the step's
 deadline. Lines of JSON on stdout say what it and its ranks found. When stdin ends it ends, and the kernel ends its

@@ -1,14 +1,8 @@
-"""The plug-in that torchrun loads by ``--logs-specs=ddplaunch``; refuses to stop a training over what it cannot do.
+"""The plug-in that torchrun loads by ``--logs-specs=ddplaunch``: ranks write to the guard, which speaks at the end.
 
 torchrun builds the object when torch is imported and nothing else has happened: no rendezvous, no rank. Its interface
-is ``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.html
-
-Reads what ranks print when no guard is left to do it, so that none of them waits; refuses to record it.
-
-Sets aside what an earlier run of the same id has left on this node; refuses to delete any of it.
-
-A command that is pasted twice, or a ``--run-id`` that is used again, would otherwise go on in the files of the run
-before, and its errors would be taken for this run's.
+is ``LogsSpecs``, https://docs.pytorch.org/docs/stable/elastic/multiprocessing.html. What the plug-in cannot do never
+stops a training: without a guard ranks write to the console.
 """
 
 from __future__ import annotations

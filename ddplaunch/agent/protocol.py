@@ -1,17 +1,19 @@
-"""What torchrun's plug-in and the guard beside it say to each other, over one socket; refuses to act on it.
+"""The messages between torchrun's plug-in and the guard beside it, over one socket.
 
-The plug-in (``logs_specs.py``) lives in torchrun's process, the guard (``guard.py``) is a light interpreter that the
-plug-in starts: it reads what ranks print, shows and records it, ends what is left when torchrun dies, and speaks last.
-Messages are JSON objects over a ``SOCK_SEQPACKET`` pair, file descriptors travel with them (SCM_RIGHTS, unix(7)).
+The plug-in (``logs_specs.py``) lives in torchrun's process, the guard (``guard/guard.py``) is a light interpreter that
+the plug-in starts: it reads what ranks print, shows and records it, ends what is left when torchrun dies, and speaks
+last. Messages are JSON objects over a ``SOCK_SEQPACKET`` pair, file descriptors travel with them (SCM_RIGHTS, unix(7)).
 
 Plug-in to guard:
-- ``{"op": "attempt", "attempt": A, "ranks": [Rank…]}`` before ranks start, with one descriptor for each entry of each
-  rank's ``streams``, in order: the reading end of a pipe, or the master of a terminal.
-- ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
 - ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
+- ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [Failure…]}`` before ranks start, with one
+  descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the master of a terminal.
+- ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
 - ``{"op": "signal", "signal": N}`` when torchrun was told to end.
+- ``{"op": "closed", "rank": R, "stream": "out"|"err"}`` once the plug-in has closed a stream as well.
 - ``{"op": "end", "state": …, "signal": N, "failures": [Failure…], "error": TEXT}``, last.
 Guard to plug-in:
+- ``{"op": "closed", "rank": R, "stream": "out"|"err"}`` when the reader of what this rank shows is gone.
 - ``{"op": "done", "exit_status": N}`` when everything printed has arrived, the outcome is written, and nothing is left.
 """
 

@@ -21,7 +21,7 @@ from ddplaunch.agent.end.handover import conclude_run, get_ready, speak_of_attem
 from ddplaunch.agent.guard.attempt import Attempt, process_table
 from ddplaunch.agent.guard.loop import Loop, listen
 from ddplaunch.agent.guard.output import Console, RecordFile
-from ddplaunch.agent.guard.streams import Streams
+from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, unannounced
 from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.launch.settings import Settings

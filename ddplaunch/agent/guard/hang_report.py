@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.agent.guard.attempt import RankLife
-from ddplaunch.agent.guard.streams import Streams
+from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, stack_text

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.guard.attempt import Attempt
 from ddplaunch.agent.guard.output import Console
-from ddplaunch.agent.guard.streams import Streams
+from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat

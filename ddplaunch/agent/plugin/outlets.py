@@ -1,8 +1,8 @@
-"""What a rank writes into: pipes, or a terminal where the launcher has one; refuses to read from them.
+"""Opens what ranks write into: pipes, or a terminal where the launcher has one.
 
 The rank that is shown as if it ran alone gets what the launcher itself has: a terminal (then one for both streams, so
 that their order is exact), a pipe, or one pipe where stdout and stderr are one file (``2>&1 | tee``). Every other rank
-gets two pipes. A file is never handed to a rank: a full disk must not reach it.
+gets two pipes. No rank gets a file: a full disk must not reach it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Outlet(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Console:
+class LauncherStreams:
     """What the launcher's stdout and stderr are. ``size`` is the terminal's, (rows, columns)."""
 
     out_terminal: bool
@@ -45,7 +45,7 @@ class Console:
     size: tuple[int, int] | None = None
 
 
-def read_console(out: int = 1, err: int = 2) -> Console:
+def read_console(out: int = 1, err: int = 2) -> LauncherStreams:
     """Look at the launcher's own descriptors; one that is closed is no terminal."""
     out_terminal, err_terminal = os.isatty(out), os.isatty(err)
     try:
@@ -59,10 +59,10 @@ def read_console(out: int = 1, err: int = 2) -> Console:
             with contextlib.suppress(OSError):
                 columns, rows = os.get_terminal_size(descriptor)
                 size = (rows, columns)
-    return Console(out_terminal, err_terminal, one, size)
+    return LauncherStreams(out_terminal, err_terminal, one, size)
 
 
-def kinds(alone: bool, console: Console) -> tuple[Kind, ...]:
+def kinds(alone: bool, console: LauncherStreams) -> tuple[Kind, ...]:
     """Return what a rank gets, one entry for both streams or one for each. ``alone``: it is shown as it is."""
     if not alone:
         return ("pipe", "pipe")
@@ -77,7 +77,7 @@ def pipe_bytes(pipes: int) -> int:
     return max(_LEAST_PIPE_BYTES, min(_PIPE_BYTES, _ALL_PIPES_BYTES // max(1, pipes)))
 
 
-def open_outlets(wanted: Sequence[Kind], size_bytes: int, console: Console) -> list[Outlet]:
+def open_outlets(wanted: Sequence[Kind], size_bytes: int, console: LauncherStreams) -> list[Outlet]:
     """Open one outlet for each kind. Raises OSError with nothing left open."""
     opened: list[Outlet] = []
     try:
@@ -97,7 +97,7 @@ def open_pipe(size_bytes: int) -> Outlet:
     return Outlet(read, write)
 
 
-def _terminal(console: Console) -> Outlet:
+def _terminal(console: LauncherStreams) -> Outlet:
     """Open a terminal that passes bytes on as they are: the console's own terminal does the rest, once."""
     master, slave = os.openpty()
     attributes = termios.tcgetattr(slave)

@@ -1,13 +1,11 @@
-"""The plug-in's side of the guard: hands it what ranks write into, starts another if it dies; refuses to know torch.
-
-What a guard was told is kept, descriptors included, so that a new one can be told again and no rank ever finds a pipe
-without a reader. When no guard can be had any more, ``lost`` is called, once.
-
-Starts the guard: a light interpreter beside torchrun, connected by one socket; refuses to know what they say.
+"""The plug-in's side of the guard: starts it, hands it what ranks write into, and starts another if it dies.
 
 The guard is ``python -ISE -c … FD``: no site-packages, no torch, some 12 ms. It gets the settings in the environment,
 its end of the socket as descriptor FD, the launcher's own stdout and stderr, /dev/null as stdin, and the signals that a
 terminal or a scheduler sends to all processes blocked, so that it is there until everything is said.
+
+What a guard was told is kept, descriptors included, so that a new one can be told again and no rank ever finds a pipe
+without a reader. When no guard can be had any more, ``lost`` is called, once.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 import ddplaunch
-from ddplaunch.agent.plugin.outlets import Console, Outlet, close, kinds, open_outlets, open_pipe, pipe_bytes
+from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets, open_pipe, pipe_bytes
 from ddplaunch.agent.protocol import Failure, Rank, receive, send
 from ddplaunch.launch.settings import Settings
 from ddplaunch.values.frozen import dataclass
@@ -93,7 +91,7 @@ _NEW_GUARDS = 3  # over a run: one that dies at once again and again is of no he
 class Session:
     """One run's conversation with its guard. Raises OSError where no guard can be started."""
 
-    def __init__(self, settings: Settings, environ: Mapping[str, str], console: Console) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str], console: LauncherStreams) -> None:
         self.settings = settings
         self.attempt = -1
         self.began_s: float | None = None  # the latest attempt, by the monotonic clock

@@ -1,9 +1,10 @@
-"""What a signal means to torchrun while the plug-in is there: the first one ends it in order; refuses to kill ranks.
+"""What signals do to torchrun while the plug-in is there: the first one ends the run in order.
 
 Before ranks run, a signal ends torchrun at once. A handler could not do that: while torchrun waits for other nodes in
 the store's C++ code, for up to 15 minutes, Python runs none. So a thread waits for signals until ranks are started.
+
 When they run, the first one does what torchrun's own handler does: it raises SignalException, upon which the agent
-passes the signal on and waits for the ranks. Another one during that would break it off and leave ranks behind, and
+passes the signal on and waits for the ranks. A second one during that would break it off and leave ranks behind, and
 Slurm sends SIGTERM twice: it is left to the guard, which counts Ctrl-C.
 """
 

@@ -1,7 +1,4 @@
-"""When each phase of one launch began, as seen from torchrun's process and noted by ranks; refuses to watch ranks.
-
-What ranks have noted of their own beginning, as parts of the phase in which their script runs; refuses to guess.
-"""
+"""The file of ``--trace``: when each phase of one launch began, as torchrun's process and the ranks noted it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder that leads PYTHONPATH of ranks whose stacks may be asked for; holds little but ``sitecustomize``."""
+"""The folder that leads PYTHONPATH of ranks whose stacks may be asked for."""
 
 from __future__ import annotations
 

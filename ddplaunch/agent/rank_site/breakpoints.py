@@ -1,4 +1,4 @@
-"""What `breakpoint()` does in a rank that cannot ask on a terminal, and says about it; refuses to debug.
+"""What `breakpoint()` does in a rank that cannot ask on a terminal, and what it says then.
 
 Under torchrun all ranks read the same stdin. Where it is a terminal, the rank that is shown there asks on it as ever,
 and the others go on. Where it is none, pdb finds the end of its input and ends the rank, and a line says what to do.

@@ -1,4 +1,4 @@
-"""Notes when a rank had Python, torch, and its first collective, for `--trace`; refuses to look at anything else.
+"""Notes when a rank had Python, torch, and its first collective, for `--trace`.
 
 Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch. A rank
 that ends without its ``atexit`` handlers, killed or by ``os._exit``, leaves no notes.

@@ -1,4 +1,4 @@
-"""Lets a rank print its stacks on a signal, into memory that others can read; refuses to leave any other trace.
+"""Lets a rank print its stacks on a signal, into memory that others can read.
 
 A rank is a plain interpreter, and nothing from outside can call into it without the rights of a debugger. So where
 stacks were asked for, the plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` imports

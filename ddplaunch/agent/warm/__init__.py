@@ -1,1 +1,1 @@
-"""Ranks that are forked from one process that has torch already; refuses to decide whether a launch is warm."""
+"""Warm starts: ranks that are forked from one process which has imported torch already."""

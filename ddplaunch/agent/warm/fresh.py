@@ -1,26 +1,22 @@
-"""Puts a forked process back to where an interpreter that was just started stands; refuses to start the script.
+"""Makes a forked process what an interpreter that was just started would be, runs the script in it, and ends it alike.
 
-Every rule stands for a difference that a script could see, and has its line in ``tests/warm/probe.py``, which runs both
-ways.
+Every rule stands for a difference that a script could see, and has its line in ``tests/warm/programs/probe.py``,
+which runs both ways.
 
-Runs a program as `python -u PROGRAM` does and ends the process as it does; refuses to prepare anything.
-
-Uses the interpreter's own functions: PyRun_AnyFileExFlags reads, runs, and prints what is raised
+*Running.* The interpreter's own functions run the program: PyRun_AnyFileExFlags reads, runs, and prints what is raised
 (https://docs.python.org/3/c-api/veryhigh.html), Py_Exit waits for threads, runs ``atexit`` handlers, and takes all
 modules down, so that open files are written and ``__del__`` runs.
 
-Spares ranks the taking down of libraries that end with the process anyway; refuses to skip what a script has made.
+*Leaving torchrun's frames.* A script that runs under somebody else's frames can tell: by its recursion limit, by
+``inspect.stack()``, by faulthandler's dumps. So the fork raises an exception that nobody catches, and goes on where the
+interpreter hands it to ``sys.excepthook``: all Python frames are gone there. The hook consists of C callables alone
+(``max`` calls its key for each of type, value and traceback), so that what its second step runs has no Python frame
+beneath it either.
 
-A process that has torch spends more than half of its end on the C++ destructors of torch's libraries and on withdrawing
-torch's own operators. In a fork each page that they write to is copied before. What the rank itself sets up after the
-fork comes to its end as ever: Python's whole finalisation, ``atexit`` handlers of Python and C, open files.
-
-How a forked process leaves torchrun's Python frames for good; refuses to know what is done afterwards.
-
-A script that runs under somebody else's frames can tell: by its recursion limit, by ``inspect.stack()``, by
-faulthandler's dumps. So the fork raises an exception that nobody catches, and goes on where the interpreter hands it to
-``sys.excepthook``: all Python frames are gone there. The hook consists of C callables alone (``max`` calls its key for
-each of type, value and traceback), so that what its second step runs has no Python frame beneath it either.
+*Ending.* A process that has torch spends more than half of its end on the C++ destructors of torch's libraries and on
+withdrawing torch's own operators; in a fork each page that they write to is copied before. These are left out. What the
+rank itself sets up after the fork comes to its end as ever: Python's whole finalisation, ``atexit`` handlers of Python
+and C, open files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What only the C library can ask of the kernel for a forked rank; refuses to know why it is asked."""
+"""Calls of the kernel and the C library that Python does not offer, for forked ranks and for children of ours."""
 
 from __future__ import annotations
 

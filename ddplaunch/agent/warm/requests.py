@@ -1,7 +1,4 @@
-"""What agent and template say to each other: one value at a time over a stream socket; refuses to interpret it.
-
-What torchrun wants started, as `python -u [-m] TARGET …` reads it; refuses to start it.
-"""
+"""What torchrun's process and the template send each other: one value at a time over a stream socket."""
 
 from __future__ import annotations
 

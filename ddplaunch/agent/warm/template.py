@@ -1,6 +1,6 @@
-"""torchrun's side of a warm start: forks the template, and gets its ranks from it; refuses to make a launch fail.
+"""torchrun's side of a warm start: forks the template, and has it fork the ranks.
 
-Whatever stands in the way, ranks start cold, as torchrun starts them itself, and one line says why.
+Whatever stands in the way, ranks start cold, as torchrun starts them, and one line says why.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.agent.torch_patches import skip_the_spread, start_ranks_by
-from ddplaunch.agent.warm import family, fresh, kernel, requests
-from ddplaunch.agent.warm.family import WarmProcess
-from ddplaunch.agent.warm.nursery import Nursery
+from ddplaunch.agent.warm import fresh, kernel, requests, warm_process
 from ddplaunch.agent.warm.requests import Request
+from ddplaunch.agent.warm.template_process import TemplateProcess
+from ddplaunch.agent.warm.warm_process import WarmProcess
 from ddplaunch.agent.warm.why_cold import agent_facts, environ_at_load, why_no_template, why_not_forked
 from ddplaunch.machine.processes.process_table import read_stat
 
@@ -42,7 +42,7 @@ def prepare(preload: Sequence[str] = (), say: Say = _to_stderr) -> Template:
 
     Has to be the first thing that the plug-in does: what descriptors, threads, signal handlers, hooks and ``atexit``
     handlers it has made before, ranks would share. No caller may catch BaseException: the template leaves torchrun's
-    frames by one (``handover.py``). ``preload`` are modules to import once, ``say`` gets one line for a user now and
+    frames by one (``fresh.leave``). ``preload`` are modules to import once, ``say`` gets one line for a user now and
     then. Raises nothing.
     """
     facts = agent_facts()
@@ -70,7 +70,7 @@ class Template:
         self._say = say
         self._channel: socket.socket | None = None
         self._at_load = environ_at_load()
-        self._newborn: list[tuple[WarmProcess, Cold]] = []  # ranks of the present start; none runs its script yet
+        self._forked: list[tuple[WarmProcess, Cold]] = []  # ranks of the present start; none runs its script yet
         self._cold = 0  # ranks of the present start that are still to be started cold
         self._told = False
 
@@ -89,10 +89,10 @@ class Template:
                 os.setsid()  # Ctrl-C and hang-up are torchrun's business
                 ours.close()
                 kernel.close_all_but(theirs.fileno())
-                nursery = Nursery(theirs, agent, launcher_path)
+                process = TemplateProcess(theirs, agent, launcher_path)
             except BaseException:
                 os._exit(1)
-            fresh.leave(lambda: nursery.serve(preload))
+            fresh.leave(lambda: process.serve(preload))
         theirs.close()
         self.pid, self._channel = pid, ours
         # counted after the fork: OpenBLAS ends its threads before each, and holds no lock of theirs across it
@@ -109,7 +109,7 @@ class Template:
         started once more. Raises OSError where Popen would: no memory, or too many processes.
         """
         request = Request(tuple(args), env)
-        if not self._newborn and not self._cold and not self._ready(request):
+        if not self._forked and not self._cold and not self._ready(request):
             self.tell()
             self._cold = request.siblings or 1
         if self._cold:
@@ -117,19 +117,19 @@ class Template:
             return cold()
         try:
             rank = WarmProcess(args, self._deliver(request, outputs))
-            self._newborn.append((rank, cold))
-            if len(self._newborn) == request.siblings:
+            self._forked.append((rank, cold))
+            if len(self._forked) == request.siblings:
                 self._let_go()
             return rank
         except (ConnectionError, TimeoutError) as exception:
             self._lose(exception)
         self.tell()
-        born, self._newborn = self._newborn, []
-        for rank, again in born:
+        forked, self._forked = self._forked, []
+        for rank, again in forked:
             rank.replace(again())
-        self._cold = request.siblings - len(born)
+        self._cold = request.siblings - len(forked)
         if not self._cold:
-            return born[-1][0]
+            return forked[-1][0]
         self._cold -= 1
         return cold()
 
@@ -147,7 +147,7 @@ class Template:
             try:
                 WarmProcess(["template"], pid).wait(_END_S)
             except subprocess.TimeoutExpired:
-                family.end(family.members(pid))
+                warm_process.end(warm_process.members(pid))
 
     def tell(self) -> None:
         """Say once why ranks start cold."""
@@ -187,21 +187,21 @@ class Template:
 
     def _let_go(self) -> None:
         """Wait until all ranks have sessions of their own and are this process's children: torchrun may signal them."""
-        self._hear("born", _FORK_S)
-        rank, _ = self._newborn[-1]
-        deadline = time.monotonic() + family.STOPPED_S
+        self._hear("forked", _FORK_S)
+        rank, _ = self._forked[-1]
+        deadline = time.monotonic() + warm_process.STOPPED_S
         while (seen := read_stat(rank.pid)) is not None and seen.parent != os.getpid():
             if time.monotonic() > deadline:
                 raise TimeoutError
             time.sleep(0.0005)
-        self._newborn = []
+        self._forked = []
         kernel.adopt_orphans(False)
 
     def _hear(self, key: str, limit_s: float) -> Any:
         """Return what the template's side answers. Raises OSError: it could not fork, is gone, or does not answer."""
         if self._channel is None or self.pid is None:
             raise ConnectionResetError
-        family.wait_for_word(self._channel, self.pid, limit_s, self._slow)
+        warm_process.wait_for_word(self._channel, self.pid, limit_s, self._slow)
         received = requests.receive(self._channel)
         if received is None:
             raise ConnectionResetError
@@ -222,7 +222,9 @@ class Template:
         )
         self.close()
         pid, self.pid = self.pid, None
-        born = [rank.pid for rank, _ in self._newborn]
-        family.end([*born, *(each for each in family.members(pid) if each not in born)] if pid else born)
+        forked = [rank.pid for rank, _ in self._forked]
+        warm_process.end(
+            [*forked, *(each for each in warm_process.members(pid) if each not in forked)] if pid else forked
+        )
         with contextlib.suppress(OSError):
             kernel.adopt_orphans(False)

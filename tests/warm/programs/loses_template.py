@@ -1,6 +1,6 @@
 """Kills or stops what ranks are forked from, at one of three moments; says what then becomes of the ranks.
 
-Started as `python -u loses_template.py template|midwife SIGNAL first|between|again`.
+Started as `python -u loses_template.py template|forker SIGNAL first|between|again`.
 """
 
 import functools
@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.agent.warm import family
+from ddplaunch.agent.warm import warm_process
 from ddplaunch.agent.warm.template import Template
 
-family.STOPPED_S, family._LOOK_S = 0.2, 0.02
+warm_process.STOPPED_S, warm_process._LOOK_S = 0.2, 0.02
 who, number, moment = sys.argv[1], signal.Signals[sys.argv[2]], sys.argv[3]
 command = [sys.executable, "-u", str(Path(__file__).with_name("forked.py"))]
 said: list[str] = []
@@ -32,10 +32,10 @@ def cold(environ: dict[str, str]) -> "subprocess.Popen[Any]":
 def strike() -> None:
     assert first is not None
     deadline = time.monotonic() + 30
-    while len(found := family.members(first)) < 2:
+    while len(found := warm_process.members(first)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    os.kill(found[who == "midwife"], number)
+    os.kill(found[who == "forker"], number)
     if number == signal.SIGKILL and who == "template":
         os.waitid(os.P_PID, first, os.WEXITED | os.WNOWAIT)
 
@@ -55,8 +55,8 @@ if moment == "first":
 start()
 if moment == "again":
     strike()
-    for _ in range(2):  # one midwife more may have been made already
+    for _ in range(2):  # one forker more may have been made already
         start()
 template.end()
-left = [pid for pid in family.members(os.getpid())[1:] if not Path(f"/proc/{pid}/stat").read_text().count(") Z ")]
+left = [pid for pid in warm_process.members(os.getpid())[1:] if not Path(f"/proc/{pid}/stat").read_text().count(") Z ")]
 print(len(said), *said, left)

@@ -1,11 +1,9 @@
-"""The template and its midwives: forks ranks on request, in processes that have one thread; refuses to train.
+"""The template's side of a warm start: processes that have one thread, and fork ranks on request.
 
 template   forked from torchrun before it has threads; waits. With ``--preload`` a child of it imports, and takes over
            if that left it fit to be forked.
-midwife    a fork of the template, made ahead; forks the ranks of one start, and ends: they are orphans then, and
+forker     a fork of the template, made ahead; forks the ranks of one start, and ends: they are orphans then, and
            torchrun, which adopts orphans at that moment, is the parent of each, as if it had forked them.
-
-What the template imports once for all ranks, and whether it may be forked from afterwards; refuses to fork ranks.
 """
 
 from __future__ import annotations
@@ -76,8 +74,8 @@ Program = Callable[[], object]
 _STARTED, _GONE = 0, 1
 
 
-class Nursery:
-    """What template, midwives and newborn ranks know: the socket to torchrun's process, and its pid."""
+class TemplateProcess:
+    """The template and the processes that it becomes by forking: forkers, then ranks."""
 
     def __init__(self, channel: socket.socket, agent: int, launcher_path: str | None) -> None:
         """``launcher_path`` is the entry of ``sys.path`` that is torchrun's own."""
@@ -152,20 +150,20 @@ class Nursery:
     def _generations(self, notes: list[str]) -> Program:
         while True:
             parent = os.getpid()
-            midwife = os.fork()
-            if midwife == 0:
+            forker = os.fork()
+            if forker == 0:
                 kernel.die_with_parent(parent)
                 return self._deliver()
             requests.send(self.channel, {"ready": notes})
-            _, status = os.waitpid(midwife, 0)
+            _, status = os.waitpid(forker, 0)
             if status != _STARTED or not may_start_again(self._args):
                 os._exit(_GONE)
             notes = []
 
     def _deliver(self) -> Program:
-        """Fork all ranks of one start; return in each of them, end in the midwife itself.
+        """Fork all ranks of one start; return in each of them, end in the forker itself.
 
-        A rank goes on when it is told to, so that none runs if the midwife is killed meanwhile; and torchrun goes on
+        A rank goes on when it is told to, so that none runs if the forker is killed meanwhile; and torchrun goes on
         when all ranks have sessions of their own, so that it can signal these.
         """
         go, tell = os.pipe()
@@ -176,7 +174,7 @@ class Nursery:
             if received is None:
                 os._exit(_GONE)
             request, descriptors = unpacked(received[0]), received[1]
-            midwife = os.getpid()
+            forker = os.getpid()
             try:
                 pid = os.fork()
             except OSError as exception:
@@ -185,7 +183,7 @@ class Nursery:
             if pid == 0:
                 os.close(tell)
                 os.close(hear)
-                return self._be_born(request, descriptors, (go, ready), midwife)
+                return self._become_rank(request, descriptors, (go, ready), forker)
             requests.send(self.channel, {"pid": pid})
             for number in descriptors:
                 os.close(number)
@@ -195,10 +193,10 @@ class Nursery:
                 while done and (heard := os.read(hear, done)):
                     done -= len(heard)
                 os.write(tell, b"+" * request.siblings)
-                requests.send(self.channel, {"born": True})
+                requests.send(self.channel, {"forked": True})
                 os._exit(_STARTED)
 
-    def _be_born(self, request: Request, descriptors: list[int], pipes: tuple[int, int], midwife: int) -> Program:
+    def _become_rank(self, request: Request, descriptors: list[int], pipes: tuple[int, int], forker: int) -> Program:
         """Become the rank. What cannot be done in this process is done by a new interpreter with the same pid."""
         go, ready = pipes
         os.setsid()
@@ -218,7 +216,7 @@ class Nursery:
         if os.read(go, 1) != b"+":
             os._exit(_GONE)
         os.close(go)
-        while os.getppid() == midwife:  # closed its descriptors, and is not gone yet
+        while os.getppid() == forker:  # closed its descriptors, and is not gone yet
             os.sched_yield()
         if program is None:
             os.execve(request.args[0], request.args, dict(request.environ))

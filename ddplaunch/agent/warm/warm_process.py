@@ -1,7 +1,4 @@
-"""The processes that descend from the template: who they are, whether one stands still, their end; starts none.
-
-A rank that torchrun did not start with Popen, with what torchrun asks of Popen; refuses to start anything.
-"""
+"""A forked rank with the methods of ``subprocess.Popen`` that torchrun calls, and the template with its descendants."""
 
 from __future__ import annotations
 
