@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.end.evidence import kernel_lines, oom_kills, run_record, space
+from ddplaunch.agent.end.evidence import kernel_lines, oom_kills, space
 from ddplaunch.agent.logs_specs import drain, set_aside
 from ddplaunch.agent.plugin.outlets import (
     LauncherStreams,
@@ -26,6 +26,7 @@ from ddplaunch.agent.plugin.outlets import (
 )
 from ddplaunch.agent.plugin.session import guard_argv
 from ddplaunch.agent.plugin.torchrun_end import error_text, failures_of, fallback_status
+from ddplaunch.records.find import read_run
 
 PIPES = LauncherStreams(False, False, False)
 
@@ -161,8 +162,8 @@ def test_evidence_outside_the_logs(tmp_path: Path) -> None:
     free, size = space(str(tmp_path)) or (0, 0)
     assert 0 < free <= size
     assert space(str(tmp_path / "none")) is None
-    assert run_record(tmp_path, 0) == {} == run_record(None, 0)
-    (tmp_path / "run.json").write_text('{"plan": 1}')
+    assert read_run(tmp_path, 0) == {}
+    (tmp_path / "run.json").write_text('{"schema": 1, "plan": 1}')
     (tmp_path / "node-1").mkdir()
-    (tmp_path / "node-1" / "run.json").write_text('{"plan": 2}')
-    assert (run_record(tmp_path, 0)["plan"], run_record(tmp_path, 1)["plan"]) == (1, 2)
+    (tmp_path / "node-1" / "run.json").write_text('{"schema": 1, "plan": 2}')
+    assert [read_run(tmp_path, node)["plan"] for node in (0, 1, 2)] == [1, 2, 1]

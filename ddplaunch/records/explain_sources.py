@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
 from ddplaunch.records.directory import path_text
@@ -55,17 +57,22 @@ def _rank_first(path: Path) -> tuple[int, str]:
 
 
 def _facts(record: RunRecord) -> RunFacts | None:
-    plan, argv = record.run.get("plan"), record.run.get("argv")
-    words = tuple(map(str, argv)) if isinstance(argv, list) else None
     outcomes = record.outcomes.values()
     if not outcomes:
-        return RunFacts(plan=plan, argv=words) if record.run else None
-    states = [outcome.state for outcome in outcomes]
-    return RunFacts(
+        return facts_of_run(record.run) if record.run else None
+    return replace(
+        facts_of_run(record.run),
         ranks=tuple(rank_end(each, each.host or None) for outcome in outcomes for each in outcome.last_ranks),
-        state=next((state for state in states if state != "succeeded"), "succeeded"),
-        plan=plan,
-        argv=words,
+        state=next((outcome.state for outcome in outcomes if outcome.state != "succeeded"), "succeeded"),
+    )
+
+
+def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
+    """Return what run.json knows: the plan, and the command as typed."""
+    plan, argv = run.get("plan"), run.get("argv")
+    return RunFacts(
+        plan=plan if isinstance(plan, dict) else None,
+        argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
     )
 
 

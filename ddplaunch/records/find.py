@@ -94,6 +94,11 @@ def read_record(directory: Path) -> RunRecord:
     return RunRecord(directory.name, directory, float(created), run, outcomes, problems[0] if problems else None)
 
 
+def read_run(directory: Path, node: int) -> dict[str, Any]:
+    """Return run.json as ``node`` wrote it, else that of node 0; empty where there is none that can be read."""
+    return _read(directory / f"node-{node}" / "run.json", []) or _read(directory / "run.json", [])
+
+
 def read_outcomes(directory: Path, problems: list[str] | None = None) -> dict[int, RunOutcome]:
     """Return the outcomes of a run by node; why one cannot be read is added to ``problems``."""
     outcomes = {}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read
 from ddplaunch.machine.hardware import levels
+from ddplaunch.records.explain_sources import facts_of_run
+from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import failed_by_itself, first_failed, signal_name
 from ddplaunch.records.outcome import rank_end
 
@@ -70,18 +69,15 @@ def _sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun |
 
 def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> RunFacts:
     """Return what is known beside the files."""
-    directory = Path(settings.directory) if settings.directory else None
-    record = run_record(directory, settings.node)
+    run = read_run(Path(settings.directory), settings.node) if settings.directory else {}
     host = ended.host if ended is not None else os.uname().nodename
     shm = space("/dev/shm")
     now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")
-    argv = record.get("argv")
-    return RunFacts(
+    return replace(
+        facts_of_run(run),
         ranks=() if attempt is None else tuple(rank_end(each, host) for each in attempt.ranks),
         state=None if ended is None else ended.run_state(),
         signal=None if ended is None else ended.signal,
-        plan=record.get("plan"),
-        argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
         oom_kills=now - int(before) if now is not None and before.isdecimal() else None,
         dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
         shm_free_bytes=shm[0] if shm else None,
@@ -177,15 +173,3 @@ def space(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
-
-
-def run_record(directory: Path | None, node: int) -> Mapping[str, Any]:
-    """Return run.json of this node, empty where there is none."""
-    for holder in () if directory is None else (directory / f"node-{node}", directory):
-        try:
-            value = json.loads((holder / "run.json").read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(value, dict):
-            return value
-    return {}

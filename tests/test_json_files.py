@@ -1,0 +1,95 @@
+"""Files of a record: read with bounds, and written so that a reader sees the old one or the new one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.records.json_files import as_number, as_text, as_whole, objects, read_object, replace_file
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "is not JSON"),
+        ("{", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("[]", "is not a JSON object"),
+        ("{}", "has schema None; this ddplaunch reads 1"),
+        ('{"schema": 2}', "has schema 2; this ddplaunch reads 1"),
+        ('{"schema": "1"}', "has schema 1; this ddplaunch reads 1"),
+    ],
+)
+def test_what_is_no_file_of_a_record(text: str, problem: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(ValueError, match=f"a.json {problem}"):
+        read_object(tmp_path / "a.json")
+    with pytest.raises(FileNotFoundError):
+        read_object(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "whole", "number"),
+    [
+        ("a", "a", None, None),
+        (5, None, 5, 5),
+        (5.5, None, None, 5.5),
+        (True, None, None, None),
+        (None, None, None, None),
+        (1 << 70, None, None, 1 << 70),
+        (float("nan"), None, None, None),
+        (float("inf"), None, None, None),
+        ([], None, None, None),
+    ],
+)
+def test_values_of_another_type_are_not_there(value: Any, text: Any, whole: Any, number: Any) -> None:
+    assert (as_text(value), as_whole(value), as_number(value)) == (text, whole, number)
+
+
+def test_lists_of_objects() -> None:
+    assert objects([{"a": 1}, 5, None, [], {}]) == [{"a": 1}, {}]
+    assert objects({"a": 1}) == objects("ab") == objects(None) == []
+
+
+def test_only_the_owner_reads_unless_the_umask_decides(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        replace_file(tmp_path / "own.json", "1")
+        replace_file(str(tmp_path / "open.json"), "1", 0o666)
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("own.json", "open.json")]
+    assert modes == [0o600, 0o644]
+
+
+def test_a_reader_sees_whole_files_only(tmp_path: Path) -> None:
+    path, over = tmp_path / "a.json", threading.Event()
+    replace_file(path, json.dumps({"schema": 1, "text": ""}))
+    seen: list[int] = []
+
+    def read() -> None:
+        while not over.is_set():
+            seen.append(len(read_object(path)["text"]))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for size in range(0, 200_000, 5_000):
+        replace_file(path, json.dumps({"schema": 1, "text": "x" * size}))
+    over.set()
+    reader.join()
+    assert seen == sorted(seen) and [each.name for each in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_draft_does_not_stay(tmp_path: Path) -> None:
+    (tmp_path / "a.json").mkdir()
+    with pytest.raises(OSError, match="Is a directory"):
+        replace_file(tmp_path / "a.json", "1")
+    with pytest.raises(UnicodeEncodeError):
+        replace_file(tmp_path / "b.json", "\udcff")
+    assert [each.name for each in tmp_path.iterdir()] == ["a.json"]
