@@ -98,7 +98,7 @@ def test_include_and_exclude() -> None:
         (["d"], [], "`--include d` names no host"),
         ([], ["a:4"], "`a` has 4 slots"),
         (["a:x"], [], "names no GPUs"),
-        ([], ["c:1"], "nobody said how many GPUs `c` has"),
+        ([], ["c:1"], "the GPUs of `c` are not known"),
         ([], ["a", "b", "c"], "no host is left"),
         ([], ["a:0,1,2,3"], "leaves no GPU of `a`"),
         (["a"], ["b"], "together"),

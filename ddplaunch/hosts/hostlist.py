@@ -53,7 +53,7 @@ def from_file(text: str, name: str) -> tuple[Host, ...]:
     if not hosts:
         raise usage(
             f"`{name}` names no host",
-            why="it holds a host a line, with the processes that it takes",
+            why="a host file has one host a line, with the number of its processes",
             fix="write lines such as `gpu-a slots=8`",
             where="flag: --hostfile",
             code="hostfile-malformed",
@@ -66,7 +66,7 @@ def _with_setting(host: Host, word: str, place: str) -> Host:
     if key == "max_slots" and _COUNT.match(value):
         return host  # Open MPI's limit to overcommitting, which a launch here never does
     if key != "slots" or not equals or not _COUNT.match(value):
-        raise _no_setting(f"`{word}` behind host `{host.name}` is no number of slots", host, place)
+        raise _no_setting(f"`{word}` after host `{host.name}` is not a number of slots", host, place)
     if host.slots is not None and host.slots != int(value):
         raise _no_setting(f"`{host.name}:{host.slots}` and `{word}` are two numbers of slots", host, place)
     return Host(host.name, int(value))
@@ -75,7 +75,7 @@ def _with_setting(host: Host, word: str, place: str) -> Host:
 def _no_setting(what: str, host: Host, place: str) -> UsageError:
     return usage(
         what,
-        why="behind a host stands how many processes it takes, from 1 on",
+        why="a host is followed by the number of its processes, 1 or more",
         fix=f"write `{host.name} slots=8` in that line",
         where=place,
         code="hostfile-malformed",
@@ -86,7 +86,7 @@ def _host(word: str, place: str) -> Host:
     """Read ``NAME``, ``NAME:N`` or ``[IPV6]:N``; a name with several colons is an IPv6 address."""
     if word.startswith("-"):
         raise usage(
-            f"`{word}` is no host",
+            f"`{word}` is not a host",
             why="ssh would read it as an option",
             fix="`--hosts gpu-a,gpu-b`" if place.startswith("flag") else "correct the line",
             where=place,
@@ -105,9 +105,9 @@ def _host(word: str, place: str) -> Host:
 def _malformed(word: str, place: str) -> UsageError:
     in_file = not place.startswith("flag")
     return usage(
-        f"`{word}` is no host" if word else "a host's name is missing",
-        why="it is a name as for ssh, and how many processes it takes"
-        + (": `gpu-a slots=8` or `gpu-a:8`" if in_file else ", where the list says it: `gpu-a:8`"),
+        f"`{word}` is not a host" if word else "a host's name is missing",
+        why="a host is a name as for ssh, and the number of its processes"
+        + (": `gpu-a slots=8` or `gpu-a:8`" if in_file else ", if the list has one: `gpu-a:8`"),
         fix="correct the line" if in_file else "`--hosts gpu-a,gpu-b`",
         where=place,
         code="hostfile-malformed" if in_file else "host-name-malformed",
@@ -173,7 +173,7 @@ def _choices(words: Iterable[str], hosts: tuple[Host, ...], flag: str) -> dict[s
         if colon and not _DEVICES.match(devices):
             raise usage(
                 f"`{flag} {word}` names no GPUs",
-                why="behind the host stand their numbers, as nvidia-smi counts",
+                why="the host is followed by their numbers, as nvidia-smi counts",
                 fix=f"`{flag} {name}:0,2`",
                 where=f"flag: {flag}",
                 code="host-name-malformed",
@@ -195,8 +195,8 @@ def _choices(words: Iterable[str], hosts: tuple[Host, ...], flag: str) -> dict[s
 def _without(host: Host, dropped: tuple[int, ...]) -> tuple[int, ...]:
     if host.slots is None:
         raise usage(
-            f"`--exclude {host.name}:{','.join(map(str, dropped))}`, but nobody said how many GPUs `{host.name}` has",
-            why="what is left of them has to be known",
+            f"`--exclude {host.name}:{','.join(map(str, dropped))}`, but the GPUs of `{host.name}` are not known",
+            why="the GPUs that are left have to be known",
             fix=f"write the slots, as in `--hosts {host.name}:8`, or use `--include {host.name}:0,1`",
             where="flag: --exclude",
             code="host-unknown",
@@ -205,7 +205,7 @@ def _without(host: Host, dropped: tuple[int, ...]) -> tuple[int, ...]:
     if not left:
         raise usage(
             f"`--exclude` leaves no GPU of `{host.name}`",
-            why="a host without processes is none of the launch",
+            why="a host without processes is not part of the launch",
             fix=f"`--exclude {host.name}`",
             where="flag: --exclude",
             code="host-unknown",

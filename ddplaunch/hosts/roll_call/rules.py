@@ -206,6 +206,6 @@ def replaced(host: str, pid: int) -> Finding:
         "roll-call-ended",
         f"this node was started again on {host}, as pid {pid}",
         why="a host has each node rank once; the later start counts",
-        fix="go on at the later one",
+        fix="continue in the terminal of the later one",
         where=host,
     )
