@@ -71,7 +71,8 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
     ends = end_times(facts)
-    found.sort(key=lambda each: (each.tier, ends.get(each.speaker.rank or 0, 0.0), each.line.at))
+    first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
+    found.sort(key=lambda each: (each.tier, ends.get(each.speaker.rank, first_end), each.line.at))
     ended = unexplained(scanned.exits) if failed else None
     if found and not _exit_explains(ended, found[0]):
         if found[0].survivor:

@@ -69,7 +69,7 @@ def ended_later(facts: RunFacts | None) -> frozenset[int]:
     return frozenset(end.rank for end in ends if end.ended_by == "launcher" or end.exit_code == 0)
 
 
-def end_times(facts: RunFacts | None) -> dict[int, float]:
+def end_times(facts: RunFacts | None) -> dict[int | None, float]:
     """Return when each rank ended, in seconds since the epoch; it orders the lines of separate files."""
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
     return {end.rank: end.ended_s for end in ends if end.ended_s is not None}

@@ -80,56 +80,52 @@ class Prefixes:
         self._indent = min(indents, default=0)  # of a log that was pasted as a block
         self._tasks = numbered > 2 and numbered * 5 > 3 * sum(bool(line.strip()) for line in sample)
 
-    def strip(self, text: str, speaker: Speaker) -> tuple[str, Speaker]:
+    def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
-        rank, host, pid, local = speaker
         text = text[self._indent :] if self._indent else text
         if self._host and (match := self._host.match(text)):
-            host, text = match.group(1), text[match.end() :]
+            text, who = text[match.end() :], who._replace(host=match.group(1))
         if self._tasks and (match := _TASK.match(text)):
-            rank, text = int(match.group(1)) if rank is None else rank, text[match.end() :]
+            text, who = text[match.end() :], who if who.rank is not None else who._replace(rank=int(match.group(1)))
         for _ in range(4):
             before = text
             if text[:1] == "[":
-                text, rank, host, pid, local = _bracketed(text, rank, host, pid, local)
+                text, who = _bracketed(text, who)
             elif text[:1] == "(" and (match := _ACTOR.match(text)):
-                pid, host, text = int(match.group(1)), match.group(2) or host, text[match.end() :]
+                text, who = text[match.end() :], who._replace(pid=int(match.group(1)), host=match.group(2) or who.host)
             elif match := _STAMP.match(text) or _RECORD.match(text) or _STREAM.match(text):
                 text = text[match.end() :]
-            if text is before or text == before:
+            if text == before:
                 break
         if "NCCL" in text and (match := _NCCL.match(text)):
-            host, pid = host or match.group(1), int(match.group(2))
-        if rank is None and ("ank " in text) and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
-            rank = int(match.group(1))
-        return text, Speaker(rank, host, pid, local)
+            who = who._replace(host=who.host or match.group(1), pid=int(match.group(2)))
+        if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
+            who = who._replace(rank=int(match.group(1)))
+        return text, who
 
 
 def _is_cpp(text: str) -> bool:
     return ".cpp:" in text[:80] or text.startswith(("  what():  [", "[Rank ", "[PG "))
 
 
-def _bracketed(
-    text: str, rank: int | None, host: str | None, pid: int | None, local: int | None
-) -> tuple[str, int | None, str | None, int | None, int | None]:
+def _bracketed(text: str, who: Speaker) -> tuple[str, Speaker]:
     if match := _COUNTED.match(text):
         text = text[match.end() :]
-    if match := _RANK.match(text):
-        return text[match.end() :], int(match.group(1)), host, pid, local
+    if match := _RANK.match(text) or _MPI.match(text):
+        return text[match.end() :], who._replace(rank=int(match.group(1)))
     if match := _ROLE.match(text):
-        return text[match.end() :], rank, host, pid, int(match.group(1))
-    if match := _MPI.match(text):
-        return text[match.end() :], int(match.group(1)), host, pid, local
+        return text[match.end() :], who._replace(local=int(match.group(1)))
     if match := _DATED.match(text):
-        return text[match.end() :], rank, host, pid, local
+        return text[match.end() :], who
     if match := _CLOCKED.match(text) or _POD.match(text):
-        return text[match.end() :], rank, match.group(1), pid, local
-    if (match := _OURS.match(text)) and not text.startswith("***", match.end()):
-        number = int(match.group(2))
-        if len(match.group(2)) < 5 and "ignal" not in text[match.end() : match.end() + 12]:
-            return text[match.end() :], number if rank is None else rank, match.group(1), pid, local
-        return text[match.end() :], rank, host or match.group(1), number, local  # Open MPI: [host:pid]
-    return text, rank, host, pid, local
+        return text[match.end() :], who._replace(host=match.group(1))
+    match = _OURS.match(text)
+    if match is None or text.startswith("***", match.end()):
+        return text, who
+    host, number, rest = match.group(1), int(match.group(2)), text[match.end() :]
+    if len(match.group(2)) < 5 and "ignal" not in rest[:12]:
+        return rest, who._replace(rank=number if who.rank is None else who.rank, host=host)
+    return rest, who._replace(host=who.host or host, pid=number)  # Open MPI: [host:pid]
 
 
 def clean(raw: str) -> str:

@@ -16,7 +16,6 @@ def _echo(
         patterns=patterns,
         what=what,
         why="the launcher reacts to the first process that ends; what it prints comes after the cause",
-        fixes=(),
         examples=examples,
         near_misses=(near,),
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/multiprocessing/api.py",

@@ -29,7 +29,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="lost connection to {peer}",
         why=_PEER,
-        fixes=(),
         examples=(
             "ib-05:388:801 [1] include/socket.h:423 NCCL WARN Net : Connection closed by remote peer ib-02<47111>",
             "socketProgress: Connection closed by remote peer worker-1.local<40031>",
@@ -68,7 +67,6 @@ SIGNATURES: tuple[Signature, ...] = (
         what="NCCL gave up: {error}",
         why="NCCL's summary of an error that is told elsewhere: in a `NCCL WARN` line, after `Last error:`, or "
         "on another rank",
-        fixes=(),
         examples=(
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
             "[rank2]: torch.distributed.DistBackendError: NCCL error in: "
@@ -109,7 +107,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="{who} failed because a peer was gone",
         why=_PEER,
-        fixes=(),
         examples=(
             "gpu-3:1:2 [3] proxy.cc:1519 NCCL WARN [Proxy Service 3] Failed to execute operation Connect from "
             "rank 3, retcode 3",
@@ -133,7 +130,6 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)(?P<status>5)\b",),
         what="InfiniBand flushed the open requests (status {status})",
         why="a connection that is being torn down reports status 5 for everything that was under way",
-        fixes=(),
         examples=(
             "NCCL WARN NET/IB : Got completion from peer 10.0.0.3<41> with error 5, opcode 0, len 0, vendor err 249",
         ),
@@ -162,7 +158,6 @@ SIGNATURES: tuple[Signature, ...] = (
         why="PyTorch aborts a process (SIGABRT, exit -6) whose collective failed or timed out, so that it does "
         "not go on with "
         "wrong data",
-        fixes=(),
         examples=(
             "[Rank 2] To avoid data inconsistency, we are taking the entire process down.",
             "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
@@ -186,7 +181,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="rank {rank} found no parameters on rank {other}",
         why="rank {other} had died before it could send the number of its parameters",
-        fixes=(),
         examples=(
             "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 62 params, while rank 0 has "
             "inconsistent 0 params.",
@@ -212,7 +206,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="gloo lost its connection to {peer}",
         why=_PEER,
-        fixes=(),
         examples=(
             "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection "
             "closed by peer "
@@ -236,7 +229,6 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(r"Rank (?P<rank>\d+) successfully reached monitoredBarrier, but received errors",),
         what="rank {rank} reached the barrier, but rank 0 gave up",
         why="monitored_barrier ends on all ranks when rank 0 misses one of them",
-        fixes=(),
         examples=(
             "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for "
             "send/recv from rank 0.",
@@ -265,7 +257,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="lost the store ({call})",
         why=_STORE,
-        fixes=(),
         examples=(
             "[c10d] recvValue failed on SocketImpl(fd=64, addr=[localhost]:35122, remote=[localhost]:45120): "
             "Failed to recv, got 0",
@@ -291,7 +282,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="gloo could not reach an address from the store ({event})",
         why="the process that wrote the address has ended: a peer that failed first, or the attempt before this one",
-        fixes=(),
         examples=(
             "RuntimeError: Gloo connectFullMesh failed with [/pytorch/gloo/transport/tcp/pair.cc:144] timed out "
             "connecting: SO_ERROR: "

@@ -30,13 +30,15 @@ class Tier(IntEnum):
 class Signature:
     """One way in which ``code`` shows.
 
-    ``patterns`` are regular expressions (Python's, searched in one line without its prefix and ANSI codes; the first
-    that matches counts); ``literals`` are texts, one of which every matching line contains, so that most lines are
-    skipped without a regular expression. ``unless`` are expressions that make the line a near-miss. ``log_unless`` are
-    expressions that speak against it when any line of the same rank matches. ``tier`` ranks it against other failures;
-    if two signatures of a tier match the same line, the one listed first wins. ``what``, ``why`` and ``fixes`` may use
-    named groups of the pattern as ``{name}``; a fix whose groups are missing is left out. ``examples`` match,
-    ``near_misses`` do not: the tests hold both. ``source`` is where the message is printed or discussed.
+    - ``tier``: how it ranks against other failures. If two signatures of a tier match one line, the first listed wins.
+    - ``literals``: every matching line contains one of them; lines without any are skipped without a regular expression.
+    - ``patterns``: regular expressions of Python, searched in one line without its prefix and ANSI codes; the first
+      that matches counts. ``unless``: expressions that make the line a near-miss. ``log_unless``: expressions that
+      contradict the line if any line of the same rank matches.
+    - ``what``, ``why``, ``fixes``: words that may use named groups of the pattern as ``{name}``. A fix whose groups are
+      missing is left out; echoes have no fixes.
+    - ``examples`` match and ``near_misses`` do not: the tests hold both.
+    - ``source``: where the message is printed or discussed.
     """
 
     code: str
@@ -45,8 +47,8 @@ class Signature:
     patterns: tuple[str, ...]
     what: str
     why: str
-    fixes: tuple[str, ...]
     examples: tuple[str, ...]
+    fixes: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     log_unless: tuple[str, ...] = ()
