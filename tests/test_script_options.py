@@ -62,7 +62,7 @@ def test_argparse_as_in_crowd_bt(tmp_path: Path) -> None:
     assert "--no-amp" in option(report, "--amp").flags
     assert report.complete
     assert report.demands_local_rank is None
-    assert str(report.accepts_local_rank) == "train.py:12"
+    assert str(option(report, "--local_rank").at) == "train.py:12"
     assert not any("data" in item.flags for item in report.options)
 
 

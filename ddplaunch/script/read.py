@@ -54,8 +54,8 @@ def _report(program: Program, script: ParsedFile) -> ScriptReport:
     parts = reachable_parts(program)
     found = [option for part in parts for option in _declared(program, part)]
     options = tuple(dict.fromkeys(option for option in found if option is not None))
-    local_rank = [option for option in options if _LOCAL_RANK & set(option.flags)]
-    demanding = [option for option in local_rank if option.required and option.default is None]
+    required = [option for option in options if option.required and option.default is None]
+    demanding = [option for option in required if _LOCAL_RANK & set(option.flags)]
     used = framework(program)
     initialised = initialisation(program)
     if initialised is None and used is not None:
@@ -68,7 +68,6 @@ def _report(program: Program, script: ParsedFile) -> ScriptReport:
         framework=used[0] if used is not None else None,
         spawns=spawning(parts),
         demands_local_rank=demanding[0].at if demanding else None,
-        accepts_local_rank=local_rank[0].at if local_rank else None,
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         complete=None not in found and _sees_everything(program, parts),
     )

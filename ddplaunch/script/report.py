@@ -54,8 +54,8 @@ class ScriptReport:
     conclude from absence must then stay silent. ``initialises`` says where the script, or the framework that
     ``framework`` names, sets up a process group. ``spawns`` is where the script starts its own processes
     (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun). ``demands_local_rank`` is a
-    *required* ``--local-rank``/``--local_rank`` option, ``accepts_local_rank`` any. ``reads_env`` are the names of
-    environment variables that appear as literals in environment look-ups.
+    *required* ``--local-rank``/``--local_rank`` option. ``reads_env`` are the names of environment variables that
+    appear as literals in environment look-ups.
     """
 
     path: str
@@ -65,7 +65,6 @@ class ScriptReport:
     framework: str | None = None
     spawns: DeclaredAt | None = None
     demands_local_rank: DeclaredAt | None = None
-    accepts_local_rank: DeclaredAt | None = None
     reads_env: tuple[str, ...] = ()
     syntax_error: str | None = None
     complete: bool = True

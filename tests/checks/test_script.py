@@ -47,7 +47,7 @@ def test_script_demands_local_rank() -> None:
     finding = found(CHECKS, "script-demands-local-rank", launch=launch, script=report)
     assert finding and "`--local_rank`" in finding.what
     assert finding.where == ("train.py:7",)
-    optional = healthy_script(accepts_local_rank=HERE)
+    optional = healthy_script(options=(DeclaredOption(("--local_rank",), HERE),))
     assert found(CHECKS, "script-demands-local-rank", script=optional) is None
 
 
