@@ -76,7 +76,7 @@ def test_a_starved_loader_without_a_gpu() -> None:
 
 def test_memory_of_one_rank() -> None:
     finding = only(with_rank(run_samples(), 0, gpu_memory_bytes=79 * GIB + GIB))
-    assert finding.what == "rank 0 uses 80.0 GiB of GPU memory, the others 61.0 GiB"
+    assert finding.what == "rank 0 uses 80 GiB of GPU memory, the others 61 GiB"
     finding = only(with_rank(run_samples(), 0, anon_bytes=12 * GIB))
     assert finding.what == "rank 0 uses 12.0 GiB of host memory, the others 2.0 GiB" and finding.where == ("rank 0",)
     assert stragglers(with_rank(run_samples(), 0, anon_bytes=int(2.9 * GIB))) == ()  # of no account

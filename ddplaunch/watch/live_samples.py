@@ -14,7 +14,7 @@ from ddplaunch.records.live_processes import read_processes
 from ddplaunch.records.run_states import RunSummary, host_name, recorded_at, summary
 from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
-from ddplaunch.values.words import age_text
+from ddplaunch.values.words import age_text, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.rank_usage import Sampler
 from ddplaunch.watch.samples import Progress, RankIdentity, Sample
@@ -108,7 +108,7 @@ class WatchedRun:
         words += [f"batch {of.effective_batch}"] if of.effective_batch else []
         notes = []
         if elsewhere := [host for host in of.hosts if host != host_name()]:
-            notes.append(f"ranks on {', '.join(elsewhere)} are not shown: run `ddplaunch top` there")
+            notes.append(f"ranks on {listed(elsewhere)} are not shown: run `ddplaunch top` there")
         last = self.samples[-1] if self.samples else None
         if last is not None and not last.ranks:
             notes.append("no rank has started yet, or may be seen")

@@ -14,7 +14,7 @@ from statistics import median
 from ddplaunch.checks.check import declare
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import count, ranks_text
+from ddplaunch.values.words import count, ranks_text, size_text
 from ddplaunch.watch.samples import GpuSample, Point, RankSample, Sample, Value
 
 _LEAST_SAMPLES = 10
@@ -273,7 +273,7 @@ def memory_unbalanced(samples: Sequence[Sample]) -> Iterator[Finding]:
         if sizes[rank] - usual > least and sizes[rank] > factor * usual:
             yield warning(
                 "memory-unbalanced",
-                f"rank {rank} uses {sizes[rank] / _GIB:.1f} GiB of {kind}, the others {usual / _GIB:.1f} GiB",
+                f"rank {rank} uses {size_text(round(sizes[rank]))} of {kind}, the others {size_text(round(usual))}",
                 why="the rank with the least room decides which batch fits, and the first that has none ends the job",
                 fix=f"look at what only rank {rank} keeps: gathered predictions, losses without `.item()`, checkpoints "
                 "put together in memory",

@@ -216,11 +216,8 @@ def _host_words(samples: Sequence[Sample], look: Look) -> list[str]:
     host = samples[-1].host
     words = []
     if host.cpu_percent is not None:
-        bars = (
-            sparkline([each.host.cpu_percent for each in samples], _WIDTH, 100, look.terminal.unicode)
-            if look.bars
-            else ""
-        )
+        known = [each.host.cpu_percent for each in samples] if look.bars else []
+        bars = sparkline(known, _WIDTH, 100, look.terminal.unicode)
         words.append(f"{host.cpus} CPUs {host.cpu_percent:.0f} % {bars}".rstrip())
     if host.memory_total_bytes is not None and host.memory_available_bytes is not None:
         used = host.memory_total_bytes - host.memory_available_bytes
@@ -270,14 +267,11 @@ def _table(samples: Sequence[Sample], late: int | None, look: Look) -> list[str]
 
 def _finding(finding: Finding, look: Look) -> list[str]:
     whole = look.height is None  # a screen does not wrap: what is too long for it ends in a sign that it goes on
-    lines = wrap(_spelled(f"{finding.code}: {visible(finding.what)}", look), look.terminal.width, "! ", "  ")
-    return [
-        *(look.terminal.paint(line if whole else _clipped(line, look), "warning") for line in lines),
-        *(
-            line if whole else _clipped(line, look)
-            for line in wrap(_spelled(finding.fix, look), look.terminal.width, "  fix: ", "    ")
-        ),
-    ]
+    width = look.terminal.width
+    said = wrap(_spelled(f"{finding.code}: {visible(finding.what)}", look), width, "! ", "  ")
+    fix = wrap(_spelled(finding.fix, look), width, "  fix: ", "    ")
+    said, fix = ([line if whole else _clipped(line, look) for line in lines] for lines in (said, fix))
+    return [*(look.terminal.paint(line, "warning") for line in said), *fix]
 
 
 def _clipped(text: str, look: Look) -> str:

@@ -27,6 +27,7 @@ from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, warning
+from ddplaunch.values.words import listed
 from ddplaunch.watch.rank_usage import RankUsage
 from ddplaunch.watch.samples import RankIdentity
 
@@ -63,7 +64,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
         if full:
             answer("\n" + full_text(found))
     if directory is not None and (others := _other_hosts(directory)):
-        tell(f"its other ranks are on {', '.join(others)}: `ddplaunch stacks {chosen.run_id}` there shows them\n")
+        tell(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them\n")
     tell_findings(_findings(chosen.run_id, found, cpu, silent_s))
     return ExitStatus.DONE if any(stack.threads for stack in found) else ExitStatus.FINDINGS
 

@@ -10,6 +10,7 @@ from ddplaunch.explain.diagnosis import RankEnd, RunFacts
 from ddplaunch.explain.read.lines import NOBODY, Line, Speaker
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.read.trailer import RankExit
+from ddplaunch.values.words import size_text
 
 _SHM_LEFT = 0.1  # of /dev/shm; a batch needs more
 
@@ -54,8 +55,8 @@ def shared_memory_full(facts: RunFacts | None) -> Line | None:
         return None
     if facts.shm_free_bytes > _SHM_LEFT * facts.shm_size_bytes:
         return None
-    free, size = facts.shm_free_bytes / 2**20, facts.shm_size_bytes / 2**20
-    return Line(0, "/dev/shm", 0, f"{free:.0f} MiB of {size:.0f} MiB are free", NOBODY)
+    text = f"{size_text(facts.shm_free_bytes)} of {size_text(facts.shm_size_bytes)} are free"
+    return Line(0, "/dev/shm", 0, text, NOBODY)
 
 
 def ended_later(facts: RunFacts | None) -> frozenset[int]:
