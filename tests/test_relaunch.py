@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.plugin.torchrun_end import evidence_of, restored
+from ddplaunch.agent.plugin.torchrun_end import progress_of, restored
 from ddplaunch.cli.relaunching import claimed, or_status_before, relaunch_refused, told
 from ddplaunch.hosts.roll_call.messages import Hello, hello_line, read_hello
 from ddplaunch.launch.options import parse_options
 from ddplaunch.launch.relaunch import (
     NOT_RELAUNCHED,
-    RETURN,
-    Decision,
-    Order,
-    Policy,
-    Return,
+    RELAUNCHED,
+    RelaunchDecision,
+    Relaunched,
+    RelaunchOrder,
+    RelaunchPolicy,
     RunProgress,
     decide,
     pause_s,
-    read_return,
+    read_relaunched,
     relaunch_policy,
     relaunched_id,
 )
@@ -36,10 +36,10 @@ from ddplaunch.values.finding import RefusedError, UsageError, error
 from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.roll_calls import hello
 
-POLICY = Policy(3)
+POLICY = RelaunchPolicy(3)
 
 
-def asked(**said: Any) -> Policy | None:
+def asked(**said: Any) -> RelaunchPolicy | None:
     values: dict[str, Any] = {name: Resolved(value, DEFAULT) for name, value in said.items()}
     return relaunch_policy(parse_options(values))
 
@@ -47,8 +47,8 @@ def asked(**said: Any) -> Policy | None:
 def test_what_was_asked_for() -> None:
     assert asked() is None and asked(relaunch=0) is None
     assert asked(relaunch=0, relaunch_after="5m") is None  # the profile's, and a flag that turns it off
-    assert asked(relaunch=2) == Policy(2, 60.0, 10.0)
-    assert asked(relaunch=2, relaunch_after="5m", relaunch_wait="1") == Policy(2, 300.0, 1.0)
+    assert asked(relaunch=2) == RelaunchPolicy(2, 60.0, 10.0)
+    assert asked(relaunch=2, relaunch_after="5m", relaunch_wait="1") == RelaunchPolicy(2, 300.0, 1.0)
     for name in ("relaunch_after", "relaunch_wait"):
         with pytest.raises(UsageError, match="without `--relaunch`"):
             asked(**{name: "5m"})
@@ -57,7 +57,7 @@ def test_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("evidence", "number", "again", "reason"),
+    ("progress", "number", "again", "reason"),
     [
         ([RunProgress(60.0)], 1, True, "lived"),
         ([RunProgress(59.9)], 1, False, "short"),
@@ -72,21 +72,23 @@ def test_what_was_asked_for() -> None:
         ([RunProgress(None), RunProgress(90.0)], 1, True, "lived"),
     ],
 )
-def test_rule(evidence: list[RunProgress], number: int, again: bool, reason: str) -> None:
-    decision = decide(evidence, POLICY, number)
+def test_rule(progress: list[RunProgress], number: int, again: bool, reason: str) -> None:
+    decision = decide(progress, POLICY, number)
     assert (decision.again, decision.reason) == (again, reason)
 
 
 def test_pause_is_doubled_and_bounded() -> None:
     assert [pause_s(POLICY, number) for number in range(1, 8)] == [10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0]
-    assert pause_s(Policy(1, wait_s=900.0), 1) == 900.0 and pause_s(Policy(9999, wait_s=0.0), 9999) == 0.0
+    assert (
+        pause_s(RelaunchPolicy(1, wait_s=900.0), 1) == 900.0 and pause_s(RelaunchPolicy(9999, wait_s=0.0), 9999) == 0.0
+    )
 
 
 def test_a_relaunch_of_a_named_run_has_a_name_of_its_own() -> None:
     assert [relaunched_id("big", number) for number in range(3)] == ["big", "big-relaunch-1", "big-relaunch-2"]
 
 
-def order(**changes: Any) -> Order:
+def order(**changes: Any) -> RelaunchOrder:
     said = {
         "run_id": "r",
         "number": 1,
@@ -99,22 +101,22 @@ def order(**changes: Any) -> Order:
         ),
         "alone": True,
     }
-    return Order(**{**said, **changes})
+    return RelaunchOrder(**{**said, **changes})
 
 
 def test_order_survives_its_way_through_the_environment() -> None:
-    assert codec.from_plain(codec.plain(order()), Order) == order()
+    assert codec.from_plain(codec.plain(order()), RelaunchOrder) == order()
     with pytest.raises(ValueError, match=r"Order\.number is missing"):
-        codec.from_plain({"run_id": "r"}, Order)
+        codec.from_plain({"run_id": "r"}, RelaunchOrder)
 
 
 def test_a_launch_inside_of_a_rank_takes_no_other_s_place() -> None:
-    back = Return(2, "r", 137, RunProgress(61.5, "out/a.pt"), 4711)
+    back = Relaunched(2, "r", 137, RunProgress(61.5, "out/a.pt"), 4711)
     text = codec.to_json(back)
-    assert read_return(text, 4711) == back
-    assert read_return(text, 4712) is None
+    assert read_relaunched(text, 4711) == back
+    assert read_relaunched(text, 4712) is None
     for broken in (None, "", "no json", "[]", '{"pid": 4711}', "4"):
-        assert read_return(broken, 4711) is None
+        assert read_relaunched(broken, 4711) is None
 
 
 def test_environment_is_that_of_the_first_launch() -> None:
@@ -123,11 +125,11 @@ def test_environment_is_that_of_the_first_launch() -> None:
 
 
 def test_what_was_left_for_this_process_is_taken_once() -> None:
-    back = Return(2, "r", 137, RunProgress(61.5), os.getpid())
+    back = Relaunched(2, "r", 137, RunProgress(61.5), os.getpid())
     shown = {"DDPLAUNCH_RUN_ID": "r", "DDPLAUNCH_AGENT": "{}"}
-    environ = {RETURN: codec.to_json(back), **shown, "PATH": "/"}
+    environ = {RELAUNCHED: codec.to_json(back), **shown, "PATH": "/"}
     assert claimed(environ) == back and environ == {"PATH": "/"}
-    environ = {RETURN: codec.to_json(replace(back, pid=os.getppid())), **shown}
+    environ = {RELAUNCHED: codec.to_json(replace(back, pid=os.getppid())), **shown}
     assert claimed(environ) is None and environ == shown  # this process is a rank's, and that one its launcher
 
 
@@ -181,10 +183,10 @@ def test_evidence_of_a_node(tmp_path: Path) -> None:
     here = order(
         outputs=(("dead", NewestCheckpoint(problem="did not answer within 5 s")), (str(tmp_path), NewestCheckpoint()))
     )
-    assert evidence_of(here, 8.0) == RunProgress(8.0, f"{tmp_path}/a.pt", "dead did not answer within 5 s")
+    assert progress_of(here, 8.0) == RunProgress(8.0, f"{tmp_path}/a.pt", "dead did not answer within 5 s")
     (now,) = newest_below([str(tmp_path)])
-    assert evidence_of(order(outputs=((str(tmp_path), now),)), None) == RunProgress()
-    assert evidence_of(order(outputs=()), None) == RunProgress(unseen="was not given")
+    assert progress_of(order(outputs=((str(tmp_path), now),)), None) == RunProgress()
+    assert progress_of(order(outputs=()), None) == RunProgress(unseen="was not given")
 
 
 def test_nodes_agree_in_the_roll_call() -> None:
@@ -204,7 +206,7 @@ def test_nodes_agree_in_the_roll_call() -> None:
 
 
 def test_a_refused_relaunch_keeps_the_status_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
-    back = Return(1, "r", 137, RunProgress())
+    back = Relaunched(1, "r", 137, RunProgress())
 
     def refuse() -> int:
         raise RefusedError(error("port-taken", "port 1 is taken", why="w", fix="f"))
@@ -248,7 +250,7 @@ def test_words(golden: Callable[[str, str], None]) -> None:
                         decide([short], POLICY, 1),
                         decide([dead], POLICY, 1),
                         decide([RunProgress(unseen="was not given")], POLICY, 1),
-                        Decision(False, "spent", long),
+                        RelaunchDecision(False, "spent", long),
                     )
                 ),
             )

@@ -13,13 +13,13 @@ import pytest
 
 from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict
 from ddplaunch.cli.hosts.plan_hosts import HostsMissingError, answering
-from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, evidence_of, until_done
+from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, progress_of, until_done
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation
 from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.launch.hosts_plan import HostReport, fewest, sized_for
 from ddplaunch.launch.options import Options, parse_options
-from ddplaunch.launch.relaunch import Policy, RunProgress
+from ddplaunch.launch.relaunch import RelaunchPolicy, RunProgress
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
@@ -30,7 +30,7 @@ from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.checks.healthy import healthy_facts
 
 LIVED, SHORT = (RunProgress(90.0),), (RunProgress(3.0),)
-POLICY = Policy(3, wait_s=0.0)
+POLICY = RelaunchPolicy(3, wait_s=0.0)
 MISSING = error("host-unreachable", "gpu-b does not answer", why="w", fix="f", where="gpu-b")
 HOSTS = (Host("gpu-a"), Host("gpu-b"), Host("gpu-c"))
 
@@ -83,7 +83,7 @@ def test_hosts_that_were_lost_get_time_to_end_once(monkeypatch: pytest.MonkeyPat
     paused: list[float] = []
     monkeypatch.setattr(time, "sleep", paused.append)
     launches = Launches(LaunchEnd(1, "a", LIVED, pause_s=35.0), HostsMissingError(MISSING), LaunchEnd(0, "b"))
-    assert until_done(launches, Policy(3)) == 0
+    assert until_done(launches, RelaunchPolicy(3)) == 0
     assert paused == [35.0, 20.0]
 
 
@@ -108,12 +108,12 @@ def test_evidence_of_all_hosts(tmp_path: Path) -> None:
         )
     }
     expected = (RunProgress(60.0), RunProgress(61.0, "out/a.pt"))
-    assert evidence_of(tmp_path, verdict("failed"), outcomes, None) == expected
-    assert evidence_of(tmp_path, verdict("killed"), {}, None) == ()
-    assert evidence_of(tmp_path, verdict("failed"), outcomes, 2) is None
-    assert evidence_of(tmp_path, verdict("failed", "time-limit"), outcomes, None) is None
-    assert evidence_of(tmp_path, verdict("terminated"), outcomes, None) is None
-    assert evidence_of(tmp_path, verdict("succeeded"), outcomes, None) is None
+    assert progress_of(tmp_path, verdict("failed"), outcomes, None) == expected
+    assert progress_of(tmp_path, verdict("killed"), {}, None) == ()
+    assert progress_of(tmp_path, verdict("failed"), outcomes, 2) is None
+    assert progress_of(tmp_path, verdict("failed", "time-limit"), outcomes, None) is None
+    assert progress_of(tmp_path, verdict("terminated"), outcomes, None) is None
+    assert progress_of(tmp_path, verdict("succeeded"), outcomes, None) is None
 
 
 def test_hosts_that_answer_are_enough_or_not() -> None:

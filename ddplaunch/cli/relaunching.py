@@ -23,14 +23,14 @@ from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import (
     NOT_GIVEN,
     NOT_RELAUNCHED,
-    RETURN,
-    Order,
-    Policy,
-    Return,
+    RELAUNCHED,
+    Relaunched,
+    RelaunchOrder,
+    RelaunchPolicy,
     RunProgress,
     decide,
     pause_s,
-    read_return,
+    read_relaunched,
     relaunch_policy,
 )
 from ddplaunch.launch.settings import Settings
@@ -64,22 +64,22 @@ def ending_by_signals() -> Iterator[None]:
 _OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own environment
 
 
-def claimed(environ: MutableMapping[str, str]) -> Return | None:
+def claimed(environ: MutableMapping[str, str]) -> Relaunched | None:
     """Return what the plug-in left for this process if it is a relaunch, and take it away; None if it is none."""
-    back = read_return(environ.pop(RETURN, None), os.getpid())
+    back = read_relaunched(environ.pop(RELAUNCHED, None), os.getpid())
     for name in ("DDPLAUNCH_RUN_ID", SETTINGS) if back is not None else ():
         environ.pop(name, None)  # they say whose relaunch this process is, and stay in /proc
     return back
 
 
-def pause(back: Return, options: Options) -> None:
+def pause(back: Relaunched, options: Options) -> None:
     """Say that all of it is launched again and why, and wait. Ctrl-C ends it, as everywhere."""
-    policy = relaunch_policy(options) or Policy(back.number)
-    decision = decide([back.evidence], policy, back.number)
+    policy = relaunch_policy(options) or RelaunchPolicy(back.number)
+    decision = decide([back.progress], policy, back.number)
     if decision.again:
         tell(relaunching_text(decision, policy, back.number, Terminal.of(sys.stderr).width))
     else:
-        tell(asking_text(back.evidence, policy, back.number, Terminal.of(sys.stderr).width))
+        tell(asking_text(back.progress, policy, back.number, Terminal.of(sys.stderr).width))
     with ending_by_signals():
         time.sleep(pause_s(policy, back.number))
     with contextlib.suppress(ChildProcessError):  # the guard of the run before, which became a child of this program
@@ -87,7 +87,7 @@ def pause(back: Return, options: Options) -> None:
             pass
 
 
-def or_status_before(back: Return, launch: Callable[[], int]) -> int:
+def or_status_before(back: Relaunched, launch: Callable[[], int]) -> int:
     """Return what ``launch`` does; where it is refused, the exit status of the run before it, which was the last."""
     try:
         status = launch()
@@ -106,7 +106,7 @@ def or_status_before(back: Return, launch: Callable[[], int]) -> int:
 
 
 def with_order(
-    environment: Mapping[str, str], launch: Launch, back: Return | None, command: tuple[str, ...], alone: bool
+    environment: Mapping[str, str], launch: Launch, back: Relaunched | None, command: tuple[str, ...], alone: bool
 ) -> dict[str, str]:
     """Return torchrun's environment with an order for the plug-in, if relaunches were asked for and there is one.
 
@@ -117,7 +117,7 @@ def with_order(
         return dict(environment)
     outputs = [item.value for item in launch.options.output]
     changed = [*(variable.name for variable in launch.environment), EXECUTED, _OF_TORCHRUN]
-    order = Order(
+    order = RelaunchOrder(
         run_id=launch.run_id,
         number=back.number if back else 0,
         policy=policy,
@@ -130,7 +130,7 @@ def with_order(
     return {**environment, SETTINGS: settings.to_json()}
 
 
-def relaunch_refused(joined: Mapping[int, Hello], policy: Policy | None) -> Finding | None:
+def relaunch_refused(joined: Mapping[int, Hello], policy: RelaunchPolicy | None) -> Finding | None:
     """Return why no node launches again; None if all do, or if some node was not a part of the run that failed."""
     known = [_heard(hello.failed) for hello in joined.values() if hello.failed is not None]
     if policy is None or len(known) < len(joined):

@@ -4,10 +4,10 @@ A run that failed at once fails at once again, and so is not launched again: it 
 have left a checkpoint behind that is newer than at its start. The back-off has no random part, because all nodes have
 to come to the same end of it.
 
-An ``Order`` goes with torchrun's environment to the plug-in, which can become ddplaunch again. What the plug-in finds
-goes back to that ddplaunch as a ``Return``, in the environment of the same process, and to a launcher over ssh as
-``RunProgress`` in ``node-K/relaunch.json``; nodes of a roll call tell each other theirs. All are written and read by
-``values/codec.py``.
+A ``RelaunchOrder`` goes with torchrun's environment to the plug-in, which can become ddplaunch again. How far the run
+got, ``RunProgress``, goes back to that ddplaunch in ``Relaunched``, in the environment of the same process, and to a
+launcher over ssh in ``node-K/relaunch.json``; the nodes of a roll call tell each other theirs. All are written and read
+by ``values/codec.py``.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from ddplaunch.values.frozen import dataclass
 
 #: From the plug-in to the ddplaunch that it becomes: which run this one follows. It names the process, so that no
 #: launch inside a rank takes it for its own.
-RETURN = "DDPLAUNCH_RELAUNCHED"
+RELAUNCHED = "DDPLAUNCH_RELAUNCHED"
 #: The code of what all nodes are told where they stay as they ended.
 NOT_RELAUNCHED = "not-relaunched"
 #: Why there is no output to look at: behind "`--output`".
 NOT_GIVEN = "was not given"
-AFTER_S = 60.0  # importing torch, reading data and the first step are behind most runs by then
-WAIT_S = 10.0
-LONGEST_WAIT_S = 300.0
+_AFTER_S = 60.0  # importing torch, reading data and the first step are behind most runs by then
+_WAIT_S = 10.0
+_LONGEST_WAIT_S = 300.0
 
 Reason = Literal["advanced", "lived", "short", "spent"]
 
 
 @dataclass(frozen=True)
-class Policy:
+class RelaunchPolicy:
     """``times`` a run may be launched again, if it lived ``after_s`` seconds or its output advanced; ``wait_s`` is the
     pause before the first time, doubled for each that follows.
     """
 
     times: int
-    after_s: float = AFTER_S
-    wait_s: float = WAIT_S
+    after_s: float = _AFTER_S
+    wait_s: float = _WAIT_S
 
 
 @dataclass(frozen=True)
@@ -59,46 +59,46 @@ class RunProgress:
 
 
 @dataclass(frozen=True)
-class Decision:
-    """``reason`` decided it; ``evidence`` is that of all nodes together."""
+class RelaunchDecision:
+    """``reason`` decided it; ``progress`` is that of all nodes together."""
 
     again: bool
     reason: Reason
-    evidence: RunProgress
+    progress: RunProgress
 
 
-def relaunch_policy(options: Options) -> Policy | None:
+def relaunch_policy(options: Options) -> RelaunchPolicy | None:
     """Return what `--relaunch` asks for, None without it."""
     if options.relaunch is None or not options.relaunch.value:
         return None
     after, wait = options.relaunch_after_s, options.relaunch_wait_s
-    return Policy(options.relaunch.value, after.value if after else AFTER_S, wait.value if wait else WAIT_S)
+    return RelaunchPolicy(options.relaunch.value, after.value if after else _AFTER_S, wait.value if wait else _WAIT_S)
 
 
-def decide(evidence: Sequence[RunProgress], policy: Policy, number: int) -> Decision:
+def decide(progress: Sequence[RunProgress], policy: RelaunchPolicy, number: int) -> RelaunchDecision:
     """Decide whether to launch for the ``number``-th time again (from 1), from what all nodes know.
 
     One node that saw a checkpoint is enough: output may lie on its own disk. The node that failed first knows best how
     long the run lived; the others' ranks may have waited for it long after.
     """
-    lived = [each.lived_s for each in evidence if each.lived_s is not None]
+    lived = [each.lived_s for each in progress if each.lived_s is not None]
     together = RunProgress(
         min(lived, default=None),
-        next((each.advanced for each in evidence if each.advanced is not None), None),
-        next((each.unseen for each in evidence if each.unseen is not None), None),
+        next((each.advanced for each in progress if each.advanced is not None), None),
+        next((each.unseen for each in progress if each.unseen is not None), None),
     )
     if number > policy.times:
-        return Decision(False, "spent", together)
+        return RelaunchDecision(False, "spent", together)
     if together.advanced is not None:
-        return Decision(True, "advanced", together)
+        return RelaunchDecision(True, "advanced", together)
     if together.lived_s is not None and together.lived_s >= policy.after_s:
-        return Decision(True, "lived", together)
-    return Decision(False, "short", together)
+        return RelaunchDecision(True, "lived", together)
+    return RelaunchDecision(False, "short", together)
 
 
-def pause_s(policy: Policy, number: int) -> float:
+def pause_s(policy: RelaunchPolicy, number: int) -> float:
     """Return the seconds to wait before the ``number``-th relaunch: doubled each time, up to five minutes."""
-    return min(policy.wait_s * 2.0 ** min(number - 1, 30), max(LONGEST_WAIT_S, policy.wait_s))
+    return min(policy.wait_s * 2.0 ** min(number - 1, 30), max(_LONGEST_WAIT_S, policy.wait_s))
 
 
 def relaunched_id(run_id: str, number: int) -> str:
@@ -107,7 +107,7 @@ def relaunched_id(run_id: str, number: int) -> str:
 
 
 @dataclass(frozen=True)
-class Order:
+class RelaunchOrder:
     """``number`` is how many times this was launched again already, ``command`` program and arguments to become, empty
     where somebody else launches. ``restore`` are variables as they were, None for one that was not set; ``outputs``
     what was below each `--output` at the start. ``alone``: this node decides, and no others have to be asked.
@@ -115,7 +115,7 @@ class Order:
 
     run_id: str
     number: int
-    policy: Policy
+    policy: RelaunchPolicy
     command: tuple[str, ...]
     restore: dict[str, str | None]
     outputs: tuple[tuple[str, NewestCheckpoint], ...]
@@ -123,7 +123,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Return:
+class Relaunched:
     """The ``number``-th relaunch begins: ``of`` is the run that failed, ``status`` its exit status.
 
     ``pid`` is the process that it was left for.
@@ -132,14 +132,14 @@ class Return:
     number: int
     of: str
     status: int
-    evidence: RunProgress
+    progress: RunProgress
     pid: int = 0
 
 
-def read_return(text: str | None, pid: int) -> Return | None:
+def read_relaunched(text: str | None, pid: int) -> Relaunched | None:
     """Return what was left for the process ``pid``; None where there is nothing, or it is another's."""
     try:
-        back = codec.from_json(text or "{}", Return)
+        back = codec.from_json(text or "{}", Relaunched)
     except ValueError:
         return None
     return back if back.pid == pid else None

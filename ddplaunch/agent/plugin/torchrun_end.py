@@ -22,9 +22,9 @@ from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.protocol import Failure
 from ddplaunch.launch.relaunch import (
     NOT_GIVEN,
-    RETURN,
-    Order,
-    Return,
+    RELAUNCHED,
+    Relaunched,
+    RelaunchOrder,
     RunProgress,
     decide,
 )
@@ -185,22 +185,22 @@ def relaunch(
     there is no record that knows better. Raises OSError where ddplaunch cannot be executed,
     ValueError for an order that is none.
     """
-    order = codec.from_plain(settings.relaunch or {}, Order)
+    order = codec.from_plain(settings.relaunch or {}, RelaunchOrder)
     read = read_outcome(Path(settings.directory), settings.node)
     outcome = read if isinstance(read, RunOutcome) else None
-    evidence = evidence_of(order, max(0.0, round(about_s, 3)) if outcome is None else outcome.lived_s)
-    _note(settings, evidence)
+    progress = progress_of(order, max(0.0, round(about_s, 3)) if outcome is None else outcome.lived_s)
+    _note(settings, progress)
     if not order.command or _stopped(settings, status, None if outcome is None else outcome.state, signals):
         return
     give_stderr_back()
     number = order.number + 1
-    decision = decide([evidence], order.policy, number)
+    decision = decide([progress], order.policy, number)
     if decision.reason == "spent" or (order.alone and not decision.again):
         speak(not_relaunched_text(decision, order.policy, Terminal.of(sys.stderr).width))
         return
-    back = Return(number, order.run_id, status, evidence, os.getpid())
+    back = Relaunched(number, order.run_id, status, progress, os.getpid())
     environment = restored(os.environ, order) | {
-        RETURN: codec.to_json(back),
+        RELAUNCHED: codec.to_json(back),
         "DDPLAUNCH_RUN_ID": order.run_id,  # by these two `ps` and `stop` find what waits to launch again
         SETTINGS: Settings(directory=settings.directory).to_json(),
     }
@@ -225,7 +225,7 @@ def _stopped(settings: Settings, status: int, state: RunState | None, signals: S
     return told or timed_out or signals.late is not None or state == "terminated"
 
 
-def evidence_of(order: Order, lived_s: float | None) -> RunProgress:
+def progress_of(order: RelaunchOrder, lived_s: float | None) -> RunProgress:
     """Return what this node knows of the run: how long it lived, and whether its output advanced."""
     found, unseen = None, None if order.outputs else NOT_GIVEN
     now = newest_below([path for path, _ in order.outputs])
@@ -237,7 +237,7 @@ def evidence_of(order: Order, lived_s: float | None) -> RunProgress:
     return RunProgress(lived_s, found, unseen)
 
 
-def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
+def restored(environ: Mapping[str, str], order: RelaunchOrder) -> dict[str, str]:
     """Return the environment that ddplaunch was started in."""
     environment = {name: value for name, value in environ.items() if name != SETTINGS}
     for name, value in order.restore.items():
@@ -247,8 +247,8 @@ def restored(environ: Mapping[str, str], order: Order) -> dict[str, str]:
     return environment
 
 
-def _note(settings: Settings, evidence: RunProgress) -> None:
+def _note(settings: Settings, progress: RunProgress) -> None:
     """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
     path = Path(settings.directory or "") / f"node-{settings.node}" / "relaunch.json"
     with contextlib.suppress(OSError):
-        path.write_text(codec.to_json(evidence) + "\n")
+        path.write_text(codec.to_json(progress) + "\n")

@@ -14,7 +14,7 @@ from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options, Said
-from ddplaunch.launch.relaunch import RETURN
+from ddplaunch.launch.relaunch import RELAUNCHED
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.write import write_record
@@ -26,7 +26,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 
 if TYPE_CHECKING:
-    from ddplaunch.launch.relaunch import Return
+    from ddplaunch.launch.relaunch import Relaunched
 
 
 def run(
@@ -50,7 +50,7 @@ def run(
 
         return run_on_hosts.run_on_hosts(said, plan_hosts.asked_for(hosts), script, profile, bool(dry_run), bool(json))
     options = with_configuration(said, profile, working_directory())
-    if RETURN not in os.environ:
+    if RELAUNCHED not in os.environ:
         return _run(options, script, dry_run, json, join_timeout)
     from ddplaunch.cli import relaunching
 
@@ -67,7 +67,7 @@ def _run(
     dry_run: bool | None,
     json: bool | None,
     join_timeout: float | None,
-    back: Return | None = None,
+    back: Relaunched | None = None,
 ) -> int:
     target = parse_target(required(script))
     if "SLURM_JOB_ID" in os.environ:
@@ -108,7 +108,7 @@ def _roll_call_s(launch: Launch, join_timeout: float | None, again: bool) -> flo
     return meet_nodes.wanted(launch, join_timeout, again)
 
 
-def _with_order(environment: dict[str, str], launch: Launch, back: Return | None, alone: bool) -> dict[str, str]:
+def _with_order(environment: dict[str, str], launch: Launch, back: Relaunched | None, alone: bool) -> dict[str, str]:
     """Return the environment with what the plug-in needs to launch all of it again, if that was asked for."""
     if launch.options.relaunch is None:
         return environment
@@ -117,7 +117,7 @@ def _with_order(environment: dict[str, str], launch: Launch, back: Return | None
     return relaunching.with_order(environment, launch, back, relaunching.this_command(), alone)
 
 
-def _meet_others(prepared: Prepared, timeout_s: float | None, back: Return | None) -> Launch:
+def _meet_others(prepared: Prepared, timeout_s: float | None, back: Relaunched | None) -> Launch:
     """Return the launch once all of several nodes are there; at once where no roll is called, ``timeout_s`` is None.
 
     Raises RefusedError where nodes are missing or do not fit together, or do not want to launch again after ``back``.
@@ -130,8 +130,8 @@ def _meet_others(prepared: Prepared, timeout_s: float | None, back: Return | Non
         return launch
     from ddplaunch.cli.hosts import meet_nodes
 
-    evidence = back.evidence if back else None
-    return meet_nodes.call_roll(prepared, timeout_s, _speaks_elsewhere(launch), evidence)
+    failed = back.progress if back else None
+    return meet_nodes.call_roll(prepared, timeout_s, _speaks_elsewhere(launch), failed)
 
 
 def _print_dry_run(prepared: Prepared, json: bool) -> None:

@@ -20,7 +20,7 @@ from ddplaunch.checks.connectivity import port_taken
 from ddplaunch.cli.prepare import Prepared
 from ddplaunch.cli.relaunching import ending_by_signals, relaunch_refused, told
 from ddplaunch.cli.streams import tell_findings
-from ddplaunch.hosts.roll_call import rules as rules
+from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
 from ddplaunch.hosts.roll_call.messages import Hello, Verdict
 from ddplaunch.launch.launch import Launch, Target
@@ -32,7 +32,7 @@ from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
 
 TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
-AGAIN_S = 2400.0  # after a failure, which other nodes notice when their collectives time out: gloo's after 30 min
+_AGAIN_S = 2400.0  # after a failure, which other nodes notice when their collectives time out: gloo's after 30 min
 _LARGEST_SCRIPT = 16 << 20
 _ID = "--rdzv-id="
 _MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
@@ -43,7 +43,7 @@ def wanted(launch: Launch, join_timeout: float | None, again: bool = False) -> f
 
     It is called where the number of nodes is fixed and their meeting place is node 0's torchrun.
     """
-    usual_s = AGAIN_S if again else TIMEOUT_S
+    usual_s = _AGAIN_S if again else TIMEOUT_S
     timeout_s = usual_s if join_timeout is None else join_timeout
     topology = launch.topology
     several = topology.nnodes.value > 1 and topology.min_nodes == topology.nnodes.value
@@ -70,7 +70,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: RunPro
         timeout_s=timeout_s,
         known=_slurm_hosts(os.environ, topology.nnodes.value),
     )
-    hello = hello_of(prepared, failed)
+    hello = _hello(prepared, failed)
     progress = RollCallLine(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
     show = (lambda status: None) if silent else progress.show
     with ending_by_signals():
@@ -135,7 +135,7 @@ def _rendezvous_id(launch: Launch) -> str:
     return next((word.removeprefix(_ID) for word in launch.argv if word.startswith(_ID)), launch.run_id)
 
 
-def hello_of(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
+def _hello(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
     """Return what this node says of itself."""
     launch = prepared.launch
     topology, target, run_id = launch.topology, launch.target, launch.options.run_id

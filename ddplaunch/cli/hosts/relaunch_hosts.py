@@ -12,7 +12,7 @@ from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict
 from ddplaunch.cli.hosts.plan_hosts import HostsMissingError
 from ddplaunch.cli.relaunching import ending_by_signals
 from ddplaunch.cli.streams import tell, tell_findings
-from ddplaunch.launch.relaunch import Policy, RunProgress, decide, pause_s
+from ddplaunch.launch.relaunch import RelaunchPolicy, RunProgress, decide, pause_s
 from ddplaunch.records.first_failure import TIME_LIMIT
 from ddplaunch.records.launchers import still_holding
 from ddplaunch.records.outcome import RunOutcome
@@ -33,19 +33,19 @@ class Again:
 
 @dataclass(frozen=True)
 class LaunchEnd:
-    """How a launch ended. ``evidence`` is what its nodes know where it failed, None where no other is to follow.
+    """How a launch ended. ``progress`` is what its nodes know where it failed, None where no other is to follow.
 
     ``pause_s`` is how long hosts that were lost may need to end what runs there, ``directory`` the run's record.
     """
 
     status: int
     run_id: str | None = None
-    evidence: tuple[RunProgress, ...] | None = None
+    progress: tuple[RunProgress, ...] | None = None
     pause_s: float = 0.0
     directory: Path | None = None
 
 
-def until_done(launch: Callable[[Again], LaunchEnd], policy: Policy | None) -> int:
+def until_done(launch: Callable[[Again], LaunchEnd], policy: RelaunchPolicy | None) -> int:
     """Launch, and again as ``policy`` says; return the exit status of the last launch that was not refused.
 
     Raises RefusedError where the first one is. A relaunch for which hosts are missing counts, and the next one waits
@@ -53,9 +53,9 @@ def until_done(launch: Callable[[Again], LaunchEnd], policy: Policy | None) -> i
     """
     ended = launch(Again())
     number = 0
-    while policy is not None and ended.evidence is not None:
+    while policy is not None and ended.progress is not None:
         number += 1
-        decision = decide(ended.evidence, policy, number)
+        decision = decide(ended.progress, policy, number)
         if not decision.again:
             tell(not_relaunched_text(decision, policy, Terminal.of(sys.stderr).width))
             break
@@ -77,7 +77,7 @@ def until_done(launch: Callable[[Again], LaunchEnd], policy: Policy | None) -> i
     return ended.status
 
 
-def evidence_of(
+def progress_of(
     directory: Path, verdict: HostsVerdict, outcomes: Mapping[int, RunOutcome], interrupted: int | None
 ) -> tuple[RunProgress, ...] | None:
     """Return what the nodes of a run that failed know; None where it did not, or where a user or `--timeout` ended it.

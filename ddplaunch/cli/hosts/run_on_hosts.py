@@ -25,7 +25,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
     refuse_own_place,
     run_dir_of,
 )
-from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, evidence_of, until_done
+from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, progress_of, until_done
 from ddplaunch.cli.prepare import record_directory
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
@@ -219,4 +219,4 @@ def _conclude(
             unrecorded=problem or ("; ".join(verdict.notes) or None),
         )
     )
-    return LaunchEnd(verdict.exit_status, run_id, evidence_of(directory, verdict, outcomes, interrupted))
+    return LaunchEnd(verdict.exit_status, run_id, progress_of(directory, verdict, outcomes, interrupted))
