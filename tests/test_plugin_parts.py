@@ -14,10 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.agent.end.evidence import kernel_lines, oom_kills, space
-from ddplaunch.agent.logs_specs import drain, set_aside
+from ddplaunch.agent.logs_specs import set_aside
 from ddplaunch.agent.plugin.outlets import (
     LauncherStreams,
     close,
+    drain,
     kinds,
     open_outlets,
     path_of,

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import sys
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.end.evidence import OOM_KILLS_BEFORE, oom_kills
-from ddplaunch.agent.plugin.outlets import path_of, read_console
+from ddplaunch.agent.plugin.outlets import drain, path_of, read_console
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
@@ -41,67 +38,6 @@ from ddplaunch.values.variable_names import SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.warm.template import Template
-
-_READ_BYTES = 1 << 16
-
-
-def drain(readers: Sequence[int], sink: int) -> None:
-    """Copy everything to ``sink`` in a thread, as torchrun does without redirection: all ranks, as it comes."""
-    threading.Thread(target=_copy, args=(list(readers), sink), daemon=True).start()
-
-
-def _copy(readers: Sequence[int], sink: int) -> None:
-    with selectors.DefaultSelector() as selector:
-        for reader in readers:
-            selector.register(reader, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select():
-                try:
-                    data = os.read(key.fd, _READ_BYTES)
-                except OSError:
-                    data = b""
-                if not data:
-                    selector.unregister(key.fd)
-                    continue
-                _write(sink, data)
-
-
-def _write(sink: int, data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(sink, data) :]
-    except OSError:
-        pass  # a console that is gone; the ranks go on
-
-
-_OURS = ("launcher.err", "processes.json", "outcome.json", "metrics.jsonl", "relaunch.json")
-
-
-def set_aside(directory: Path, node: int) -> Path | None:
-    """Move attempts, messages and outcome of ``node`` into ``node-K/before-N``; return that, None if nothing was there.
-
-    Raises OSError if they cannot be moved.
-    """
-    own = directory / f"node-{node}"
-    if not own.is_dir():
-        return None
-    old = [*sorted(own.glob("attempt-*")), *(own / name for name in _OURS), *_outcome(directory, node)]
-    old = [path for path in old if path.exists()]
-    if not old:
-        return None
-    number = 1
-    while (own / f"before-{number}").exists():
-        number += 1
-    place = own / f"before-{number}"
-    place.mkdir()
-    for path in old:
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(place / path.name)
-    return place
-
-
-def _outcome(directory: Path, node: int) -> tuple[Path, ...]:
-    return (directory / "outcome.json",) if node == 0 else ()
 
 
 class CapturedLogs(api.LogsSpecs):
@@ -245,6 +181,35 @@ def _settings() -> Settings:
     """Return what the launch decided; the directory is relative to where torchrun was started."""
     settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
     return settings._replace(directory=str(Path.cwd() / settings.directory)) if settings.directory else settings
+
+
+_OF_A_RUN = ("launcher.err", "processes.json", "outcome.json", "metrics.jsonl", "relaunch.json")
+
+
+def set_aside(directory: Path, node: int) -> Path | None:
+    """Move attempts, messages and outcome of ``node`` into ``node-K/before-N``; return that, None if nothing was there.
+
+    A command that is pasted twice, or a ``--run-id`` that is used again, would otherwise go on in the files of the run
+    before, and its errors would be taken for this run's. Raises OSError if they cannot be moved.
+    """
+    own = directory / f"node-{node}"
+    if not own.is_dir():
+        return None
+    old = [*own.glob("attempt-*"), *(own / name for name in _OF_A_RUN)]
+    if node == 0:
+        old.append(directory / "outcome.json")
+    old = [path for path in old if path.exists()]
+    if not old:
+        return None
+    number = 1
+    while (own / f"before-{number}").exists():
+        number += 1
+    kept_in = own / f"before-{number}"
+    kept_in.mkdir()
+    for path in old:
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(kept_in / path.name)
+    return kept_in
 
 
 def _lost(session: Session) -> None:

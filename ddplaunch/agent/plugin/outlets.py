@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import selectors
 import struct
 import termios
+import threading
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -120,3 +122,32 @@ def close(outlets: Sequence[Outlet]) -> None:
         for descriptor in outlet:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+
+def drain(readers: Sequence[int], sink: int) -> None:
+    """Copy everything from ``readers`` to ``sink`` in a thread, as it comes: no guard is left to read it."""
+    threading.Thread(target=_copy, args=(list(readers), sink), daemon=True).start()
+
+
+def _copy(readers: Sequence[int], sink: int) -> None:
+    with selectors.DefaultSelector() as selector:
+        for reader in readers:
+            selector.register(reader, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select():
+                try:
+                    data = os.read(key.fd, 1 << 16)
+                except OSError:
+                    data = b""
+                if not data:
+                    selector.unregister(key.fd)
+                    continue
+                _write(sink, data)
+
+
+def _write(sink: int, data: bytes) -> None:
+    try:
+        while data:
+            data = data[os.write(sink, data) :]
+    except OSError:
+        pass  # a console that is gone; the ranks go on

@@ -26,46 +26,6 @@ _PARTS = (
 )
 
 
-def file_of(attempt: Path, rank: int) -> Path:
-    """Return where a rank of an attempt leaves its notes."""
-    return attempt / f"rank-{rank}.marks.json"
-
-
-def read_marks(attempt: Path) -> list[Marks]:
-    """Return the notes of each rank of an attempt that has left any."""
-    found: list[Marks] = []
-    for path in sorted(attempt.glob("rank-*.marks.json")):
-        try:
-            value = json.loads(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if isinstance(value, dict):
-            found.append({name: number for name, number in value.items() if isinstance(number, int | float)})
-    return found
-
-
-def with_parts(phases: Sequence[Phase], attempts: Sequence[Sequence[Marks]]) -> list[Phase]:
-    """Divide the phase of each attempt's script where the last rank had Python, torch, and its first collective.
-
-    A part that some rank has not noted, or that was over before, as with ranks that were forked, is left out.
-    """
-    found: list[Phase] = []
-    left = iter(attempts)
-    for name, began, ended in phases:
-        marks = next(left, ()) if name == SCRIPT else ()
-        for key, part in _PARTS:
-            last = max((each.get(key, ended) for each in marks), default=ended)
-            if began < last < ended:
-                found.append((part, began, last))
-                began = last
-        found.append((name, began, ended))
-    return found
-
-
-_WIDTH, _LABEL, _ROW = 900, 190, 26  # pixels
-_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1")
-
-
 class Trace:
     """The phases of the launch in this process; each ends where the next begins."""
 
@@ -116,10 +76,50 @@ def phases_of(marks: list[tuple[str, float]], end_s: float) -> list[Phase]:
     return [(name, began, max(began, end)) for (name, began), end in zip(marks, ends, strict=False)]
 
 
+def file_of(attempt: Path, rank: int) -> Path:
+    """Return where a rank of an attempt leaves its notes."""
+    return attempt / f"rank-{rank}.marks.json"
+
+
+def read_marks(attempt: Path) -> list[Marks]:
+    """Return the notes of each rank of an attempt that has left any."""
+    found: list[Marks] = []
+    for path in sorted(attempt.glob("rank-*.marks.json")):
+        try:
+            value = json.loads(path.read_text())
+        except (OSError, ValueError):
+            continue
+        if isinstance(value, dict):
+            found.append({name: number for name, number in value.items() if isinstance(number, int | float)})
+    return found
+
+
+def with_parts(phases: Sequence[Phase], attempts: Sequence[Sequence[Marks]]) -> list[Phase]:
+    """Divide the phase of each attempt's script where the last rank had Python, torch, and its first collective.
+
+    A part that some rank has not noted, or that was over before, as with ranks that were forked, is left out.
+    """
+    found: list[Phase] = []
+    left = iter(attempts)
+    for name, began, ended in phases:
+        marks = next(left, ()) if name == SCRIPT else ()
+        for key, part in _PARTS:
+            last = max((each.get(key, ended) for each in marks), default=ended)
+            if began < last < ended:
+                found.append((part, began, last))
+                began = last
+        found.append((name, began, ended))
+    return found
+
+
 def as_json(about: dict[str, Any], phases: list[Phase]) -> dict[str, Any]:
     """Return it in plain types; times are seconds since 1970."""
     listed = [{"phase": name, "began_s": round(began, 4), "ended_s": round(end, 4)} for name, began, end in phases]
     return {"schema": 1, **about, "phases": listed}
+
+
+_WIDTH, _LABEL, _ROW = 900, 190, 26  # pixels
+_COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#edc948", "#b07aa1")
 
 
 def as_svg(about: dict[str, Any], phases: list[Phase]) -> str:
