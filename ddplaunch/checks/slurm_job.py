@@ -74,7 +74,7 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Itera
     if slurm is None or not slurm.by_task or not slurm.gpus_on_node:
         return
     ranks = slurm.tasks_here * launch.topology.nproc_per_node.value
-    from ddplaunch.launch.inside.found import visible_entries
+    from ddplaunch.launch.inside.place_in_job import visible_entries
 
     entries = visible_entries(environment)
     bound = entries is not None and len(entries) < slurm.gpus_on_node

@@ -7,7 +7,7 @@ import re
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
-from ddplaunch.launch.job.sbatch import Batch
+from ddplaunch.launch.job.sbatch import BatchScript
 from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.shell import command_lines, quote
 from ddplaunch.ui.terminal import Terminal, visible, wrap
@@ -20,7 +20,7 @@ _WIDTH = 100  # of a batch script
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+\Z")
 
 
-def sbatch_text(batch: Batch) -> str:
+def sbatch_text(batch: BatchScript) -> str:
     """Return the batch script: options, the user's setup, one srun line."""
     lines = [
         "#!/bin/bash -l" if batch.setup else "#!/bin/bash",
@@ -63,7 +63,7 @@ def changed_text(job: str, state: JobState, width: int) -> str:
     return "\n".join(wrap(visible(state_text(state)), width, f"job {job}: ", "  ")) + "\n"
 
 
-def submitted_text(job: str, batch: Batch, log: str, state: JobState | None, terminal: Terminal) -> str:
+def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | None, terminal: Terminal) -> str:
     """Return the lines that tell what was submitted, where its log is, and how to follow and cancel it."""
     now = [] if state is None else wrap(visible(state_text(state)), terminal.width - _LABEL)
     rows = [("now" if i == 0 else "", line) for i, line in enumerate(now)]

@@ -16,8 +16,8 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.follow import first_state, follow
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
-from ddplaunch.launch.job.sbatch import Batch, decide_batch, log_beside
-from ddplaunch.launch.job.submission import Submission, decide, refuse_secrets
+from ddplaunch.launch.job.sbatch import BatchScript, decide_batch, log_beside
+from ddplaunch.launch.job.submission import Submission, decide_submission, refuse_secrets
 from ddplaunch.launch.options import Options, Said, flags_of_options
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import newest_run, read_outcomes
@@ -37,7 +37,9 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     words = required(script)
     cluster = _cluster(asked)
     merged = with_configuration(said, profile, working_directory())
-    submission = decide(merged, asked, words[1] if words[:1] == ["-m"] and len(words) > 1 else "".join(words[:1]))
+    submission = decide_submission(
+        merged, asked, words[1] if words[:1] == ["-m"] and len(words) > 1 else "".join(words[:1])
+    )
     command = run_words(said, profile, submission, words)
     if cluster == "kubernetes":
         return _print_manifest(merged, submission, asked, command)
@@ -77,7 +79,7 @@ def program() -> tuple[str, ...]:
     return (str(script),) if os.access(script, os.X_OK) else (*interpreter(), "-m", "ddplaunch")
 
 
-def _submit(batch: Batch, text: str, wait: bool, base: Path) -> int:
+def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
     environ, cwd = dict(os.environ), working_directory()
     special = log_beside(str(cwd), batch, f"{int(time.time())}-{os.getpid()}")
     job = submit_to_slurm(text, cwd, environ, special[:1] if special is not None else ())

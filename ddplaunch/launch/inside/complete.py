@@ -12,12 +12,12 @@ from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from ddplaunch.values.words import duration_text
 
 if TYPE_CHECKING:
-    from ddplaunch.launch.inside.found import Found
+    from ddplaunch.launch.inside.place_in_job import PlaceInJob
 
 _SIGNS = ("SLURM_JOB_ID", "PET_NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SM_HOSTS")
 
 
-def recognise(environ: Mapping[str, str]) -> Found | None:
+def recognise(environ: Mapping[str, str]) -> PlaceInJob | None:
     """Return what another launcher set up; of several, the one closest to this process.
 
     mpirun inside of a Slurm job starts its processes itself, so it comes first, unless srun started them and set PMI's
@@ -25,7 +25,7 @@ def recognise(environ: Mapping[str, str]) -> Found | None:
     """
     if not any(name in environ for name in _SIGNS):
         return None
-    from ddplaunch.launch.inside.found import find_kubeflow, find_open_mpi, find_pmi, find_sagemaker
+    from ddplaunch.launch.inside.place_in_job import find_kubeflow, find_open_mpi, find_pmi, find_sagemaker
     from ddplaunch.launch.inside.slurm import find_slurm, read_slurm
 
     slurm = read_slurm(environ)
@@ -61,12 +61,12 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
     return replace(options, **kept, env=(*_own_devices(options, found), *options.env))
 
 
-def _by_task(found: Found) -> bool:
+def _by_task(found: PlaceInJob) -> bool:
     """Whether a number of ranks was given to each task of several on a node, which counts on the CPU too."""
     return found.nproc is not None and found.nproc.source.detail.startswith(("task", "OMPI", "MPI"))
 
 
-def _own_devices(options: Options, found: Found) -> tuple[Resolved[tuple[str, str]], ...]:
+def _own_devices(options: Options, found: PlaceInJob) -> tuple[Resolved[tuple[str, str]], ...]:
     """Hide the neighbours' GPUs by the variable whose entries they are; ``--gpus`` would count as nvidia-smi does."""
     if not found.devices or options.gpus is not None:
         return ()
@@ -79,7 +79,7 @@ def notes(environ: Mapping[str, str], now_s: float) -> tuple[str, ...]:
     found = recognise(environ)
     if found is None:
         return ()
-    from ddplaunch.launch.inside.found import number
+    from ddplaunch.launch.inside.place_in_job import number
 
     end_s = number(environ, "SLURM_JOB_END_TIME") if found.by == "Slurm" else None
     return (found.note if end_s is None else f"{found.note}, {duration_text(int(end_s - now_s))} left",)

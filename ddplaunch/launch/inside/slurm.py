@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import islice, product
 
 from ddplaunch.launch.flag import NodeRange, Processes
-from ddplaunch.launch.inside.found import Found, number, share_of, visible_entries
+from ddplaunch.launch.inside.place_in_job import PlaceInJob, number, share_of, visible_entries
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import count
@@ -203,7 +203,7 @@ def _cpus_per_task(environ: Mapping[str, str], tasks_here: int) -> int | None:
     return max(1, on_node // tasks_here) if on_node else None
 
 
-def find_slurm(environ: Mapping[str, str]) -> Found | None:
+def find_slurm(environ: Mapping[str, str]) -> PlaceInJob | None:
     """Return what a Slurm step decides for a launch.
 
     One task on each node: the task's torchrun is a node with a rank for each GPU. Several tasks on a node: every task
@@ -214,7 +214,7 @@ def find_slurm(environ: Mapping[str, str]) -> Found | None:
     if slurm is None:
         return None
     nproc, devices = _processes(slurm, environ)
-    found = Found("Slurm", describe(slurm), nproc=nproc, devices=devices)
+    found = PlaceInJob("Slurm", describe(slurm), nproc=nproc, devices=devices)
     if slurm.step is None:
         return found
     suffix = f"-r{slurm.restarts}" if slurm.restarts else ""
@@ -224,7 +224,7 @@ def find_slurm(environ: Mapping[str, str]) -> Found | None:
     hosts = expand_hosts(slurm.node_list)
     count, rank = ("SLURM_NTASKS", "SLURM_PROCID") if slurm.by_task else ("SLURM_NNODES", "SLURM_NODEID")
     nodes = slurm.tasks if slurm.by_task else slurm.nodes
-    return Found(
+    return PlaceInJob(
         by="Slurm",
         note=found.note,
         nnodes=Resolved(NodeRange(nodes, nodes), _source(count)),

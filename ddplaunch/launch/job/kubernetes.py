@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.launch.job.submission import Submission
-from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.launch.job.submission import Submission, impossible_value
+from ddplaunch.values.finding import usage
 
 _PORT = 29500
 _QUANTITY = re.compile(r"[1-9][0-9]{0,9}([KMGT]i?)?\Z", re.IGNORECASE)
@@ -30,10 +30,10 @@ def decide_manifest(submission: Submission, asked: Mapping[str, Any], command: S
     kinds = {"trainjob": _train_job, "pytorchjob": _pytorch_job, "jobset": _job_set}
     kind = (asked.get("kind") or "trainjob").lower()
     if kind not in kinds:
-        raise _wrong("kind", kind, "it is `trainjob`, `pytorchjob` or `jobset`", "trainjob")
+        raise impossible_value("kind", kind, "it is `trainjob`, `pytorchjob` or `jobset`", "trainjob")
     image = asked.get("image")
     if not image or not _IMAGE.match(image):
-        raise _wrong(
+        raise impossible_value(
             "image", image or "", "the pods need an image that holds ddplaunch, torch and the script", "IMAGE:TAG"
         )
     words = _literal(["ddplaunch", *command])
@@ -64,7 +64,7 @@ def _refuse_what_the_kind_cannot(kind: str, submission: Submission) -> None:
 def _shm(submission: Submission, asked: str | None) -> str:
     """Return the size of /dev/shm, which counts as memory of the pod: by default 16 GiB, or half of little memory."""
     if asked is not None and asked.isdecimal():
-        raise _wrong("shm_size", asked, "without a unit it would be so many bytes", f"{asked}Gi")
+        raise impossible_value("shm_size", asked, "without a unit it would be so many bytes", f"{asked}Gi")
     memory = None if submission.memory is None else _bytes(_quantity("mem", submission.memory))
     if asked is None:
         small = memory is not None and memory < 2 * _bytes(_DEFAULT_SHM)
@@ -212,20 +212,14 @@ def _literal(words: Sequence[str]) -> list[str]:
 def _secret(text: str) -> dict[str, Any]:
     match = _SECRET.match(text)
     if match is None:
-        raise _wrong("secret", text.partition("=")[0], _OF_SECRETS, "HF_TOKEN=hf/token")
+        raise impossible_value("secret", text.partition("=")[0], _OF_SECRETS, "HF_TOKEN=hf/token")
     return {"name": match[1], "valueFrom": {"secretKeyRef": {"name": match[2], "key": match[3]}}}
 
 
 def _quantity(flag: str, text: str) -> str:
     """Return a quantity in Kubernetes' spelling: ``200G`` of Slurm's is binary, ``200Gi`` there."""
     if not _QUANTITY.match(text):
-        raise _wrong(flag, text, "it is a number with Ki, Mi, Gi or Ti behind it", "16Gi")
+        raise impossible_value(flag, text, "it is a number with Ki, Mi, Gi or Ti behind it", "16Gi")
     amount, unit = text.rstrip("KMGTikmgt"), text[len(text.rstrip("KMGTikmgt")) :]
     unit = unit or ("M" if flag == "mem" else "")  # Slurm counts in MiB
     return f"{amount}{unit[:1].upper()}i" if unit else amount
-
-
-def _wrong(flag: str, value: str, why: str, example: str) -> UsageError:
-    spelled = "--" + flag.replace("_", "-")
-    what = f"`{spelled} {value}` is not possible" if value else f"`{spelled}` is missing"
-    return usage(what, why=why, fix=f"`{spelled} {example}`", where=f"flag: {spelled}")

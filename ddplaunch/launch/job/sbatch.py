@@ -48,7 +48,7 @@ _OURS = {
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchScript:
     """What stands in a batch script. ``directives`` are options of sbatch, ``setup`` lines of the user, as typed.
 
     ``step`` is the srun line in front of ``command``. ``requeue_after_s`` is the second of the job from
@@ -73,7 +73,7 @@ class Batch:
         return any(_ARRAY.match(directive) for directive in self.directives)
 
 
-def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tuple[str, ...]) -> Batch:
+def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tuple[str, ...]) -> BatchScript:
     """Return the batch script; ``asked`` are the options of ``submit`` by name, ``command`` is ddplaunch with its own.
 
     The log is named relative to the working directory, so that no path of the user's, which may hold anything, has to
@@ -107,7 +107,7 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
         _refuse_unwritable(directive)
     cpus = submission.cpus_per_task
     step = (*STEP, "--ntasks-per-node=1", *_given("--cpus-per-task", cpus))  # srun does not inherit it since 22.05
-    return Batch(
+    return BatchScript(
         about=_about(submission),
         directives=tuple(directives),
         setup=tuple(asked.get("setup") or ()),
@@ -117,7 +117,7 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
     )
 
 
-def log_beside(cwd: str, batch: Batch, stamp: str) -> tuple[str, str] | None:
+def log_beside(cwd: str, batch: BatchScript, stamp: str) -> tuple[str, str] | None:
     """Return sbatch's ``--output`` and the file it means, for a directory whose name Slurm would misread; else None.
 
     Slurm takes ``%`` and backslashes in the working directory for its own patterns, and the job fails without a log.

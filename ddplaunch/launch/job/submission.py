@@ -37,7 +37,7 @@ class Submission:
     requeue: bool = False
 
 
-def decide(options: Options, asked: Mapping[str, Any], script: str) -> Submission:
+def decide_submission(options: Options, asked: Mapping[str, Any], script: str) -> Submission:
     """Return the job for the options of the launch and those of ``submit`` itself (``asked``, by name of the flag).
 
     Raises UsageError for what contradicts itself, what no cluster gives, and what would be the same on all nodes.
@@ -46,7 +46,7 @@ def decide(options: Options, asked: Mapping[str, Any], script: str) -> Submissio
     for flag in ("nodes", "gpus_per_node", "cpus_per_task"):
         value = asked.get(flag)
         if value is not None and value < 1:
-            raise _wrong(flag, value, "it counts from 1", {"nodes": "2", "gpus_per_node": "4"}.get(flag, "8"))
+            raise impossible_value(flag, value, "it counts from 1", {"nodes": "2", "gpus_per_node": "4"}.get(flag, "8"))
     nodes = _nodes(options, asked.get("nodes"))
     processes = None if options.nproc is None or options.nproc.value == "auto" else options.nproc.value
     gpus = asked.get("gpus_per_node")
@@ -62,7 +62,7 @@ def decide(options: Options, asked: Mapping[str, Any], script: str) -> Submissio
     time = asked.get("time")
     memory = asked.get("mem")
     if memory is not None and not _MEMORY.match(memory):
-        raise _wrong("mem", memory, "it is memory per node: a number with K, M, G or T behind it", "200G")
+        raise impossible_value("mem", memory, "it is memory per node: a number with K, M, G or T behind it", "200G")
     requeue = bool(asked.get("requeue"))
     time_s = None if time is None else parse_time(time)
     return Submission(
@@ -89,7 +89,7 @@ def parse_time(text: str) -> int:
     parts = rest.split(":")
     digits = [*parts, *([days] if dash else [])]
     if not all(re.fullmatch("[0-9]{1,6}", part) for part in digits) or len(parts) > 3:
-        raise _wrong("time", text, "it is MINUTES, HH:MM:SS or DAYS-HH:MM:SS", "24:00:00")
+        raise impossible_value("time", text, "it is MINUTES, HH:MM:SS or DAYS-HH:MM:SS", "24:00:00")
     numbers = [int(part) for part in parts]
     if dash:
         hours, minutes, seconds = [*numbers, 0, 0][:3]
@@ -99,7 +99,9 @@ def parse_time(text: str) -> int:
         hours, minutes, seconds = numbers
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
-        raise _wrong("time", text, "Slurm takes 0 for no limit at all, which most partitions refuse", "24:00:00")
+        raise impossible_value(
+            "time", text, "Slurm takes 0 for no limit at all, which most partitions refuse", "24:00:00"
+        )
     return total
 
 
@@ -173,8 +175,8 @@ def _grace(options: Options, requeue: bool, time_s: int | None) -> int | None:
     return grace
 
 
-def _wrong(flag: str, value: object, why: str, example: str) -> UsageError:
+def impossible_value(flag: str, value: object, why: str, example: str) -> UsageError:
+    """Return what to raise for a value of one of ``submit``'s own flags; an empty one is missing."""
     spelled = "--" + flag.replace("_", "-")
-    return usage(
-        f"`{spelled} {value}` is not possible", why=why, fix=f"`{spelled} {example}`", where=f"flag: {spelled}"
-    )
+    what = f"`{spelled}` is missing" if value == "" else f"`{spelled} {value}` is not possible"
+    return usage(what, why=why, fix=f"`{spelled} {example}`", where=f"flag: {spelled}")

@@ -1,6 +1,6 @@
 """What Kubeflow, Open MPI, PMI and SageMaker say in the environment of this process's place in a job.
 
-``Found`` is the one value for all launchers, Slurm (``slurm.py``) included.
+``PlaceInJob`` is the one value for all launchers, Slurm (``slurm.py``) included.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 
 
 @dataclass(frozen=True)
-class Found:
+class PlaceInJob:
     """The place in a job that somebody else gave to this process; None is "they did not say".
 
     The fields are those of ``Options`` of the same name. ``devices`` are the entries of CUDA_VISIBLE_DEVICES that are
@@ -67,7 +67,7 @@ _NODES = re.compile(r"[0-9]{1,9}(?::[0-9]{1,9})?\Z")
 _WORKER = re.compile(r"-worker-([0-9]{1,6})\Z")
 
 
-def find_kubeflow(environ: Mapping[str, str]) -> Found | None:
+def find_kubeflow(environ: Mapping[str, str]) -> PlaceInJob | None:
     """Return what Kubeflow's Trainer (TrainJob) or training operator (PyTorchJob) says by ``PET_*``.
 
     Outside of Kubernetes such variables are stale ones. An elastic PyTorchJob names the rendezvous instead of a master
@@ -94,19 +94,21 @@ def find_kubeflow(environ: Mapping[str, str]) -> Found | None:
     )
 
 
-def find_open_mpi(environ: Mapping[str, str]) -> Found | None:
+def find_open_mpi(environ: Mapping[str, str]) -> PlaceInJob | None:
     """Return what Open MPI's mpirun says (https://docs.open-mpi.org/en/main/launching-apps/prerequisites.html)."""
     names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK")
     return _find_mpi("Open MPI", environ, names, environ.get("PMIX_NAMESPACE", ""))
 
 
-def find_pmi(environ: Mapping[str, str]) -> Found | None:
+def find_pmi(environ: Mapping[str, str]) -> PlaceInJob | None:
     """Return what the Hydra launcher of MPICH and Intel MPI says by PMI."""
     names = ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "MPI_LOCALRANKID")
     return _find_mpi("PMI", environ, names, "")
 
 
-def _find_mpi(by: SourceKind, environ: Mapping[str, str], names: tuple[str, str, str, str], job: str) -> Found | None:
+def _find_mpi(
+    by: SourceKind, environ: Mapping[str, str], names: tuple[str, str, str, str], job: str
+) -> PlaceInJob | None:
     """Every MPI process is a node of torchrun's, with a rank for each GPU that is its own.
 
     MPI tells nobody the address of rank 0; where all processes are on one host it is that one.
@@ -117,7 +119,7 @@ def _find_mpi(by: SourceKind, environ: Mapping[str, str], names: tuple[str, str,
     local_size, local_rank = local_size or 1, local_rank or 0
     note = f"{by}: process {rank} of {size}, {local_size} on this host"
     if size == 1:
-        return Found(by, note)
+        return PlaceInJob(by, note)
     devices: tuple[str, ...] = ()
     processes = None
     if local_size > 1:
@@ -136,7 +138,7 @@ def _find_mpi(by: SourceKind, environ: Mapping[str, str], names: tuple[str, str,
     )
 
 
-def find_sagemaker(environ: Mapping[str, str]) -> Found | None:
+def find_sagemaker(environ: Mapping[str, str]) -> PlaceInJob | None:
     """Return what SageMaker says (https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md)."""
     here = environ.get("SM_CURRENT_HOST", "")
     try:
@@ -171,7 +173,7 @@ def _by_number(host: str) -> tuple[int, str]:
     return (int(tail[1]) if tail else 0, host)
 
 
-def _found(by: SourceKind, note: str, devices: tuple[str, ...] = (), **said: tuple[Any, str]) -> Found:
-    """Return a ``Found`` of (value, variable) pairs; what is None or empty was not said."""
+def _found(by: SourceKind, note: str, devices: tuple[str, ...] = (), **said: tuple[Any, str]) -> PlaceInJob:
+    """Return a ``PlaceInJob`` of (value, variable) pairs; what is None or empty was not said."""
     values = {name: Resolved(value, Source(by, at)) for name, (value, at) in said.items() if value not in (None, "")}
-    return Found(by, note, devices=devices, **values)
+    return PlaceInJob(by, note, devices=devices, **values)
