@@ -16,8 +16,8 @@ from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import UsageError
 from ddplaunch.watch.gpu_usage import GpuOfRank, GpuReading
 from ddplaunch.watch.plot import metrics_svg
-from ddplaunch.watch.rank_usage import HostUsage, RankUsage
 from ddplaunch.watch.recording import MetricsFile, interval_s, read_metrics, sample_json, sample_of
+from ddplaunch.watch.sampler import HostUsage, RankUsage
 from ddplaunch.watch.samples import RankIdentity
 from ddplaunch.watch.step_rate import Steps, metric_pattern
 from ddplaunch.watch.stragglers import slowest_rank, stragglers

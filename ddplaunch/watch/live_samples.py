@@ -16,7 +16,7 @@ from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.words import age_text, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
-from ddplaunch.watch.rank_usage import Sampler
+from ddplaunch.watch.sampler import Sampler
 from ddplaunch.watch.samples import Progress, RankIdentity, Sample
 from ddplaunch.watch.step_rate import Steps
 from ddplaunch.watch.stragglers import stragglers

@@ -218,7 +218,7 @@ def main(wanted: str) -> None:
 def record(wanted: Mapping[str, Any], descriptor: int, every_s: float = _EVERY_S) -> None:
     """Write samples of ``wanted`` until ``descriptor`` is at its end or no rank runs any more."""
     from ddplaunch.watch.gpu_usage import GpuUsage
-    from ddplaunch.watch.rank_usage import Sampler
+    from ddplaunch.watch.sampler import Sampler
     from ddplaunch.watch.samples import RankIdentity
     from ddplaunch.watch.step_rate import Steps
 

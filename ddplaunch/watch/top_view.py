@@ -17,25 +17,6 @@ from ddplaunch.watch.samples import GpuSample, HostSample, Point, RankSample, Sa
 from ddplaunch.watch.stragglers import worker_percent
 
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-
-
-def sparkline(values: Sequence[float | None], width: int, top: float | None = None, unicode: bool = True) -> str:
-    """Return the last ``width`` values, newest right, from 0 to ``top`` (the greatest where it is None or more).
-
-    What is not known is blank, and so is the left of a short row.
-    """
-    shown = list(values)[-width:] if width > 0 else []
-    greatest = max([each for each in shown if each is not None], default=0.0)
-    most = max(greatest, top or 0.0)
-    bars = _BARS if unicode else _ASCII_BARS
-    text = "".join(" " if each is None else bars[_level(each, most, len(bars))] for each in shown)
-    return text.rjust(width)
-
-
-def _level(value: float, most: float, levels: int) -> int:
-    return min(levels - 1, max(0, int(value / most * levels))) if most > 0 else 0
-
-
 _WIDTH = 8  # cells of a row of bars
 _GAP = "  "
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -50,112 +31,6 @@ class Look:
     height: int | None = None
     bars: bool = True
     first_row: int = 0
-
-
-class _Column:
-    """A column of the table; ``spared`` ones go first where the terminal is narrow, the greatest number first."""
-
-    def __init__(self, name: str, texts: list[str], spared: int = 0, left: bool = False) -> None:
-        """``texts`` are the cells; the column is as wide as the widest of them, or its name."""
-        self.name, self.texts, self.spared, self.left = name, texts, spared, left
-        self.cells = max(cells(each) for each in (name, *texts))
-
-    def cell(self, text: str) -> str:
-        """Return ``text`` padded to the column's width."""
-        pad = " " * (self.cells - cells(text))
-        return text + pad if self.left else pad + text
-
-
-def _columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[_Column]:
-    """Return every column, for the newest sample's ranks; those that say nothing have empty cells only."""
-    ranks = samples[-1].ranks
-    gpus = [samples[-1].gpu_of(rank) for rank in ranks]
-    before = _history(samples)
-
-    def bars(value: Value, top: float | None) -> list[str]:
-        if not look.bars:
-            return [""] * len(ranks)
-        known = [[value(*point) for point in before[rank.rank]] for rank in ranks]
-        most = max([top or 0.0, *(each for row in known for each in row if each is not None)])
-        return [
-            sparkline(row, _WIDTH, most, look.terminal.unicode) if any(each is not None for each in row) else ""
-            for row in known
-        ]
-
-    pairs = list(zip(ranks, gpus, strict=True))
-    return [
-        _Column("RANK", [str(rank.rank) for rank in ranks]),
-        _Column("STEP", [_number(rank.step, ".0f") for rank in ranks], 6),
-        _Column("STEP/S", [_number(rank.step_rate, ".2f" if (rank.step_rate or 0) < 100 else ".0f") for rank in ranks]),
-        _Column("", bars(lambda rank, _: rank.step_rate, None), 7),
-        _Column("CPU %", [_number(rank.cpu_percent, ".0f") for rank in ranks]),
-        _Column("", bars(lambda rank, gpu: None if gpu else rank.cpu_percent, 100), 8),
-        _Column("MEM GiB", [_gib(rank.rss_bytes) for rank in ranks], 3),
-        _Column("PSS GiB", [_gib(rank.pss_bytes) for rank in ranks], 11),
-        _Column("THREADS", [_number(rank.threads, ".0f") for rank in ranks], 10),
-        _Column("LOADER", [_loader(rank) for rank in ranks]),
-        _Column("R+W MiB/s", [_disk(rank) for rank in ranks], 12),
-        _Column("GPU", ["" if gpu is None else str(gpu.index) for gpu in gpus], 2),
-        _Column("UTIL %", [_number(_of(gpu, "utilization_percent"), ".0f") for gpu in gpus]),
-        _Column("", bars(lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100), 5),
-        _Column("GPU GiB", [_gpu_memory(gpu) for gpu in gpus], 1),
-        _Column("W", [_number(_of(gpu, "power_w"), ".0f") for gpu in gpus], 4),
-        _Column("°C" if look.terminal.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
-        _Column("MHz", [_number(_of(gpu, "clock_mhz"), ".0f") for gpu in gpus], 9),
-        _Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
-    ]  # fmt: skip
-
-
-def _history(samples: Sequence[Sample]) -> dict[int, list[Point]]:
-    """Return the last few moments of each rank of now, without those of an attempt before."""
-    now = samples[-1]
-    found: dict[int, list[Point]] = {rank.rank: [] for rank in now.ranks}
-    for sample in samples[-_WIDTH:]:
-        for rank in sample.ranks if sample.attempt == now.attempt else ():
-            if rank.rank in found:
-                found[rank.rank].append((rank, sample.gpu_of(rank)))
-    return found
-
-
-def _of(gpu: GpuSample | None, name: str) -> float | None:
-    value: float | None = getattr(gpu, name, None)
-    return value
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _gib(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / _GIB:.1f}"
-
-
-def _gpu_memory(gpu: GpuSample | None) -> str:
-    if gpu is None or gpu.memory_used_bytes is None:
-        return ""
-    total = "" if gpu.memory_total_bytes is None else f"/{gpu.memory_total_bytes / _GIB:.0f}"
-    return f"{gpu.memory_used_bytes / _GIB:.1f}{total}"
-
-
-def _loader(rank: RankSample) -> str:
-    """Return ``4×98 %``: DataLoader workers, and how busy each of them is."""
-    if not rank.workers or rank.workers_cpu_percent is None:
-        return str(rank.workers or "")
-    return f"{rank.workers}×{rank.workers_cpu_percent / rank.workers:.0f} %"
-
-
-def _disk(rank: RankSample) -> str:
-    if rank.read_bytes_s is None or rank.write_bytes_s is None:
-        return ""
-    return f"{(rank.read_bytes_s + rank.write_bytes_s) / _MIB:.1f}"
-
-
-def _note(rank: RankSample, gpu: GpuSample | None, late: int | None) -> str:
-    words = ["late"] if rank.rank == late else []
-    words += ["lost"] if gpu is not None and gpu.fault else []
-    words += ["slowed"] if gpu is not None and gpu.slowdowns else []
-    words += [_STATES[rank.state]] if rank.state in _STATES else []
-    return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -265,6 +140,112 @@ def _table(samples: Sequence[Sample], late: int | None, look: Look) -> list[str]
     return lines
 
 
+class _Column:
+    """A column of the table; ``spared`` ones go first where the terminal is narrow, the greatest number first."""
+
+    def __init__(self, name: str, texts: list[str], spared: int = 0, left: bool = False) -> None:
+        """``texts`` are the cells; the column is as wide as the widest of them, or its name."""
+        self.name, self.texts, self.spared, self.left = name, texts, spared, left
+        self.cells = max(cells(each) for each in (name, *texts))
+
+    def cell(self, text: str) -> str:
+        """Return ``text`` padded to the column's width."""
+        pad = " " * (self.cells - cells(text))
+        return text + pad if self.left else pad + text
+
+
+def _columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[_Column]:
+    """Return every column, for the newest sample's ranks; those that say nothing have empty cells only."""
+    ranks = samples[-1].ranks
+    gpus = [samples[-1].gpu_of(rank) for rank in ranks]
+    before = _history(samples)
+
+    def bars(value: Value, top: float | None) -> list[str]:
+        if not look.bars:
+            return [""] * len(ranks)
+        known = [[value(*point) for point in before[rank.rank]] for rank in ranks]
+        most = max([top or 0.0, *(each for row in known for each in row if each is not None)])
+        return [
+            sparkline(row, _WIDTH, most, look.terminal.unicode) if any(each is not None for each in row) else ""
+            for row in known
+        ]
+
+    pairs = list(zip(ranks, gpus, strict=True))
+    return [
+        _Column("RANK", [str(rank.rank) for rank in ranks]),
+        _Column("STEP", [_number(rank.step, ".0f") for rank in ranks], 6),
+        _Column("STEP/S", [_number(rank.step_rate, ".2f" if (rank.step_rate or 0) < 100 else ".0f") for rank in ranks]),
+        _Column("", bars(lambda rank, _: rank.step_rate, None), 7),
+        _Column("CPU %", [_number(rank.cpu_percent, ".0f") for rank in ranks]),
+        _Column("", bars(lambda rank, gpu: None if gpu else rank.cpu_percent, 100), 8),
+        _Column("MEM GiB", [_gib(rank.rss_bytes) for rank in ranks], 3),
+        _Column("PSS GiB", [_gib(rank.pss_bytes) for rank in ranks], 11),
+        _Column("THREADS", [_number(rank.threads, ".0f") for rank in ranks], 10),
+        _Column("LOADER", [_loader(rank) for rank in ranks]),
+        _Column("R+W MiB/s", [_disk(rank) for rank in ranks], 12),
+        _Column("GPU", ["" if gpu is None else str(gpu.index) for gpu in gpus], 2),
+        _Column("UTIL %", [_number(_of(gpu, "utilization_percent"), ".0f") for gpu in gpus]),
+        _Column("", bars(lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100), 5),
+        _Column("GPU GiB", [_gpu_memory(gpu) for gpu in gpus], 1),
+        _Column("W", [_number(_of(gpu, "power_w"), ".0f") for gpu in gpus], 4),
+        _Column("°C" if look.terminal.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
+        _Column("MHz", [_number(_of(gpu, "clock_mhz"), ".0f") for gpu in gpus], 9),
+        _Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
+    ]  # fmt: skip
+
+
+def _history(samples: Sequence[Sample]) -> dict[int, list[Point]]:
+    """Return the last few moments of each rank of now, without those of an attempt before."""
+    now = samples[-1]
+    found: dict[int, list[Point]] = {rank.rank: [] for rank in now.ranks}
+    for sample in samples[-_WIDTH:]:
+        for rank in sample.ranks if sample.attempt == now.attempt else ():
+            if rank.rank in found:
+                found[rank.rank].append((rank, sample.gpu_of(rank)))
+    return found
+
+
+def _of(gpu: GpuSample | None, name: str) -> float | None:
+    value: float | None = getattr(gpu, name, None)
+    return value
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _gib(size_bytes: int | None) -> str:
+    return "" if size_bytes is None else f"{size_bytes / _GIB:.1f}"
+
+
+def _gpu_memory(gpu: GpuSample | None) -> str:
+    if gpu is None or gpu.memory_used_bytes is None:
+        return ""
+    total = "" if gpu.memory_total_bytes is None else f"/{gpu.memory_total_bytes / _GIB:.0f}"
+    return f"{gpu.memory_used_bytes / _GIB:.1f}{total}"
+
+
+def _loader(rank: RankSample) -> str:
+    """Return ``4×98 %``: DataLoader workers, and how busy each of them is."""
+    if not rank.workers or rank.workers_cpu_percent is None:
+        return str(rank.workers or "")
+    return f"{rank.workers}×{rank.workers_cpu_percent / rank.workers:.0f} %"
+
+
+def _disk(rank: RankSample) -> str:
+    if rank.read_bytes_s is None or rank.write_bytes_s is None:
+        return ""
+    return f"{(rank.read_bytes_s + rank.write_bytes_s) / _MIB:.1f}"
+
+
+def _note(rank: RankSample, gpu: GpuSample | None, late: int | None) -> str:
+    words = ["late"] if rank.rank == late else []
+    words += ["lost"] if gpu is not None and gpu.fault else []
+    words += ["slowed"] if gpu is not None and gpu.slowdowns else []
+    words += [_STATES[rank.state]] if rank.state in _STATES else []
+    return ", ".join(words)
+
+
 def _finding(finding: Finding, look: Look) -> list[str]:
     whole = look.height is None  # a screen does not wrap: what is too long for it ends in a sign that it goes on
     width = look.terminal.width
@@ -343,3 +324,20 @@ _COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
     ("°C", _of_gpu("temperature_c"), ".0f", max),
     ("MHz", _of_gpu("clock_mhz"), ".0f", median),
 )
+
+
+def sparkline(values: Sequence[float | None], width: int, top: float | None = None, unicode: bool = True) -> str:
+    """Return the last ``width`` values, newest right, from 0 to ``top`` (the greatest where it is None or more).
+
+    What is not known is blank, and so is the left of a short row.
+    """
+    shown = list(values)[-width:] if width > 0 else []
+    greatest = max([each for each in shown if each is not None], default=0.0)
+    most = max(greatest, top or 0.0)
+    bars = _BARS if unicode else _ASCII_BARS
+    text = "".join(" " if each is None else bars[_level(each, most, len(bars))] for each in shown)
+    return text.rjust(width)
+
+
+def _level(value: float, most: float, levels: int) -> int:
+    return min(levels - 1, max(0, int(value / most * levels))) if most > 0 else 0

@@ -28,7 +28,7 @@ from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, warning
 from ddplaunch.values.words import listed
-from ddplaunch.watch.rank_usage import RankUsage
+from ddplaunch.watch.sampler import RankUsage
 from ddplaunch.watch.samples import RankIdentity
 
 _LOOK_S = 0.5  # for the CPU use
