@@ -80,7 +80,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     def short(host: HostReport) -> str | None:
         return None if host.script in (None, "missing") else str(host.script)[:12]
 
-    yield from _differ(
+    yield from _different(
         hosts,
         "hosts-differ-script",
         f"`{hosts[0].script_name}`" if hosts else "the script",
@@ -97,7 +97,7 @@ def hosts_differ_ddplaunch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     The protocol between launcher and hosts may differ, and each host uses the plug-in of its own installation.
     Remedy: install the same version on all hosts.
     """
-    yield from _differ(
+    yield from _different(
         hosts, "hosts-differ-ddplaunch", "ddplaunch", lambda host: host.ddplaunch, "their protocols may differ"
     )
 
@@ -113,7 +113,7 @@ def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         version = _fact("python", "version")(host)
         return None if version is None else ".".join(version.split(".")[:2])
 
-    yield from _differ(hosts, "hosts-differ-python", "Python", minor, "ranks send each other pickled objects")
+    yield from _different(hosts, "hosts-differ-python", "Python", minor, "ranks send each other pickled objects")
 
 
 def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -124,7 +124,7 @@ def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     Remedy: the same environment everywhere, or `--python` with an interpreter that all hosts have.
     """
     version = _fact("torch", "version", otherwise="none")
-    yield from _differ(hosts, "hosts-differ-torch", "torch", version, "ranks of different versions hang or crash")
+    yield from _different(hosts, "hosts-differ-torch", "torch", version, "ranks of different versions hang or crash")
 
 
 def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         return f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "none (a CPU build)"
 
     why = "they bring different NCCL libraries, and a CPU build brings none"
-    yield from _differ(hosts, "hosts-differ-cuda", "torch's CUDA", build, why)
+    yield from _different(hosts, "hosts-differ-cuda", "torch's CUDA", build, why)
 
 
 def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -152,7 +152,7 @@ def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     Remedy: install the same wheel on all hosts.
     """
     why = "NCCL refuses peers of another version, or hangs"
-    yield from _differ(hosts, "hosts-differ-nccl", "NCCL", _fact("torch", "nccl_version"), why)
+    yield from _different(hosts, "hosts-differ-nccl", "NCCL", _fact("torch", "nccl_version"), why)
 
 
 def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -163,7 +163,7 @@ def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """
     version = _fact("nvml", "driver_version")
     why = "it works while each is new enough, but NCCL only uses features of the oldest one"
-    yield from _differ(hosts, "hosts-differ-driver", "the NVIDIA driver", version, why, warning)
+    yield from _different(hosts, "hosts-differ-driver", "the NVIDIA driver", version, why, warning)
 
 
 def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -177,7 +177,7 @@ def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         nvml = host.facts.nvml
         return "0" if isinstance(nvml, Unavailable) else str(len(nvml.gpus))
 
-    yield from _differ(
+    yield from _different(
         hosts,
         "hosts-differ-gpu-count",
         "the number of GPUs",
@@ -201,7 +201,7 @@ def hosts_differ_gpu_model(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         return ", ".join(sorted({gpu.name for gpu in nvml.gpus}))
 
     why = "at each step all ranks wait for the slowest, and the smallest memory limits the batch"
-    yield from _differ(hosts, "hosts-differ-gpu-model", "the GPU model", models, why, warning)
+    yield from _different(hosts, "hosts-differ-gpu-model", "the GPU model", models, why, warning)
 
 
 def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -225,7 +225,7 @@ def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             )
 
 
-def _differ(
+def _different(
     hosts: Sequence[HostReport],
     code: str,
     subject: str,
@@ -268,12 +268,12 @@ def _fact(group: str, name: str, otherwise: str | None = None) -> Callable[[Host
 
 
 # Packages that matter most to a training are named first.
-_FIRST = (
+_NAMED_FIRST = (
     *("numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "peft", "trl"),
     *("deepspeed", "lightning", "pytorch-lightning", "torchvision", "torchaudio", "triton", "flash-attn", "xformers"),
     *("bitsandbytes", "timm", "einops", "sentencepiece", "pillow", "pyarrow", "webdataset", "hydra-core", "omegaconf"),
 )
-_OTHER_CHECKS = re.compile(r"torch|ddplaunch|nvidia-nccl-cu\d+")
+_COMPARED_ELSEWHERE = re.compile(r"torch|ddplaunch|nvidia-nccl-cu\d+")
 _WITH_TORCH = re.compile(r"nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec")
 # Tools for people and installers, which no rank imports.
 _TOOLS = re.compile(
@@ -308,7 +308,7 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     found = [
         difference
         for package in _ordered({name for versions in installed.values() for name in versions})
-        if not _OTHER_CHECKS.fullmatch(package)
+        if not _COMPARED_ELSEWHERE.fullmatch(package)
         and not _TOOLS.fullmatch(package)
         and (same_torch or not _WITH_TORCH.fullmatch(package))
         and (difference := _difference(package, installed)) is not None
@@ -319,15 +319,15 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         more = f"; {beyond} more package{'s differ' if beyond > 1 else ' differs'}" if beyond > 0 else ""
         yield warning(
             "hosts-differ-packages",
-            "; ".join(_phrase(each, installed) for each in found[:_NAMED]) + more,
+            "; ".join(_difference_text(each, installed) for each in found[:_NAMED]) + more,
             why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
-            fix=_fix(hosts, affected, found),
+            fix=_install_command(hosts, affected, found),
             where=affected,
         )
 
 
 def _ordered(packages: set[str]) -> list[str]:
-    rank = {name: number for number, name in enumerate(_FIRST)}
+    rank = {name: number for number, name in enumerate(_NAMED_FIRST)}
     return sorted(packages, key=lambda name: (rank.get(name, len(rank)), name))
 
 
@@ -339,7 +339,7 @@ def _difference(package: str, installed: Mapping[str, Mapping[str, str]]) -> _Di
     return _Difference(package, most, others) if most is not None and others else None
 
 
-def _phrase(difference: _Difference, hosts: Iterable[str]) -> str:
+def _difference_text(difference: _Difference, hosts: Iterable[str]) -> str:
     by_version: dict[str | None, list[str]] = {}
     for host, version in difference.others.items():
         by_version.setdefault(version, []).append(host)
@@ -349,7 +349,7 @@ def _phrase(difference: _Difference, hosts: Iterable[str]) -> str:
     return f"{difference.package} is {', '.join(said)}, {difference.most} on {where}"
 
 
-def _fix(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_Difference]) -> str:
+def _install_command(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_Difference]) -> str:
     """Return a command that installs what the first affected host lacks; for many packages, a copy of a good host's."""
     bad = next(host for host in hosts if host.name == affected[0])
     python = "python" if isinstance(bad.facts.python, Unavailable) else shlex.quote(bad.facts.python.executable)

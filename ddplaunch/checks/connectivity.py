@@ -145,7 +145,7 @@ def interface_missing(
                 "interface-missing",
                 f"{choice.typed}, but this host has no interface {' or '.join(missing)}",
                 why=f"{choice.library} finds no interface and fails at the first process group; the host has {there}",
-                fix=f"{choice.removal}, or name one that exists: `--socket-ifname {_example(network)}`",
+                fix=f"{choice.removal}, or name one that exists: `--socket-ifname {_usable_name(network)}`",
                 where=choice.where,
             )
 
@@ -167,12 +167,12 @@ def interface_down(
                 "interface-down",
                 f"{choice.typed}, but {' and '.join(matching)} {'is' if len(matching) == 1 else 'are'} down",
                 why="other hosts cannot be reached over it, and connecting ends in a timeout",
-                fix=f"`sudo ip link set {matching[0]} up`, or name another: `--socket-ifname {_example(network)}`",
+                fix=f"`sudo ip link set {matching[0]} up`, or name another: `--socket-ifname {_usable_name(network)}`",
                 where=choice.where,
             )
 
 
-def _example(network: NetworkFacts) -> str:
+def _usable_name(network: NetworkFacts) -> str:
     """Return an interface that works: up, with an address, and the loopback only if there is no other."""
     usable = [each for each in network.interfaces if each.up and each.addresses]
     usable.sort(key=lambda each: each.loopback)
@@ -188,7 +188,7 @@ def infiniband_port_down(
     sockets. Usual causes are a pulled cable and a missing subnet manager. Remedy: `ibstat` on the host; or
     `--no-nccl-ib` if the fabric should not be used.
     """
-    if (launch and _infiniband_unused(launch)) or _disabled(environment, launch):
+    if (launch and _infiniband_unused(launch)) or _infiniband_disabled(environment, launch):
         return
     active = [port for port in network.infiniband if port.state == "ACTIVE"]
     links = {port.link_layer for port in active}
@@ -202,14 +202,14 @@ def infiniband_port_down(
     if down:
         yield warning(
             "infiniband-port-down",
-            f"InfiniBand {_ports(down)}; {len(active)} of {len(network.infiniband)} ports active",
+            f"InfiniBand {_port_states(down)}; {len(active)} of {len(network.infiniband)} ports active",
             why="NCCL loses that port's share of the bandwidth" if active else "NCCL uses TCP sockets between nodes",
             fix=f"look at the cable and the subnet manager with `ibstat {down[0].device}`"
             + ("" if active else ", or pass `--no-nccl-ib` if the fabric should not be used"),
         )
 
 
-def _ports(ports: list[InfinibandPort]) -> str:
+def _port_states(ports: list[InfinibandPort]) -> str:
     return ", ".join(f"{port.device}:{port.port} is {port.state}" for port in ports)
 
 
@@ -217,7 +217,7 @@ def _infiniband_unused(launch: Launch) -> bool:
     return launch.device.value == "cpu" or launch.topology.nnodes.value == 1 or launch.options.nccl_ib is not None
 
 
-def _disabled(environment: dict[str, str], launch: Launch | None) -> bool:
+def _infiniband_disabled(environment: dict[str, str], launch: Launch | None) -> bool:
     settings = {setting.name: setting.value for setting in user_variables(environment, launch)}
     return settings.get("NCCL_IB_DISABLE", "0") not in ("", "0")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.checks.gpu_choice import choice, gpu_word, indices, seen_by_ranks, used_gpus
@@ -13,8 +14,10 @@ from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, size_text
 
+T = TypeVar("T")
 # From this share of a GPU's memory on, another job is running; below, a notebook or a monitor keeps a CUDA context.
 _SERIOUS_SHARE = 0.1
+_RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or restart the machine"
 
 
 def gpu_busy(
@@ -32,11 +35,16 @@ def gpu_busy(
     if not busy:
         return
     entries = [entry for entry, _ in busy]
-    orphans = {process.pid: process.user for entry in entries for process in _processes(entry.gpu) if process.orphan}
+    orphans = {
+        process.pid: process.user for entry in entries for process in _known(entry.gpu.processes, ()) if process.orphan
+    }
     serious = bool(orphans) or any(_share_held(entry.gpu) >= _SERIOUS_SHARE for entry in entries)
     pool = used if launch is None else seen_by_ranks(nvml, environment, launch).entries
     idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in pool)
-    fix = _way_out(idle, launch.topology.nproc_per_node.value if launch else idle)
+    number = min(idle, launch.topology.nproc_per_node.value) if launch else idle
+    fix = f"use idle GPUs with `ddplaunch run {number} --gpus free:{number} …`, or wait"
+    if not idle:
+        fix = "all GPUs are in use; wait or free one"
     if orphans:
         fix = f"{_end_orphans(orphans, host)}; {'or ' if idle else ''}{fix}"
     first, words = busy[0]
@@ -60,7 +68,7 @@ def gpu_exclusive_mode(
     `sudo nvidia-smi -c DEFAULT`.
     """
     for entry in used_gpus(nvml, environment, launch):
-        mode, processes = entry.gpu.compute_mode, _processes(entry.gpu)
+        mode, processes = entry.gpu.compute_mode, _known(entry.gpu.processes, ())
         if isinstance(mode, Unavailable):
             continue
         if mode == "prohibited":
@@ -78,13 +86,6 @@ def gpu_exclusive_mode(
         )
 
 
-def _way_out(idle: int, wanted: int) -> str:
-    if not idle:
-        return "all GPUs are in use; wait or free one"
-    number = min(idle, wanted)
-    return f"use idle GPUs with `ddplaunch run {number} --gpus free:{number} …`, or wait"
-
-
 def _end_orphans(users: Mapping[int, str | None], host: HostFacts | None) -> str:
     """Return who can end these orphans, and how; ``users`` maps pids to their owners."""
     pids = ", ".join(f"pid {pid}" for pid in sorted(users))
@@ -94,16 +95,12 @@ def _end_orphans(users: Mapping[int, str | None], host: HostFacts | None) -> str
     return f"ask {' and '.join(owners)} to run `ddplaunch clean`, which ends the ranks of dead launchers ({pids})"
 
 
-def _processes(gpu: Gpu) -> tuple[GpuProcess, ...]:
-    return () if isinstance(gpu.processes, Unavailable) else gpu.processes
-
-
 def _holders(entry: VisibleGpu) -> str:
     """Return in words who holds memory; empty if nobody does, or if the GPU is split by MIG and nobody can tell."""
     gpu = entry.gpu
     if entry.mig is not None or gpu.mig_enabled is True or gpu.fault is not None:
         return ""
-    if processes := _processes(gpu):
+    if processes := _known(gpu.processes, ()):
         return "; ".join(_process(process) for process in processes)
     used = gpu.memory_used_bytes
     if isinstance(used, Unavailable) or used < IDLE_MEMORY_BYTES or _share_held(gpu) < IDLE_MEMORY_SHARE:
@@ -127,9 +124,6 @@ def _process(process: GpuProcess) -> str:
     details = [] if process.memory_bytes is None else [size_text(process.memory_bytes)]
     details += ["orphaned rank of a dead launcher"] if process.orphan else []
     return " ".join(words) + (f" ({', '.join(details)})" if details else "")
-
-
-_RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or restart the machine"
 
 
 def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
@@ -164,11 +158,12 @@ def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Laun
     a GPU that had one error tends to have another, which would end a long training. Remedy: reset the GPU.
     https://docs.nvidia.com/deploy/gpu-debug-guidelines/
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: _positive(gpu.ecc_uncorrected))
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: _known(gpu.ecc_uncorrected, 0) > 0)
     if bad:
+        errors = sum(_known(entry.gpu.ecc_uncorrected, 0) for entry in bad)
         yield warning(
             "gpu-ecc-errors",
-            f"{_listed(bad)}: {count(_total(bad), 'uncorrectable ECC error')} since the driver was loaded",
+            f"{_listed(bad)}: {count(errors, 'uncorrectable ECC error')} since the driver was loaded",
             why="a process that hits such an error is ended, and a GPU that had one tends to have another",
             fix=f"{_RESET.format(indices(bad))}; if they come back, have the GPU tested and leave it out with `--gpus`",
             where=tuple(f"{gpu_word(entry)}: {entry.gpu.ecc_uncorrected}" for entry in bad),
@@ -223,17 +218,18 @@ def gpu_recovery_needed(
     peer-to-peer traffic. Until then, work on the GPU fails or hangs. `nvidia-smi -q` shows it as "GPU Recovery
     Action". Remedy: that action.
     """
-    bad = [entry for entry in used_gpus(nvml, environment, launch) if _recovery(entry.gpu)]
-    if not bad:
-        return
-    reboot = any("reboot" in _recovery(entry.gpu) for entry in bad)
-    yield error(
-        "gpu-recovery-needed",
-        f"{_listed(bad)}: the driver asks for the recovery action {_recovery(bad[0].gpu)}",
-        why="after a hardware error, work on it fails or hangs until this is done",
-        fix="restart the machine: `sudo reboot`" if reboot else _RESET.format(indices(bad)),
-        where=tuple(f"{gpu_word(entry)}: {_recovery(entry.gpu)}" for entry in bad),
-    )
+    actions = [(entry, _known(entry.gpu.recovery_action, "none")) for entry in used_gpus(nvml, environment, launch)]
+    bad = [(entry, action) for entry, action in actions if action != "none"]
+    if bad:
+        gpus = [entry for entry, _ in bad]
+        reboot = any("reboot" in action for _, action in bad)
+        yield error(
+            "gpu-recovery-needed",
+            f"{_listed(gpus)}: the driver asks for the recovery action {bad[0][1]}",
+            why="after a hardware error, work on it fails or hangs until this is done",
+            fix="restart the machine: `sudo reboot`" if reboot else _RESET.format(indices(gpus)),
+            where=tuple(f"{gpu_word(entry)}: {action}" for entry, action in bad),
+        )
 
 
 def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
@@ -242,7 +238,7 @@ def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launc
     The hardware lowers the clocks to protect itself. Every rank waits for the slowest, so one hot GPU slows the whole
     job. Idle GPUs and GPUs at their power limit are healthy and not reported. Remedy: cooling or power.
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(_reasons(gpu)))
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(_known(gpu.throttle_reasons, ())))
     if bad:
         yield warning(
             "gpu-throttled",
@@ -261,27 +257,13 @@ def _listed(entries: Sequence[VisibleGpu]) -> str:
     return f"{'GPU' if len(entries) == 1 else 'GPUs'} {', '.join(str(entry.gpu.index) for entry in entries)}"
 
 
-def _positive(number: int | Unavailable) -> bool:
-    return not isinstance(number, Unavailable) and number > 0
-
-
-def _total(entries: Sequence[VisibleGpu]) -> int:
-    counts = (entry.gpu.ecc_uncorrected for entry in entries)
-    return sum(count for count in counts if not isinstance(count, Unavailable))
-
-
-def _recovery(gpu: Gpu) -> str:
-    action = gpu.recovery_action
-    return "" if isinstance(action, Unavailable) or action == "none" else action
-
-
-def _reasons(gpu: Gpu) -> tuple[str, ...]:
-    return () if isinstance(gpu.throttle_reasons, Unavailable) else gpu.throttle_reasons
+def _known(value: T | Unavailable, otherwise: T) -> T:
+    return otherwise if isinstance(value, Unavailable) else value
 
 
 def _throttle(gpu: Gpu) -> str:
     heat = "" if isinstance(gpu.temperature_c, Unavailable) else f" at {gpu.temperature_c} °C"
-    return ", ".join(_reasons(gpu)) + heat
+    return ", ".join(_known(gpu.throttle_reasons, ())) + heat
 
 
 CHECKS: tuple[Check, ...] = (

@@ -43,7 +43,11 @@ def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
     Remedy: activate one environment, or `python -m torch.distributed.run`.
     """
     other = python.torchrun_python
-    if other is None or not other.startswith("/") or _folder(other) == _folder(python.executable):
+    if (
+        other is None
+        or not other.startswith("/")
+        or _interpreter_folder(other) == _interpreter_folder(python.executable)
+    ):
         return
     yield warning(
         "torchrun-of-another-python",
@@ -55,16 +59,16 @@ def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
     )
 
 
-def _folder(executable: str) -> str:
+def _interpreter_folder(executable: str) -> str:
     """Return the directory of an interpreter, with /usr/bin for /bin, which links to it on current distributions."""
     folder = str(PurePosixPath(executable).parent)
     return "/usr/bin" if folder == "/bin" else folder
 
 
-_DOCKER_DEFAULT_BYTES = 64 * MIB  # docs.docker.com/reference/cli/docker/container/run: --shm-size
+_DOCKER_SHM_BYTES = 64 * MIB  # docs.docker.com/reference/cli/docker/container/run: --shm-size
 # NCCL's troubleshooting page asks for `--shm-size=1g --ulimit memlock=-1` in containers.
-_ENOUGH_BYTES = GIB
-_NEARLY_FULL_BYTES = 256 * MIB
+_SHM_ENOUGH_BYTES = GIB
+_SHM_NEARLY_FULL_BYTES = 256 * MIB
 
 
 def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | None = None) -> Iterator[Finding]:
@@ -75,10 +79,10 @@ def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | N
     device". This is an error if the launch is known to need it. Remedy: `--ipc=host` or `--shm-size=16g`.
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     """
-    if shm.size_bytes >= _ENOUGH_BYTES:
+    if shm.size_bytes >= _SHM_ENOUGH_BYTES:
         return
     needed_by = _needed_by(environment, launch)
-    tiny = shm.size_bytes <= _DOCKER_DEFAULT_BYTES
+    tiny = shm.size_bytes <= _DOCKER_SHM_BYTES
     if launch and not needed_by and not (tiny and workers_per_process(launch) is None):
         return
     certain = launch is not None and needed_by is not None and tiny
@@ -114,7 +118,7 @@ def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
     workers die with SIGBUS or "No space left on device" when it is full. Remedy: remove files there that no process
     has open.
     """
-    if shm.size_bytes >= _ENOUGH_BYTES and shm.free_bytes < _NEARLY_FULL_BYTES:
+    if shm.size_bytes >= _SHM_ENOUGH_BYTES and shm.free_bytes < _SHM_NEARLY_FULL_BYTES:
         yield warning(
             "shm-nearly-full",
             f"/dev/shm has {size_text(shm.free_bytes)} of {size_text(shm.size_bytes)} free",
@@ -129,8 +133,8 @@ def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
 _BASE_FILES = 256
 _FILES_PER_WORKER = 32
 _FILES_PER_RANK = 4
-_USUAL_SOFT_LIMIT = 1024  # the default of Linux
-_WANTED = 65535
+_USUAL_OPEN_FILES = 1024  # the default of Linux
+_FILES = 65535  # the limit that fixes ask for
 
 
 def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator[Finding]:
@@ -144,7 +148,7 @@ def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator
     if soft is None:
         return
     workers = workers_per_process(launch) or 0
-    need, who = _USUAL_SOFT_LIMIT, "one rank with a few DataLoader workers"
+    need, who = _USUAL_OPEN_FILES, "one rank with a few DataLoader workers"
     if launch:
         world = launch.topology.world_size
         need = _BASE_FILES + _FILES_PER_WORKER * workers + _FILES_PER_RANK * world
@@ -153,11 +157,9 @@ def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator
         return
     hard = limits.open_files_hard
     if hard is None or hard >= need:
-        fix = f"`ulimit -n {_WANTED if hard is None else min(hard, _WANTED)}` in the shell that launches"
+        fix = f"`ulimit -n {_FILES if hard is None else min(hard, _FILES)}` in the shell that launches"
     else:
-        fix = (
-            f"the hard limit is {hard}: `docker run --ulimit nofile={_WANTED}`, or /etc/security/limits.conf on a host"
-        )
+        fix = f"the hard limit is {hard}: `docker run --ulimit nofile={_FILES}`, or /etc/security/limits.conf on a host"
     yield warning(
         "open-files-low",
         f"`ulimit -n` is {soft}, and {who} opens about {need} files",
@@ -191,8 +193,10 @@ def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None
 
 # Host memory of one rank before it loads a model or data. CPU: 8 ranks with torch 2.13.0+cpu had 1226 MB of PSS
 # together. CUDA: a context and the libraries that it maps add most of a GiB; a rule of thumb, not a measurement.
-_FLOOR_BYTES = {"cpu": 160 * MIB, "cuda": GIB}
-_OVERCOMMIT = 2  # DataLoader workers wait for disks part of the time; more than two per CPU only slow each other down
+_RANK_BYTES = {"cpu": 160 * MIB, "cuda": GIB}
+_WORKERS_PER_CPU = (
+    2  # DataLoader workers wait for disks part of the time; more than two per CPU only slow each other down
+)
 _RUNTIME_THREADS = 24  # per rank: autograd, watchdog, NCCL proxies, CUDA, pin-memory; a rule of thumb
 _WORKER_THREADS = 2  # a DataLoader worker computes in one thread and feeds its queue in another
 
@@ -217,7 +221,7 @@ def cpus_short(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
             fix=f"run {count(cpu.usable, 'process')}, or ask for more CPUs: `--cpus-per-task` in Slurm; "
             "`taskset -pc $$` shows the affinity",
         )
-    elif processes * workers > _OVERCOMMIT * cpu.usable:
+    elif processes * workers > _WORKERS_PER_CPU * cpu.usable:
         fewer = max(1, cpu.usable // processes)
         yield warning(
             "cpus-short",
@@ -255,7 +259,7 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Iterator[Finding]:
     Remedy: fewer processes, or more memory for the job (`--mem` in Slurm, `docker run --memory`).
     """
     processes = launch.topology.nproc_per_node.value
-    floor = _FLOOR_BYTES[launch.device.value]
+    floor = _RANK_BYTES[launch.device.value]
     if memory.available_bytes >= processes * floor:
         return
     limit = f" (the cgroup's limit is {size_text(memory.limit_bytes)})" if memory.limit_bytes else ""

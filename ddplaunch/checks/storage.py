@@ -167,7 +167,13 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     """
     for path in output_paths:
         free, total = path.free_bytes, path.total_bytes
-        if free is None or total == 0 or not path.writable or path.kind == "unreachable" or not _low(free, total):
+        if (
+            free is None
+            or total == 0
+            or not path.writable
+            or path.kind == "unreachable"
+            or not _nearly_full(free, total)
+        ):
             continue
         of_total = f" of {size_text(total)}" if total else ""
         yield (error if free < _FULL_BYTES else warning)(
@@ -180,7 +186,7 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
         )
 
 
-def _low(free: int, total: int | None) -> bool:
+def _nearly_full(free: int, total: int | None) -> bool:
     return free < _LOW_BYTES or (total is not None and free < _LOW_SHARE * total and free < _LOW_SHARE_BYTES)
 
 
