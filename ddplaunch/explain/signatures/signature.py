@@ -31,7 +31,7 @@ class Signature:
     """One way in which ``code`` shows.
 
     - ``tier``: how it ranks against other failures. If two signatures of a tier match one line, the first listed wins.
-    - ``literals``: every matching line contains one of them; lines without any are skipped without a regular expression.
+    - ``literals``: every matching line contains one of them, and other lines are skipped without a regular expression.
     - ``patterns``: regular expressions of Python, searched in one line without its prefix and ANSI codes; the first
       that matches counts. ``unless``: expressions that make the line a near-miss. ``log_unless``: expressions that
       contradict the line if any line of the same rank matches.
