@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.words import age_text, count, duration_s, duration_text, listed, ranks_text, size_text
+from ddplaunch.values.words import (
+    age_text,
+    count,
+    duration_s,
+    duration_text,
+    listed,
+    numbers_text,
+    ranks_text,
+    size_text,
+    tallied,
+)
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -56,3 +66,8 @@ def test_ranks_are_listed_shortly() -> None:
     assert [ranks_text(each) for each in ([3], [0, 1], [2, 0, 1], [0, 2, 3, 4], range(0, 40, 2))] == [
         "rank 3", "ranks 0, 1", "ranks 0-2", "ranks 0, 2-4", "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more",
     ]  # fmt: skip
+
+
+def test_numbers_and_names_in_short() -> None:
+    assert [numbers_text(each) for each in ([], [4], [0, 1], [2, 0, 1, 6])] == ["", "4", "0-1", "2,0-1,6"]
+    assert tallied(["b", "a", "b"]) == "2 × b, 1 × a"

@@ -15,7 +15,7 @@ from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal, cells, speak, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count, listed, tallied
+from ddplaunch.values.words import count, listed, numbers_text, tallied
 
 if TYPE_CHECKING:  # most launches call no roll
     from ddplaunch.hosts.roll_call.messages import Status
@@ -62,18 +62,7 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
         return f"every visible GPU{models}"
     if not all(entry.isdecimal() for entry in launch.gpus):
         return f"{count(len(launch.gpus), 'GPU')}: {', '.join(launch.gpus)}{models}"
-    return f"{'GPU' if len(launch.gpus) == 1 else 'GPUs'} {_ranges(int(entry) for entry in launch.gpus)}{models}"
-
-
-def _ranges(indices: Iterable[int]) -> str:
-    """Return ``0-3,6`` for 0, 1, 2, 3, 6; the order is kept, because local rank 0 takes the first."""
-    runs: list[list[int]] = []
-    for index in indices:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"{'GPU' if len(launch.gpus) == 1 else 'GPUs'} {numbers_text(int(entry) for entry in launch.gpus)}{models}"
 
 
 def _models(chosen: tuple[str, ...] | None, facts: Facts | None) -> str:

@@ -9,11 +9,11 @@ from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible
 from ddplaunch.values.codec import plain
-from ddplaunch.values.words import age_text, listed
+from ddplaunch.values.words import age_text, listed, numbers_text
 
 _SCHEMA = 1
 _RIGHT = {"AGE", "SIZE", "BATCH"}
-_GPUS_IN_FULL = 4
+_GPU_SPANS = 4
 
 
 def ps_text(runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal) -> str:
@@ -96,10 +96,8 @@ def gpus_text(gpus: Sequence[str] | None) -> str:
         return ""
     if not all(gpu.isdecimal() for gpu in gpus):
         return f"{len(gpus)} by UUID"
-    numbers = [int(gpu) for gpu in gpus]
-    if len(numbers) > 1 and numbers == list(range(numbers[0], numbers[0] + len(numbers))):
-        return f"{numbers[0]}-{numbers[-1]}"
-    return ",".join(gpus) if len(gpus) <= _GPUS_IN_FULL else f"{len(gpus)}"
+    text = numbers_text(int(gpu) for gpu in gpus)
+    return text if text.count(",") < _GPU_SPANS else str(len(gpus))
 
 
 def _hosts(hosts: Sequence[str], names: bool) -> str:

@@ -88,13 +88,24 @@ def tallied(names: Iterable[str]) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """Return ``rank 3``, ``ranks 0-2``, ``ranks 0, 2-4``; of many scattered ranks the first, and how many more."""
-    spans: list[list[int]] = []
-    for rank in sorted(ranks):
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1].append(rank)
-        else:
-            spans.append([rank])
+    spans = _spans(sorted(ranks))
     parts = [f"{span[0]}-{span[-1]}" if len(span) > 2 else ", ".join(map(str, span)) for span in spans]
     more = sum(map(len, spans[_SPANS:]))
     said = ", ".join(parts[:_SPANS]) + (f" and {more} more" if more else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {said}"
+
+
+def numbers_text(numbers: Iterable[int]) -> str:
+    """Return ``0-3,6`` for 0, 1, 2, 3, 6, as flags spell it; the order is kept."""
+    return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in _spans(numbers))
+
+
+def _spans(numbers: Iterable[int]) -> list[list[int]]:
+    """Return the numbers in runs that count up by one."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1].append(number)
+        else:
+            spans.append([number])
+    return spans

@@ -10,6 +10,7 @@ from html import escape
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.watch.samples import Sample, Value
+from ddplaunch.watch.top_view import of_gpu
 
 _WIDTH, _HEIGHT = 460, 150  # of one plot
 _LEFT, _TOP, _GAP = 60, 70, 60
@@ -31,17 +32,13 @@ _PLOTS = (
     _Plot("steps per second", lambda rank, _: rank.step_rate),
     _Plot("CPU of the rank, % of one", lambda rank, _: rank.cpu_percent, 100),
     _Plot("CPU of its DataLoader workers, % of one", lambda rank, _: rank.workers_cpu_percent, 100),
-    _Plot("memory of the rank, GiB", lambda rank, _: _in_gib(rank.rss_bytes)),
-    _Plot("GPU utilisation, %", lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100),
-    _Plot("GPU memory, GiB", lambda _, gpu: _in_gib(None if gpu is None else gpu.memory_used_bytes)),
-    _Plot("GPU power, W", lambda _, gpu: None if gpu is None else gpu.power_w),
-    _Plot("GPU temperature, °C", lambda _, gpu: None if gpu is None else gpu.temperature_c, 100),
-    _Plot("GPU clock, MHz", lambda _, gpu: None if gpu is None else gpu.clock_mhz),
+    _Plot("memory of the rank, GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB),
+    _Plot("GPU utilisation, %", of_gpu("utilization_percent"), 100),
+    _Plot("GPU memory, GiB", of_gpu("memory_used_bytes", _GIB)),
+    _Plot("GPU power, W", of_gpu("power_w")),
+    _Plot("GPU temperature, °C", of_gpu("temperature_c"), 100),
+    _Plot("GPU clock, MHz", of_gpu("clock_mhz")),
 )
-
-
-def _in_gib(size_bytes: int | None) -> float | None:
-    return None if size_bytes is None else size_bytes / _GIB
 
 
 _Lines = dict[int, list[tuple[float, float | None]]]

@@ -147,20 +147,16 @@ def metric_pattern(text: str) -> re.Pattern[bytes]:
 
     Raises UsageError where it is no regular expression or has no group.
     """
+    fix = r"`--metric 'seen (\d+) samples'`, or `--metric '(?P<rate>[\d.]+) samples/s'`"
     try:
         pattern = re.compile(os.fsencode(text))
     except re.error as error:
-        raise usage(
-            f"`--metric {text}` is no regular expression: {error.msg}",
-            why="it is searched for in what ranks print, with Python's `re`",
-            fix=r"`--metric 'seen (\d+) samples'`, or `--metric '(?P<rate>[\d.]+) samples/s'`",
-            where="flag: --metric",
-        ) from error
-    if not pattern.groups:
-        raise usage(
-            f"`--metric {text}` has no group",
-            why="the group is the number that counts up, or `(?P<rate>…)` one that is a rate already",
-            fix=r"`--metric 'seen (\d+) samples'`, or `--metric '(?P<rate>[\d.]+) samples/s'`",
-            where="flag: --metric",
+        what, why = (
+            f"is no regular expression: {error.msg}",
+            "it is searched for in what ranks print, with Python's `re`",
         )
+        raise usage(f"`--metric {text}` {what}", why=why, fix=fix, where="flag: --metric") from error
+    if not pattern.groups:
+        why = "the group is the number that counts up, or `(?P<rate>…)` one that is a rate already"
+        raise usage(f"`--metric {text}` has no group", why=why, fix=fix, where="flag: --metric")
     return pattern

@@ -304,7 +304,9 @@ def _typical(points: Sequence[Point], value: Value, form: str, of: Callable[[lis
     return format(of(known), form) if known else ""
 
 
-def _of_gpu(name: str, per: float = 1.0) -> Value:
+def of_gpu(name: str, per: float = 1.0) -> Value:
+    """Return what reads this field of a rank's GPU, divided by ``per``."""
+
     def value(_: RankSample, gpu: GpuSample | None) -> float | None:
         found = getattr(gpu, name, None)
         return None if found is None else found / per
@@ -318,11 +320,11 @@ _COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
     ("MEM GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB, ".1f", max),
     ("LOADER", lambda rank, _: rank.workers or None, ".0f", median),
     ("% EACH", worker_percent, ".0f", median),
-    ("UTIL %", _of_gpu("utilization_percent"), ".0f", median),
-    ("GPU GiB", _of_gpu("memory_used_bytes", _GIB), ".1f", max),
-    ("W", _of_gpu("power_w"), ".0f", median),
-    ("°C", _of_gpu("temperature_c"), ".0f", max),
-    ("MHz", _of_gpu("clock_mhz"), ".0f", median),
+    ("UTIL %", of_gpu("utilization_percent"), ".0f", median),
+    ("GPU GiB", of_gpu("memory_used_bytes", _GIB), ".1f", max),
+    ("W", of_gpu("power_w"), ".0f", median),
+    ("°C", of_gpu("temperature_c"), ".0f", max),
+    ("MHz", of_gpu("clock_mhz"), ".0f", median),
 )
 
 
