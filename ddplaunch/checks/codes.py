@@ -1,4 +1,4 @@
-"""What `ddplaunch explain CODE` says of findings that no check makes: of hosts, the command line, numbers and runs.
+"""Explanations of the findings that no check makes, for `ddplaunch explain CODE`: hosts, command line, numbers, runs.
 
 Each entry is a code with its title and, indented below it, why it happens and what helps.
 """

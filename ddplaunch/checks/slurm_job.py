@@ -19,7 +19,7 @@ _ONE_TASK = "`srun --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- tra
 def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
     """The node rank differs from the one that Slurm gave this node.
 
-    A batch script expands `$SLURM_NODEID` once, on the first node, so every node takes itself for node 0.
+    A batch script expands `$SLURM_NODEID` once, on the first node, so every node gets rank 0.
     https://github.com/huggingface/accelerate/issues/2816
     Remedy: no node rank, because Slurm tells each node its own; or quotes that leave the expansion to the nodes.
     """

@@ -80,8 +80,8 @@ def leftover_rank_variables(environment: dict[str, str]) -> Iterator[Finding]:
     """Variables of a rank are set in the environment of the launcher.
 
     torchrun sets RANK, WORLD_SIZE and LOCAL_RANK for each worker. In a shell they are left over from an earlier
-    experiment: a script started there by hand takes itself for one of several ranks and waits for the others. The
-    check stays silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
+    experiment: a script started there by hand behaves as one of several ranks and waits for the others. The check
+    stays silent in a Kubernetes pod, where an operator sets them on purpose. Remedy: `unset` them.
     """
     names = [name for name in _RANK_VARIABLES if name in environment]
     if not names or _OPERATOR in environment:
@@ -89,7 +89,7 @@ def leftover_rank_variables(environment: dict[str, str]) -> Iterator[Finding]:
     yield warning(
         "leftover-rank-variables",
         f"{_listed(environment, names)} set in the environment of the launcher",
-        why="torchrun replaces them for its workers, but a script started by hand takes itself for one of several "
+        why="torchrun replaces them for its workers, but a script started by hand behaves as one of several "
         "ranks and waits for the others",
         fix=f"`unset {' '.join(names)}`",
         where=ENVIRONMENT,
