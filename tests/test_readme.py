@@ -264,3 +264,9 @@ def test_the_example_of_a_signature_keeps_the_rules() -> None:
     (signature,) = namespace["SIGNATURES"]
     assert signature.code in {each.code for each in all_signatures()}
     assert missed(signature) == caught(signature) == idle(signature) == unfilled(signature) == []
+
+
+def test_the_tiers_of_signatures_are_those_of_the_program() -> None:
+    section = DOCUMENTS["CONTRIBUTING.md"].partition("## Add a signature in ten lines")[2].partition("\n## ")[0]
+    names = re.findall(r"^- `([A-Z]+)` ", section, re.M)
+    assert names == [tier.name for tier in Tier if tier != Tier.SURVIVED]
