@@ -12,7 +12,7 @@ import time
 import pytest
 
 from ddplaunch.agent.guard.attempt import Attempt
-from ddplaunch.agent.guard.sweep import Owner, Sweeps, of_ranks, unannounced
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, of_ranks, rank_command, unannounced
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal, status_of_reaped
 from tests.guarded import until
@@ -92,6 +92,20 @@ def test_a_rank_that_nobody_told_of_is_found_by_the_run_id() -> None:
                     send_signal(child, signal.SIGKILL)
             one.kill()
             one.wait()
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        ("-- look.py --x", "python -u look.py --x"),
+        ("-m -- package.train -- a", "python -u -m package.train -- a"),
+        ("--no-python -- ./train.sh", "./train.sh"),
+        ("look.py --x", ""),  # somebody's own torchrun
+    ],
+)
+def test_the_ranks_command_line_is_read_from_torchruns(behind: str, expected: str) -> None:
+    command = f"python -P -m torch.distributed.run --logs-specs=ddplaunch {behind}".encode().split()
+    assert rank_command(tuple(command)) == tuple(expected.encode().split())
 
 
 def test_a_signal_reaches_only_the_process_that_was_meant() -> None:

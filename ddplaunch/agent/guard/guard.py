@@ -22,10 +22,10 @@ from ddplaunch.agent.guard.attempt import Attempt, process_table
 from ddplaunch.agent.guard.loop import Loop, listen
 from ddplaunch.agent.guard.output import Console, RecordFile
 from ddplaunch.agent.guard.rank_streams import Streams
-from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, unannounced
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, rank_command, unannounced
 from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.variable_names import SETTINGS
@@ -67,6 +67,7 @@ class GuardedRun:
         self._settings, self._channel = settings, channel
         self._launcher_pid = os.getppid()
         self._launcher = read_stat(self._launcher_pid)  # None if torchrun is gone already
+        self._rank_command = rank_command(read_command(self._launcher_pid))
         self._host = os.uname().nodename
         self._started_s = time.time()
         self._loop = Loop()
@@ -289,7 +290,7 @@ class GuardedRun:
             if not attempt.announced and attempt is self._attempts[-1]:  # else they would be those of a later attempt
                 for one in unannounced(own_processes(), self._settings.run_id, self._launcher):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
-            return left_by(attempt.owners, workers_only=workers_only)
+            return left_by(attempt.owners, self._rank_command, workers_only=workers_only)
 
         self._sweeps.begin(find, at_once=at_once)
 

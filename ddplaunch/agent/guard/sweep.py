@@ -31,6 +31,19 @@ class Owner:
         self.command = read_command(pid) if seen else ()
 
 
+def rank_command(torchrun: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    """Return the ranks' command line as ``torchrun``'s has it behind `--`; empty where it has none.
+
+    A rank may have ended before the guard could look at it, and be known by nothing else.
+    """
+    if b"--" not in torchrun:
+        return ()
+    option, script = torchrun[torchrun.index(b"--") - 1], torchrun[torchrun.index(b"--") + 1 :]
+    if option == b"--no-python":
+        return script
+    return (torchrun[0], b"-u", *((b"-m",) if option in (b"-m", b"--module") else ()), *script)
+
+
 def of_ranks(table: Iterable[ProcessStat], owners: Mapping[int, Owner]) -> list[ProcessStat]:
     """Return the processes of these ranks: the ranks, their sessions, and what they forked without one (fork start)."""
     found: dict[int, ProcessStat] = {}
@@ -79,14 +92,17 @@ def unannounced(table: Iterable[ProcessStat], run_id: str, launcher: ProcessStat
     ]
 
 
-def left_by(owners: Mapping[int, Owner], *, workers_only: bool) -> list[ProcessStat]:
-    """Return what runs of these ranks now; with ``workers_only`` what multiprocessing made, and nothing else."""
+def left_by(owners: Mapping[int, Owner], command: tuple[bytes, ...], *, workers_only: bool) -> list[ProcessStat]:
+    """Return what runs of these ranks now; with ``workers_only`` what multiprocessing made, and nothing else.
+
+    ``command`` is the ranks' command line, empty if it is not known.
+    """
     if not owners:
         return []
     found = of_ranks(own_processes(), owners)
     if not workers_only:
         return found
-    commands = frozenset(owner.command for owner in owners.values() if owner.command)
+    commands = frozenset(filter(None, (command, *(owner.command for owner in owners.values()))))
     return [one for one in found if one.pid not in owners and is_multiprocessing(one, commands)]
 
 
