@@ -16,6 +16,7 @@ from ddplaunch.launch.gpus import GIB
 from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.records.gpu_lock import _DEFAULT_DIRECTORY, GpuLocks, lock_directory, pick_free
 from ddplaunch.values.finding import RefusedError
+from tests.test_gpus import named, uuids
 
 SHARED = """
 import os, sys, time
@@ -33,7 +34,7 @@ locks = GpuLocks(Path(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
 try:
-    print(pick_free("free:1", NvmlFacts("1", (12, 8), gpus), None, locks, "race", None).uuids[0], flush=True)
+    print(pick_free("free:1", NvmlFacts("1", (12, 8), gpus), None, locks, "race", None).entries[0].uuid, flush=True)
 except RefusedError as error:
     print(error.findings[0].code, flush=True)
 sys.stdin.readline()
@@ -132,7 +133,7 @@ def test_a_named_gpu_is_shared_but_said(tmp_path: Path) -> None:
     first, second = GpuLocks(tmp_path), GpuLocks(tmp_path)
     assert pick_free("0", facts(2), None, first, "one", None).notes == ()
     selection = pick_free("0,1", facts(2), None, second, "two", None)
-    assert selection.cuda_visible_devices == "0,1"
+    assert named(selection) == "0,1"
     assert selection.notes == (f"GPU 0 is held by another ddplaunch launch (pid {os.getpid()}, run one)",)
     first.release()
     second.release()
@@ -160,7 +161,7 @@ def test_every_user_may_lock(tmp_path: Path) -> None:
 
 def launches_unlocked(locks: GpuLocks) -> None:
     selection = pick_free("free:1", facts(1), None, locks, "a", None)
-    assert selection.cuda_visible_devices == "0"
+    assert named(selection) == "0"
     assert len(selection.notes) == 1
     assert selection.notes[0].startswith("GPUs are not locked against other launches: ")
     assert locks.held == {}
@@ -198,7 +199,7 @@ def test_a_launch_stuck_while_choosing_holds_nobody_up_for_ever(tmp_path: Path) 
     stuck, other = GpuLocks(tmp_path), GpuLocks(tmp_path)
     begin = time.monotonic()
     with stuck.choosing():
-        assert pick_free("free:1", facts(1), None, other, "a", None).uuids == ("GPU-0",)
+        assert uuids(pick_free("free:1", facts(1), None, other, "a", None)) == ("GPU-0",)
     assert time.monotonic() - begin < 60
     other.release()
 

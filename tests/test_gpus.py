@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.launch.gpus import GIB, VisibleGpu, busy_reason, select, visible
+from ddplaunch.launch.gpus import GIB, Selection, VisibleGpu, busy_reason, select, visible
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
 from ddplaunch.values.resolved import Unavailable
@@ -24,6 +24,15 @@ IDLE = Gpu(
     mig_enabled=False,
 )
 NOBODY: frozenset[str] = frozenset()
+
+
+def named(selection: Selection) -> str:
+    """Return what CUDA_VISIBLE_DEVICES becomes."""
+    return ",".join(entry.text for entry in selection.entries)
+
+
+def uuids(selection: Selection) -> tuple[str, ...]:
+    return tuple(entry.uuid for entry in selection.entries)
 
 
 def gpu(index: int, **changes: object) -> Gpu:
@@ -107,18 +116,18 @@ def test_a_split_gpu_without_instances_is_no_device() -> None:
 
 def test_indices_and_uuids_are_taken_in_the_order_given() -> None:
     chosen = select("3,0", FOUR, None, NOBODY, None)
-    assert (chosen.cuda_visible_devices, chosen.notes) == ("3,0", ())
-    assert chosen.uuids == ("GPU-33aa-3", "GPU-00aa-0")
+    assert (named(chosen), chosen.notes) == ("3,0", ())
+    assert uuids(chosen) == ("GPU-33aa-3", "GPU-00aa-0")
     assert select("GPU-22", FOUR, None, NOBODY, None).entries[0].gpu.index == 2
 
 
 def test_a_list_of_both_kinds_becomes_uuids() -> None:
-    assert select("0,GPU-22", FOUR, None, NOBODY, None).cuda_visible_devices == "GPU-00aa-0,GPU-22aa-2"
+    assert named(select("0,GPU-22", FOUR, None, NOBODY, None)) == "GPU-00aa-0,GPU-22aa-2"
 
 
 def test_indices_count_within_cuda_visible_devices() -> None:
     chosen = select("1", FOUR, "2,3", NOBODY, None)
-    assert chosen.cuda_visible_devices == "3"
+    assert named(chosen) == "3"
     assert chosen.notes == ("`--gpus` counts within CUDA_VISIBLE_DEVICES=2,3",)
     with pytest.raises(RefusedError, match="within CUDA_VISIBLE_DEVICES=2,3"):
         select("2", FOUR, "2,3", NOBODY, None)
@@ -126,11 +135,11 @@ def test_indices_count_within_cuda_visible_devices() -> None:
 
 def test_mig_by_uuid_or_by_the_index_of_its_gpu() -> None:
     both = machine(gpu(0), SPLIT)
-    assert select("MIG-b2", both, None, NOBODY, None).uuids == ("MIG-b2",)
-    assert select("1", both, None, NOBODY, None).cuda_visible_devices == "MIG-a1"
-    assert select("0", both, None, NOBODY, None).cuda_visible_devices == "0"
-    assert select("free:1", both, None, NOBODY, None).cuda_visible_devices == "0"
-    assert select("free:1", machine(SPLIT), None, frozenset({"MIG-a1"}), None).uuids == ("MIG-b2",)
+    assert uuids(select("MIG-b2", both, None, NOBODY, None)) == ("MIG-b2",)
+    assert named(select("1", both, None, NOBODY, None)) == "MIG-a1"
+    assert named(select("0", both, None, NOBODY, None)) == "0"
+    assert named(select("free:1", both, None, NOBODY, None)) == "0"
+    assert uuids(select("free:1", machine(SPLIT), None, frozenset({"MIG-a1"}), None)) == ("MIG-b2",)
 
 
 @pytest.mark.parametrize(
@@ -183,15 +192,15 @@ def test_no_gpu_at_all() -> None:
 
 def test_free_prefers_little_memory_and_keeps_pci_order() -> None:
     used = machine(gpu(0, memory_used_bytes=GIB // 2), gpu(1), gpu(2, memory_used_bytes=5 * 2**20), gpu(3))
-    assert select("free:2", used, None, NOBODY, None).cuda_visible_devices == "1,2"
-    assert select("free:4", used, None, NOBODY, None).cuda_visible_devices == "0,1,2,3"
-    assert select("free", used, None, NOBODY, 1).cuda_visible_devices == "1"
-    assert select("free", used, None, NOBODY, None).cuda_visible_devices == "0,1,2,3"
+    assert named(select("free:2", used, None, NOBODY, None)) == "1,2"
+    assert named(select("free:4", used, None, NOBODY, None)) == "0,1,2,3"
+    assert named(select("free", used, None, NOBODY, 1)) == "1"
+    assert named(select("free", used, None, NOBODY, None)) == "0,1,2,3"
 
 
 def test_free_leaves_out_what_is_locked_lost_or_prohibited() -> None:
     nvml = machine(gpu(0), gpu(1, fault="GPU is lost"), gpu(2, compute_mode="prohibited"), gpu(3))
-    assert select("free:1", nvml, None, frozenset({"GPU-00aa-0"}), None).cuda_visible_devices == "3"
+    assert named(select("free:1", nvml, None, frozenset({"GPU-00aa-0"}), None)) == "3"
 
 
 @pytest.mark.parametrize(

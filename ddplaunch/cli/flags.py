@@ -58,8 +58,8 @@ OWN: dict[str, tuple[Flag, ...]] = {
     ),
     "submit": (
         _PROFILE,
-        Flag("nodes", "integer", _CLUSTER, "Nodes of the job [1].", "N"),
-        Flag("gpus_per_node", "integer", _CLUSTER, "GPUs of each node, one process per GPU.", "N"),
+        Flag("nodes", "integer", _CLUSTER, "Nodes of the job [1].", "N", example="4"),
+        Flag("gpus_per_node", "integer", _CLUSTER, "GPUs of each node, one process per GPU.", "N", example="4"),
         Flag("cpus_per_task", "integer", _CLUSTER, "CPUs of each node, shared by its processes.", "N"),
         Flag("mem", "text", _CLUSTER, "Host memory of each node: 200G.", "SIZE"),
         Flag("time", "text", _CLUSTER, "Time limit: 24:00:00, 2-00:00:00, or minutes.", "LIMIT"),

@@ -140,16 +140,6 @@ class Selection:
     entries: tuple[VisibleGpu, ...]
     notes: tuple[str, ...] = ()
 
-    @property
-    def cuda_visible_devices(self) -> str:
-        """The value for CUDA_VISIBLE_DEVICES, valid together with CUDA_DEVICE_ORDER=PCI_BUS_ID."""
-        return ",".join(entry.text for entry in self.entries)
-
-    @property
-    def uuids(self) -> tuple[str, ...]:
-        """What to lock; a lost GPU without a UUID is left out."""
-        return tuple(entry.uuid for entry in self.entries if entry.uuid)
-
 
 def select(
     requested: str, nvml: NvmlFacts, environ_visible: str | None, locked: frozenset[str], need: int | None
