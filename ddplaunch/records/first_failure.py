@@ -36,19 +36,19 @@ _ORDERS = (SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT)
 
 
 class RankEnding(Protocol):
-    """How one rank ended. Exit code and signal are both None where nobody saw it."""
+    """How one rank ended. Exit code and signal are both None where nobody saw it, or it still runs."""
 
     @property
     def rank(self) -> int:
-        """Its global number."""
+        """The global rank."""
 
     @property
     def exit_code(self) -> int | None:
-        """Return None for a signal."""
+        """The exit code, None for a signal."""
 
     @property
     def signal(self) -> int | str | None:
-        """Its number or name."""
+        """The number or name of the signal that ended it, None for an exit code."""
 
     @property
     def ended_s(self) -> float | None:
@@ -56,7 +56,7 @@ class RankEnding(Protocol):
 
     @property
     def ended_by(self) -> EndedBy | None:
-        """Return None where the end was not seen."""
+        """Who ended it, None where nobody saw the end."""
 
 
 _Ending = TypeVar("_Ending", bound=RankEnding)
