@@ -1,7 +1,8 @@
 """Reads the processes of this machine from /proc: one, or all as a table, with what marks a rank in their environment.
 
-psutil does not read them: with 334 processes, the table takes it 160 ms and this module 43 ms, and its import another
-17 ms. It tells no sessions, and the guard, which runs without site-packages, cannot import it.
+psutil does not read them: with 334 processes, the table takes it 160 ms and this module 43 ms, the children of one
+process 54 and 21 ms, and its import another 17 ms. It tells no sessions, and the guard, which runs without
+site-packages, cannot import it.
 """
 
 from __future__ import annotations
