@@ -121,5 +121,5 @@ def test_values_of_a_commands_own_flags_are_numbers_and_seconds() -> None:
         typed("submit", ["--nodes", "2", "--setup", "a"]).items() >= {"nodes": 2, "setup": ["a"], "mem": None}.items()
     )
     for wrong in ("soon", "-1"):
-        with pytest.raises(UsageError, match="is no length of time"):
+        with pytest.raises(UsageError, match="is not a length of time"):
             typed("run", [f"--join-timeout={wrong}"])

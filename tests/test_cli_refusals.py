@@ -103,7 +103,7 @@ def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -
         (["--ignore", "zzzzz"], "fix: `ddplaunch doctor --list` shows every code"),
         (["--torchrun-arg=--nproc-per-node=3"], "contradicts the plan"),
         (["--torchrun-arg=-m"], "contradicts the plan"),
-        (["--torchrun-arg=other.py"], "is no option of torchrun"),
+        (["--torchrun-arg=other.py"], "is not an option of torchrun"),
         (["--torchrun-arg=--nnode=3"], "did you mean `--nnodes`?"),
         (["--torchrun-arg='x"], "has an unbalanced quote"),
         (["--json"], "`--json` without `--dry-run`"),

@@ -52,7 +52,7 @@ def test_time_limits_are_read_and_bring_stacks() -> None:
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"timeout": "soon"}, "no length of time"),
+        ({"timeout": "soon"}, "not a length of time"),
         ({"hang_timeout": "0.5"}, "less than a second"),
         ({"on_hang": "stop"}, "without `--hang-timeout`"),
         ({"on_hang": "kill", "hang_timeout": "9m"}, "neither report nor stop"),

@@ -137,9 +137,9 @@ def test_lines_and_grep(call: Call, run: Path) -> None:
         (["--rank", "3-1"], "is not a rank"),
         (["--rank", "7"], "nothing of rank 7"),
         (["--lines", "-3"], "--lines"),
-        (["--lines", "many"], "`--lines many` is no number"),
+        (["--lines", "many"], "`--lines many` is not a number"),
         (["--since", "soon"], "`--since soon` is neither"),
-        (["--grep", "("], "is no regular expression"),
+        (["--grep", "("], "is not a regular expression"),
         (["nope"], "no record of a run `nope`"),
         (["--run-dir", "elsewhere"], "no record of a run in"),
     ],
@@ -159,7 +159,7 @@ def test_no_output_yet(call: Call, run: Path) -> None:
 def test_flags_as_values() -> None:
     assert parse_ranks("0,3, 5-7") == frozenset({0, 3, 5, 6, 7}) and parse_ranks("all") is None
     assert moment_s("10m", 1000.0) == 400 and moment_s("1970-01-01T00:01:00Z", 0) == 60
-    with pytest.raises(UsageError, match="no length of time"):
+    with pytest.raises(UsageError, match="not a length of time"):
         duration_s("--grace", "-1")
 
 

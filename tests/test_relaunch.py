@@ -52,7 +52,7 @@ def test_what_was_asked_for() -> None:
     for name in ("relaunch_after", "relaunch_wait"):
         with pytest.raises(UsageError, match="without `--relaunch`"):
             asked(**{name: "5m"})
-        with pytest.raises(UsageError, match="is no length of time"):
+        with pytest.raises(UsageError, match="is not a length of time"):
             asked(relaunch=1, **{name: "soon"})
 
 

@@ -136,7 +136,7 @@ def test_the_script_may_exist_in_the_image_alone(call: Call) -> None:
         (("--image", "a", "--shm-size", "64"), "`--shm-size 64Gi`"),
         (("--image", "a", "--shm-size", "64G", "--mem", "64G"), "`--shm-size 32768Mi`"),
         (("--image", "a", "--requeue"), "`--kind jobset`"),
-        (("--image", "a", "--partition", "gpu"), "no option for kubernetes"),
+        (("--image", "a", "--partition", "gpu"), "is not an option for kubernetes"),
     ],
 )
 def test_what_the_cluster_would_refuse_is_refused_here(call: Call, words: tuple[str, ...], said: str) -> None:

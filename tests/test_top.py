@@ -106,9 +106,9 @@ def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
     for words, says in (
         (("top", "nothing-like-it"), "there is no record of a run"),
         (("top", "--interval", "0.01"), "is less than 0.2 s"),
-        (("top", "--interval", "soon"), "is no length of time"),
-        (("top", "--count", "0"), "is no number of samples"),
-        (("top", "--metric", "(", "over"), "is no regular expression"),
+        (("top", "--interval", "soon"), "is not a length of time"),
+        (("top", "--count", "0"), "is not a number of samples"),
+        (("top", "--metric", "(", "over"), "is not a regular expression"),
         (("top", "--replay"), "no run in"),
         (("top", "over", "--replay"), "over has no recorded metrics"),
         (("top", "over", "--plot", "a.png"), "is not the name of an SVG file"),

@@ -101,7 +101,7 @@ def test_a_pattern_of_the_users(tmp_path: Path) -> None:
     assert counted[3].step == 640
     told = Steps(tmp_path, [3], metric_pattern(r"(?P<rate>[\d.]+) samples/s")).progress(BEGAN_S)
     assert told[3].rate == 412.5
-    for wrong, says in (("(", "no regular expression"), ("seen", "has no group")):
+    for wrong, says in (("(", "not a regular expression"), ("seen", "has no group")):
         with pytest.raises(UsageError, match=says):
             metric_pattern(wrong)
 

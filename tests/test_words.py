@@ -36,7 +36,7 @@ def test_durations(seconds: float, text: str) -> None:
 
 def test_durations_as_flags_spell_them() -> None:
     assert [duration_s("-", text) for text in ("30", "1.5h", "10m", "2 d")] == [30, 5400, 600, 172800]
-    with pytest.raises(UsageError, match="no length of time"):
+    with pytest.raises(UsageError, match="not a length of time"):
         duration_s("--grace", "-1")
 
 

@@ -102,7 +102,7 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
     if not command and words and not words[0].startswith("-"):
         near = difflib.get_close_matches(words[0], list(HELP), n=1)
         return usage(
-            f"`{words[0]}` is no command of ddplaunch",
+            f"`{words[0]}` is not a command of ddplaunch",
             why=f"the commands are {', '.join(f'`{name}`' for name in HELP)}",
             fix=f"did you mean `ddplaunch {near[0]}`?" if near else "`ddplaunch run 4 -- train.py`",
         )

@@ -139,9 +139,7 @@ def read_count(flag: Flag, said: Resolved[Any]) -> Any:
 def read_name(flag: Flag, said: Resolved[str]) -> str:
     """Return a text that is not empty."""
     if not said.value.strip():
-        raise _impossible(
-            said, f"`{flag.flag}` is empty", "an empty text names nothing", f"`{flag.flag} {flag.example}`"
-        )
+        raise _impossible(said, f"`{flag.flag}` is empty", "it takes a name", f"`{flag.flag} {flag.example}`")
     return said.value
 
 
@@ -241,7 +239,7 @@ def read_assignment(flag: Flag | None, said: Resolved[str]) -> tuple[str, str]:
     if not equals or not VARIABLE.match(name):
         raise _impossible(
             said,
-            f"`--env {said.value}` sets nothing" if not equals else f"`{name}` cannot name an environment variable",
+            f"`--env {said.value}` has no value" if not equals else f"`{name}` cannot name an environment variable",
             "`--env` takes NAME=VALUE; names are letters, digits and `_`",
             f"`--env {name if VARIABLE.match(name) else 'NAME'}=VALUE`",
         )

@@ -181,7 +181,7 @@ def _refuse_positional(word: str, before: str) -> None:
     if word.startswith("-") or (before.startswith("-") and "=" not in before):
         return
     raise usage(
-        f"`--torchrun-arg {word}` is no option of torchrun",
+        f"`--torchrun-arg {word}` is not an option of torchrun",
         why="torchrun would take it for the script to run",
         fix="give an option with its value, as in `--torchrun-arg --monitor-interval=1`; the script stands behind `--`",
         where="flag: --torchrun-arg",

@@ -45,7 +45,7 @@ def duration_s(flag: str, text: str, where: str | None = None) -> float:
         from ddplaunch.values.finding import usage  # the guard has no use for findings, and starts faster without
 
         raise usage(
-            f"`{flag} {text}` is no length of time",
+            f"`{flag} {text}` is not a length of time",
             why="it is a number of seconds, or a number with s, m, h or d",
             fix=f"`{flag} 30` or `{flag} 10m`",
             where=where or f"flag: {flag}",

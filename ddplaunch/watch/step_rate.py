@@ -145,14 +145,14 @@ def _number(text: bytes | None) -> float | None:
 def metric_pattern(text: str) -> re.Pattern[bytes]:
     """Return ``--metric`` as a pattern: its group counts up, or is a rate per second if called ``rate``.
 
-    Raises UsageError where it is no regular expression or has no group.
+    Raises UsageError where it is not a regular expression or has no group.
     """
     fix = r"`--metric 'seen (\d+) samples'`, or `--metric '(?P<rate>[\d.]+) samples/s'`"
     try:
         pattern = re.compile(os.fsencode(text))
     except re.error as error:
         what, why = (
-            f"is no regular expression: {error.msg}",
+            f"is not a regular expression: {error.msg}",
             "it is searched for in what ranks print, with Python's `re`",
         )
         raise usage(f"`--metric {text}` {what}", why=why, fix=fix, where="flag: --metric") from error

@@ -89,7 +89,7 @@ def _parse_keep(text: str | None) -> int:
     if text.isascii() and text.isdecimal():
         return int(text)
     raise usage(
-        f"`--keep {text}` is no number of records",
+        f"`--keep {text}` is not a number of records",
         why="it is how many of the newest records stay, 0 or more",
         fix="`--keep 50`",
         where="flag: --keep",

@@ -144,7 +144,7 @@ def _parse_lines(text: str | None, following: bool) -> int | None:
     if text.isascii() and text.isdecimal():
         return int(text)
     raise usage(
-        f"`--lines {text}` is no number of lines",
+        f"`--lines {text}` is not a number of lines",
         why="it is how many of each file's last lines to begin with",
         fix="`--lines 100`, or `--lines all`",
         where="flag: --lines",
@@ -174,7 +174,7 @@ def _parse_pattern(text: str | None) -> re.Pattern[bytes] | None:
         return None if text is None else re.compile(os.fsencode(text))
     except re.error as error:
         raise usage(
-            f"`--grep {text}` is no regular expression: {error.msg}",
+            f"`--grep {text}` is not a regular expression: {error.msg}",
             why="lines are searched with Python's `re`",
             fix=f"`--grep {re.escape(text or '')!r}` searches for it as it stands",
             where="flag: --grep",

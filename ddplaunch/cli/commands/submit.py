@@ -148,7 +148,7 @@ def _cluster(asked: dict[str, Any]) -> str:
     for name in others:
         if asked[name]:
             raise usage(
-                f"`--{name.replace('_', '-')}` is no option for {cluster}",
+                f"`--{name.replace('_', '-')}` is not an option for {cluster}",
                 why=f"it belongs to `--to {other}`",
                 fix=f"leave it out, or `--to {other}`",
                 where=f"flag: --{name.replace('_', '-')}",

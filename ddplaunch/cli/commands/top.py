@@ -95,7 +95,7 @@ def _count(text: str) -> int:
     if text.isascii() and text.isdecimal() and int(text) > 0:
         return int(text)
     raise usage(
-        f"`--count {text}` is no number of samples",
+        f"`--count {text}` is not a number of samples",
         why="it is how many to show before ending",
         fix="`--count 10`",
         where="flag: --count",
