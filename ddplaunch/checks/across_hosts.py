@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.launch.hosts_plan import HostReport
+from ddplaunch.machine.facts import Gpu
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -78,16 +79,15 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """
 
     def short(host: HostReport) -> str | None:
-        return None if host.script in (None, "missing") else str(host.script)[:12]
+        return None if host.script in (None, "missing") else f"SHA-256 {str(host.script)[:12]}"
 
-    yield from _different(
+    yield from _compare(
         hosts,
         "hosts-differ-script",
         f"`{hosts[0].script_name}`" if hosts else "the script",
         short,
         "ranks that run different code wait for each other in different collectives",
         fix="copy it from one host to all, as in `rsync -a ./ HOST:DIR/`",
-        unit="SHA-256 ",
     )
 
 
@@ -97,9 +97,8 @@ def hosts_differ_ddplaunch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     The protocol between launcher and hosts may differ, and each host uses the plug-in of its own installation.
     Remedy: install the same version on all hosts.
     """
-    yield from _different(
-        hosts, "hosts-differ-ddplaunch", "ddplaunch", lambda host: host.ddplaunch, "their protocols may differ"
-    )
+    why = "launcher and hosts may speak different protocols"
+    yield from _compare(hosts, "hosts-differ-ddplaunch", "ddplaunch", lambda host: host.ddplaunch, why)
 
 
 def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -113,7 +112,7 @@ def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         version = _fact("python", "version")(host)
         return None if version is None else ".".join(version.split(".")[:2])
 
-    yield from _different(hosts, "hosts-differ-python", "Python", minor, "ranks send each other pickled objects")
+    yield from _compare(hosts, "hosts-differ-python", "Python", minor, "ranks send each other pickled objects")
 
 
 def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -124,7 +123,7 @@ def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     Remedy: the same environment everywhere, or `--python` with an interpreter that all hosts have.
     """
     version = _fact("torch", "version", otherwise="none")
-    yield from _different(hosts, "hosts-differ-torch", "torch", version, "ranks of different versions hang or crash")
+    yield from _compare(hosts, "hosts-differ-torch", "torch", version, "ranks of different versions hang or crash")
 
 
 def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -141,7 +140,7 @@ def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         return f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}" if torch.hip else "none (a CPU build)"
 
     why = "they bring different NCCL libraries, and a CPU build brings none"
-    yield from _different(hosts, "hosts-differ-cuda", "torch's CUDA", build, why)
+    yield from _compare(hosts, "hosts-differ-cuda", "torch's CUDA", build, why)
 
 
 def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -152,7 +151,7 @@ def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     Remedy: install the same wheel on all hosts.
     """
     why = "NCCL refuses peers of another version, or hangs"
-    yield from _different(hosts, "hosts-differ-nccl", "NCCL", _fact("torch", "nccl_version"), why)
+    yield from _compare(hosts, "hosts-differ-nccl", "NCCL", _fact("torch", "nccl_version"), why)
 
 
 def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -163,7 +162,7 @@ def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """
     version = _fact("nvml", "driver_version")
     why = "it works while each is new enough, but NCCL only uses features of the oldest one"
-    yield from _different(hosts, "hosts-differ-driver", "the NVIDIA driver", version, why, warning)
+    yield from _compare(hosts, "hosts-differ-driver", "the NVIDIA driver", version, why, warning)
 
 
 def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -172,18 +171,15 @@ def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     Every node runs the same number of ranks, so `auto` has no answer, and ranks on a host with fewer GPUs would fail.
     Remedy: `--include`, `--exclude`, or a number that all hosts have.
     """
-
-    def count(host: HostReport) -> str:
-        nvml = host.facts.nvml
-        return "0" if isinstance(nvml, Unavailable) else str(len(nvml.gpus))
-
-    yield from _different(
+    least = min((len(_gpus(host)) for host in hosts if _gpus(host)), default=1)
+    yield from _compare(
         hosts,
         "hosts-differ-gpu-count",
         "the number of GPUs",
-        count,
+        lambda host: str(len(_gpus(host))),
         "every node runs the same number of ranks",
-        fix="name a number that all have, as in `ddplaunch run {nodes}x{least} …`; or `--exclude` the hosts with fewer",
+        fix=f"name a number that all have, as in `ddplaunch run {len(hosts)}x{least} …`; or `--exclude` the hosts with "
+        "fewer",
     )
 
 
@@ -195,13 +191,10 @@ def hosts_differ_gpu_model(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """
 
     def models(host: HostReport) -> str | None:
-        nvml = host.facts.nvml
-        if isinstance(nvml, Unavailable) or not nvml.gpus:
-            return None
-        return ", ".join(sorted({gpu.name for gpu in nvml.gpus}))
+        return ", ".join(sorted({gpu.name for gpu in _gpus(host)})) or None
 
     why = "at each step all ranks wait for the slowest, and the smallest memory limits the batch"
-    yield from _different(hosts, "hosts-differ-gpu-model", "the GPU model", models, why, warning)
+    yield from _compare(hosts, "hosts-differ-gpu-model", "the GPU model", models, why, warning)
 
 
 def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
@@ -225,15 +218,14 @@ def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             )
 
 
-def _different(
+def _compare(
     hosts: Sequence[HostReport],
     code: str,
     subject: str,
     of: Callable[[HostReport], str | None],
     why: str,
     kind: Callable[..., Finding] = error,
-    fix: str = "",
-    unit: str = "",
+    fix: str = "bring the hosts to the same version, or name an interpreter that all have: `--python PATH`",
 ) -> Iterator[Finding]:
     """Yield a finding if ``of`` differs between hosts; it names the hosts that differ from the majority."""
     found = {host.name: value for host in hosts if (value := of(host)) is not None}
@@ -243,15 +235,13 @@ def _different(
     most = counts.most_common(1)[0][0]
     others = {name: value for name, value in found.items() if value != most}
     named = [name for name, value in found.items() if value == most]
-    rest = listed(f"{unit}{value} on {name}" for name, value in others.items())
+    rest = listed(f"{value} on {name}" for name, value in others.items())
     common = named[0] if len(named) == 1 else f"{len(named)} hosts"
-    least = min((value for value in counts if value.isdecimal() and value != "0"), key=int, default="1")
     yield kind(
         code,
-        f"{subject} differs: {unit}{most} on {common}, {rest}",
+        f"{subject} differs: {most} on {common}, {rest}",
         why=why,
-        fix=fix.format(nodes=len(hosts), least=least)
-        or "bring the hosts to the same version, or name an interpreter that all have: `--python PATH`",
+        fix=fix,
         where=tuple(others),
     )
 
@@ -267,12 +257,17 @@ def _fact(group: str, name: str, otherwise: str | None = None) -> Callable[[Host
     return read
 
 
+def _gpus(host: HostReport) -> tuple[Gpu, ...]:
+    return () if isinstance(host.facts.nvml, Unavailable) else host.facts.nvml.gpus
+
+
 # Packages that matter most to a training are named first.
-_NAMED_FIRST = (
-    *("numpy", "transformers", "accelerate", "datasets", "tokenizers", "safetensors", "huggingface-hub", "peft", "trl"),
-    *("deepspeed", "lightning", "pytorch-lightning", "torchvision", "torchaudio", "triton", "flash-attn", "xformers"),
-    *("bitsandbytes", "timm", "einops", "sentencepiece", "pillow", "pyarrow", "webdataset", "hydra-core", "omegaconf"),
-)
+_TRAINING = """
+    numpy transformers accelerate datasets tokenizers safetensors huggingface-hub peft trl deepspeed lightning
+    pytorch-lightning torchvision torchaudio triton flash-attn xformers bitsandbytes timm einops sentencepiece pillow
+    pyarrow webdataset hydra-core omegaconf
+"""
+_NAMED_FIRST = {name: number for number, name in enumerate(_TRAINING.split())}
 _COMPARED_ELSEWHERE = re.compile(r"torch|ddplaunch|nvidia-nccl-cu\d+")
 _WITH_TORCH = re.compile(r"nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec")
 # Tools for people and installers, which no rank imports.
@@ -304,10 +299,11 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     installed = {
         host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)
     }
+    names = {name for versions in installed.values() for name in versions}
     same_torch = len({versions.get("torch") for versions in installed.values()}) == 1
     found = [
         difference
-        for package in _ordered({name for versions in installed.values() for name in versions})
+        for package in sorted(names, key=lambda name: (_NAMED_FIRST.get(name, len(_NAMED_FIRST)), name))
         if not _COMPARED_ELSEWHERE.fullmatch(package)
         and not _TOOLS.fullmatch(package)
         and (same_torch or not _WITH_TORCH.fullmatch(package))
@@ -324,11 +320,6 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             fix=_install_command(hosts, affected, found),
             where=affected,
         )
-
-
-def _ordered(packages: set[str]) -> list[str]:
-    rank = {name: number for number, name in enumerate(_NAMED_FIRST)}
-    return sorted(packages, key=lambda name: (rank.get(name, len(rank)), name))
 
 
 def _difference(package: str, installed: Mapping[str, Mapping[str, str]]) -> _Difference | None:
@@ -359,9 +350,8 @@ def _install_command(hosts: tuple[HostReport, ...], affected: tuple[str, ...], f
     if len(wanted) <= _INSTALLED or good is None:
         command = f"`ssh {login} {python} -m pip install {' '.join(wanted[:_INSTALLED])}`"
     else:
-        command = (
-            f"`ssh {shlex.quote(good)} {python} -m pip freeze | ssh {login} {python} -m pip install -r /dev/stdin`"
-        )
+        copy = f"{python} -m pip freeze | ssh {login} {python} -m pip install -r /dev/stdin"
+        command = f"`ssh {shlex.quote(good)} {copy}`"
     return command + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else "")
 
 
@@ -371,7 +361,7 @@ def login_node_as_rank_0(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     The first host of the list gets node rank 0 and trains like all others, so it should not be a login node.
     Remedy: leave it out; you can still start the launch from it.
     """
-    counts = [0 if isinstance(host.facts.nvml, Unavailable) else len(host.facts.nvml.gpus) for host in hosts]
+    counts = [len(_gpus(host)) for host in hosts]
     if len(hosts) > 1 and counts[0] == 0 and all(counts[1:]):
         yield error(
             "login-node-as-rank-0",
