@@ -1,4 +1,4 @@
-"""What `run` shows until torchrun takes over: the nodes that a roll call waits for, then the panel of the launch."""
+"""What `run` shows until torchrun takes over: a launch in phrases and as a panel, and the nodes that a roll call awaits."""
 
 from __future__ import annotations
 

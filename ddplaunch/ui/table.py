@@ -61,8 +61,8 @@ def section(title: str, lines: Sequence[str], terminal: Terminal) -> list[str]:
     return [terminal.paint(title, "bold"), *lines, ""] if lines else []
 
 
-#: A text, and how it is painted.
-Cell = tuple[str, Emphasis | None]
+# A text, and how it is painted.
+_Cell = tuple[str, Emphasis | None]
 
 _STYLES: dict[Emphasis | None, str] = {
     **{"bold": "bold", "dim": "dim", "error": "bold red", "warning": "bold yellow", "good": "bold green"},
@@ -70,7 +70,7 @@ _STYLES: dict[Emphasis | None, str] = {
 }
 
 
-def grid(names: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[Cell]], terminal: Terminal) -> list[str]:
+def grid(names: Sequence[str], header: Sequence[str], rows: Sequence[Sequence[_Cell]], terminal: Terminal) -> list[str]:
     """Return a line for each row: its name, then right-aligned cells of one width, the header's; nothing is cut."""
     from rich.console import Console
     from rich.table import Table
