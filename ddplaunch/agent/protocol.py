@@ -24,7 +24,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
-MESSAGE_BYTES = 1 << 18
+_MESSAGE_BYTES = 1 << 18
 _DESCRIPTORS = 250  # the kernel passes 253 at once (SCM_MAX_FD)
 
 
@@ -60,7 +60,7 @@ def receive(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """Return one message and its descriptors, None when the other side is gone."""
     descriptors: list[int] = []
     while True:
-        data, more, _, _ = socket.recv_fds(channel, MESSAGE_BYTES, _DESCRIPTORS)
+        data, more, _, _ = socket.recv_fds(channel, _MESSAGE_BYTES, _DESCRIPTORS)
         descriptors += more
         if not data:
             return None, descriptors

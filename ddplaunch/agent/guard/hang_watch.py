@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ddplaunch.explain.stacks.parse import RankStack
 
 #: Below this share of a core a rank computes nothing: watchdog threads, polls with pauses and monitors stay below it.
-IDLE_SHARE = 0.05
+_IDLE_SHARE = 0.05
 #: Below this rate it reads and writes nothing; gloo and NCCL do not count here, they wait in sockets without bytes.
-IDLE_BYTES_PER_S = 32 << 10
+_IDLE_BYTES_PER_S = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ class Movement:
         for rank, used_s in last.cpu_s.items():
             share = max(0.0, used_s - first.cpu_s[rank]) / seconds
             rate = (last.io_bytes.get(rank, 0) - first.io_bytes.get(rank, 0)) / seconds
-            shares[rank] = max(share, 1.0) if rate > IDLE_BYTES_PER_S else share
+            shares[rank] = max(share, 1.0) if rate > _IDLE_BYTES_PER_S else share
         return shares
 
 
 def idle(shares: Mapping[int, float]) -> frozenset[int]:
     """Return the ranks that stand still."""
-    return frozenset(rank for rank, share in shares.items() if share < IDLE_SHARE)
+    return frozenset(rank for rank, share in shares.items() if share < _IDLE_SHARE)
 
 
 def usage(ranks: Mapping[int, int]) -> Usage:

@@ -134,7 +134,7 @@ class Console:
         """Take the descriptors over which the guard was started."""
         self.out, self.err = Sink(out, wake), Sink(err, wake)
         self.hurried: Callable[[], bool] = lambda: False
-        self._voice = self.out if same_file(out, err) else self.err
+        self._voice = self.out if _same_file(out, err) else self.err
 
     def say(self, text: str) -> None:
         """Write ``text`` to stderr, on a line of its own, behind all that was put before. Never raises."""
@@ -159,7 +159,7 @@ class Console:
         return None
 
 
-def same_file(one: int, other: int) -> bool:
+def _same_file(one: int, other: int) -> bool:
     """Say whether two descriptors lead to the same terminal, pipe or file."""
     try:
         return os.path.samestat(os.fstat(one), os.fstat(other))

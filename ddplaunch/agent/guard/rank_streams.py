@@ -2,7 +2,7 @@ r"""What ranks and torchrun write, read from pipes and terminals, and passed on 
 
 A rank that prints without pause would wake the guard for every line, and pay for it: a write into an empty pipe wakes
 the reader, one into a pipe that holds something does not (pipe_write in linux/fs/pipe.c). So a stream that has
-something again and again within a moment *rests*: it is read by the clock, every ``REST_S``, until nothing came.
+something again and again within a moment *rests*: it is read by the clock, every ``_REST_S``, until nothing came.
 
 Output of several ranks is shown as whole lines with a prefix. Bytes that are not UTF-8 pass as they are. A progress
 bar, which returns to the start of its line with ``\r``, becomes the one line that a terminal shows in the end.
@@ -87,7 +87,7 @@ def finally_shown(line: bytes) -> bytes:
     return shown.encode("utf-8", "surrogateescape").rstrip(b" ") if len(parts) > 1 else line
 
 
-REST_S = 0.008
+_REST_S = 0.008
 _IN_A_ROW = 8  # one `print` is several writes in an unbuffered interpreter, which torchrun starts
 _SHORTEST_REST_S = 0.001
 _BUFFER = bytearray(1 << 18)
@@ -105,7 +105,7 @@ class Stream:
         self.open = True
         self.paused = False
         self.told_gone = False
-        self.rest_s = REST_S
+        self.rest_s = _REST_S
         self.rest_until_s: float | None = None
         self.read_s = 0.0
         self.in_a_row = 0
@@ -131,14 +131,14 @@ class Stream:
         """Decide, after ``size`` bytes were read, whether to read next by the clock; 0 bytes end a rest."""
         was_resting, since_s = self.rest_until_s is not None, now_s - self.read_s
         self.read_s = now_s
-        self.in_a_row = self.in_a_row + 1 if size and (was_resting or since_s < REST_S) else 0
+        self.in_a_row = self.in_a_row + 1 if size and (was_resting or since_s < _REST_S) else 0
         if self.in_a_row < _IN_A_ROW or self.is_terminal:
             self.rest_until_s = None
             return False
         if size * 2 > self.capacity:
             self.rest_s = max(self.rest_s / 2, _SHORTEST_REST_S)
         elif size * 8 < self.capacity:
-            self.rest_s = min(self.rest_s * 2, REST_S)
+            self.rest_s = min(self.rest_s * 2, _REST_S)
         self.rest_until_s = now_s + self.rest_s
         return True
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 
-KILL_AFTER_S = 1.0
+_KILL_AFTER_S = 1.0
 _EVERY_S = 0.05
 _GIVE_UP_AFTER_S = 3.0  # a process in an uninterruptible wait cannot be killed
 
@@ -65,7 +65,7 @@ def _leads(one: ProcessStat) -> bool:
     return one.session == one.pid  # it was given a session of its own: somebody meant it to stay
 
 
-def is_multiprocessing(one: ProcessStat, commands: frozenset[tuple[bytes, ...]]) -> bool:
+def _is_multiprocessing(one: ProcessStat, commands: frozenset[tuple[bytes, ...]]) -> bool:
     """Say whether it is a child that multiprocessing made: a fork of a rank, a spawned one, or one of its helpers."""
     command = read_command(one.pid)
     spawned = any(b"multiprocessing." in word for word in command)
@@ -103,7 +103,7 @@ def left_by(owners: Mapping[int, Owner], command: tuple[bytes, ...], *, workers_
     if not workers_only:
         return found
     commands = frozenset(filter(None, (command, *(owner.command for owner in owners.values()))))
-    return [one for one in found if one.pid not in owners and is_multiprocessing(one, commands)]
+    return [one for one in found if one.pid not in owners and _is_multiprocessing(one, commands)]
 
 
 class _Sweep:
@@ -113,7 +113,7 @@ class _Sweep:
 
 
 class Sweeps:
-    """Ends what ``find`` functions return: asked once with SIGTERM, killed after ``KILL_AFTER_S``."""
+    """Ends what ``find`` functions return: asked once with SIGTERM, killed after ``_KILL_AFTER_S``."""
 
     def __init__(self) -> None:
         """Nothing is to be ended yet; ``ended`` collects the pids of what was."""
@@ -124,7 +124,7 @@ class Sweeps:
     def begin(self, find: Callable[[], list[ProcessStat]], *, at_once: bool = False) -> None:
         """End what ``find()`` returns, now and as long as it returns anything; ``at_once`` leaves SIGTERM out."""
         now_s = time.monotonic()
-        self._sweeps.append(_Sweep(find, now_s if at_once else now_s + KILL_AFTER_S))
+        self._sweeps.append(_Sweep(find, now_s if at_once else now_s + _KILL_AFTER_S))
         self._next_s = now_s
         self.tick()
 

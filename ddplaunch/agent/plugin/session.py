@@ -29,7 +29,7 @@ from ddplaunch.launch.settings import Settings
 from ddplaunch.values.frozen import dataclass
 
 #: Blocked when the guard begins; it decides itself which of them it looks at.
-BLOCKED = (
+_BLOCKED = (
     signal.SIGINT,
     signal.SIGTERM,
     signal.SIGHUP,
@@ -51,7 +51,7 @@ class Guard:
     channel: socket.socket
 
 
-def start_guard(environ: Mapping[str, str], stderr: int = 2) -> Guard:
+def _start_guard(environ: Mapping[str, str], stderr: int = 2) -> Guard:
     """Start a guard whose stderr is this process's descriptor ``stderr``. Raises OSError if that is impossible."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -67,8 +67,8 @@ def start_guard(environ: Mapping[str, str], stderr: int = 2) -> Guard:
             guard_argv(its.fileno()),
             dict(environ),
             file_actions=actions,
-            setsigmask=BLOCKED,
-            setsigdef=BLOCKED,
+            setsigmask=_BLOCKED,
+            setsigdef=_BLOCKED,
         )
     except BaseException:
         mine.close()
@@ -105,7 +105,7 @@ class Session:
         self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
         self._stderr = os.dup(2)
         os.set_inheritable(self._stderr, False)
-        self._guard: Guard | None = start_guard(self._environ, self._stderr)
+        self._guard: Guard | None = _start_guard(self._environ, self._stderr)
 
     @property
     def alive(self) -> bool:
@@ -265,7 +265,7 @@ class Session:
         while self._spare > 0:
             self._spare -= 1
             try:
-                new = start_guard(self._environ, self._stderr)
+                new = _start_guard(self._environ, self._stderr)
                 for op in ("launcher", "attempt", "started", "signal", "end"):
                     if op in self._said:
                         message, descriptors = self._said[op]

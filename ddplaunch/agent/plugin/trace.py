@@ -58,7 +58,7 @@ class Trace:
             "start": self._settings.start,
             "node": node,
         }
-        text = as_svg(about, phases) if path.suffix == ".svg" else json.dumps(as_json(about, phases), indent=2) + "\n"
+        text = as_svg(about, phases) if path.suffix == ".svg" else json.dumps(_as_json(about, phases), indent=2) + "\n"
         with contextlib.suppress(OSError):
             path.write_text(text, encoding="utf-8", errors="replace")
 
@@ -112,7 +112,7 @@ def with_parts(phases: Sequence[Phase], attempts: Sequence[Sequence[Marks]]) -> 
     return found
 
 
-def as_json(about: dict[str, Any], phases: list[Phase]) -> dict[str, Any]:
+def _as_json(about: dict[str, Any], phases: list[Phase]) -> dict[str, Any]:
     """Return it in plain types; times are seconds since 1970."""
     listed = [{"phase": name, "began_s": round(began, 4), "ended_s": round(end, 4)} for name, began, end in phases]
     return {"schema": 1, **about, "phases": listed}

@@ -68,7 +68,7 @@ def module(name: str, *, named_by_user: bool) -> Program:
     return _and_end(itertools.starmap(_run_module, [(name, named_by_user)]))
 
 
-def is_importable(path: str) -> bool:
+def _is_importable(path: str) -> bool:
     """Say whether Python would look for ``__main__`` inside ``path``: a folder, or an archive."""
     return pkgutil.get_importer(path) is not None
 
@@ -163,7 +163,7 @@ def _program(request: Request) -> tuple[Program, str | None]:
         return module(request.target, named_by_user=True), None if safe else str(Path.cwd())
     # `./` and `..` stay as they were typed
     path = request.target if request.target.startswith(os.sep) else f"{Path.cwd()}{os.sep}{request.target}"
-    if is_importable(path):
+    if _is_importable(path):
         return module("__main__", named_by_user=False), path
     return script(path), None if safe else str(Path(path).resolve().parent)
 

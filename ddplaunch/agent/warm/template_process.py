@@ -25,7 +25,7 @@ from ddplaunch.agent.warm.fresh import leave_libraries_alone
 from ddplaunch.agent.warm.requests import Request, unpacked
 
 
-def import_all(names: Sequence[str], first: str | None) -> list[str]:
+def _import_all(names: Sequence[str], first: str | None) -> list[str]:
     """Import what was asked for; return a line for each that could not be imported."""
     if first is not None:
         sys.path.insert(0, first)
@@ -52,7 +52,7 @@ def first_path(args: Any) -> str | None:
     return str(Path.cwd()) if args.module else str(Path(args.training_script).resolve().parent)
 
 
-def unfit() -> str | None:
+def _unfit() -> str | None:
     """Return why this process must not be forked from, None if it may.
 
     Threads that a library ends in its at-fork handler and starts again later (OpenBLAS does) do no harm: so the count
@@ -116,8 +116,8 @@ class TemplateProcess:
         child = os.fork()
         if child == 0:
             kernel.die_with_parent(parent)
-            notes = import_all(names, first_path(self._args))
-            spoiled = unfit()
+            notes = _import_all(names, first_path(self._args))
+            spoiled = _unfit()
             if spoiled:
                 os.write(
                     writing, f"nothing was preloaded: {spoiled} after `--preload {','.join(names)}`"[:4000].encode()

@@ -48,7 +48,7 @@ def why_no_template(facts: AgentFacts) -> str | None:
     for name, effect in _STARTUP.items():
         if facts.environ.get(name):
             return f"{name} is set, which {effect}"
-    options = [word for word in interpreter_options(facts.orig_argv) if word != "-u"]
+    options = [word for word in _interpreter_options(facts.orig_argv) if word != "-u"]
     checks = (
         (
             facts.popen_parameters != ("self", "args", "env"),
@@ -92,7 +92,7 @@ def changed_since_load(environ: Mapping[str, str], at_load: Mapping[str, str]) -
     return sorted(name for name in names if environ.get(name) != at_load.get(name))
 
 
-def interpreter_options(orig_argv: tuple[str, ...]) -> list[str]:
+def _interpreter_options(orig_argv: tuple[str, ...]) -> list[str]:
     """Return what stands between the interpreter and what it runs, from ``sys.orig_argv``."""
     options = []
     words = iter(orig_argv[1:])
