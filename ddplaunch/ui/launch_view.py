@@ -1,4 +1,4 @@
-"""What `run` shows until torchrun takes over: a launch in phrases and as a panel, and the nodes that a roll call awaits."""
+"""What `run` shows until torchrun takes over: a launch in phrases and as a panel, and whom a roll call waits for."""
 
 from __future__ import annotations
 
