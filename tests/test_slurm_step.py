@@ -13,8 +13,8 @@ import pytest
 from ddplaunch.launch.inside.slurm import read_slurm
 from ddplaunch.launch.job.sbatch import step_argv
 from tests.cli_calls import Call, Said, call, folder
+from tests.test_launch_inside import BATCH, STEP
 from tests.test_submit import programs
-from tests.test_surroundings import BATCH, STEP
 
 __all__ = ["call", "folder"]  # fixtures
 
