@@ -1,0 +1,116 @@
+"""The shape of the package: few and deep modules, one name for each thing, and no import circles."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import ddplaunch
+
+ROOT = Path(ddplaunch.__file__).parent
+MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER = 16, 250, 80
+
+
+@cache
+def modules() -> dict[str, ast.Module]:
+    """Return every module of the package by its dotted name."""
+    found = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
+        found[name] = ast.parse(path.read_text(encoding="utf-8"))
+    return found
+
+
+def is_package(name: str) -> bool:
+    return (ROOT.parent / Path(*name.split(".")) / "__init__.py").exists()
+
+
+def real() -> list[str]:
+    return [name for name in modules() if not is_package(name)]
+
+
+def imports(name: str) -> set[str]:
+    """Return the modules of the package that ``name`` imports, anywhere in its text but for type checkers only."""
+    found: set[str] = set()
+    hidden = {
+        id(inner)
+        for node in ast.walk(modules()[name])
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(modules()[name]):
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            found.update(each if each in modules() else node.module for each in inner)
+    return {each for each in found if each in modules() and each != name}
+
+
+def test_no_folder_is_wide() -> None:
+    children = Counter(name.rpartition(".")[0] for name in modules() if "." in name)
+    assert {folder: number for folder, number in children.items() if number > MOST_CHILDREN} == {}
+
+
+def test_modules_are_few_and_shared() -> None:
+    importers = Counter(target for name in modules() for target in imports(name))
+    assert len(real()) <= MOST_MODULES
+    assert sum(importers[name] == 1 for name in real()) <= MOST_WITH_ONE_IMPORTER
+
+
+def test_no_two_files_have_one_name() -> None:
+    stems = Counter(name.rpartition(".")[2] for name in real() if not name.endswith("__main__"))
+    assert [stem for stem, number in stems.items() if number > 1] == []
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    classes = Counter(
+        node.name
+        for tree in modules().values()
+        for node in tree.body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert [name for name, number in classes.items() if number > 1] == []
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    ready: set[str] = set()
+    waiting = {name: imports(name) for name in real()}
+    while free := [
+        name for name, needed in waiting.items() if not {each for each in needed if each in waiting} - ready
+    ]:
+        ready.update(free)
+        for name in free:
+            del waiting[name]
+    assert sorted(waiting) == []
+
+
+def test_every_module_says_in_a_sentence_what_it_is() -> None:
+    for name, tree in modules().items():
+        first, _, _ = (ast.get_docstring(tree) or "").partition("\n\n")
+        assert first.endswith((".", ":")), name
+        assert "refuses to" not in first, name
+
+
+def test_what_contributors_read_names_files_that_exist() -> None:
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`((?:ddplaunch|tests|scripts|docs|benchmarks)/[\w/.-]+\.\w+)`", text))
+    assert [path for path in sorted(named) if "NAME" not in path and not (ROOT.parent / path).exists()] == []
+    assert named
+
+
+def test_the_walks_of_contributors_name_what_exists() -> None:
+    text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    steps = re.findall(r"`([\w/]+\.py):(\w+)`", text)
+    assert len(steps) > 20
+    missing = [
+        f"{path}:{name}"
+        for path, name in steps
+        if not (ROOT / path).exists() or not re.search(rf"^(?:def|class) {name}\b", (ROOT / path).read_text(), re.M)
+    ]
+    assert missing == []
