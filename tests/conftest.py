@@ -36,6 +36,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_runtest_teardown() -> None:
-    runs = sys.modules.get("tests.plugin_runs")  # imported by the tests that launch by it
+    runs = sys.modules.get("tests.agent.plugin_runs")  # imported by the tests that launch by it
     if runs is not None:
         runs.end_what_runs()

@@ -57,9 +57,8 @@ def summary(*entries: tuple[int, int, int]) -> str:
         if number == len(entries) - 1:
             text += f"{'-' * 60}\nRoot Cause (first observed failure):\n"
         text += (
-            f"[{number}]:\n  time      : 2026-01-31_12:00:00\n  host      : node-7\n"
-            f"  rank      : {rank} (local_rank: {rank})\n"
-            f"  exitcode  : {code} (pid: {pid})\n  error_file: <N/A>\n"
+            f"[{number}]:\n  time      : 2026-01-31_12:00:00\n  host      : node-7\n  rank      : {rank} (local_rank: "
+            f"{rank})\n  exitcode  : {code} (pid: {pid})\n  error_file: <N/A>\n"
             "  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html\n"
         )
     return text + "=" * 60 + "\n"

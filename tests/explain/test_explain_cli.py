@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli_calls import Call, call, folder  # noqa: F401 - fixtures
+from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
 from tests.conftest import Golden
 from tests.explain.logs import failed, lost, raised, summary
 

@@ -73,9 +73,8 @@ def test_neighbours_are_told_apart(family: str, line: str, code: str | None) -> 
 
 def test_memory_is_measured() -> None:
     line = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of "
-        "39.38 GiB "
-        "of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of 39.38 "
+        "GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB memory in use."
     )
     signature = next(each for each in memory.SIGNATURES if matched(each, line))
     match = matched(signature, line)

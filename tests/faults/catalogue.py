@@ -178,10 +178,9 @@ RANKS = (
     Fault("no_process_group", "reduce()\n", ("process-group-not-initialized",), ANY, 1),
     Fault(
         "unequal_batches",
-        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\n"
-        "m = DDP(torch.nn.Linear(8, 8))\nfor i in range(5 if r == 0 else 4):\n"
-        "    m(torch.randn(2, 8)).sum().backward()\n    print('rank', r, 'iter', i, flush=True)\n"
-        "print('rank', r, 'finished epoch', flush=True)\nif r == 1:\n    time.sleep(30)\n",
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\nm = DDP(torch.nn.Linear(8, "
+        "8))\nfor i in range(5 if r == 0 else 4):\n    m(torch.randn(2, 8)).sum().backward()\n    print('rank', r, "
+        "'iter', i, flush=True)\nprint('rank', r, 'finished epoch', flush=True)\nif r == 1:\n    time.sleep(30)\n",
         ("collective-timeout", "collective-mismatch"),
         1,
         1,
@@ -197,11 +196,10 @@ RANKS = (
     ),
     Fault(
         "unused_parameters",
-        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\n"
-        "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        "        self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 2)\n"
-        "    def forward(self, x): return self.a(x)\n"
-        "m = DDP(Net())\nfor i in range(3):\n    m(torch.randn(2, 8)).sum().backward()\n",
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\nclass Net(torch.nn.Module):\n    "
+        "def __init__(self):\n        super().__init__()\n        self.a, self.b = torch.nn.Linear(8, 8), "
+        "torch.nn.Linear(8, 2)\n    def forward(self, x): return self.a(x)\nm = DDP(Net())\nfor i in range(3):\n    "
+        "m(torch.randn(2, 8)).sum().backward()\n",
         ("unused-parameters",),
         ANY,
         1,

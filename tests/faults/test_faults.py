@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from tests.agent.guarded import until
+from tests.agent.plugin_runs import of_folder
 from tests.faults.catalogue import ALL, ANY, INIT, Fault
-from tests.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.plugin_runs import of_folder
 
 pytestmark = pytest.mark.slow
 DEADLINE_S = 240

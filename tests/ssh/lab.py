@@ -91,14 +91,10 @@ class Lab:
     def processes(self, host: Node, word: str) -> list[int]:
         """Return the pids, in the namespace of ``host``, of processes with ``word`` in environment or command line."""
         script = (
-            "import os, sys\n"
-            "for name in filter(str.isdigit, os.listdir('/proc')):\n"
-            "    try:\n"
-            "        text = b'\\0'.join(open(f'/proc/{name}/{each}', 'rb').read() for each in ('cmdline', 'environ'))\n"
-            "    except OSError:\n"
-            "        continue\n"
-            "    if sys.argv[1].encode() in text and int(name) != os.getpid():\n"
-            "        print(name)\n"
+            "import os, sys\nfor name in filter(str.isdigit, os.listdir('/proc')):\n    try:\n        text = "
+            "b'\\0'.join(open(f'/proc/{name}/{each}', 'rb').read() for each in ('cmdline', 'environ'))\n    except "
+            "OSError:\n        continue\n    if sys.argv[1].encode() in text and int(name) != os.getpid():\n        "
+            "print(name)\n"
         )
         words = ["/usr/bin/python3" if Path("/usr/bin/python3").exists() else shutil.which("python3") or "python3"]
         done = host.run([*words, "-c", script, word], Path("/"), {"PATH": "/usr/bin:/bin"})

@@ -52,9 +52,8 @@ def test_jump_hosts_and_questions(debian: Lab) -> None:
     window.write_text(f"#!/bin/sh\ntouch {asked}\nsleep 60\n")
     window.chmod(0o755)
     config = (
-        f"Host behind\n  HostName {second.address}\n  ProxyJump alpha0\n"
-        f"Host same\n  HostName {second.address}\n"
-        f"Host locked\n  HostName {second.address}\n  ProxyJump gate\n"
+        f"Host behind\n  HostName {second.address}\n  ProxyJump alpha0\nHost same\n  HostName {second.address}\nHost "
+        f"locked\n  HostName {second.address}\n  ProxyJump gate\n"
         "Host gate\n  HostName alpha0\n  PubkeyAuthentication no\n"
     )
     env = {"DISPLAY": ":0", "SSH_ASKPASS": str(window)}

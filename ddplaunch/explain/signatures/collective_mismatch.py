@@ -43,10 +43,8 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(_SAME, _UNEVEN),
         examples=(
             "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
-            "CollectiveFingerPrint("
-            "SequenceNumber=0, OpType=BROADCAST, TensorShape=[4]), but Rank 0 is running collective: "
-            "CollectiveFingerPrint("
-            "SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[4]).",
+            "CollectiveFingerPrint(SequenceNumber=0, OpType=BROADCAST, TensorShape=[4]), but Rank 0 is running "
+            "collective: CollectiveFingerPrint(SequenceNumber=0, OpType=ALLREDUCE, TensorShape=[4]).",
         ),
         near_misses=("Detected mismatch between the checkpoint and the model",),
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp",
@@ -83,9 +81,8 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(_SAME, _UNEVEN),
         examples=(
             "RuntimeError: ProcessGroupWrapper: Monitored Barrier encountered error running collective: "
-            "CollectiveFingerPrint("
-            "SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[4]). Error: [Rank 1] Rank 0 failed to pass "
-            "monitoredBarrier in 9000 ms",
+            "CollectiveFingerPrint(SequenceNumber=12, OpType=ALLREDUCE, TensorShape=[4]). Error: [Rank 1] Rank 0 "
+            "failed to pass monitoredBarrier in 9000 ms",
         ),
         near_misses=("Rank 0 failed to pass monitoredBarrier in 9000 ms",),
     ),
@@ -109,8 +106,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "terminate called after throwing an instance of 'gloo::EnforceNotMet' what(): [enforce fail at "
             "../third_party/gloo/gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 40 vs 16",
             "[enforce fail at pair.cc:494] 32 vs 16. Received data size doesn't match expected size. Is there a "
-            "distributed "
-            "collective mismatch in your code?",
+            "distributed collective mismatch in your code?",
         ),
         near_misses=("checkpoint: received data size 40 vs 16",),
     ),

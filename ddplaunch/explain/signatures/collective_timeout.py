@@ -30,24 +30,20 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?:TensorShape=\[.*?\], )?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<waited_ms>\d+) milliseconds",
         ),
         what="the first collective ({op}, SeqNum=1) did not complete within {timeout_ms} ms",
-        why="the GPUs connected but no data arrived: transport between GPUs or nodes (P2P under IOMMU or ACS, a "
-        "wrong network "
-        "interface), or a rank that came late to its first collective",
+        why="the GPUs connected but no data arrived: transport between GPUs or nodes (P2P under IOMMU or ACS, a wrong "
+        "network interface), or a rank that came late to its first collective",
         fixes=(
             "tell transport from a late rank: run once with `--env NCCL_P2P_DISABLE=1`, between nodes with "
-            "`--no-nccl-ib` "
-            "and `--socket-ifname NAME`",
+            "`--no-nccl-ib` and `--socket-ifname NAME`",
             "see which transport NCCL chose: `--nccl-debug INFO`",
             STACKS,
             LONGER,
         ),
         examples=(
-            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, "
-            "NumelIn=1, NumelOut=1, "
-            "Timeout(ms)=600000) ran for 600031 milliseconds before timing out.",
+            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, "
+            "NumelOut=1, Timeout(ms)=600000) ran for 600031 milliseconds before timing out.",
             "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=BROADCAST, "
-            "Timeout(ms)=1800000) "
-            "ran for 1800655 milliseconds before timing out.",
+            "Timeout(ms)=1800000) ran for 1800655 milliseconds before timing out.",
         ),
         near_misses=("WorkNCCL(SeqNum=12, OpType=ALLREDUCE, Timeout(ms)=600000)",),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html",
@@ -67,16 +63,13 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(STACKS, _RECORDER, LONGER),
         examples=(
             "[E ProcessGroupNCCL.cpp:587] [Rank 1] Watchdog caught collective operation timeout: "
-            "WorkNCCL(OpType=ALLREDUCE, "
-            "Timeout(ms)=1800000) ran for 1800904 milliseconds before timing out.",
+            "WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800904 milliseconds before timing out.",
             "[Rank 4] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7753, OpType=_REDUCE_SCATTER_BASE, "
             "NumelIn=544997376, NumelOut=68124672, Timeout(ms)=600000) ran for 600099 milliseconds before timing out.",
             "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=96120, OpType=ALLREDUCE, "
-            "Timeout(ms)=1800000) ran for "
-            "25624887 milliseconds before timing out.",
+            "Timeout(ms)=1800000) ran for 25624887 milliseconds before timing out.",
             "[Rank 0] Watchdog caught collective operation timeout: WorkXCCL(SeqNum=4, OpType=GATHER, "
-            "Timeout(ms)=600000) ran for "
-            "600001 milliseconds",
+            "Timeout(ms)=600000) ran for 600001 milliseconds",
             "Watchdog caught collective operation timeout: WorkHCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=1800000) "
             "ran for 1800100 milliseconds before timing out.",
         ),
@@ -100,14 +93,12 @@ SIGNATURES: tuple[Signature, ...] = (
         why=WHY,
         fixes=(STACKS, _RECORDER),
         examples=(
-            "[PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 7753, last "
-            "enqueued NCCL work: 7755, "
-            "last completed NCCL work: 7752.",
+            "[PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 7753, last enqueued "
+            "NCCL work: 7755, last completed NCCL work: 7752.",
             "[PG ID 2 PG GUID 9 Rank 4] Timeout at NCCL work: 610, last enqueued NCCL work: 616, last completed "
             "NCCL work: 609.",
-            "[PG ID 0 PG GUID 0(default_pg) Rank 2]  failure detected by watchdog at work sequence id: 1248 PG "
-            "status: last enqueued "
-            "work: 1248, last completed work: 1247",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 2]  failure detected by watchdog at work sequence id: 1248 PG status: "
+            "last enqueued work: 1248, last completed work: 1247",
         ),
         near_misses=("[Rank 0] Some NCCL operations have failed or timed out.",),
     ),
@@ -134,9 +125,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "if a checkpoint or compilation honestly takes that long: `--env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`",
         ),
         examples=(
-            "[PG ID 0 PG GUID 0(default_pg) Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds "
-            "without making progress in "
-            "monitoring enqueued collectives.",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without "
+            "making progress in monitoring enqueued collectives.",
             "[rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 1] Heartbeat monitor timed out! Process will be "
             "terminated after dumping",
             "Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=1",
@@ -151,8 +141,7 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("WorkNCCL", "c10::DistBackendError"),
         patterns=(
             r"^(?:\w+Error: )?(?P<op>NCCL) communicator was aborted on rank (?P<rank>\d+)\..*Original reason for "
-            r"failure was: .*"
-            r"(?:[Tt]imeout|timed out)",
+            r"failure was: .*(?:[Tt]imeout|timed out)",
             r"^(?:\S+ )?WorkNCCL\(.*OpType=(?P<op>\w+).*Timeout\(ms\)=\d+\) timed out in blocking wait",
         ),
         what="{op} timed out",
@@ -160,8 +149,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(STACKS, _RECORDER, LONGER),
         examples=(
             "RuntimeError: NCCL communicator was aborted on rank 2.  Original reason for failure was: [Rank 2] "
-            "WorkNCCL timeout: "
-            "ran for 1800 s",
+            "WorkNCCL timeout: ran for 1800 s",
             "RuntimeError: WorkNCCL(SeqNum=4, OpType=BROADCAST, Timeout(ms)=60000) timed out in blocking wait "
             "(TORCH_NCCL_BLOCKING_WAIT=1).",
             "c10::DistBackendError: WorkNCCL(SeqNum=2, OpType=ALLGATHER, Timeout(ms)=60000) timed out in "
@@ -179,9 +167,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"store->get\('(?P<key>[^']*)'\) got error: (?P<error>Socket Timeout|wait timeout|Timeout)",
         ),
         what="rank {waiting} waited in vain for rank {culprit} to begin the first collective",
-        why="rank {culprit} makes the id of the communicator when it comes to its first collective; it was "
-        "still busy (download, "
-        "tokenising, compiling) or had failed",
+        why="rank {culprit} makes the id of the communicator when it comes to its first collective; it was still busy "
+        "(download, tokenising, compiling) or had failed",
         fixes=(
             "let rank {culprit} do that work before `init_process_group`, or give it time: "
             "`init_process_group(timeout=timedelta(hours=2))`",
@@ -189,17 +176,14 @@ SIGNATURES: tuple[Signature, ...] = (
             STACKS,
         ),
         examples=(
-            "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId "
-            "from [0] via c10d "
-            "key-value store by key '0', but store->get('0') got error: Socket Timeout",
-            "RuntimeError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
-            "key-value store by key "
-            "'0', but store->get('0') got error: wait timeout after 1800000ms",
+            "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from "
+            "[0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout",
+            "RuntimeError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+            "store by key '0', but store->get('0') got error: wait timeout after 1800000ms",
         ),
         near_misses=(
-            "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store "
-            "by key '0', but "
-            "store->get('0') got error: Connection reset by peer",
+            "[1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key "
+            "'0', but store->get('0') got error: Connection reset by peer",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
     ),
@@ -215,12 +199,10 @@ SIGNATURES: tuple[Signature, ...] = (
         why="gloo waits for the other ranks of the collective; " + WHY,
         fixes=(STACKS, LONGER),
         examples=(
-            "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out "
-            "waiting 15000ms for recv "
-            "operation to complete",
-            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:136] Timed out waiting "
-            "1800000ms for send "
-            "operation to complete",
+            "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
+            "15000ms for recv operation to complete",
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:136] Timed out waiting 1800000ms "
+            "for send operation to complete",
             "terminate called after throwing an instance of 'gloo::IoException' what(): Application timeout "
             "caused pair closure",
         ),

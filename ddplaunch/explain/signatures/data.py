@@ -50,8 +50,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "OSError: We couldn't connect to 'https://huggingface.co' to load this file, couldn't find it in the "
             "cached files",
             "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
-            "exceeded "
-            "with url: /gpt2/resolve/main/config.json (Caused by NewConnectionError())",
+            "exceeded with url: /gpt2/resolve/main/config.json (Caused by NewConnectionError())",
             "ConnectionError: Couldn't reach https://raw.githubusercontent.com/x.py (error 403)",
             "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: "
             "https://huggingface.co/api/x",

@@ -30,9 +30,7 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("appears not to match",),
         patterns=(
             r"(?:\[(?P<rank>\d+)\]: )?(?:params|replicas\[\d+\])\[(?P<index>\d+)\] in this process with sizes "
-            r"\[(?P<sizes>[\d, ]*)\] "
-            r"appears not to match "
-            r"(?P<property>sizes|strides) of the same param in process 0",
+            r"\[(?P<sizes>[\d, ]*)\] appears not to match (?P<property>sizes|strides) of the same param in process 0",
         ),
         what="DDP: parameter {index} has {property} unlike rank 0's (sizes [{sizes}] here)",
         why="DDP needs the same model on every rank; here it was built from something that differs between ranks",
@@ -57,9 +55,8 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         literals=("DDP expects same model across all ranks",),
         patterns=(
-            r"DDP expects same model across all ranks, but Rank (?P<one>\d+) has (?P<count>\d+) params, while "
-            r"rank (?P<other>\d+) has "
-            r"inconsistent (?P<other_count>[1-9]\d*) params",
+            r"DDP expects same model across all ranks, but Rank (?P<one>\d+) has (?P<count>\d+) params, while rank "
+            r"(?P<other>\d+) has inconsistent (?P<other_count>[1-9]\d*) params",
         ),
         what="DDP: rank {one} has {count} parameters, rank {other} has {other_count}",
         why="DDP needs the same model on every rank; here layers or frozen parameters differ between ranks",
@@ -100,9 +97,8 @@ SIGNATURES: tuple[Signature, ...] = (
         why="collectives, DDP and DistributedSampler need the process group that `init_process_group` makes in "
         "the same process",
         fixes=(
-            "call `torch.distributed.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')` first, "
-            "once, at the top "
-            "of `main()`",
+            "call `torch.distributed.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')` first, once, "
+            "at the top of `main()`",
             "start it under the launcher: `ddplaunch run N -- train.py`",
             "in code that also runs alone: `if torch.distributed.is_initialized():` around collectives; "
             "SyncBatchNorm needs DDP",
@@ -131,9 +127,8 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(r"Expected to have finished reduction in the prior iteration before starting a new one",),
         unless=(r"UserWarning",),
         what="DDP: some parameters got no gradient in the iteration before",
-        why="DDP waits for a gradient of every parameter; a branch or output that the loss does not use leaves "
-        "some without, on "
-        "one rank only where the branch depends on the data",
+        why="DDP waits for a gradient of every parameter; a branch or output that the loss does not use leaves some "
+        "without, on one rank only where the branch depends on the data",
         fixes=(
             "`DistributedDataParallel(model, find_unused_parameters=True)` (or `static_graph=True` if they are "
             "always the same)",
@@ -142,15 +137,13 @@ SIGNATURES: tuple[Signature, ...] = (
             "before DDP wraps the model",
         ),
         examples=(
-            "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. "
-            "This error indicates "
-            "that your module has parameters that were not used in producing loss.",
+            "RuntimeError: Expected to have finished reduction in the prior iteration before starting a new one. This "
+            "error indicates that your module has parameters that were not used in producing loss.",
             ": Expected to have finished reduction in the prior iteration before starting a new one.",
         ),
         near_misses=(
-            "[W reducer.cpp:1251] Warning: find_unused_parameters=True was specified in DDP constructor, but did "
-            "not find any unused "
-            "parameters in the forward pass.",
+            "[W reducer.cpp:1251] Warning: find_unused_parameters=True was specified in DDP constructor, but did not "
+            "find any unused parameters in the forward pass.",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/reducer.cpp",
     ),
@@ -160,8 +153,7 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("which did not receive grad for rank",),
         patterns=(
             r"(?:Parameter indices|Parameters) which did not receive grad for rank (?P<rank>\d+)(?: ?in prior "
-            r"iteration)?: "
-            r"(?P<parameters>.+)",
+            r"iteration)?: (?P<parameters>.+)",
         ),
         what="DDP: rank {rank} got no gradient for {parameters}",
         why="DDP waits for a gradient of every parameter; these took no part in the loss",
@@ -196,9 +188,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<message>(?:Parameter at index|Parameter) \S+(?: with name \S+)? has been marked as ready twice)",
         ),
         what="DDP: {message}",
-        why="one parameter's gradient was ready twice in one backward pass: reentrant activation checkpointing, "
-        "a module called "
-        "twice with shared weights, or two backward passes in one iteration",
+        why="one parameter's gradient was ready twice in one backward pass: reentrant activation checkpointing, a "
+        "module called twice with shared weights, or two backward passes in one iteration",
         fixes=(
             "`torch.utils.checkpoint.checkpoint(…, use_reentrant=False)` (Hugging Face: "
             "`gradient_checkpointing_kwargs=dict(use_reentrant=False)`)",
@@ -207,9 +198,8 @@ SIGNATURES: tuple[Signature, ...] = (
             _NAMES,
         ),
         examples=(
-            "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the "
-            "following reasons: 1) Use "
-            "of a module parameter outside the `forward` function.",
+            "RuntimeError: Expected to mark a variable ready only once. This error is caused by one of the following "
+            "reasons: 1) Use of a module parameter outside the `forward` function.",
             "Parameter at index 311 with name base.lora_B has been marked as ready twice.",
             "Parameter indices 3 marked ready twice: Parameter at index 3 has been marked as ready twice",
         ),
@@ -226,27 +216,22 @@ SIGNATURES: tuple[Signature, ...] = (
             r".*? is at version (?P<version>\d+); expected version (?P<expected>\d+)",
         ),
         what="a tensor ({tensor}) was changed in place before backward used it: version {version}, expected {expected}",
-        why="autograd needs the old values; under DDP the usual change is the broadcast of buffers (BatchNorm) "
-        "when `forward` runs "
-        "twice before backward",
+        why="autograd needs the old values; under DDP the usual change is the broadcast of buffers (BatchNorm) when "
+        "`forward` runs twice before backward",
         fixes=(
             "under DDP with two forward passes: `DistributedDataParallel(model, broadcast_buffers=False)`, "
-            "SyncBatchNorm, or one "
-            "forward pass of the joined batch",
+            "SyncBatchNorm, or one forward pass of the joined batch",
             "find the operation: `torch.autograd.set_detect_anomaly(True)`; then `x = x + y` for `x += y`, "
             "`relu(inplace=False)`, `.clone()`",
         ),
         examples=(
             "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace "
-            "operation: "
-            "[torch.cuda.FloatTensor [64]] is at version 4; expected version 3 instead.",
+            "operation: [torch.cuda.FloatTensor [64]] is at version 4; expected version 3 instead.",
             "RuntimeError: one of the variables needed for gradient computation has been modified by an inplace "
-            "operation: "
-            "[torch.FloatTensor [10, 10]], which is output 0 of AsStridedBackward0, is at version 2; expected "
-            "version 1 instead.",
-            "RuntimeError: a leaf Variable that requires grad, one of the variables needed for gradient "
-            "computation has been modified "
-            "by an inplace operation: [CPUFloatType [4]] is at version 1; expected version 0",
+            "operation: [torch.FloatTensor [10, 10]], which is output 0 of AsStridedBackward0, is at version 2; "
+            "expected version 1 instead.",
+            "RuntimeError: a leaf Variable that requires grad, one of the variables needed for gradient computation "
+            "has been modified by an inplace operation: [CPUFloatType [4]] is at version 1; expected version 0",
         ),
         near_misses=("a view of a leaf is not modified by an inplace operation",),
     ),
@@ -256,9 +241,8 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("has been modified by an inplace operation",),
         patterns=(r"one of the variables needed for gradient computation has been modified by an inplace operation",),
         what="a tensor was changed in place before backward used it",
-        why="autograd needs the old values; under DDP the usual change is the broadcast of buffers (BatchNorm) "
-        "when `forward` runs "
-        "twice before backward",
+        why="autograd needs the old values; under DDP the usual change is the broadcast of buffers (BatchNorm) when "
+        "`forward` runs twice before backward",
         fixes=(
             "`DistributedDataParallel(model, broadcast_buffers=False)` where `forward` runs twice before backward",
             "find the operation: `torch.autograd.set_detect_anomaly(True)`",
@@ -338,9 +322,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "Loss is inf, stopping training",
             "RuntimeError: The total norm of order 2.0 for gradients from `parameters` is non-finite, so it "
             "cannot be clipped.",
-            "ValueError: Expected parameter logits (Tensor of shape (4, 2)) of distribution Categorical() to "
-            "satisfy the constraint "
-            "IndependentConstraint(Real(), 1), but found invalid values: tensor([[nan, nan]])",
+            "ValueError: Expected parameter logits (Tensor of shape (4, 2)) of distribution Categorical() to satisfy "
+            "the constraint IndependentConstraint(Real(), 1), but found invalid values: tensor([[nan, nan]])",
             "ValueError: Input contains NaN.",
             "RuntimeError: Unexpected result nan (message='found NaN in local forward loss calculation')",
             "Loss became nan at step 40, aborting",
@@ -362,8 +345,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=_FIXES,
         examples=(
             "/pytorch/torch/csrc/distributed/c10d/NanCheck.cu:157: checkForNaN: block: [0,0,0], thread: [21,0,0] "
-            "Assertion "
-            "`!isnan(val)` failed.",
+            "Assertion `!isnan(val)` failed.",
             "/pytorch/torch/csrc/distributed/c10d/Utils.cu:15: ProcessGroupNCCL NaN Check Assertion "
             "`!isnan(val)` failed.",
         ),

@@ -13,8 +13,7 @@ _OOM = (
 )
 _KILLED_FIXES = (
     "Look whether memory was the reason: `dmesg -T | grep -iE 'oom|killed process'`, `cat "
-    "/sys/fs/cgroup/memory.events`, "
-    "`sacct -j JOBID --format=State,MaxRSS`.",
+    "/sys/fs/cgroup/memory.events`, `sacct -j JOBID --format=State,MaxRSS`.",
     "If it was: fewer DataLoader workers, less memory per rank, or a larger limit.",
     "If not: ask who sends SIGKILL: a supervisor, an eviction, a person.",
 )

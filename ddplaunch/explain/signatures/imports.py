@@ -115,8 +115,8 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("SyntaxError: ", "IndentationError: ", "TabError: "),
         patterns=(r"(?:^|\s)(?P<kind>SyntaxError|IndentationError|TabError): (?P<problem>.+)",),
         what="the script does not parse: {kind}: {problem}",
-        why="Python refuses the file before its first line runs, often because the interpreter is older than the "
-        "syntax",
+        why="Python refuses the file before its first line runs, often because the interpreter is older than "
+        "the syntax",
         fixes=(
             "Open the file and line that stand above the message; `python -m py_compile FILE` repeats it at once",
             "if the syntax is newer than the interpreter (`match`, `list[int]`, f-strings), launch with a newer Python",

@@ -108,8 +108,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         (
             "W0309 dynamic_rendezvous.py:1341] The node 'gpu-b_88190_0' has failed to shutdown the rendezvous 'r77' "
-            "due to an "
-            "error of type RendezvousConnectionError.",
+            "due to an error of type RendezvousConnectionError.",
             "The node 'a_1_0' has failed to send a keep-alive heartbeat to the rendezvous 'x' due to an error of type "
             "RendezvousTimeoutError.",
         ),

@@ -25,8 +25,7 @@ _NAMES = (
 )
 _LOCAL_RANK_WHY = (
     "torch.distributed.launch passes `--local-rank` (since torch 2.0; `--local_rank` before) as an argument; torchrun "
-    "and "
-    "ddplaunch set the variable LOCAL_RANK instead. Launcher and script speak different ones of these."
+    "and ddplaunch set the variable LOCAL_RANK instead. Launcher and script speak different ones of these."
 )
 _LOCAL_RANK_FIXES = (
     'Read it from the environment: `local_rank = int(os.environ["LOCAL_RANK"])`, and start with '
@@ -226,8 +225,7 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=(
             "/opt/venv/bin/python: can't open file '/home/ana/tarin.py': [Errno 2] No such file or directory",
             "/opt/venv/bin/python: Error while finding module specification for 'pkg.train' (ModuleNotFoundError: No "
-            "module "
-            "named 'pkg')",
+            "module named 'pkg')",
             "/usr/bin/python3.10: No module named mypkg.train",
             "slurmstepd: error: execve(): python: No such file or directory",
             "FileNotFoundError: [Errno 2] No such file or directory: './rank.sh'",
@@ -262,8 +260,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
-            "expected, "
-            "but not set",
+            "expected, but not set",
             "KeyError: 'LOCAL_RANK'",
             "KeyError: 'SLURM_PROCID'",
             "RuntimeError: Environment variable WORLD_SIZE is not set",
@@ -279,8 +276,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"unrecognized arguments:.*(?P<option>--local[-_]rank)",
             r"(?:[Nn]o such option:?|[Uu]nknown command line flag|[Uu]nrecognized option:?|unexpected (?:keyword "
-            r")?argument) "
-            r"[`'\"]?(?P<option>-{0,2}local[-_]rank)",
+            r")?argument) [`'\"]?(?P<option>-{0,2}local[-_]rank)",
             r"not used by the HfArgumentParser: .*(?P<option>--local[-_]rank)",
             r"required: (?:.*, )?(?P<option>--local[-_]rank)",
             r"object has no attribute '(?P<option>local[-_]rank)'",
@@ -302,7 +298,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "       [--local_rank LOCAL_RANK]",
             "train.py: error: unrecognized arguments: --epoch",
         ),
-        source="https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torc"
-        "hrun",
+        source="https://pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun",
     ),
 )

@@ -110,9 +110,8 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=(
             "gpu-3:1:2 [3] proxy.cc:1519 NCCL WARN [Proxy Service 3] Failed to execute operation Connect from "
             "rank 3, retcode 3",
-            "[Rank 2] Collective WorkNCCL(SeqNum=41, OpType=ALLREDUCE, Timeout(ms)=600000) raised the following "
-            "async exception: "
-            "NCCL error: remote process exited",
+            "[Rank 2] Collective WorkNCCL(SeqNum=41, OpType=ALLREDUCE, Timeout(ms)=600000) raised the following async "
+            "exception: NCCL error: remote process exited",
             "NCCL async error on communicator: unhandled system error",
             "[Rank 3] found async exception when checking for NCCL errors: NCCL error: unhandled system error",
             "[Rank 0] Found key in store: NCCLABORTEDCOMM:1a-2b, from rank: 1. This means that rank has aborted "
@@ -155,14 +154,12 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<event>Observed flight recorder dump signal from another rank)",
         ),
         what="the NCCL watchdog ended its process ({event})",
-        why="PyTorch aborts a process (SIGABRT, exit -6) whose collective failed or timed out, so that it does "
-        "not go on with "
-        "wrong data",
+        why="PyTorch aborts a process (SIGABRT, exit -6) whose collective failed or timed out, so that it does not go "
+        "on with wrong data",
         examples=(
             "[Rank 2] To avoid data inconsistency, we are taking the entire process down.",
-            "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: "
-            "[Rank 0] Watchdog "
-            "caught collective operation timeout",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] "
+            "Watchdog caught collective operation timeout",
             "[E ProcessGroupNCCL.cpp:915] [Rank 1] NCCL watchdog thread terminated with exception: NCCL error: "
             "remote process",
             "[Rank 0] Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels",
@@ -207,9 +204,8 @@ SIGNATURES: tuple[Signature, ...] = (
         what="gloo lost its connection to {peer}",
         why=_PEER,
         examples=(
-            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection "
-            "closed by peer "
-            "[10.77.0.5]:3981. This is typically caused by a remote worker crashing.",
+            "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
+            "peer [10.77.0.5]:3981. This is typically caused by a remote worker crashing.",
             "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:598] Read error [10.1.0.3]:4411: "
             "Connection reset by peer",
             "[pair.cc:598] Connection closed by peer [127.0.0.1]:1024",
@@ -284,8 +280,7 @@ SIGNATURES: tuple[Signature, ...] = (
         why="the process that wrote the address has ended: a peer that failed first, or the attempt before this one",
         examples=(
             "RuntimeError: Gloo connectFullMesh failed with [/pytorch/gloo/transport/tcp/pair.cc:144] timed out "
-            "connecting: SO_ERROR: "
-            "Connection refused, remote=[10.77.0.5]:34111",
+            "connecting: SO_ERROR: Connection refused, remote=[10.77.0.5]:34111",
             "[/pytorch/gloo/transport/tcp/debug_logger.cc:9] ERROR failed to connect, willRetry=1, retry=0, "
             "retryLimit=3, rank=1",
         ),

@@ -5,9 +5,8 @@ from __future__ import annotations
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
 _FULL_WHY = (
-    "The file system of the checkpoint, log or cache has no free block, inode or quota left; the other ranks then "
-    "wait in "
-    "the next collective until it times out."
+    "The file system of the checkpoint, log or cache has no free block, inode or quota left; the other ranks then wait "
+    "in the next collective until it times out."
 )
 _FULL_FIXES = (
     "Find what fills it: `df -h . && df -i . && du -xsh * | sort -h | tail` on the node that failed, and `quota -s`.",
@@ -46,8 +45,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="the process ran out of file descriptors: `{line}`",
         why=(
             "every tensor that a DataLoader worker hands over holds a descriptor with the default sharing strategy, "
-            "and "
-            "sockets, index files and memory maps count too; `ulimit -n` is often 1024"
+            "and sockets, index files and memory maps count too; `ulimit -n` is often 1024"
         ),
         fixes=(
             "raise the limit in the shell that launches, on every node: `ulimit -n 65535`",
@@ -99,8 +97,7 @@ SIGNATURES: tuple[Signature, ...] = (
         what="no further thread or process could be created: `{line}`",
         why=(
             "each rank starts threads for OpenMP, autograd, NCCL and its DataLoader workers; the user's process limit "
-            "or the "
-            "cgroup's pids limit is reached and the kernel answers EAGAIN"
+            "or the cgroup's pids limit is reached and the kernel answers EAGAIN"
         ),
         fixes=(
             "start fewer: `--env OMP_NUM_THREADS=1 --env OPENBLAS_NUM_THREADS=1`, fewer DataLoader workers per rank",
@@ -192,8 +189,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=_FULL_FIXES,
         examples=(
             "RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing file "
-            "data/211: "
-            "file write failed",
+            "data/211: file write failed",
             "RuntimeError: basic_ios::clear: iostream error",
             "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 320 vs 214",
         ),

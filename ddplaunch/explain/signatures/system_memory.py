@@ -188,8 +188,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory "
             "(shm).",
             "RuntimeError: DataLoader worker (pid 402) is killed by signal: Bus error. It is possible that "
-            "dataloader's "
-            "workers are out of shared memory.",
+            "dataloader's workers are out of shared memory.",
         ),
         near_misses=(
             "RuntimeError: DataLoader worker (pid 33290) is killed by signal: Killed.",

@@ -68,9 +68,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
-            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was "
-            "attempted on "
-            "non supported HW",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 804: forward compatibility was attempted "
+            "on non supported HW",
             "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver",
             "Failed to initialize NVML: Driver/library version mismatch",
             "Error 803: system has unsupported display driver / cuda driver combination",
@@ -97,9 +96,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"ptxas fatal +: (?P<message>Value 'sm_\w+' is not defined for option 'gpu-name')",
         ),
         what="a library has no code for this GPU: CUDA says `{message}`",
-        why="torch, NCCL or an extension was built for other compute capabilities than this GPU's; mixed GPU "
-        "models in one job "
-        "show it on some ranks only",
+        why="torch, NCCL or an extension was built for other compute capabilities than this GPU's; mixed GPU models in "
+        "one job show it on some ranks only",
         fixes=(
             "compare `python -c 'import torch; print(torch.cuda.get_arch_list(), torch.cuda.get_device_capability())'`",
             "install a torch whose list has this GPU; new GPUs need a build for a newer CUDA: "
@@ -155,9 +153,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         log_unless=(_OTHER_EXCEPTION,),
         what="the NVSwitch fabric is not ready: `{message}`",
-        why="on NVSwitch systems (HGX, DGX) CUDA starts only after nvidia-fabricmanager of the driver's own "
-        "version has set up "
-        "the fabric",
+        why="on NVSwitch systems (HGX, DGX) CUDA starts only after nvidia-fabricmanager of the driver's own version "
+        "has set up the fabric",
         fixes=(
             "`systemctl status nvidia-fabricmanager`; start it: `sudo systemctl enable --now nvidia-fabricmanager`",
             "its version must equal the driver's: compare `nv-fabricmanager --version` with `nvidia-smi`",
@@ -180,17 +177,15 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("Assertion `",),
         patterns=(
             r"(?P<file>[\w.-]+\.(?:cu|cuh|h|hpp|cpp|py))[:(]\d+[:)].*?: block: ?\[(?P<block>[\d, ]+)\], thread: "
-            r"?\[[\d, ]+\].*"
-            r"Assertion `(?P<assertion>.+?)`? failed",
+            r"?\[[\d, ]+\].*Assertion `(?P<assertion>.+?)`? failed",
             r"(?P<file>[\w.-]+\.(?:cu|cuh)):\d+: .*Assertion `(?P<assertion>.+?)` failed",
         ),
         what="an assertion failed in a GPU kernel ({file}): `{assertion}`",
         why="a kernel checks what it is given, nearly always a label or index outside of the range of classes, rows or "
         "embeddings; " + _ASYNC,
         fixes=(
-            "check the range where the batch is made: `assert 0 <= labels.min() and labels.max() < num_classes`, "
-            "and that "
-            "token ids are below the embedding's size",
+            "check the range where the batch is made: `assert 0 <= labels.min() and labels.max() < num_classes`, and "
+            "that token ids are below the embedding's size",
             "get the true frame: `--env CUDA_LAUNCH_BLOCKING=1`, or one step on the CPU",
         ),
         examples=(
@@ -199,13 +194,11 @@ SIGNATURES: tuple[Signature, ...] = (
             "/pytorch/aten/src/ATen/native/cuda/IndexKernel.cu:84: operator(): block: [0,0,0], thread: [0,0,0] "
             "Assertion "
             '`index >= -sizes[i] && index < sizes[i] && "index out of bounds"` failed.',
-            "/opt/conda/THCUNN/ClassNLLCriterion.cu:105: void cunn_ClassNLLCriterion_updateOutput_kernel(): "
-            "block: [0,0,0], "
-            "thread: [1,0,0] Assertion `t >= 0 && t < n_classes` failed.",
+            "/opt/conda/THCUNN/ClassNLLCriterion.cu:105: void cunn_ClassNLLCriterion_updateOutput_kernel(): block: "
+            "[0,0,0], thread: [1,0,0] Assertion `t >= 0 && t < n_classes` failed.",
             "/tmp/kernels/gather.cu:41: void gather(int*): Assertion `row < rows` failed.",
             "/pytorch/aten/src/THC/THCTensorIndex.cu:362: void indexSelectLargeIndex(): block: [3,0,0], thread: "
-            "[31,0,0] "
-            "Assertion `srcIndex < srcSelectDimSize` failed.",
+            "[31,0,0] Assertion `srcIndex < srcSelectDimSize` failed.",
         ),
         near_misses=("python: malloc.c:2617: sysmalloc: Assertion `(old_top == initial_top (av))' failed.",),
         unless=(r"checkForNaN|NaN Check",),
@@ -215,8 +208,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         literals=("device-side assert triggered",),
         patterns=(
-            r"(?:CUDA|Cuda|cuda|HIP)\b.{0,60}device-side assert "
-            r"triggered",
+            r"(?:CUDA|Cuda|cuda|HIP)\b.{0,60}device-side assert triggered",
             r"THCudaCheck FAIL.*: device-side assert triggered",
         ),
         what="an assertion failed in a GPU kernel (the log does not say which)",
@@ -242,9 +234,8 @@ SIGNATURES: tuple[Signature, ...] = (
         literals=("NVRM: Xid",),
         patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>(?!45\b|43\b|31\b|13\b)\d+)\b,?(?P<detail>.*)",),
         what="the driver reported Xid {xid} for the GPU at {device}:{detail}",
-        why="an Xid is the driver's own error report: 79 fell off the bus, 48, 63, 64, 94 and 95 memory (ECC), "
-        "74 and 144 to 150 "
-        "NVLink, 119 and 120 its firmware",
+        why="an Xid is the driver's own error report: 79 fell off the bus, 48, 63, 64, 94 and 95 memory (ECC), 74 and "
+        "144 to 150 NVLink, 119 and 120 its firmware",
         fixes=(
             "take the node out of the job (`srun --exclude=NODE`) and report it; a reset or reboot is needed "
             "after most Xids",
@@ -346,8 +337,7 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=(
             "torch.AcceleratorError: CUDA error: misaligned address",
             "[rank0]:[E ProcessGroupNCCL.cpp:1414] [PG 2 Rank 0] Process group watchdog thread terminated with "
-            "exception: CUDA "
-            "error: an illegal memory access was encountered",
+            "exception: CUDA error: an illegal memory access was encountered",
             "RuntimeError: cuda runtime error (77) : an illegal memory access was encountered at "
             "/opt/THCCachingHostAllocator.cpp:265",
             "RuntimeError: CUDA error: unspecified launch failure",

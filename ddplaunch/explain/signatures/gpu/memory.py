@@ -32,8 +32,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "20.05 GiB memory in use. Of the allocated memory 6.44 GiB is allocated by PyTorch",
             "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacty of "
             "79.15 GiB of which 1.20 GiB is free. Process 411 has 60.00 GiB memory in use. Including non-PyTorch "
-            "memory, "
-            "this process has 17.90 GiB memory in use.",
+            "memory, this process has 17.90 GiB memory in use.",
         ),
         near_misses=(
             "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total capacity of "
@@ -54,13 +53,10 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(_SMALLER, "this process held {used}: if that is far below {total}, " + _WHO, _FRAGMENTS),
         examples=(
             "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.42 GiB. GPU 1 has a total "
-            "capacity "
-            "of 39.38 GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 GiB "
-            "memory in "
-            "use. Of the allocated memory 35.20 GiB is allocated by PyTorch",
-            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total "
-            "capacty of "
-            "23.69 GiB of which 10.06 MiB is free. ",
+            "capacity of 39.38 GiB of which 411.56 MiB is free. Including non-PyTorch memory, this process has 38.51 "
+            "GiB memory in use. Of the allocated memory 35.20 GiB is allocated by PyTorch",
+            "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacty "
+            "of 23.69 GiB of which 10.06 MiB is free. ",
         ),
         near_misses=("GPU 0 has a total capacity of 80 GiB, of which 71 GiB is free before training",),
         source="https://github.com/pytorch/pytorch/blob/main/c10/cuda/CUDACachingAllocator.cpp",
@@ -128,8 +124,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         what="a GPU ran out of memory outside of PyTorch's allocator (CUDA or NCCL itself could not allocate)",
         why="the GPU was full when the CUDA context, a library or NCCL's buffers needed memory; often several "
-        "processes "
-        "share one GPU",
+        "processes share one GPU",
         fixes=(_WHO, _OWN, _SMALLER),
         examples=(
             "RuntimeError: CUDA error: out of memory",
@@ -177,9 +172,8 @@ SIGNATURES: tuple[Signature, ...] = (
         unless=(r"^\s*frame #",),
         log_unless=(r"Assertion .* failed", r"device-side assert"),
         what="a GPU library could not allocate its workspace ({status})",
-        why="cuBLAS and cuDNN allocate outside of PyTorch's cache, and the GPU was full; an index out of range "
-        "before it "
-        "gives the same message",
+        why="cuBLAS and cuDNN allocate outside of PyTorch's cache, and the GPU was full; an index out of range before "
+        "it gives the same message",
         fixes=(_SMALLER, _WHO, "if memory is free: look for indices out of range with `--env CUDA_LAUNCH_BLOCKING=1`"),
         examples=(
             "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",

@@ -65,9 +65,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         unless=(r"UserWarning",),
         what="no usable GPU: CUDA says `{message}`",
-        why="no device is visible to this process: CUDA_VISIBLE_DEVICES is empty or wrong, the container or the "
-        "job has no "
-        "GPU, another process holds it exclusively, or CUDA was initialised before a fork",
+        why="no device is visible to this process: CUDA_VISIBLE_DEVICES is empty or wrong, the container or the job "
+        "has no GPU, another process holds it exclusively, or CUDA was initialised before a fork",
         fixes=(
             "look at what this process sees: `nvidia-smi -L; echo $CUDA_VISIBLE_DEVICES`",
             "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`",
@@ -80,9 +79,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: no CUDA-capable device is detected",
             "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "RuntimeError: CUDA error: initialization error",
-            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. "
-            "changing env "
-            "variable CUDA_VISIBLE_DEVICES after program start. Setting the available devices to be zero.",
+            "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing "
+            "env variable CUDA_VISIBLE_DEVICES after program start. Setting the available devices to be zero.",
             "Failed to initialize NVML: Unknown Error",
             'docker: Error response from daemon: could not select device driver "" with capabilities: [[gpu]].',
             "RuntimeError: cuda runtime error (3) : initialization error at /pytorch/aten/src/THC/THCGeneral.cpp:50",
@@ -112,8 +110,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
-            "installed "
-            "a driver from http://www.nvidia.com/Download/index.aspx",
+            "installed a driver from http://www.nvidia.com/Download/index.aspx",
         ),
         near_misses=(
             "/torch/cuda/__init__.py:107: UserWarning: CUDA initialization: Found no NVIDIA driver on your system.",
@@ -133,16 +130,14 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         unless=(r"ProcessGroupNCCL",),
         what="no usable GPU: `{message}`",
-        why="the script or a library asks for a GPU where torch sees none: a CPU build, no driver, no device in "
-        "the job or "
-        "container, or an empty CUDA_VISIBLE_DEVICES",
+        why="the script or a library asks for a GPU where torch sees none: a CPU build, no driver, no device in the "
+        "job or container, or an empty CUDA_VISIBLE_DEVICES",
         fixes=(_DOCTOR, "give the job or container its GPUs: `docker run --gpus all`, `srun --gpus-per-node=N`", _GLOO),
         examples=(
             "RuntimeError: Unable to proceed, no GPU resources found",
             "AssertionError: CUDA unavailable, invalid device 0 requested",
-            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is "
-            "False. If you "
-            "are running on a CPU-only machine",
+            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. "
+            "If you are running on a CPU-only machine",
             "ValueError: fp16 mixed precision requires a GPU (not 'cpu').",
         ),
         near_misses=(
@@ -163,9 +158,8 @@ SIGNATURES: tuple[Signature, ...] = (
         why="more processes than visible GPUs, or the index is the global rank or nvidia-smi's instead of one "
         "among the visible",
         fixes=(
-            "start one process per visible GPU: `ddplaunch run auto -- …`, or fewer: `ddplaunch run N` with N at "
-            "most what "
-            "`nvidia-smi -L` lists",
+            "start one process per visible GPU: `ddplaunch run auto -- …`, or fewer: `ddplaunch run N` with N at most "
+            "what `nvidia-smi -L` lists",
             "use LOCAL_RANK, not RANK: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`",
             "check `echo $CUDA_VISIBLE_DEVICES`: indices in the script count among the visible GPUs from 0",
         ),
@@ -184,16 +178,14 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         literals=("Duplicate GPU detected",),
         patterns=(
-            r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device "
-            r"(?P<bus>[\w:.]+)",
+            r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<bus>[\w:.]+)",
         ),
         what="ranks {one} and {other} use the same GPU (PCI bus {bus})",
         why="NCCL refuses two ranks of one communicator on one GPU: they never chose their own, or there are "
         "more ranks than GPUs",
         fixes=(
             "before `init_process_group`: `torch.cuda.set_device(int(os.environ['LOCAL_RANK']))`, and "
-            "`.to(local_rank)` "
-            "instead of `.to('cuda:0')`",
+            "`.to(local_rank)` instead of `.to('cuda:0')`",
             "start as many processes as GPUs are visible: `ddplaunch run auto -- …`",
         ),
         examples=(
@@ -248,9 +240,8 @@ SIGNATURES: tuple[Signature, ...] = (
         unless=(r"^\s*frame #", r"cublasCreate"),
         log_unless=(r"out of memory", r"Assertion `.*` failed", r"device-side assert triggered"),
         what="a GPU library call failed: `{status}`",
-        why="cuDNN or cuBLAS rejected a call: another version loaded than torch was built with, a GPU that it "
-        "does not support, "
-        "an index error before it, or little free memory",
+        why="cuDNN or cuBLAS rejected a call: another version loaded than torch was built with, a GPU that it does not "
+        "support, an index error before it, or little free memory",
         fixes=(
             "look for another copy: `echo $LD_LIBRARY_PATH; pip list | grep -i cudnn`, and unset LD_LIBRARY_PATH "
             "for torch's own",
@@ -299,9 +290,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "in containers share the IPC namespace: `docker run --ipc=host`",
         ),
         examples=(
-            "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer "
-            "access is not "
-            "supported between these two devices",
+            "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is "
+            "not supported between these two devices",
             "Failed: Cuda error /workspace/csrc/custom_all_reduce.cuh:307 'peer access is not supported between "
             "these two devices'",
             "CUDA failure test.cu:20 'peer mapping resources exhausted'",

@@ -22,8 +22,7 @@ _NAME_FIXES = (
 _DOWNLOADS = r"urllib3|requests[./]|huggingface|hf\.co|wandb|httpx|botocore|aiohttp|Max retries|<urlopen error"
 _WHY = (
     "NCCL and gloo tell the other ranks the address of one interface of their own; if it is a bridge, loopback, "
-    "link-local "
-    "or otherwise private one, the others cannot connect to it."
+    "link-local or otherwise private one, the others cannot connect to it."
 )
 _FIXES = (
     "Name the interface that connects the nodes: `--socket-ifname eth0` (find it: `ip -4 route get "
@@ -60,8 +59,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=(
             "[W socket.cpp:436] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address "
-            "family "
-            "not supported by protocol).",
+            "family not supported by protocol).",
             "TensorBoard could not bind to port 6006, it was already in use",
         ),
         unless=(_NOT_TRAINING,),
@@ -123,8 +121,7 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(_NAME_FIXES[0], "test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts"),
         examples=(
             "[W socket.cpp:601] [c10d] The IPv4 network addresses of (node-a, 29500) cannot be retrieved (gai error: "
-            "-2 - "
-            "Name or service not known).",
+            "-2 - Name or service not known).",
             "ssh: Could not resolve hostname gpu7: Name or service not known",
             'pdsh@head: gethostbyname("gpu7") failed',
             "Error: getaddrinfo ENOTFOUND gpu7",
@@ -143,13 +140,11 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=(_NAME_FIXES[0], "test it on the node that failed: `getent hosts {host}`; add it to /etc/hosts"),
         examples=(
             "[W socket.cpp:601] [c10d] The IPv6 network addresses of (ddp-0.ddp, 29500) cannot be retrieved (gai "
-            "error: -2 - "
-            "Name or service not known).",
+            "error: -2 - Name or service not known).",
         ),
         near_misses=(
             "TimeoutError: The IPv6 network addresses of (node0, 29500) cannot be retrieved (gai error: -2 - x). The "
-            "client "
-            "socket has failed to connect to node0:29500 (errno: 113 - No route to host).",
+            "client socket has failed to connect to node0:29500 (errno: 113 - No route to host).",
         ),
         unless=(r"errno: 1(?:10|11|13)\b",),
         log_unless=(r"errno: 1(?:10|11|13)\b",),
@@ -226,8 +221,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<line>ifa != nullptr)",
         ),
         what="gloo found no address to listen on: {line}",
-        why="gloo takes one interface from GLOO_SOCKET_IFNAME (no list, no `^`), or the address of this host's own "
-        "name",
+        why="gloo takes one interface from GLOO_SOCKET_IFNAME (no list, no `^`), or the address of this host's "
+        "own name",
         fixes=(
             "set it to an interface of this node, spelled as `ip -br addr` does: `--socket-ifname eth0`",
             "without it, let the node's own name resolve to its address: `getent hosts $(hostname)`",
@@ -315,8 +310,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "RuntimeError: Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: SO_ERROR: Connection "
-            "refused, "
-            "remote=[127.0.0.1]:14215",
+            "refused, remote=[127.0.0.1]:14215",
         ),
         near_misses=(
             "Warning: Unable to resolve hostname to a (local) address. Using the loopback address as fallback.",

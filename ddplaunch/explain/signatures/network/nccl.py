@@ -17,9 +17,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"(?P<status>(?!5\b)\d+)\)?,? opcode.*vendor[ _]err[ =](?P<vendor>\d+)",
         ),
         what="InfiniBand or RoCE: a transfer failed with status {status}, vendor error {vendor}",
-        why="12 is no answer from the other side after all retries (cable, switch, GID or QoS, or the peer is "
-        "gone), 4 and 10 "
-        "memory that the adapter may not touch, 13 a receiver that was not ready",
+        why="12 is no answer from the other side after all retries (cable, switch, GID or QoS, or the peer is gone), 4 "
+        "and 10 memory that the adapter may not touch, 13 a receiver that was not ready",
         fixes=(
             "look at both ends: `ibstat`, `ibv_devinfo`, error counters with `perfquery -x`, and the peer's own log",
             "RoCE: the same `NCCL_IB_GID_INDEX` on all nodes (`show_gids`), and `NCCL_IB_HCA` without dead ports",
@@ -28,12 +27,10 @@ SIGNATURES: tuple[Signature, ...] = (
             _INFO,
         ),
         examples=(
-            "ib-02:412:880 [0] transport/net_ib.cc:832 NCCL WARN NET/IB : Got completion with error 12, opcode "
-            "32601, len 0, "
-            "vendor err 129",
-            "kp-0:3468:3905 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer "
-            "10.216.210.236<54862> with status=12 "
-            "opcode=0 len=0 vendor err 129 (Recv) localGid fd00::22",
+            "ib-02:412:880 [0] transport/net_ib.cc:832 NCCL WARN NET/IB : Got completion with error 12, opcode 32601, "
+            "len 0, vendor err 129",
+            "kp-0:3468:3905 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 10.216.210.236<54862> "
+            "with status=12 opcode=0 len=0 vendor err 129 (Recv) localGid fd00::22",
             "NCCL WARN NET/IBP:Got completion from peer 7.6.13.83<36315> with status=12 opcode=32698 len=32696 "
             "vendor err 129 (Send)",
             "NCCL WARN NET/IB: Got completion from peer 10.0.0.1<5> with status=IBV_WC_RETRY_EXC_ERR(12) "
@@ -64,9 +61,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Unable to open.*libibverbs|Failed to open libibverbs|No device found|collective mismatch|Got completion",
         ),
         what="InfiniBand or RoCE could not be used: `{message}`",
-        why="the adapter refused a verbs call: locked memory too small (`ulimit -l`), a port that is down, GID "
-        "or LID that the "
-        "other side cannot reach, or an adapter that only looks like InfiniBand",
+        why="the adapter refused a verbs call: locked memory too small (`ulimit -l`), a port that is down, GID or LID "
+        "that the other side cannot reach, or an adapter that only looks like InfiniBand",
         fixes=(
             "check `ibstat` (State: Active), `show_gids`, and `ulimit -l` (must be unlimited, also in the "
             "container and in Slurm)",
@@ -206,9 +202,8 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         unless=(r"NET/Plugin: (?:Could not find|Failed to find)",),
         what="NCCL's network plug-in does not work: `{message}`",
-        why="NCCL_NET, NCCL_NET_PLUGIN or the library path ask for a network that this build or machine does not "
-        "have, or the "
-        "plug-in found no usable adapter",
+        why="NCCL_NET, NCCL_NET_PLUGIN or the library path ask for a network that this build or machine does not have, "
+        "or the plug-in found no usable adapter",
         fixes=(
             "take NCCL's own networks: `env -u NCCL_NET -u NCCL_NET_PLUGIN ddplaunch run …`",
             "if the plug-in is wanted: install it (aws-ofi-nccl, HPC-X) where LD_LIBRARY_PATH finds it; see "

@@ -39,12 +39,10 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=(
             "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - "
-            "Cannot "
-            "assign requested address).",
+            "Cannot assign requested address).",
         ),
         log_unless=(
-            r"IPv4 network addresses of .* cannot be retrieved \(gai "
-            r"error",
+            r"IPv4 network addresses of .* cannot be retrieved \(gai error",
             r"EADDRINUSE|Address already in use",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/socket.cpp",
@@ -57,8 +55,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"Timed out after (?P<wait>\S+ seconds) waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) "
             r"clients joined",
             r"store based barrier on rank:? ?(?P<culprit>\d+).*\(world_size=(?P<expected>\d+), "
-            r"(?:worker_count|num_workers_joined)=(?P<joined>\d+), "
-            r"timeout=(?P<wait>[\d:.]+)",
+            r"(?:worker_count|num_workers_joined)=(?P<joined>\d+), timeout=(?P<wait>[\d:.]+)",
         ),
         what="only {joined} of {expected} joined the rendezvous within {wait}",
         why=_WHY,
@@ -128,20 +125,17 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
             "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
             "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has "
-            "failed. "
-            "See inner exception for details.",
+            "failed. See inner exception for details.",
             "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
             "etcd.EtcdConnectionFailed: Connection to etcd failed due to ReadTimeoutError",
         ),
         near_misses=(
             "W0309 dynamic_rendezvous.py:1341] The node 'gpu-b_88190_0' has failed to shutdown the rendezvous 'r77' "
-            "due to "
-            "an error of type RendezvousConnectionError.",
+            "due to an error of type RendezvousConnectionError.",
         ),
         unless=(_SHUTDOWN,),
         log_unless=(
-            r"IPv4 network addresses of .* cannot be retrieved \(gai "
-            r"error",
+            r"IPv4 network addresses of .* cannot be retrieved \(gai error",
             r"failed to (?:bind|listen).*Address already in use",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/rendezvous/api.py",
@@ -173,8 +167,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         unless=(r"store->get|ncclUniqueId|NCCL",),
         log_unless=(
-            r"IPv4 network addresses of .* cannot be retrieved \(gai "
-            r"error",
+            r"IPv4 network addresses of .* cannot be retrieved \(gai error",
             r"failed to (?:bind|listen).*Address already in use",
         ),
         source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/TCPStore.cpp",

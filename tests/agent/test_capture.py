@@ -1,0 +1,358 @@
+"""What the guard records and shows: complete, in order, as it is, and whatever happens to disk and console."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pty
+import resource
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+import tty
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.agent.protocol import receive, send
+from tests.agent.guarded import Guarded, read_for, until, waits_for
+
+BOTH = """
+import sys
+print('to out', {0})
+print('to err', {0}, file=sys.stderr)
+sys.stdout.buffer.write(b'\\xff\\x00 end')
+"""
+
+
+def test_two_ranks_are_recorded_and_rank_0_is_shown(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("wb") as console, err.open("wb") as errors, Guarded(tmp_path, console, errors) as guarded:
+        guarded.attempt([BOTH.format(0), BOTH.format(1)])
+        guarded.wait()
+        status, ended = guarded.end()
+        assert status == 0
+        for rank in range(2):
+            assert guarded.file(f"attempt-0/rank-{rank}.out") == f"to out {rank}\n".encode() + b"\xff\x00 end"
+            assert guarded.file(f"attempt-0/rank-{rank}.err") == f"to err {rank}\n".encode()
+        seen = [(rank.exit_code, rank.signal, rank.ended_by) for rank in ended.attempts[0].ranks]
+        assert seen == [(0, None, "itself")] * 2
+        assert ended.unrecorded is None
+    assert out.read_bytes() == b"to out 0\n\xff\x00 end"
+    assert err.read_bytes() == b"to err 0\nconcluded\n"
+
+
+@pytest.mark.slow
+def test_one_pipe_for_both_streams_keeps_their_order(tmp_path: Path) -> None:
+    program = "import sys\nfor i in range(200): print('out', i); print('err', i, file=sys.stderr)"
+    expected = b"".join(b"out %d\nerr %d\n" % (i, i) for i in range(200))
+    out = tmp_path / "out"
+    with out.open("wb") as console, Guarded(tmp_path, console, subprocess.STDOUT) as guarded:
+        guarded.attempt([program], one=True)
+        guarded.wait()
+        guarded.end()
+        assert guarded.file("attempt-0/rank-0.out") == expected
+        assert not (guarded.directory / "node-0/attempt-0/rank-0.err").exists()
+    assert out.read_bytes() == expected + b"concluded\n"
+
+
+@pytest.mark.slow
+def test_chosen_ranks_are_shown_with_prefix_and_torchrun_where_asked(tmp_path: Path) -> None:
+    program = """
+import sys
+for i in range(50):
+    sys.stdout.write(f'line {i} ')
+    sys.stdout.write('end\\n')
+print('open', end='')
+"""
+    out, err = tmp_path / "out", tmp_path / "err"
+    chosen = {"show": "0,2", "verbose": True}
+    with out.open("wb") as console, err.open("wb") as errors, Guarded(tmp_path, console, errors, **chosen) as guarded:
+        reading, writing = os.pipe()
+        send(guarded.channel, {"op": "launcher"}, [reading])
+        os.write(writing, b"torchrun says\n")
+        guarded.attempt([program] * 3)
+        guarded.wait()
+        guarded.end()
+        assert guarded.file("launcher.err") == b"torchrun says\n"
+        os.close(reading)
+        os.close(writing)
+    host = os.uname().nodename
+    lines = out.read_text().splitlines()
+    for rank in (0, 2):
+        own = [line for line in lines if line.startswith(f"[{host}:{rank}] ")]
+        assert own == [f"[{host}:{rank}] line {i} end" for i in range(50)] + [f"[{host}:{rank}] open"]
+    assert len(lines) == 102
+    assert b"torchrun says\n" in err.read_bytes()
+
+
+def test_a_terminal_is_a_terminal_for_rank_0_and_follows_the_window(tmp_path: Path) -> None:
+    program = """
+import os, shutil, signal, sys, time
+def told(*_): print('told', tuple(os.get_terminal_size()), flush=True); os._exit(0)
+while not os.get_terminal_size().columns: time.sleep(0.01)
+signal.signal(signal.SIGWINCH, told)
+print(sys.stdout.isatty(), sys.stderr.isatty(), tuple(os.get_terminal_size()), 'a\\rb', flush=True)
+time.sleep(60)
+"""
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 31, 97, 0, 0))
+    with Guarded(tmp_path, slave, slave) as guarded:
+        guarded.attempt([program, "print('hidden')"], terminal=True)
+        assert read_for(master, lambda data: b"\n" in data) == b"True True (97, 31) a\rb\n"
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        guarded.guard.send_signal(signal.SIGWINCH)
+        assert read_for(master, lambda data: b"\n" in data) == b"told (120, 40)\n"
+        guarded.wait()
+        guarded.end()
+        assert guarded.file("attempt-0/rank-0.out").startswith(b"True True")
+    assert read_for(master, lambda data: b"\n" in data) == b"concluded\n"
+    os.close(master)
+    os.close(slave)
+
+
+@pytest.mark.slow
+def test_the_launcher_speaks_on_a_line_of_its_own_and_shows_the_cursor_again(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    with Guarded(tmp_path, slave, slave) as guarded:
+        guarded.attempt(["import sys; sys.stdout.write('\\x1b[?25l 3/10 [==>  ]'); sys.exit(4)"], terminal=True)
+        guarded.wait()
+        status, ended = guarded.end("failed")
+        assert status == 4 and ended.attempts[0].first == 0
+    shown = read_for(master, lambda data: data.endswith(b"concluded\n"))
+    assert shown == b"\x1b[?25l 3/10 [==>  ]\x1b[?25h\nconcluded\n"
+    os.close(master)
+    os.close(slave)
+
+
+def test_a_reader_that_is_gone_reaches_rank_0_and_recording_goes_on_until_then(tmp_path: Path) -> None:
+    program = "import time\nwhile True: print('more'); time.sleep(0.001)"
+    reading, writing = os.pipe()
+    with (tmp_path / "err").open("wb") as errors, Guarded(tmp_path, writing, errors) as guarded:
+        os.close(writing)
+        guarded.attempt([program])
+        read_for(reading, lambda data: b"more\n" in data)
+        os.close(reading)
+        guarded.channel.settimeout(30)
+        message, _ = receive(guarded.channel)
+        assert message == {"op": "closed", "rank": 0, "stream": "out"}
+        size = len(guarded.file("attempt-0/rank-0.out"))
+        until(lambda: len(guarded.file("attempt-0/rank-0.out")) > size, "recorded without an answer too")
+        os.close(guarded.held[0])  # the reading end that the plug-in holds
+        guarded.held[0] = os.open(os.devnull, os.O_RDONLY)
+        send(guarded.channel, message)
+        guarded.wait()
+        assert guarded.ranks[0].returncode == 1
+        guarded.end("failed")
+        assert b"BrokenPipeError" in guarded.file("attempt-0/rank-0.err")
+
+
+def test_a_file_that_cannot_grow_stops_its_recording_only(tmp_path: Path) -> None:
+    program = "print('x' * 99, flush=True)\nfor _ in range(2000): print('y' * 99)"
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, 1031, 1 << 20)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
+    try:
+        guarded = Guarded(tmp_path, writing, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    with guarded:
+        os.close(writing)
+        guarded.attempt([program, "print('fits')"])
+        guarded.wait()
+        _, ended = guarded.end()
+        assert ended.unrecorded and "rank-0.out" in ended.unrecorded
+        assert guarded.file("attempt-0/rank-1.out") == b"fits\n"
+        assert len(guarded.file("attempt-0/rank-0.out")) == 50_000
+    assert len(read_for(reading, lambda data: False)) == 2001 * 100
+    os.close(reading)
+
+
+@pytest.mark.root
+def test_a_full_disk_stops_the_recording_only(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], check=True)
+    try:
+        out = tmp_path / "out"
+        with out.open("wb") as console, Guarded(tmp_path, console, 2, directory=str(disk / "run")) as guarded:
+            guarded.attempt(["for _ in range(10000): print('y' * 99)"])
+            guarded.wait()
+            _, ended = guarded.end()
+            assert ended.unrecorded == "rank-0.out: No space left on device"
+        assert out.stat().st_size == 10000 * 100
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_deleted_directory_stops_nothing(tmp_path: Path) -> None:
+    out, go = tmp_path / "out", tmp_path / "go"
+    program = f"print('before')\n{waits_for(go)}print('after')"
+    with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
+        guarded.attempt([program])
+        until(lambda: out.read_bytes() == b"before\n", "shown")
+        shutil.rmtree(guarded.directory)
+        go.touch()
+        guarded.wait()
+        guarded.ranks.clear()
+        guarded.attempt([program], number=1)
+        guarded.wait()
+        assert guarded.end()[0] == 0
+        assert guarded.file("attempt-1/rank-0.out") == b"before\nafter\n"
+    assert out.read_bytes() == b"before\nafter\n" * 2
+
+
+@pytest.mark.slow
+def test_a_blocked_console_holds_up_the_shown_rank_alone(tmp_path: Path) -> None:
+    loud = "while True: print('z' * 99)"
+    busy = "import time\nwhile True: print('step'); time.sleep(0.001)"
+    reading, writing = os.pipe()
+    with Guarded(tmp_path, writing, 2) as guarded:
+        os.close(writing)
+        guarded.attempt([loud, busy])
+
+        def held_up() -> bool:
+            before = len(guarded.file("attempt-0/rank-0.out"))
+            time.sleep(0.3)
+            return before > 0 and len(guarded.file("attempt-0/rank-0.out")) == before
+
+        until(held_up, "rank 0 waits for its reader")
+        size = len(guarded.file("attempt-0/rank-1.out"))
+        until(lambda: len(guarded.file("attempt-0/rank-1.out")) > size + 50, "rank 1 goes on")
+        read_for(reading, lambda data: len(data) > 3 << 20)  # it goes on as soon as somebody reads
+        os.kill(guarded.ranks[1].pid, signal.SIGKILL)
+        until(lambda: guarded.ranks[1].poll() is not None, "rank 1 killed")
+        guarded.channel.close()  # torchrun is gone as far as the guard can see
+        until(lambda: guarded.ranks[0].poll() is not None, "rank 0 ended by the guard")
+        assert guarded.ranks[0].returncode == -signal.SIGTERM
+        until(guarded.ended_file.exists, "concluded with nobody reading")
+        os.close(reading)
+        guarded.guard.wait(30)
+        seen = guarded.seen()
+        assert seen.launcher_died and seen.attempts[0].first == 1
+        assert [rank.ended_by for rank in seen.attempts[0].ranks] == ["launcher", "itself"]
+
+
+@pytest.mark.slow
+def test_a_child_that_holds_the_pipe_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    program = "import subprocess; p = subprocess.Popen(['sleep', '60']); print('child', p.pid)"
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.attempt([program])
+        guarded.wait()
+        guarded.end()  # its own patience is the deadline
+        child = int(guarded.file("attempt-0/rank-0.out").split()[1])
+        os.kill(child, signal.SIGKILL)  # and it was left running: nobody but the script knows what it is for
+
+
+def test_a_guard_that_fails_says_so_to_whom_it_may_concern(tmp_path: Path) -> None:
+    with Guarded(tmp_path, 2, 2) as guarded:
+        send(guarded.channel, {"op": "attempt", "attempt": 0})  # of which ranks?
+        assert guarded.guard.wait(30) == 70
+        assert b"the guard failed\nTraceback" in guarded.file("launcher.err")
+
+
+@pytest.mark.slow
+def test_a_second_guard_goes_on_where_the_first_one_died(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    program = f"print('one')\n{waits_for(go)}print('two')"
+    with Guarded(tmp_path, 2, 2) as first:
+        reading, writing = os.pipe()
+        ranks = [{"rank": 0, "local_rank": 0, "streams": ["out"]}]
+        send(first.channel, {"op": "attempt", "attempt": 0, "ranks": ranks}, [reading])
+        rank = subprocess.Popen([sys.executable, "-u", "-c", program], stdout=writing, start_new_session=True)
+        until(lambda: (first.directory / "node-0/attempt-0/rank-0.out").exists(), "recorded")
+        until(lambda: first.file("attempt-0/rank-0.out") == b"one\n", "recorded")
+        first.guard.kill()
+        with Guarded(tmp_path, 2, 2) as second:
+            send(second.channel, {"op": "attempt", "attempt": 0, "ranks": ranks}, [reading])
+            second.ranks[0] = rank
+            second.started()
+            go.touch()
+            second.wait()
+            status, ended = second.end()
+            assert (status, ended.attempts[0].ranks[0].exit_code) == (0, 0)
+            assert second.file("attempt-0/rank-0.out") == b"one\ntwo\n"
+        os.close(reading)
+        os.close(writing)
+
+
+@pytest.mark.slow
+def test_a_disk_that_hangs_holds_nothing_up_for_long(tmp_path: Path) -> None:
+    program = "for _ in range(100_000): print('h' * 99)"
+    out = tmp_path / "out"
+    with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
+        file = guarded.directory / "node-0/attempt-0/rank-0.out"
+        file.parent.mkdir(parents=True)
+        os.mkfifo(file)  # opening it waits for ever, as files of a dead server do
+        guarded.attempt([program, program])
+        guarded.wait()
+        status, ended = guarded.end()
+        assert status == 0 and ended.unrecorded == "the disk took nothing for 5 s"
+    assert out.stat().st_size == 100_000 * 100
+
+
+@pytest.mark.slow
+def test_100_mb_arrive_complete_in_record_and_console(tmp_path: Path) -> None:
+    program = """
+import hashlib, os, random, sys
+data = random.Random(1).randbytes(1 << 20)
+digest = hashlib.sha256()
+for i in range(100):
+    piece = data[i:] + data[:i]
+    digest.update(piece)
+    sys.stdout.buffer.write(piece)
+sys.stderr.write(digest.hexdigest())
+"""
+    reading, writing = os.pipe()
+    with Guarded(tmp_path, writing, 2) as guarded:
+        os.close(writing)
+        guarded.attempt([program])
+        digest, size = hashlib.sha256(), 0
+        while size < 100 << 20:
+            ready, _, _ = select.select([reading], [], [], 60)
+            assert ready, f"only {size} bytes came"
+            data = os.read(reading, 1 << 20)
+            digest.update(data)
+            size += len(data)
+        guarded.wait()
+        guarded.end()
+        expected = guarded.file("attempt-0/rank-0.err").decode()
+        assert digest.hexdigest() == expected
+        assert hashlib.sha256(guarded.file("attempt-0/rank-0.out")).hexdigest() == expected
+    os.close(reading)
+
+
+@pytest.mark.slow
+def test_64_ranks_cost_little_memory_and_nothing_while_they_are_silent(tmp_path: Path) -> None:
+    program = "import sys, time\nfor _ in range(2000): print('w' * 99)\nsys.stdin.readline()"
+    out = tmp_path / "out"
+    with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
+        guarded.attempt([f"{program}\ntime.sleep(300)"] * 64)
+        last = guarded.directory / "node-0/attempt-0/rank-63.out"
+        files = [last.with_name(f"rank-{rank}.out") for rank in range(64)]
+        until(lambda: all(file.exists() and file.stat().st_size == 200_000 for file in files), "all recorded", 120)
+        status = Path(f"/proc/{guarded.guard.pid}/status")
+
+        def field(name: str) -> int:
+            return int(next(line for line in status.read_text().splitlines() if line.startswith(name)).split()[1])
+
+        assert field("VmHWM:") < 25_000, "kB"
+
+        def silent() -> bool:
+            before = field("voluntary_ctxt_switches:")
+            time.sleep(2)
+            return field("voluntary_ctxt_switches:") - before <= 2
+
+        until(silent, "the guard does nothing")
+        for process in guarded.ranks.values():
+            process.kill()

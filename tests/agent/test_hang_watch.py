@@ -1,0 +1,297 @@
+"""Ranks that stand still: measured from outside, named, reported once or ended; and ones that only take long."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.end.ended import EndedRun
+from ddplaunch.agent.guard.hang_watch import Movement, Usage, idle
+from ddplaunch.agent.rank_site import showing_stacks
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.hosts.local.rank_stacks import working_gpus
+from ddplaunch.launch.capture import with_time_limits
+from ddplaunch.launch.options import parse_options
+from ddplaunch.launch.settings import Settings
+from ddplaunch.values.finding import ExitStatus, UsageError
+from ddplaunch.values.resolved import Resolved, Source
+from tests.agent.guarded import Guarded, until
+from tests.agent.plugin_runs import RUN_ID, of_folder
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
+
+__all__ = ["fake_nvml", "fake_nvml_library"]
+
+DEADLINE_S = 240
+
+# What was asked for
+
+
+def asked(**said: Any) -> dict[str, object]:
+    values: dict[str, Any] = {name: Resolved(value, Source("flag", name)) for name, value in said.items()}
+    told: dict[str, object] = json.loads(with_time_limits(Settings(), parse_options(values)).to_json())
+    return {name: value for name, value in told.items() if name not in json.loads(Settings().to_json())}
+
+
+def test_time_limits_are_read_and_bring_stacks() -> None:
+    assert asked() == {}
+    assert asked(stacks=True) == {"stacks": True}
+    assert asked(timeout="2h") == {"timeout_s": 7200.0, "stacks": True}
+    assert asked(hang_timeout="10m", on_hang="stop", stacks=False) == {"hang_timeout_s": 600.0, "on_hang": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"timeout": "soon"}, "not a length of time"),
+        ({"hang_timeout": "0.5"}, "less than a second"),
+        ({"on_hang": "stop"}, "without `--hang-timeout`"),
+        ({"on_hang": "kill", "hang_timeout": "9m"}, "neither report nor stop"),
+    ],
+)
+def test_time_limits_that_make_no_sense_are_refused(said: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        asked(**said)
+
+
+# What moves
+
+
+def test_a_rank_stands_still_below_a_twentieth_of_a_core() -> None:
+    movement = Movement(10.0)
+    for second in range(12):
+        cpu = {0: 0.3 * second, 1: 0.01 * second, 2: 0.0}
+        movement.add(Usage(float(second), cpu, {0: 0, 1: 0, 2: second << 20}))
+        if second < 9:
+            assert movement.shares() is None  # the window is not full
+    shares = movement.shares()
+    assert shares and idle(shares) == {1}  # 0 computes, 2 reads a file
+    assert abs(shares[0] - 0.3) < 0.01
+    movement.add(Usage(12.0, {0: 4.0}, {0: 0}))
+    assert movement.shares() is None  # others came or went
+
+
+def test_a_run_that_was_ended_by_a_time_out_has_a_status_of_its_own() -> None:
+    def ended(code: str) -> EndedRun:
+        stopped = Diagnosis(code, "likely", "what", "why", ())
+        return EndedRun("h", 0.0, 1.0, (), "signal", signal.SIGTERM, 0, False, "", (), stopped=stopped)
+
+    assert [ended(code).exit_status(None) for code in ("collective-timeout", "time-limit")] == [
+        ExitStatus.TIMED_OUT
+    ] * 2
+    assert [ended(code).run_state() for code in ("collective-timeout", "time-limit")] == ["failed", "terminated"]
+
+
+def test_gpus_that_compute_are_counted(fake_nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in fake_nvml.environment(3, ["0 utilization 97", "1 utilization 40"]).items():
+        monkeypatch.setenv(name, value)
+    assert working_gpus() == 2
+    monkeypatch.setenv("LD_LIBRARY_PATH", "")
+    assert working_gpus() == 0
+
+
+# A guard and ranks without torch; the library that they wait in only looks like torch's
+
+WAITS = "import distributed_c10d, time\ntime.sleep(0.3)\ndistributed_c10d.all_reduce()\n"
+WORKS = "import time\nuntil = time.monotonic() + 60\nwhile time.monotonic() < until:\n    sum(range(1000))\n"
+SLEEPS = "import time\ntime.sleep(120)\n"
+OPENS = (
+    "import os\nname = os.environ['GUARD_TEST_ENDED'] + '.fifo'\nos.path.exists(name) or os.mkfifo(name)\nopen(name)\n"
+)
+PRINTS = "import time\nfor each in range(600):\n    print(each, flush=True)\n    time.sleep(0.1)\n"
+
+
+@contextmanager
+def guarded(
+    folder: Path, programs: Sequence[str], *, hang_timeout_s: float = 1.0, **settings: Any
+) -> Iterator[tuple[Guarded, Path]]:
+    """A guard that watches, and its console's stderr."""
+    library = folder / "site-packages" / "torch" / "distributed"
+    library.mkdir(parents=True)
+    (library / "distributed_c10d.py").write_text("import threading\ndef all_reduce():\n    threading.Event().wait()\n")
+    said = folder / "said"
+    with (
+        said.open("wb") as err,
+        Guarded(folder, subprocess.DEVNULL, err, hang_timeout_s=hang_timeout_s, **settings) as one,
+    ):
+        one.environment.update(showing_stacks({"PYTHONPATH": str(library)}))
+        one.attempt(programs)
+        yield one, said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("suspect", "words"), [(SLEEPS, "rank 1 sleeps"), (OPENS, "waits for input"), (WORKS, "without coming to an end")]
+)
+def test_the_rank_that_does_not_come_is_named_once(tmp_path: Path, suspect: str, words: str) -> None:
+    arrived = f"print('here', flush=True)\n{suspect}"  # a busy machine takes seconds to start it
+    with guarded(tmp_path, [WAITS, arrived, WAITS], hang_timeout_s=2.0) as (one, said):
+        until(lambda: "  fix: " in said.read_text(), "the hang is reported")
+        time.sleep(4)  # two more time-outs
+        text = " ".join(said.read_text().split())
+        assert text.count("warning[collective-timeout]: rank 1 is at <string>:") == 1, text
+        assert "ranks 0, 2 wait in all_reduce at <string>:3" in text and words in text
+        (stacks,) = (one.directory / "node-0").glob("stacks-*.txt")
+        assert stacks.name in text and "in all_reduce" in stacks.read_text()
+        assert all(process.poll() is None for process in one.ranks.values())
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    with guarded(tmp_path, [WAITS, WORKS]) as (one, said):
+        one.ranks[1].send_signal(signal.SIGSTOP)
+        until(lambda: "rank 1 is stopped by a signal, and rank 0 waits" in " ".join(said.read_text().split()), "named")
+        assert f"`kill -CONT {one.ranks[1].pid}`" in said.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("programs", [[WORKS, WORKS], [WAITS, PRINTS]])
+def test_ranks_that_compute_or_print_are_left_alone(tmp_path: Path, programs: list[str]) -> None:
+    with guarded(tmp_path, programs) as (one, said):
+        time.sleep(4)  # four time-outs; nothing is to happen in them
+        assert said.read_text() == ""
+        assert not list((one.directory / "node-0").glob("stacks-*.txt"))
+
+
+# Real runs
+
+SCRIPT = r"""
+import os, sys, time
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader
+
+mode = sys.argv[1]
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if mode == "loader" and rank == 1 and index == 3:
+            stuck()
+        return index
+
+def stuck():
+    time.sleep(600)
+
+def endless():
+    while True:
+        sum(range(1000))
+
+def reduce():
+    dist.all_reduce(torch.ones(4))
+
+reduce()
+if mode == "loop":
+    if rank == 2:
+        endless()
+    reduce()
+elif mode == "loader":
+    for _ in DataLoader(Samples(), num_workers=2):
+        reduce()
+elif mode == "order":
+    if rank:
+        dist.broadcast(torch.ones(4), 0)
+    else:
+        reduce()
+    dist.barrier()
+elif mode == "uneven":
+    for _ in range(5 if rank else 7):
+        reduce()
+elif mode == "long":
+    until, going = time.monotonic() + 7, torch.ones(1)
+    matrix = torch.rand(300, 300)
+    while going.item():
+        for _ in range(50):
+            matrix = matrix @ matrix / matrix.norm()
+        going = torch.tensor([float(time.monotonic() < until)])
+        dist.broadcast(going, 0)
+dist.barrier()
+os._exit(0)  # gloo's threads now and then abort an interpreter that ends
+"""
+
+
+class Ended:
+    """One run of SCRIPT that has ended."""
+
+    def __init__(self, folder: Path, mode: str, processes: int, *options: str) -> None:
+        (folder / "train.py").write_text(SCRIPT)
+        words = ddplaunch(
+            "run", str(processes), "--device", "cpu", "--run-id", RUN_ID, *options, "--", "train.py", mode
+        )
+        environment = clean_environment(NO_COLOR="1", COLUMNS="300", TERM="dumb")
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+        self.status, self.said = done.returncode, done.stderr
+        self.record = folder / ".ddplaunch" / "runs" / RUN_ID
+        self.outcome: dict[str, Any] = json.loads((self.record / "outcome.json").read_text())
+        self.diagnosis: dict[str, Any] = self.outcome["diagnosis"] or {}
+
+
+STOPPING = ("--hang-timeout", "3s", "--on-hang", "stop", "--grace", "2")
+
+
+@pytest.mark.slow
+def test_an_endless_loop_is_found_and_ended(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "loop", 4, *STOPPING)
+    assert run.status == ExitStatus.TIMED_OUT, run.said
+    assert (run.outcome["state"], run.outcome["exit_status"]) == ("failed", 124)
+    assert (run.diagnosis["code"], run.diagnosis["rank"]) == ("collective-timeout", 2)
+    assert run.outcome["first_failed_rank"] == 2
+    assert "in endless, and ranks 0, 1, 3 wait in all_reduce at train.py" in run.diagnosis["what"]
+    assert "rank 2 computes" in run.diagnosis["why"]
+    assert "stopped (exit status 124)" in run.said
+    until(lambda: not of_folder(tmp_path), "nothing is left")
+
+
+@pytest.mark.slow
+def test_a_data_loader_whose_worker_hangs(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "loader", 2, *STOPPING)
+    assert (run.status, run.diagnosis["rank"]) == (124, 1), run.said
+    assert "rank 1 is in DataLoader.__next__ at train.py" in run.diagnosis["what"]
+    assert "in stuck" in run.diagnosis["why"]  # where the worker is
+    (stacks,) = (run.record / "node-0").glob("stacks-*.txt")
+    assert "DataLoader worker of rank 1" in stacks.read_text()
+    until(lambda: not of_folder(tmp_path), "nothing is left")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("mode", "other"), [("order", "broadcast"), ("uneven", "barrier")])
+def test_collectives_in_another_order_and_uneven_batches(tmp_path: Path, mode: str, other: str) -> None:
+    run = Ended(tmp_path, mode, 2, *STOPPING)
+    assert (run.status, run.diagnosis["code"]) == (124, "collective-mismatch"), run.said
+    assert "rank 0 in all_reduce" in run.diagnosis["what"] and f"rank 1 in {other}" in run.diagnosis["what"]
+
+
+@pytest.mark.slow
+def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "long", 2, "--hang-timeout", "2s", "--on-hang", "stop")
+    assert (run.status, run.outcome["state"]) == (0, "succeeded"), run.said
+
+
+@pytest.mark.slow
+def test_a_run_ends_when_its_time_is_up_also_by_a_signal_that_prints_stacks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
+    words = ddplaunch(
+        "run", "2", "--device", "cpu", "--run-id", RUN_ID, "--timeout", "25s", "--no-stacks", "--", "train.py"
+    )
+    environment = clean_environment(NO_COLOR="1", COLUMNS="300", PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin")
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    outcome = json.loads((tmp_path / f".ddplaunch/runs/{RUN_ID}/outcome.json").read_text())
+    assert (done.returncode, outcome["exit_status"]) == (124, 124), done.stderr
+    assert outcome["diagnosis"]["code"] in ("hang", "time-limit")
+    assert "train.py:3 in rest" in json.dumps(outcome["diagnosis"])
+    until(lambda: not of_folder(tmp_path), "nothing is left")

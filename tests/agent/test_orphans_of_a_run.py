@@ -1,0 +1,199 @@
+"""Nothing is left of a run, whatever became of torchrun; the process table is the witness."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.agent.protocol import Failure
+from tests.agent.guarded import PATIENCE_S, ROOT, Guarded, at_rest, runs, until, waits_for
+
+# A rank with one child of each kind that multiprocessing makes, and one that ignores SIGTERM.
+WITH_WORKERS = """
+import multiprocessing as mp, os, signal, sys, time
+
+def work(deaf):
+    if deaf: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.write(1, b'child %d\\n' % os.getpid())
+    time.sleep(300)
+
+for deaf in (False, True):
+    mp.get_context('fork').Process(target=work, args=(deaf,)).start()
+{then}
+"""
+WAIT = "time.sleep(300)"
+
+
+def children(record: bytes) -> list[int]:
+    return [int(line.split()[1]) for line in record.splitlines() if line.startswith(b"child")]
+
+
+def failure(rank: int, pid: int, code: int) -> Failure:
+    return Failure(rank=rank, local_rank=rank, pid=pid, exit_code=code, message="x", timestamp_s=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", ["announced", "unannounced"])
+def test_kill_9_of_the_launcher_leaves_no_process(tmp_path: Path, told: str) -> None:
+    program = WITH_WORKERS.format(then=WAIT)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "tests.agent.guarded_launcher", str(tmp_path), told, program, program],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    of_run: list[int] = []
+    try:
+        of_run = ended_with_its_launcher(launcher, tmp_path, told)
+    finally:
+        for pid in of_run:
+            if runs(pid):
+                os.kill(pid, signal.SIGKILL)
+        launcher.kill()
+        launcher.communicate(timeout=PATIENCE_S)
+    ended = pickle.loads((tmp_path / "ended.pickle").read_bytes())
+    assert ended.launcher_died and ended.state == "error"
+    assert set(of_run) <= set(ended.left_over)
+
+
+def ended_with_its_launcher(launcher: subprocess.Popen[bytes], directory: Path, told: str) -> list[int]:
+    """Kill the launcher and return the pids of the run, all of which have ended then."""
+    assert launcher.stdout
+    seen = json.loads(launcher.stdout.readline())
+    node = directory / "run/node-0"
+    out = [node / f"attempt-0/rank-{rank}.out" for rank in range(2)]
+    until(lambda: all(file.exists() and len(children(file.read_bytes())) == 2 for file in out), "workers run")
+    if told == "announced":
+        until(lambda: (node / "processes.json").exists(), "process table written")
+        table = json.loads((node / "processes.json").read_text())
+        assert [rank["pid"] for rank in table["ranks"]] == seen["ranks"]
+        assert table["launcher"]["pid"] == launcher.pid and table["guard"]["pid"] == seen["guard"]
+    of_run = [*seen["ranks"], *(pid for file in out for pid in children(file.read_bytes()))]
+    assert len(of_run) == 6 and all(map(runs, of_run))
+    launcher.kill()
+    until(lambda: not any(map(runs, of_run)), "all of the run ended")
+    until(lambda: not runs(seen["guard"]), "the guard ended")
+    return of_run
+
+
+@pytest.mark.slow
+def test_at_a_good_end_only_what_multiprocessing_made_is_ended(tmp_path: Path) -> None:
+    then = """
+import subprocess
+os.write(1, b'other %d\\n' % subprocess.Popen(['sleep', '300']).pid)
+"""
+    with Guarded(tmp_path, 2, 2) as guarded:
+        then += waits_for(guarded.directory / "node-0/processes.json") + "os._exit(0)"
+        guarded.attempt([WITH_WORKERS.format(then=then)])
+        guarded.wait()
+        until(lambda: len(children(guarded.file("attempt-0/rank-0.out"))) == 2, "workers run")
+        status, ended = guarded.end()
+        record = guarded.file("attempt-0/rank-0.out")
+        other = int(next(line for line in record.splitlines() if line.startswith(b"other")).split()[1])
+        assert status == 0 and sorted(ended.left_over) == sorted(children(record))
+        assert not any(map(runs, children(record))) and runs(other)
+        os.kill(other, signal.SIGKILL)
+
+
+def test_after_a_failure_the_whole_session_of_a_rank_is_ended_but_no_other(tmp_path: Path) -> None:
+    program = """
+import subprocess, sys
+print('child', subprocess.Popen(['sleep', '300']).pid)
+print('apart', subprocess.Popen(['sleep', '300'], start_new_session=True).pid)
+sys.exit(3)
+"""
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.attempt([program])
+        guarded.wait()
+        status, ended = guarded.end("failed")
+        (child,) = children(guarded.file("attempt-0/rank-0.out"))
+        apart = int(guarded.file("attempt-0/rank-0.out").split()[-1])
+        assert status == 3 and ended.left_over == (child,)
+        assert not runs(child) and runs(apart)
+        os.kill(apart, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_the_second_interrupt_kills_and_signals_to_the_guard_do_not_end_it(tmp_path: Path) -> None:
+    deaf = "import signal, time\nfor n in (2, 15): signal.signal(n, signal.SIG_IGN)\nprint('deaf')\ntime.sleep(300)"
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.attempt([deaf, deaf])
+        until(lambda: b"deaf" in guarded.file("attempt-0/rank-1.out"), "ranks are deaf")
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTSTP, signal.SIGINT):
+            guarded.guard.send_signal(number)
+        until(lambda: at_rest(guarded.guard.pid), "the guard has looked at them")
+        assert all(rank.poll() is None for rank in guarded.ranks.values()) and guarded.guard.poll() is None
+        guarded.guard.send_signal(signal.SIGINT)
+        guarded.wait()
+        assert [rank.returncode for rank in guarded.ranks.values()] == [-signal.SIGKILL] * 2
+        status, ended = guarded.end("signal", signal=signal.SIGINT)
+        assert status == 130 and ended.interrupts == 2
+        assert {rank.ended_by for rank in ended.attempts[0].ranks} == {"launcher"} and ended.attempts[0].first is None
+
+
+@pytest.mark.slow
+def test_who_failed_first_and_who_was_ended_for_it(tmp_path: Path) -> None:
+    with Guarded(tmp_path, 2, 2) as guarded:
+        go = tmp_path / "go"
+        waits = f"{waits_for(go)}print('up')\ntime.sleep(300)"
+        guarded.attempt([waits, "import os; os.kill(os.getpid(), 9)", waits, "pass"])
+        guarded.ranks[1].wait()
+        go.touch()  # what the guard hears from now on comes after the end of rank 1
+        until(lambda: all(b"up" in guarded.file(f"attempt-0/rank-{rank}.out") for rank in (0, 2)), "the others run")
+        for rank in (0, 2):
+            guarded.ranks[rank].terminate()
+        guarded.wait()
+        codes = {0: -15, 1: -9}  # what torchrun saw, for a guard that looks too late
+        failures = [failure(rank, guarded.ranks[rank].pid, code) for rank, code in codes.items()]
+        status, ended = guarded.end("failed", failures=failures)
+    (attempt,) = ended.attempts
+    assert status == 137 and attempt.first == 1 and attempt.failed
+    seen = [(rank.exit_code, rank.signal, rank.ended_by) for rank in attempt.ranks]
+    assert seen == [(None, 15, "launcher"), (None, 9, "itself"), (None, 15, "launcher"), (0, None, "itself")]
+    assert attempt.ranks[0].message == "x"
+    assert all(rank.started_s and rank.ended_s and rank.started_s <= rank.ended_s + 1 for rank in attempt.ranks)
+
+
+def test_a_guard_that_hears_of_all_late_takes_torchruns_word_and_spares_the_ranks(tmp_path: Path) -> None:
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.guard.send_signal(signal.SIGSTOP)
+        guarded.attempt(["import os; os.kill(os.getpid(), 15)", "import sys; sys.exit(3)"])
+        guarded.wait()
+        lives = "import time; time.sleep(1.5); print('lived')"
+        failures = [failure(rank, guarded.ranks[rank].pid, code) for rank, code in ((0, -15), (1, 3))]
+        guarded.attempt([lives, lives], number=1, failures_before=failures)  # and these ranks run already
+        guarded.guard.send_signal(signal.SIGCONT)
+        guarded.wait()
+        status, ended = guarded.end()
+        assert [guarded.file(f"attempt-1/rank-{rank}.out") for rank in (0, 1)] == [b"lived\n"] * 2
+    first, second = ended.attempts
+    assert status == 0 and not ended.left_over
+    assert first.first == 1 and [(each.exit_code, each.signal, each.ended_by) for each in first.ranks] == [
+        (None, signal.SIGTERM, "launcher"),
+        (3, None, "itself"),
+    ]
+    assert not {rank.pid for rank in first.ranks} & {rank.pid for rank in second.ranks}
+
+
+@pytest.mark.slow
+def test_a_restart_ends_the_attempt_before_and_says_so(tmp_path: Path) -> None:
+    err = tmp_path / "err"
+    with err.open("wb") as errors, Guarded(tmp_path, errors, errors) as guarded:
+        guarded.attempt([WITH_WORKERS.format(then="os._exit(7)"), "print('well')"], one=True)
+        guarded.wait()
+        until(lambda: len(children(guarded.file("attempt-0/rank-0.out"))) == 2, "workers run")
+        guarded.attempt(["print('again 0')", "print('again 1')"], number=1, one=True)
+        guarded.wait()
+        status, ended = guarded.end()
+        first, second = ended.attempts
+        assert status == 0 and first.failed and first.first == 0 and not second.failed
+        assert set(children(guarded.file("attempt-0/rank-0.out"))) <= set(ended.left_over)
+        assert guarded.file("attempt-1/rank-1.out") == b"again 1\n"
+    assert b"attempt 0 ended\n" in err.read_bytes()

@@ -1,0 +1,136 @@
+"""What the console shows of a real run: rank 0 as it is, others with a prefix, and the training whatever happens."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, SCRIPT, Run, of_folder, within
+from tests.hosts.launching import clean_environment
+
+pytestmark = pytest.mark.slow
+
+
+def test_stdout_byte_for_byte_in_a_pipe(tmp_path: Path) -> None:
+    run = Run(tmp_path, "bytes_")
+    out, err = run.process.communicate(timeout=DEADLINE_S)
+    assert run.process.returncode == 0
+    expected = b"\xff\x00tty=0\r\n" + bytes(range(256)) * 8192 + b"unfinished"
+    assert out == expected == run.file("rank-0.out") == run.file("rank-1.out")
+    assert b"rank 0\xfe\n" in err and b"rank 1\xfe" not in err and run.file("rank-1.err") == b"rank 1\xfe\n"
+    last = err.rstrip().rpartition(b"\n")[2]
+    assert last.startswith(b"ddplaunch: done after ") and last.endswith(f"record in .ddplaunch/runs/{RUN_ID}".encode())
+    assert run.outcome["state"] == "succeeded" and run.outcome["diagnosis"] is None
+
+
+def test_order_of_stdout_and_stderr_in_one_pipe(tmp_path: Path) -> None:
+    run = Run(tmp_path, "order", stderr=subprocess.STDOUT)
+    assert run.end() == 0
+    numbers = [int(line) for line in run.out.splitlines() if line.isdecimal()]
+    assert numbers == list(range(500))
+    assert not (run.record / "node-0" / "attempt-0" / "rank-0.err").exists()
+
+
+def test_terminal(tmp_path: Path) -> None:
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 101, 0, 0))
+    run = Run(tmp_path, "terminal", "--show", "0", stdin=slave, stdout=slave, stderr=slave, start_new_session=True)
+    os.close(slave)
+    shown = b""
+    until = time.monotonic() + DEADLINE_S
+    resized = False
+    while time.monotonic() < until:
+        if select.select([master], [], [], 0.05)[0]:
+            try:
+                shown += os.read(master, 1 << 16)
+            except OSError:
+                break
+        if not resized and (tmp_path / "running-0-0").exists():
+            resized = True
+            fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 90, 0, 0))
+            os.kill(run.announced(), signal.SIGWINCH)  # the kernel sends it where this is the controlling terminal
+    assert run.process.wait(DEADLINE_S) == 0
+    os.close(master)
+    assert b"True True (101, 33)\x1b[1mbold\x1b[0m\rover\r\n" in shown, shown
+    assert b"now [(90, 44)" in shown
+
+
+def test_shown_ranks_have_a_prefix(tmp_path: Path) -> None:
+    run = Run(tmp_path, "second", "--show", "all", "--max-restarts", "1")
+    assert run.end() == 0
+    host = os.uname().nodename
+    lines = run.out.splitlines()
+    assert sorted(lines) == sorted(
+        f"[{host}:{rank}] rank {rank}, attempt {attempt}" for rank in (0, 1) for attempt in (0, 1)
+    )
+
+
+def test_ranks_outlive_guards(tmp_path: Path) -> None:
+    run = Run(tmp_path, "released", "--show", "1", stdout=subprocess.DEVNULL)
+    run.wait_for("running-0-0", "running-1-0")
+    killed: list[int | None] = [None]
+    for _ in range(2):
+        within(lambda: run.guard() not in killed, run)
+        killed.append(run.guard())
+        os.kill(killed[-1] or -1, signal.SIGKILL)
+    within(lambda: run.guard() not in killed, run)
+    (tmp_path / "go").touch()
+    assert run.end() == 0
+    assert run.file("rank-0.out").endswith(b"after\n") and run.outcome["state"] == "succeeded"
+
+
+def test_training_goes_on_without_any_guard(tmp_path: Path) -> None:
+    run = Run(tmp_path, "released", stdout=subprocess.DEVNULL)
+    run.wait_for("running-0-0", "running-1-0")
+    killed: list[int | None] = [None]
+    for _ in range(4):
+        within(lambda: run.guard() not in killed, run)
+        killed.append(run.guard())
+        os.kill(killed[-1] or -1, signal.SIGKILL)
+    within(lambda: run.guard() is None, run)
+    time.sleep(0.5)  # no fifth one comes
+    assert run.guard() is None
+    (tmp_path / "go").touch()
+    assert run.end() == 0
+    assert "go on without a record" in run.err
+
+
+def test_without_capture_it_is_torchruns_own_way(tmp_path: Path) -> None:
+    run = Run(tmp_path, "always", "--no-capture")
+    assert run.end() == 1
+    assert "ChildFailedError" in run.err and "ddplaunch: failed" not in run.err
+    assert sorted(each.name for each in run.record.iterdir()) == ["run.json"]
+
+
+def test_plugin_that_cannot_work_leaves_plain_torchrun(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--logs-specs=ddplaunch",
+        "train.py",
+    ]
+    done = subprocess.run(
+        [*command, "order"],
+        cwd=tmp_path,
+        env=clean_environment(DDPLAUNCH_AGENT="no json"),
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"ddplaunch: output is not recorded" in done.stderr and done.stdout.count(b"\n") == 500
+    within(lambda: not of_folder(tmp_path))

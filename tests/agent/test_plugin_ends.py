@@ -1,0 +1,158 @@
+"""How runs end, for real: exit statuses, what is said last, what the record holds, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.agent.guarded import at_rest
+from tests.agent.plugin_runs import Run, children, of_folder, within
+from tests.ports import free_port
+
+pytestmark = pytest.mark.slow
+
+
+def test_exception_is_named_and_torchruns_summary_is_not_shown(tmp_path: Path) -> None:
+    run = Run(tmp_path, "exception")
+    assert run.end() == 1
+    assert "ValueError: the cause" in run.err and "rank 1" in run.err
+    assert run.err.rstrip().rpartition("\n")[2].startswith("  fix: ")
+    assert "ChildFailedError" not in run.err
+    assert b"ChildFailedError" in (run.record / "node-0" / "launcher.err").read_bytes()
+    outcome = run.outcome
+    assert (outcome["state"], outcome["exit_status"], outcome["first_failed_rank"]) == ("failed", 1, 1)
+    assert outcome["diagnosis"]["code"] == "script-exception" and outcome["diagnosis"]["rank"] == 1
+    waiting, failed = outcome["attempts"][0]["ranks"]
+    assert (failed["exit_code"], failed["signal"], failed["ended_by"]) == (1, None, "itself")
+    assert failed["exception"]["type"] == "ValueError" and failed["last_lines"][-1] == "ValueError: the cause"
+    assert (waiting["signal"], waiting["ended_by"]) == ("SIGTERM", "launcher")
+    within(lambda: not of_folder(tmp_path))
+
+
+def test_status_of_the_first_failed_rank_and_verbose(tmp_path: Path) -> None:
+    run = Run(tmp_path, "status", "--verbose")
+    assert run.end() == 3
+    assert "ChildFailedError" in run.err
+    assert run.outcome["exit_status"] == 3 and run.outcome["attempts"][0]["ranks"][1]["last_lines"] == ["leaving"]
+
+
+def test_killed_rank(tmp_path: Path) -> None:
+    run = Run(tmp_path, "killed")
+    assert run.end() == 137
+    assert run.outcome["first_failed_rank"] == 1
+    assert run.outcome["attempts"][0]["ranks"][1]["signal"] == "SIGKILL"
+
+
+def test_sigterm_twice_lets_ranks_save(tmp_path: Path) -> None:
+    run = Run(tmp_path, "saves", "--grace", "20")
+    run.wait_for("running-0-0", "running-1-0")
+    run.announced()
+    run.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    run.process.send_signal(signal.SIGTERM)  # as Slurm does
+    assert run.end() == 143
+    assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text() == "15"
+    assert run.outcome["state"] == "terminated" and "Traceback" not in run.err
+    assert "SIGTERM" in run.err
+
+
+def test_hangup_ends_unless_it_was_ignored(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wait")
+    run.wait_for("running-0-0", "running-1-0")
+    run.process.send_signal(signal.SIGHUP)
+    assert run.end() == 129
+    kept = tmp_path / "nohup"
+    kept.mkdir()
+    run = Run(kept, "released", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    run.wait_for("running-0-0", "running-1-0")
+    run.announced()
+    run.process.send_signal(signal.SIGHUP)
+    (kept / "go").touch()
+    assert run.end() == 0
+
+
+def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
+    run = Run(tmp_path, "stubborn", "--grace", "600", start_new_session=True)
+    run.wait_for("running-0-0", "running-1-0")
+    guard = run.announced()
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
+    within(lambda: at_rest(guard), run)  # two at once are one
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 130
+    within(lambda: not of_folder(tmp_path))
+    assert run.outcome["state"] == "terminated"
+
+
+@pytest.mark.parametrize("fails", ["0", "1"])
+def test_nothing_survives_the_death_of_torchrun(fails: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "workers", "--max-restarts", "2", env={"FAILS": fails})
+    run.wait_for(f"running-0-{fails}", f"running-1-{fails}")
+    run.announced()
+    within(lambda: len(of_folder(tmp_path)) == 8, run)  # torchrun, guard, two ranks with two workers each
+    run.process.kill()
+    assert run.process.wait() == -signal.SIGKILL
+    within(lambda: not of_folder(tmp_path))
+    run.process.communicate()
+    assert run.outcome["state"] == "killed"
+
+
+def test_restart_trains_on_and_says_so_in_a_line(tmp_path: Path) -> None:
+    run = Run(tmp_path, "second", "--max-restarts", "3")
+    assert run.end() == 0
+    assert "attempt 1 of 4 failed: error[script-exception]" in run.err and "only once" in run.err
+    assert "restarting" in run.err and "done in 2 attempts after" in run.err
+    assert run.out == "rank 0, attempt 0\nrank 0, attempt 1\n"
+    assert run.file("rank-1.out", 1) == b"rank 1, attempt 1\n"
+    first, second = run.outcome["attempts"]
+    assert first["failed"] and first["diagnosis"]["rank"] == 1 and not second["failed"]
+
+
+def test_a_guard_that_comes_too_late_for_an_attempt_takes_torchruns_word(tmp_path: Path) -> None:
+    run = Run(tmp_path, "second", "--max-restarts", "1")
+    within(lambda: run.guard() is not None, run)
+    guard = run.guard()
+    assert guard is not None
+    os.kill(guard, signal.SIGSTOP)
+    run.wait_for("began-0-1")
+    os.kill(guard, signal.SIGCONT)
+    assert run.end() == 0
+    assert "attempt 1 of 2 failed: error[script-exception]" in run.err and "only once" in run.err
+    waiting, failed = run.outcome["attempts"][0]["ranks"]
+    assert (failed["exit_code"], failed["ended_by"]) == (1, "itself")
+    assert (waiting["signal"], waiting["ended_by"]) == ("SIGTERM", "launcher")
+
+
+def test_all_attempts_fail_alike(tmp_path: Path) -> None:
+    run = Run(tmp_path, "always", "--max-restarts", "1")
+    assert run.end() == 1
+    assert "all 2 attempts failed alike" in run.err and "RuntimeError: attempt 1" in run.err
+    assert [each["failed"] for each in run.outcome["attempts"]] == [True, True]
+
+
+def test_torchrun_itself_fails(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        run = Run(tmp_path, "wait", "--no-checks", "--master-port", port)
+        assert run.end() == 1
+    assert run.outcome["state"] == "failed" and run.outcome["attempts"] == []
+    assert "error[" in run.err and "Traceback" not in run.err
+
+
+@pytest.mark.parametrize("restarts", ["0", "1"], ids=["static", "c10d"])
+def test_signal_before_ranks_run(restarts: str, tmp_path: Path) -> None:
+    node = ("--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--max-restarts", restarts)
+    where = (*node, "--join-timeout", "0")  # no roll call, which would refuse before there is a torchrun
+    run = Run(tmp_path, "wait", *where, "--master-port", str(free_port()), "--no-checks")
+    within(lambda: run.guard() is not None, run)
+    time.sleep(1.0)
+    assert len(children(run.process.pid)) == 1, "no rank can run before the other node is there"
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 143  # the store's own deadline is 15 minutes
+    assert "Traceback" not in run.err

@@ -1,0 +1,151 @@
+"""Who belongs to a run, from the process table alone; real processes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddplaunch.agent.guard.attempt import Attempt
+from ddplaunch.agent.guard.sweep import Owner, Sweeps, of_ranks, rank_command, unannounced
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_stat
+from ddplaunch.machine.processes.stop_processes import send_signal, status_of_reaped
+from tests.agent.guarded import until
+
+STAT = b"%d (%s) %s %d %d %d" + b" 0" * 15 + b" %d" + b" 0" * 29 + b" %d\n"
+
+
+def row(pid: int, parent: int, session: int, start: int, state: bytes = b"S", name: bytes = b"python") -> ProcessStat:
+    return ProcessStat(pid, STAT % (pid, name, state, parent, pid, session, start, 0))
+
+
+def owner(pid: int, start: int, own_session: bool = True) -> Owner:
+    one = Owner(pid, None, start)
+    one.own_session = own_session
+    return one
+
+
+def test_names_may_hold_anything() -> None:
+    one = row(7, 1, 7, 90, name=b"a) R (b")
+    assert (one.name, one.state, one.parent, one.session, one.start_ticks) == ("a) R (b", "S", 1, 7, 90)
+    assert one.alive and not row(7, 1, 7, 90, b"Z").alive
+
+
+def test_a_rank_its_session_and_nobody_else() -> None:
+    table = [
+        row(10, 5, 10, 100),  # the rank
+        row(11, 10, 10, 110),  # its worker
+        row(12, 1, 10, 120),  # a worker's child, orphaned
+        row(13, 10, 13, 130),  # given a session of its own
+        row(14, 13, 13, 131),
+        row(15, 5, 5, 100),  # torchrun's
+    ]
+    assert [one.pid for one in of_ranks(table, {10: owner(10, 100)})] == [10, 11, 12]
+
+
+def test_a_number_that_was_given_again_is_a_stranger() -> None:
+    table = [row(10, 1, 10, 40), row(11, 10, 10, 45)]
+    assert of_ranks(table, {10: owner(10, 50)}) == []
+
+
+def test_a_forked_rank_without_a_session_has_only_its_own_children() -> None:
+    table = [row(5, 1, 3, 10), row(10, 5, 3, 100), row(11, 10, 3, 110), row(12, 5, 3, 120)]
+    assert [one.pid for one in of_ranks(table, {10: owner(10, 100, own_session=False)})] == [10, 11]
+
+
+def test_a_rank_that_nobody_told_of_is_found_by_the_run_id() -> None:
+    launcher = read_stat(os.getpid())
+    environment = {**os.environ, "DDPLAUNCH_RUN_ID": "run-a"}
+    other = {**os.environ, "DDPLAUNCH_RUN_ID": "run-b"}
+    code = "import subprocess, sys; subprocess.run(['sleep', '60'])"
+    started = [
+        subprocess.Popen([sys.executable, "-c", code], env=environment, start_new_session=True),
+        subprocess.Popen([sys.executable, "-c", code], env=other, start_new_session=True),
+        subprocess.Popen([sys.executable, "-c", code], env=environment),
+    ]
+    try:
+        until(lambda: unannounced(own_processes(), "run-a", launcher), "the kernel shows its environment")
+        found = unannounced(own_processes(), "run-a", launcher)
+        assert [one.pid for one in found] == [started[0].pid]
+        assert unannounced(own_processes(), "", launcher) == []
+        owners = {started[0].pid: Owner(started[0].pid, found[0])}
+        until(lambda: len(of_ranks(own_processes(), owners)) == 2, "its child runs")
+        sweeps = Sweeps()
+        sweeps.begin(lambda: of_ranks(own_processes(), owners))
+
+        def swept() -> bool:
+            sweeps.tick()
+            return not sweeps.running
+
+        until(swept, "swept")
+        assert started[0].wait(10) == -signal.SIGTERM and len(sweeps.ended) == 2
+        assert started[1].poll() is None and started[2].poll() is None
+    finally:
+        for one in started:
+            for child in own_processes():
+                if child.parent == one.pid:
+                    send_signal(child, signal.SIGKILL)
+            one.kill()
+            one.wait()
+
+
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        ("-- look.py --x", "python -u look.py --x"),
+        ("-m -- package.train -- a", "python -u -m package.train -- a"),
+        ("--no-python -- ./train.sh", "./train.sh"),
+        ("look.py --x", ""),  # somebody's own torchrun
+    ],
+)
+def test_the_ranks_command_line_is_read_from_torchruns(behind: str, expected: str) -> None:
+    command = f"python -P -m torch.distributed.run --logs-specs=ddplaunch {behind}".encode().split()
+    assert rank_command(tuple(command)) == tuple(expected.encode().split())
+
+
+def test_a_signal_reaches_only_the_process_that_was_meant() -> None:
+    child = subprocess.Popen(["sleep", "60"])
+    seen = read_stat(child.pid)
+    assert seen is not None and abs(seen.started_s - time.time()) < 5
+    seen.start_ticks += 1
+    assert send_signal(seen, signal.SIGKILL) == "other" and child.poll() is None
+    seen.start_ticks -= 1
+    assert send_signal(seen, signal.SIGKILL) == "sent" and child.wait(10) == -signal.SIGKILL
+    assert send_signal(seen, signal.SIGKILL) == "gone"
+
+
+def test_the_status_of_a_process_that_was_reaped_is_right_where_the_kernel_keeps_it() -> None:
+    for command, expected in (("exit 5", 5 << 8), ("kill -9 $$", 9), ("exit 0", 0)):
+        child = subprocess.Popen(["sh", "-c", command])
+        handle = os.pidfd_open(child.pid)
+        child.wait(10)
+        assert status_of_reaped(handle) in (expected, None)
+        os.close(handle)
+
+
+def test_ends_are_seen_and_signals_sent_where_the_kernel_knows_no_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "pidfd_open", refused)
+    child = subprocess.Popen(["sleep", "60"])
+    attempt = Attempt(0, [{"rank": 0, "local_rank": 0, "streams": ["out"]}])
+    assert attempt.started({"0": child.pid}, None) == []
+    attempt.look()
+    assert attempt.ranks[0].ended_s is None
+    seen = read_stat(child.pid)
+    assert seen is not None and send_signal(seen, signal.SIGKILL) == "sent"
+
+    def looked() -> bool:
+        attempt.look()
+        return attempt.ranks[0].ended_s is not None
+
+    until(looked, "the end is seen")
+    attempt.complete((), succeeded=False)
+    assert attempt.ranks[0].end().signal == signal.SIGKILL and attempt.first == attempt.ranks[0].end()
+    child.wait()

@@ -1,0 +1,59 @@
+"""``explain`` asked about a Slurm job by its number: its newest run, its log, and what Slurm remembers of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_calls import Call, call, folder
+from tests.launch.test_submit import SCONTROL, programs
+
+__all__ = ["call", "folder"]  # fixtures
+
+CUT = "rank 0: epoch 1\nslurmstepd: error: *** STEP 12.0 ON vn1 CANCELLED AT 2026-11-21T11:21:58 ***\n"
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Slurm say that every job reached its time limit."""
+    said = SCONTROL.format(state="TIMEOUT", reason="TimeLimit", code="0:15")
+    programs(tmp_path / "bin", monkeypatch, scontrol=f"cat <<'END'\n{said}END")
+
+
+@pytest.mark.usefixtures("answers")
+@pytest.mark.parametrize("word", ["12", "slurm-12", "slurm-12.out"])
+def test_a_log_that_was_cut_off_is_explained_by_what_slurm_remembers(call: Call, folder: Path, word: str) -> None:
+    (folder / "slurm-12.out").write_text(CUT)
+    said = call("explain", word)
+    assert said.status == 1 and "error[time-limit]: job 12 reached its time limit" in said.out
+    assert "evidence: scontrol show job 12: JobState=TIMEOUT Reason=TimeLimit" in said.out
+
+
+@pytest.mark.usefixtures("answers")
+def test_a_log_that_names_its_cause_keeps_it(call: Call, folder: Path) -> None:
+    lost = "slurmstepd: error: *** JOB 12 ON vn1 CANCELLED AT 2026-11-21T10:16:20 DUE TO NODE FAILURE, SEE LOG ***\n"
+    (folder / "slurm-12.out").write_text(lost)
+    assert "error[scheduler-error]" in call("explain", "12").out
+
+
+def test_where_slurm_says_nothing_the_log_counts(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    (folder / "slurm-12.out").write_text(CUT)
+    assert "the job was cancelled: STEP 12.0" in " ".join(call("explain", "slurm-12.out").out.split())
+
+
+@pytest.mark.usefixtures("answers")
+def test_the_newest_run_of_a_job_comes_before_its_log_and_a_number_alone_is_no_part_of_an_id(
+    call: Call, folder: Path
+) -> None:
+    runs = folder / ".ddplaunch/runs"
+    for age, name in enumerate(("slurm-12.0-r1", "slurm-12.0", "slurm-120.0", "20261212-120000-abcdef")):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "run.json").write_text(json.dumps({"schema": 1, "run_id": name}))
+        os.utime(runs / name / "run.json", (1_000_000 - age, 1_000_000 - age))
+    assert json.loads(call("explain", "12", "--json").out)["run_id"] == "slurm-12.0-r1"
+    said = call("explain", "999")
+    assert said.status == 2 and "`999` is no code, no run and no file" in said.err

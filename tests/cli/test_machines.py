@@ -1,0 +1,112 @@
+"""The command line on machines that this one is not: with eight GPUs, without torch, with a full or closed disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.cli_calls import folder, spawn
+from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
+
+__all__ = ["fake_nvml", "fake_nvml_library", "folder"]
+DRY = ["--device", "cuda", "--ignore", "torch-cpu-build-on-gpu-machine", "--dry-run", "--json", "--", "train.py"]
+
+
+def plan(folder: Path, environment: dict[str, str], *words: str) -> dict[str, Any]:
+    """Return the environment of a dry run that nothing refuses."""
+    environment = {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    result = spawn(["run", *words, *DRY], folder, environment)
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    return {**{each["name"]: each["value"] for each in document["environment"]}, "notes": document["notes"]}
+
+
+@pytest.mark.parametrize(("gpus", "chosen"), [("free:4", "0,1,2,3"), ("5,1", "5,1"), ("free", "0,1,2,3")])
+def test_gpus_of_a_launch(folder: Path, fake_nvml: FakeNvml, gpus: str, chosen: str) -> None:
+    variables = plan(folder, fake_nvml.environment(8), str(len(chosen.split(","))), "--gpus", gpus)
+    assert variables["CUDA_VISIBLE_DEVICES"] == chosen and variables["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert variables["notes"] == []
+
+
+def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fake_nvml: FakeNvml) -> None:
+    environment = {**fake_nvml.environment(8), "CUDA_VISIBLE_DEVICES": "6,7"}
+    variables = plan(folder, environment, "1", "--gpus", "1")
+    assert variables["CUDA_VISIBLE_DEVICES"] == "7"
+    assert variables["notes"] == ["`--gpus` counts within CUDA_VISIBLE_DEVICES=6,7"]
+    shown = spawn(["plan", "1", "--gpus", "1", "--no-checks"], folder, environment)
+    assert b"note" in shown.stdout and b"counts within CUDA_VISIBLE_DEVICES=6,7" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "code"),
+    [
+        (["9"], 4, "more-processes-than-gpus"),
+        (["4", "--gpus", "0,1"], 4, "more-processes-than-gpus"),
+        (["2", "--gpus", "7,8"], 4, "gpu-not-found"),
+        (["9", "--gpus", "free:9"], 4, "gpus-not-free"),
+        (["2", "--gpus", "0,0"], 2, "gpus-invalid"),
+        (["2", "--gpus", "free:0"], 2, "gpus-invalid"),
+        (["2", "--gpus", ""], 2, "gpus-invalid"),
+        (["2", "--gpus", "first"], 2, "gpus-invalid"),
+    ],
+)
+def test_gpus_that_are_not_there(folder: Path, fake_nvml: FakeNvml, words: list[str], status: int, code: str) -> None:
+    environment = fake_nvml.environment(8)
+    options = ["--device", "cuda", "--ignore", "torch-cpu-build-on-gpu-machine"]
+    result = spawn(["run", *words, *options, "--", "train.py"], folder, environment)
+    assert result.returncode == status, result.stderr
+    assert f"error[{code}]".encode() in result.stderr and b"nothing was launched" in result.stderr
+    assert not (folder / ".ddplaunch").exists()
+
+
+@pytest.fixture
+def torchless(tmp_path: Path) -> dict[str, str]:
+    """Return the environment of an interpreter (started with -S) that has what ddplaunch needs, but not torch."""
+    site = Path(sysconfig.get_path("purelib"))
+    place = tmp_path / "torchless"
+    place.mkdir()
+    for entry in site.iterdir():
+        if not entry.name.lower().startswith(("torch", "functorch")) and entry.suffix != ".pth":
+            (place / entry.name).symlink_to(entry)
+    return {"PYTHONPATH": f"{Path(__file__).parents[2]}:{place}"}
+
+
+@pytest.mark.parametrize(("words", "status"), [(["run", "2"], 4), (["doctor", "2"], 1), (["plan", "2"], 0)])
+def test_torch_is_missing(folder: Path, torchless: dict[str, str], words: list[str], status: int) -> None:
+    command = [sys.executable, "-S", "-m", "ddplaunch", *words, "--", "train.py"]
+    environment = {**os.environ, **torchless}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=240, check=False)
+    assert result.returncode == status, result.stderr
+    assert b"torch-missing" in result.stderr + result.stdout
+    assert f"{sys.executable} -m pip install torch".encode() in b" ".join((result.stderr + result.stdout).split())
+    assert not (folder / ".ddplaunch").exists()
+
+
+@pytest.mark.slow
+def test_a_record_that_cannot_be_written_stops_nothing(folder: Path) -> None:
+    """Root may write anywhere: a directory below a file stands for a read-only one."""
+    result = spawn(["run", "2", "--run-dir", "train.py/runs", "--", "train.py"], folder)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(b"rank ") == 1  # rank 0 alone is shown
+    assert b"record  none: " in result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.root
+def test_a_read_only_working_directory(folder: Path) -> None:
+    command = f"mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} && cd {folder} && "
+    command += f"{sys.executable} -m ddplaunch run 2 -- train.py"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    result = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", command], env=environment, capture_output=True, timeout=240, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count(b"rank ") == 1 and b"Read-only file system" in result.stderr
+    assert sorted(path.name for path in folder.iterdir()) == ["train.py"]

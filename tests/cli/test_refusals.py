@@ -1,0 +1,234 @@
+"""Bad input: a finding with a fix, status 2 or 4, nothing launched and no file left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.values.finding import ExitStatus
+from tests.cli.cli_calls import Call, Said, call, folder
+
+__all__ = ["call", "folder"]
+LONG = "1" * 5000
+
+
+def refused(said: Said, status: int, words: str, place: Path) -> None:
+    """Every refusal looks like this."""
+    assert said.status == status, said.err
+    assert said.err.startswith(("error[", "warning[")), said.err
+    assert "\n  fix: " in said.err and "\n  why: " in said.err
+    assert "nothing was launched" in said.err
+    assert "Traceback" not in said.err and "bug in ddplaunch" not in said.err
+    assert " ".join(words.split()) in " ".join(said.err.split()), said.err
+    assert said.out == ""
+    assert not (place / ".ddplaunch").exists()
+
+
+def test_exit_statuses_are_frozen() -> None:
+    """Scripts depend on these numbers."""
+    expected = {"DONE": 0, "FINDINGS": 1, "USAGE": 2, "BUG": 3, "REFUSED": 4, "TIMED_OUT": 124, "INTERRUPTED": 130}
+    assert {status.name: int(status) for status in ExitStatus} == expected
+
+
+@pytest.mark.parametrize(
+    "nproc", ["0", "-1", "-", "abc", "1.5", "2x", "0x2", "2x0", "2x00", "00", "٣", "²", "", "2X2", "1_0", "+4", LONG]
+)
+def test_processes(call: Call, folder: Path, nproc: str) -> None:
+    refused(call("run", nproc, "--", "train.py"), 2, "is not a number of processes", folder)
+
+
+@pytest.mark.parametrize("value", ["abc", "1.5", "1e9", "inf", "", "1_0", "٣", "0x10", LONG])
+@pytest.mark.parametrize("flag", ["--batch-size", "--accum", "--dataset-size", "--workers", "--master-port"])
+def test_integers(call: Call, folder: Path, flag: str, value: str) -> None:
+    said = call("run", "2", f"{flag}={value}", "--", "train.py")
+    refused(said, 2, "is not an integer", folder)
+    assert f"flag: {flag}" in said.err
+
+
+@pytest.mark.parametrize("value", ["abc", "nan", "inf", "-inf", "1e400", "", "1_0", "0,1"])
+@pytest.mark.parametrize("flag", ["--lr", "--base-lr", "--lr-max-factor"])
+def test_numbers(call: Call, folder: Path, flag: str, value: str) -> None:
+    refused(call("run", "2", f"{flag}={value}", "--", "train.py"), 2, "is not a number", folder)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *((flag, "0") for flag in ("--batch-size", "--accum", "--global-batch-size", "--base-batch-size")),
+        *((flag, "-1") for flag in ("--batch-size", "--accum", "--dataset-size", "--base-warmup")),
+        ("--dataset-size", "0"),
+        ("--batch-size", "9" * 30),
+        ("--lr", "0"),
+        ("--base-lr", "-1"),
+        ("--lr-max-factor", "0"),
+    ],
+)
+def test_numbers_out_of_range(call: Call, folder: Path, flag: str, value: str) -> None:
+    said = call("run", "2", flag, value, "--", "train.py")
+    refused(said, 2, f"error[number-out-of-range]: `{flag}` is {value}", folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--workers", "-1"], "`--workers` is -1, less than 0"),
+        (["--max-restarts", "-1"], "`--max-restarts` is -1, less than 0"),
+        (["--node-rank", "-1"], "`--node-rank` is -1, less than 0"),
+        (["--node-rank", "3"], "add `--nnodes 4`"),
+        (["--master-port", "-1"], "port -1 does not exist"),
+        (["--master-port", "65536"], "port 65536 does not exist"),
+        (["--nnodes", "0"], "`--nnodes 0` is not a number of nodes"),
+        (["--nnodes", "3:2"], "`--nnodes 3:2` is not a number of nodes"),
+        (["--nnodes", LONG], "is not a number of nodes"),
+        (["--nnodes", "2"], "[master-addr-missing]"),
+        (["--nnodes", "2", "--master-addr", "10.0.0.1"], "[node-rank-missing]"),
+        (["--nnodes", "2", "--master-addr", "10.0.0.1", "--node-rank", "2"], "node rank 2 of 2 nodes does not exist"),
+        (["--device", "tpu"], "`--device tpu` is not known"),
+        (["--lr-scaling", "cubic"], "[unknown-lr-scaling]"),
+        (["--nccl-debug", "LOUD"], "it is one of VERSION, WARN, INFO, TRACE"),
+        (["--socket-ifname", ""], "`--socket-ifname` is empty"),
+        (["--run-dir", ""], "`--run-dir` is empty"),
+        (["--data", ""], "`--data` is empty"),
+        (["--env", "FOO"], "fix: `--env FOO=VALUE`"),
+        (["--env", "=x"], "cannot name an environment variable"),
+        (["--env", "1A=x"], "`1A` cannot name an environment variable"),
+        (["--env-file", "nope"], "`nope` cannot be read: No such file or directory"),
+        (["--env-file", "."], "`.` cannot be read: Is a directory"),
+        (["--run-id", "../x"], "cannot be the name of a directory"),
+        (["--run-id", "a\nb"], "holds a character that cannot be printed"),
+        (["--run-id", "\udcff"], "holds a character that cannot be printed"),
+        (["--ignore", "shm_small"], "fix: `--ignore shm-too-small`"),
+        (["--ignore", "zzzzz"], "fix: `ddplaunch doctor --list` shows every code"),
+        (["--torchrun-arg=--nproc-per-node=3"], "contradicts the plan"),
+        (["--torchrun-arg=-m"], "contradicts the plan"),
+        (["--torchrun-arg=other.py"], "is not an option of torchrun"),
+        (["--torchrun-arg=--nnode=3"], "did you mean `--nnodes`?"),
+        (["--torchrun-arg='x"], "has an unbalanced quote"),
+        (["--json"], "`--json` without `--dry-run`"),
+        (["--batchsize", "3"], "did you mean `--batch-size`"),
+        (["--batch_size", "3"], "did you mean `--batch-size`"),
+        (["--nproc-per-node=4"], "the number stands alone: `ddplaunch run 4 -- train.py`"),
+        (["--epochs", "3"], "put it behind `--` if it is the script's"),
+        (["--batch-size"], "`--batch-size` needs a value"),
+        (["3"], "`3` is one word too many"),
+        (["--profile", "big"], "write a `ddplaunch.toml` with a section `[profiles.big]`"),
+        (["--profile", ""], 'section `[profiles.""]`'),
+    ],
+)
+def test_options(call: Call, folder: Path, words: list[str], says: str) -> None:
+    refused(call("run", "2", *words, "--", "train.py"), 2, says, folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["2", "--device", "cpu", "--gpus", "0"], "`--device cpu` contradicts `--gpus`"),
+        (["2", "--lr", "1", "--base-lr", "1"], "[lr-given-twice]"),
+        (["2x2", "--nnodes", "3"], "`2x2` says 2 nodes, `--nnodes` says 3"),
+        (["2", "--batch-size", "8", "--global-batch-size", "17"], "[batch-does-not-divide]"),
+        (["2", "--batch-size", "8"], "two values for `--batch-size`: 9 behind `--`, 8 from the plan"),
+    ],
+)
+def test_contradictions(call: Call, folder: Path, words: list[str], says: str) -> None:
+    refused(call("run", *words, "--", "train.py", "--batch-size", "9"), 2, says, folder)
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ([], "there is no script behind `--`"),
+        ([""], "there is no script behind `--`"),
+        (["."], "fix: name the file, as in `-- train.py`"),
+        (["trian.py"], "fix: did you mean `train.py`?"),
+        (["nowhere/train.py"], "there is no directory nowhere"),
+        (["no-such-program"], "`no-such-program` does not exist"),
+        (["data.txt"], "fix: `chmod +x data.txt`"),
+        (["a" * 5000 + ".py"], "does not exist"),
+        (["a/" * 3000 + "x"], "does not exist"),
+        (["loop/train.py"], "does not exist"),
+        (["--epochs", "3", "train.py"], "fix: `ddplaunch run --epochs 3 -- train.py`"),
+        (["-m"], "names no module"),
+        (["-m", "a b"], "`-m a b` names no module"),
+        (["-m", "train.py"], "there is no module `train.py`"),
+        (["-m", "nope.train"], "there is no module `nope.train`"),
+        (["train.py", "{lr}"], "[placeholder-without-number]"),
+    ],
+)
+def test_scripts(call: Call, folder: Path, target: list[str], says: str) -> None:
+    (folder / "data.txt").write_text("text")
+    (folder / "loop").symlink_to("loop")
+    refused(call("run", "2", "--", *target), 2, says, folder)
+
+
+def test_no_separator_and_no_script(call: Call, folder: Path) -> None:
+    refused(call("run", "2"), 2, "no script was named", folder)
+    refused(call("run"), 2, "no script was named", folder)
+
+
+def test_a_script_that_may_not_be_read(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may read everything
+    refused(call("run", "2", "--", "train.py"), 2, "fix: `chmod +r train.py`", folder)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--data", "nowhere"], "data-missing"),
+        (["--output", "train.py/out"], "output-not-writable"),
+        (["--socket-ifname", "nope0"], "interface-missing"),
+        (["--device", "cuda"], "no-gpu-for-cuda"),
+    ],
+)
+def test_what_the_checks_refuse(call: Call, folder: Path, words: list[str], code: str) -> None:
+    said = call("run", "2", *words, "--", "train.py")
+    refused(said, 4, f"error[{code}]", folder)
+    assert f"`--ignore {code}`" in said.err
+    assert call("run", "2", *words, "--ignore", code, "--dry-run", "--", "train.py").status == 0
+    assert call("run", "2", *words, "--no-checks", "--dry-run", "--", "train.py").err == ""
+
+
+def test_a_variable_too_long_for_a_program(call: Call, folder: Path) -> None:
+    (folder / "e").write_text("A=" + "x" * 131072)
+    refused(call("run", "2", "--env-file", "e", "--", "train.py"), 4, "the variable `A` has 131074 bytes", folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "line"), [(b"A=1\nB\n", 2), (b"A=1\0\n", 1), (b'A="x\n', 1), (b"# c\n\n2B=1\n", 3), (b'A="x" y\n', 1)]
+)
+def test_environment_files(call: Call, folder: Path, content: bytes, line: int) -> None:
+    (folder / "my env").write_bytes(content)
+    said = call("run", "2", "--env-file", "my env", "--", "train.py")
+    refused(said, 2, f"my env:{line} is not NAME=VALUE", folder)
+
+
+@pytest.mark.parametrize("name", ["MASTER_PORT", "NODE_RANK"])
+@pytest.mark.parametrize("value", ["²", "x", "-1", LONG, "99999999"])
+def test_numbers_of_the_environment(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    said = call("run", "2x2", "--master-addr", "127.0.0.1", "--", "train.py")
+    refused(said, 2, f"fix: `unset {name}`", folder)
+
+
+def test_a_working_directory_that_is_gone(call: Call, folder: Path) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    os.chdir(gone)
+    gone.rmdir()
+    refused(call("run", "2", "--", "train.py"), 2, "the working directory does not exist any more", folder)
+    assert call("plan", "2").status == 2
+
+
+def test_commands(call: Call) -> None:
+    said = call("rnu", "2", "--", "train.py")
+    assert said.status == 2 and "did you mean `ddplaunch run`?" in said.err
+    assert call("explain").status == 2
+    near = call("explain", "shm_small")
+    assert near.status == 2 and "`ddplaunch explain shm-too-small`" in near.err
+    assert call("plan", "--json", "--yaml").status == 2
+    for sizes in ("", "0,1", "a", "1,,2", "1,-2", "²", LONG):
+        said = call("plan", "2", "--compare", sizes)
+        assert said.status == 2 and "fix: " in said.err and "Traceback" not in said.err

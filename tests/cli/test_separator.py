@@ -1,0 +1,114 @@
+"""The ``--``: what stands behind it is the script's alone, and its absence is told with the command that works."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_calls import Call, call, folder, spawn
+
+__all__ = ["call", "folder"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fixed"),
+    [
+        (["2", "train.py"], ["2", "--", "train.py"]),
+        (["train.py"], ["--", "train.py"]),
+        (["2", "my train.py", "--x"], ["2", "--", "my train.py", "--x"]),
+        (
+            ["2", "--batch-size", "8", "train.py", "--note=a b"],
+            ["2", "--batch-size", "8", "--", "train.py", "--note=a b"],
+        ),
+        (
+            ["2", "--batch-size=8", "--no-nccl-ib", "train.py"],
+            ["2", "--batch-size=8", "--no-nccl-ib", "--", "train.py"],
+        ),
+        (["2", "-m", "train", "--x"], ["2", "--", "-m", "train", "--x"]),
+        (["2", "./tool", "x"], ["2", "--", "./tool", "x"]),
+        (["2", "sh", "-c", "true"], ["2", "--", "sh", "-c", "true"]),
+        (["2", "--env-file", "e.py", "train.py"], ["2", "--env-file", "e.py", "--", "train.py"]),
+        (["2", "train.py", "--", "--note", "x"], ["2", "--", "train.py", "--note", "x"]),
+    ],
+)
+def test_the_corrected_command_runs_as_pasted(call: Call, folder: Path, words: list[str], fixed: list[str]) -> None:
+    (folder / "my train.py").write_text((folder / "train.py").read_text())
+    (folder / "e.py").write_text("A=1\n")
+    (folder / "tool").write_text("#!/bin/sh\n")
+    (folder / "tool").chmod(0o755)
+    said = call("run", *words)
+    assert said.status == 2 and "error[separator-missing]" in said.err
+    fix = re.search(r"fix: `(.*?)`\n", re.sub(r"\n {7}", " ", said.err), re.DOTALL)
+    assert fix, said.err
+    pasted = shlex.split(fix[1])
+    assert pasted == ["ddplaunch", "run", *fixed]
+    corrected = call("run", "--dry-run", *pasted[2:])
+    assert corrected.status == 0, corrected.err
+
+
+@pytest.mark.parametrize(
+    "words", [["--data", "data.py"], ["--data=data.py"], ["--run-id", "sh"], ["--output", "./tool.py"]]
+)
+def test_an_options_value_is_no_script(call: Call, folder: Path, words: list[str]) -> None:
+    (folder / "data.py").write_text("x = 1\n")
+    (folder / "tool.py").write_text("x = 1\n")
+    assert call("plan", "2", *words).status == 0
+
+
+@pytest.mark.parametrize("words", [["--epochs", "3", "train.py"], ["--nproc_per_node=2", "train.py"]])
+def test_an_unknown_option_is_reported_before_the_script(call: Call, words: list[str]) -> None:
+    said = call("run", "2", *words)
+    assert said.status == 2 and f"there is no option `{words[0].partition('=')[0]}`" in said.err
+
+
+HOSTILE = [
+    "--help",
+    "-h",
+    "--r=16",
+    "--",
+    "--batch-size",
+    "3",
+    "",
+    " ",
+    "a\nb",
+    "\udcff\x1b[31m",
+    "{x}",
+    "{{lr}}",
+    "$HOME",
+    "'",
+    '"',
+    "*",
+]
+
+
+def test_what_stands_behind_is_untouched(call: Call) -> None:
+    said = call("run", "2", "--dry-run", "--json", "--no-forward", "--", "train.py", *HOSTILE)
+    assert said.status == 0
+    plan = json.loads(said.out)
+    expected = ["{lr}" if word == "{{lr}}" else word for word in HOSTILE]
+    assert plan["target"]["args"] == expected
+    assert plan["argv"][plan["argv"].index("--") :] == ["--", "train.py", *expected]
+
+
+@pytest.mark.parametrize(
+    "name", ["a b.py", "it's.py", "new\nline.py", "$HOME.py", "{lr}.py", "b\udcffad.py", "-x.py", "日本.py"]
+)
+def test_names_of_scripts(call: Call, folder: Path, name: str) -> None:
+    (folder / name).write_text((folder / "train.py").read_text())
+    said = call("run", "2", "--dry-run", "--json", "--", name)
+    assert said.status == 0, said.err
+    target = json.loads(said.out)["target"]
+    assert target["kind"] == "script" and target["name"] == ("./-x.py" if name == "-x.py" else name)
+
+
+def test_bytes_that_are_no_text_come_out_as_they_went_in(folder: Path) -> None:
+    """The shell text of ``--dry-run``, given to a shell, has the very bytes."""
+    (folder / "b\udcffad.py").write_text("")
+    result = spawn(["run", "2", "--dry-run", "--no-checks", "--", b"b\xffad.py", b"\xfe x"], folder)
+    assert result.returncode == 0, result.stderr
+    printed = result.stdout.decode()  # it is text
+    assert printed.endswith("    -- $'b\\377ad.py' $'\\376 x'\n")

@@ -1,0 +1,381 @@
+"""Stacks, from a process to the place that a person would name, and what it says of a hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.rank_site import showing_stacks
+from ddplaunch.explain.stacks.flight_recorder import flight, read_dump
+from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis, spinning
+from ddplaunch.explain.stacks.parse import (
+    Frame,
+    RankStack,
+    ThreadStack,
+    from_faulthandler,
+    from_py_spy,
+    groups,
+    place_of,
+    stack_text,
+)
+from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
+from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.values.finding import ExitStatus
+from tests.agent.guarded import Guarded, until
+from tests.cli.cli_calls import Call, call, folder
+
+__all__ = ["call", "folder"]  # fixtures
+
+TORCH = "/v/lib/python3.11/site-packages/torch"
+ALL_REDUCE = (
+    Frame(f"{TORCH}/distributed/distributed_c10d.py", 3252, "all_reduce"),
+    Frame(f"{TORCH}/distributed/c10d_logger.py", 83, "wrapper"),
+)
+BARRIER = (Frame(f"{TORCH}/distributed/distributed_c10d.py", 5356, "barrier"),)
+LOADER = (
+    Frame("/usr/lib/python3.11/selectors.py", 415, "select"),
+    Frame(f"{TORCH}/utils/data/dataloader.py", 725, "__next__"),
+)
+BACKWARD = (
+    Frame(f"{TORCH}/autograd/graph.py", 841, "_engine_run_backward"),
+    Frame(f"{TORCH}/_tensor.py", 630, "backward"),
+)
+
+
+def rank(number: int, *inner: Frame, line: int = 88, where: str = "main", **more: Any) -> RankStack:
+    own = (Frame("/home/me/train.py", line, where), Frame("/home/me/train.py", 99, "<module>"))
+    return RankStack(number, 100 + number, (ThreadStack("", (*inner, *own)),), **more)
+
+
+def still(
+    seconds: float = 240.0, busy: dict[int, float] | None = None, left: dict[int, str] | None = None
+) -> NoProgress:
+    return NoProgress(seconds, busy or {}, left or {}, "node-1")
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    ("inner", "text", "kind"),
+    [
+        (ALL_REDUCE, "all_reduce at train.py:88", "collective"),
+        (BARRIER, "barrier at train.py:88", "collective"),
+        (LOADER, "DataLoader.__next__ at train.py:88", "loader"),
+        (BACKWARD, "backward at train.py:88", "backward"),
+        ((), "train.py:88 in main", "own"),
+        ((Frame("<frozen importlib._bootstrap>", 1176, "_find_and_load"),), "import at train.py:88", "own"),
+        ((*ALL_REDUCE, Frame(f"{TORCH}/nn/parallel/distributed.py", 1, "forward")), "all_reduce at train.py:88", None),
+        ((*BARRIER, Frame(f"{TORCH}/distributed/distributed_c10d.py", 9, "init_process_group")), None, "meeting"),
+    ],
+)
+def test_a_place_is_the_users_own_line_and_what_it_called(
+    inner: tuple[Frame, ...], text: str | None, kind: str | None
+) -> None:
+    place = place_of(rank(0, *inner))
+    assert place.text == text or text is None
+    assert place.kind == kind or kind is None
+
+
+def test_a_stack_that_is_not_known_is_no_place() -> None:
+    assert place_of(RankStack(0, 1, problem="it has ended")).kind == "unknown"
+    assert not place_of(RankStack(0, 1)).needs_others
+
+
+def test_the_odd_one_out_comes_first() -> None:
+    found = groups([*(rank(each, *ALL_REDUCE) for each in range(3)), rank(3, *LOADER), RankStack(4, 1, problem="?")])
+    assert [group.ranks for group in found] == [(3,), (0, 1, 2), (4,)]
+
+
+# Hangs
+
+
+def test_the_rank_that_the_others_wait_for_is_named() -> None:
+    found = hang_diagnosis([*(rank(each, *ALL_REDUCE) for each in range(3)), rank(3, line=41, where="load")], still())
+    assert (found.code, found.certainty, found.rank, found.host) == ("collective-timeout", "likely", 3, "node-1")
+    assert found.what == "rank 3 is at train.py:41 in load, and ranks 0-2 wait in all_reduce at train.py:88 for 4 min"
+    assert (found.evidence[0].file, found.evidence[0].line) == ("/home/me/train.py", 41)
+
+
+@pytest.mark.parametrize(
+    ("suspect", "words"),
+    [
+        (rank(1, line=41, state="T"), "is stopped, by SIGSTOP"),
+        (RankStack(1, 9, state="T"), "is stopped, by SIGSTOP"),
+        (RankStack(1, 9, state="D", kernel="nfs_wait"), "(`nfs_wait`) for a disk or a file server"),
+        (rank(1, line=41, state="D", kernel="rpc_wait_bit_killable"), "for a disk or a file server"),
+        (rank(1, line=41, kernel="anon_pipe_read", reads="/data/fifo"), "reads from `/data/fifo`"),
+        (rank(1, line=41, kernel="wait_for_partner"), "waits for input"),
+        (rank(1, line=41, kernel="hrtimer_nanosleep"), "rank 1 sleeps"),
+        (rank(1, *LOADER), "its DataLoader workers, which send nothing"),
+        (rank(1, line=41, kernel="sk_wait_data"), "over the network"),
+    ],
+)
+def test_what_keeps_the_rank_is_said(suspect: RankStack, words: str) -> None:
+    found = hang_diagnosis([rank(0, *ALL_REDUCE), suspect], still())
+    assert words in found.why and found.rank == 1 and found.fixes
+
+
+def test_a_rank_that_computes_is_in_a_loop() -> None:
+    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], still(busy={1: 0.97}))
+    assert found.why.startswith("rank 1 computes (97% of a core)")
+
+
+def test_different_collectives_are_a_mismatch_and_the_same_one_is_none() -> None:
+    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *BARRIER)], still())
+    assert (found.code, found.rank) == ("collective-mismatch", None)
+    assert "rank 0 in all_reduce at train.py:88, rank 1 in barrier" in found.what
+    same = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE)], still())
+    assert same.code == "collective-timeout" and same.rank is None
+    backward = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, *BACKWARD)], still())
+    assert backward.code == "collective-timeout"
+
+
+def test_a_rank_that_left_is_the_one_that_does_not_come() -> None:
+    found = hang_diagnosis([rank(0, *ALL_REDUCE)], still(left={1: "exit status 0"}))
+    assert (found.code, found.rank) == ("collective-timeout", 1)
+    assert found.what.startswith("rank 1 had ended (exit status 0) while rank 0 waits in all_reduce")
+
+
+def test_a_hang_without_collectives() -> None:
+    asleep = hang_diagnosis([rank(0), rank(1)], still())
+    assert (asleep.code, asleep.rank) == ("hang", None)
+    odd = hang_diagnosis([rank(0), rank(1), rank(2, line=41)], still())
+    assert (odd.code, odd.rank) == ("hang", 2)
+    computing = hang_diagnosis([rank(0), rank(1, line=41), rank(2, line=41)], still(busy={0: 1.0}))
+    assert computing.rank == 0
+    unseen = hang_diagnosis([RankStack(0, 1, problem="not asked"), RankStack(1, 2)], still())
+    assert unseen.certainty == "unknown" and "not asked" in unseen.why
+
+
+def test_ranks_that_all_compute_hang_only_where_some_never_leave_one_collective() -> None:
+    waits, apart = rank(0, *ALL_REDUCE), rank(1, line=41)
+    assert spinning([(waits, apart), (waits, rank(1, line=42))])
+    assert not spinning([(waits, apart), (rank(0, line=90), apart)])  # it left the collective in between
+    assert not spinning([(waits, apart), (waits, rank(1, *ALL_REDUCE))])  # it came
+    assert not spinning([(rank(0, line=90), apart)] * 2)  # a long computation
+    assert not spinning([(waits, rank(1, *ALL_REDUCE))] * 2)  # all in one: perhaps a barrier in each step
+
+
+# What prints stacks
+
+PY_SPY = [
+    {"pid": 7, "thread_id": 1, "thread_name": "bg", "os_thread_id": 8, "frames": []},
+    {"pid": 7, "thread_id": 2, "thread_name": None, "os_thread_id": 7,
+     "frames": [{"name": "main", "filename": "/a.py", "line": 4}]},
+]  # fmt: skip
+
+
+def test_py_spys_main_thread_comes_first() -> None:
+    threads = from_py_spy(json.dumps(PY_SPY))
+    assert [thread.name for thread in threads] == ["", "bg"]
+    assert threads[0].frames == (Frame("/a.py", 4, "main"),)
+    for text in ("", "[1]", '[{"pid": 1}]'):
+        with pytest.raises(ValueError, match=r"."):
+            from_py_spy(text)
+
+
+def test_the_last_dump_of_several_counts() -> None:
+    one = 'Thread 0x1a (most recent call first):\n  File "/b.py", line 1 in f\n\n'
+    one += "Current thread 0x2b [python] (most recent call first):\n"
+    text = (
+        one
+        + '  File "/a.py", line 3 in <module>\n'
+        + one
+        + '  File "/a.py", line 4 in <module>\n  ...\n\nExtension modules: x\n'
+    )
+    main, other = from_faulthandler(text)
+    assert main.frames == (Frame("/a.py", 4, "<module>"),) and other.frames == (Frame("/b.py", 1, "f"),)
+    assert from_faulthandler("Traceback (most recent call last):\n") == ()
+
+
+# Real processes
+
+# Each says that it is up where it stays.
+LOOP = "def turn():\n    print('up', flush=True)\n    while True:\n        pass\nturn()\n"
+READS = "import os\nprint('up', flush=True); os.read(0, 1)\n"
+THREADS = (
+    "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    "print('up', flush=True); time.sleep(60)\n"
+)
+
+
+@contextmanager
+def running(program: str, *, shows: bool = True, shell: bool = False) -> Iterator[subprocess.Popen[str]]:
+    """A process that stands where a rank does."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(
+        ["/bin/sh", "-c", '"$@"; true', "sh", *command] if shell else command,
+        env={**environ, **(showing_stacks(environ) if shows else {})},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        assert process.stdout
+        try:
+            assert process.stdout.readline() == "up\n"
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+
+
+def asked(process: subprocess.Popen[str], number: int = 0) -> LiveRank:
+    seen = read_process(process.pid)
+    assert seen
+    return LiveRank(number, process.pid, seen.start_ticks)
+
+
+@pytest.fixture(autouse=True)
+def _without_py_spy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.hosts.local.rank_stacks._find_py_spy", lambda: None)
+
+
+def test_ranks_show_where_they_are_and_go_on() -> None:
+    with running(LOOP) as loop, running(READS) as reads, running(THREADS) as threads:
+        until(lambda: take_stacks([asked(reads)])[0].reads, "it reads")
+        for _ in range(2):  # the second time as well
+            one, two, three = take_stacks([asked(loop), asked(reads, 1), asked(threads, 2)])
+            assert [frame.function for frame in one.main] == ["turn", "<module>"]
+            assert (one.source, one.problem) == ("faulthandler", "")
+            assert two.main[0] == Frame("<string>", 2, "<module>") and two.reads.startswith("pipe:")
+            assert [thread.frames[-1].function for thread in three.threads] == ["<module>", "_bootstrap"]
+        assert [each.poll() for each in (loop, reads, threads)] == [None] * 3
+        reads.communicate("x")  # the read that was interrupted twice still gets what comes
+        assert reads.returncode == 0
+    assert "turn" in stack_text(one) and "reading pipe:" in stack_text(two)
+
+
+def test_a_rank_that_is_a_shell_script_shows_its_python() -> None:
+    with running(LOOP, shell=True) as process:
+        (one,) = take_stacks([asked(process)])
+        assert one.main[0].function == "turn" and one.pid != process.pid
+
+
+def test_what_has_not_prepared_for_the_signal_is_not_sent_it() -> None:
+    with running(READS, shows=False) as process:
+        (one,) = take_stacks([asked(process)])
+        assert not one.threads and "without `--stacks`" in one.problem
+        assert process.poll() is None
+        caught = f"import signal\nsignal.signal({SIGNAL}, lambda *_: print('hit', flush=True))\n"
+    with running(caught + READS, shows=False) as process:  # somebody's own handler of the same signal
+        assert not take_stacks([asked(process)])[0].threads
+        assert process.communicate("x")[0] == ""
+
+
+def test_a_pid_that_was_given_out_again_is_left_alone() -> None:
+    with running(READS) as process:
+        before = asked(process)
+        (one,) = take_stacks([LiveRank(0, before.pid, before.start_ticks - 1)])
+        assert not one.threads and one.problem == "it has ended"
+    (gone,) = take_stacks([before])
+    assert gone.problem == "it has ended"
+
+
+def test_a_stopped_rank_is_not_waited_for() -> None:
+    with running(READS) as process:
+        process.send_signal(19)
+        until(lambda: (seen := read_process(process.pid)) and seen.state == "T", "stopped")
+        (one,) = take_stacks([asked(process)])
+        assert one.state == "T" and not one.threads and "it is stopped" in one.problem
+        assert place_of(one).text == "stopped by a signal"
+
+
+def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
+    """PYTHONPATH, sys.path, and another sitecustomize are as they would be; what the rank starts has no part in it."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.theirs = True\n")
+    (tmp_path / "probe.py").write_text(
+        "import json, os, subprocess, sys\nsees = [os.environ.get('PYTHONPATH'), sys.path, getattr(sys, 'theirs', "
+        "False), sorted(name for name in os.environ if name.startswith('DDPLAUNCH')), "
+        "os.dup(0)]\nprint(json.dumps(sees))\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "DDPLAUNCH"))}
+    for before in ({}, {"PYTHONPATH": str(tmp_path)}):
+        seen = []
+        for more in ({}, showing_stacks({**environ, **before})):
+            command = [sys.executable, "-u", str(tmp_path / "probe.py")]
+            done = subprocess.run(
+                command, env={**environ, **before, **more}, capture_output=True, text=True, check=True
+            )
+            assert done.stderr == ""
+            seen.append(json.loads(done.stdout))
+        assert seen[0] == seen[1]
+        assert seen[1][2] is bool(before)
+
+
+# The command
+
+
+def test_the_command_shows_the_odd_one_out_first(tmp_path: Path, call: Call) -> None:
+    with Guarded(tmp_path, subprocess.DEVNULL, subprocess.DEVNULL) as one:
+        one.environment.update(LOCAL_RANK="0", **showing_stacks({}))
+        one.attempt([THREADS, LOOP, THREADS])
+        until(lambda: all(one.file(f"attempt-0/rank-{each}.out") for each in range(3)), "they run")
+        said = call("stacks", one.run_id, "--full")
+        assert said.status == ExitStatus.DONE, said.err
+        head, columns, first, second = said.out.splitlines()[:4]
+        assert head.startswith(f"{one.run_id}: 3 ranks here, in 2 places") and "where" in columns
+        assert "rank 1" in first and " in turn" in first and "ranks 0, 2" in second
+        assert "in _bootstrap" in said.out  # every thread
+        value = json.loads(call("stacks", one.run_id, "--json").out)
+        assert [group["ranks"] for group in value["groups"]] == [[1], [0, 2]]
+        assert value["ranks"][1]["threads"][0]["frames"][0]["function"] == "turn"
+        assert all(process.poll() is None for process in one.ranks.values())
+
+
+def test_the_command_says_what_is_missing_and_disturbs_nobody(tmp_path: Path, call: Call) -> None:
+    with Guarded(tmp_path, subprocess.DEVNULL, subprocess.DEVNULL) as one:
+        one.environment.update(LOCAL_RANK="0")
+        one.attempt([THREADS])
+        until(lambda: one.file("attempt-0/rank-0.out") == b"up\n", "it runs")
+        said = call("stacks", one.run_id)
+        assert said.status == ExitStatus.FINDINGS
+        assert "warning[stacks-unavailable]" in said.err and "`pip install py-spy`" in said.err
+        assert one.ranks[0].poll() is None
+    gone = call("stacks", one.run_id)
+    assert gone.status == ExitStatus.USAGE and "no record of a run" in gone.err
+
+
+# Flight recorders
+
+
+def entry(number: int, state: str = "completed", name: str = "nccl:all_reduce", **more: object) -> dict[str, object]:
+    start = {"collective_seq_id": number, "state": state, "profiling_name": name, "process_group": ("0", "default_pg")}
+    return {**start, "input_sizes": [[8]], "is_p2p": False, **more}
+
+
+def test_who_did_not_join_is_told_by_the_recorders() -> None:
+    done = [entry(1), entry(2)]
+    found = flight({0: [*done, entry(3, "scheduled")], 1: [*done, entry(3, "started")], 2: done})
+    assert found and found.missing == (2,)
+    assert found.what == "rank 2 did not join all_reduce of [8] (number 3); ranks 0, 1 did"
+    assert flight({0: done, 1: done}) is None
+    assert flight({0: [entry(1, "scheduled")]}) is None
+    other = flight({0: [*done, entry(3, "scheduled")], 1: [*done, entry(3, "scheduled", "nccl:broadcast")]})
+    assert other and other.what == "in collective 3, rank 0 called all_reduce of [8]; rank 1 called broadcast of [8]"
+
+
+def test_gloos_recorder_does_not_say_what_has_ended() -> None:
+    two = [entry(1, "scheduled"), entry(2, "scheduled")]
+    missing = flight({0: two, 1: two[:1]})
+    assert missing and missing.missing == (1,)
+    together = flight({0: two, 1: two})
+    assert together and not together.missing and "number 2" in together.what
+
+
+def test_a_dump_that_would_run_code_is_refused() -> None:
+    assert read_dump(pickle.dumps({"entries": [entry(1)]}))[0]["collective_seq_id"] == 1
+    for data in (pickle.dumps({"entries": [Path("x")]}), pickle.dumps(os.getcwd), b"", b"\x80", pickle.dumps([1])):
+        with pytest.raises(ValueError, match="no dump of a flight recorder"):
+            read_dump(data)

@@ -1,0 +1,231 @@
+"""The roll call between real sockets: all come, somebody does not, strangers knock, and what does not fit together."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.hosts.roll_call.door import Door
+from ddplaunch.hosts.roll_call.messages import greeting, hello_line, read_verdict
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.roll_calls import WORDS, Gathering, hello
+from tests.ports import free_port
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def test_all_come_and_the_port_is_free_at_once(port: int) -> None:
+    with Gathering(port) as gathering:
+        nodes = [gathering.node(rank) for rank in (2, 0, 1)]
+        verdicts = [node.result(60) for node in nodes]
+        with socket.socket(socket.AF_INET6) as store:  # as TCPStore does
+            store.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            store.bind(("::", port))
+            store.listen()
+    assert all(verdict.go and not verdict.findings for verdict in verdicts)
+    (identity,) = {verdict.rendezvous_id for verdict in verdicts}
+    assert identity is not None and identity.startswith("id-") and len(identity) > 8
+
+
+def test_every_roll_call_has_an_id_of_its_own(port: int) -> None:
+    with Gathering(port, nodes=1) as gathering:
+        first, second = (gathering.node(0).result(60).rendezvous_id for _ in range(2))
+    assert first != second
+
+
+def test_who_is_missing_is_named_everywhere(port: int) -> None:
+    with Gathering(port, timeout_s=2) as gathering:
+        nodes = [gathering.node(0), gathering.node(1)]
+        for verdict in (node.result(60) for node in nodes):
+            (finding,) = verdict.findings
+            assert not verdict.go and finding.code == "nodes-missing"
+            assert "2 of 3 nodes joined" in finding.what and "missing: node 2" in finding.what
+
+
+@pytest.mark.parametrize(
+    ("address", "timeout_s", "reason"),
+    [
+        ("127.0.0.1", 1.0, "connection refused"),
+        ("no-such-host.invalid", 3.0, "the name `no-such-host.invalid` does not resolve"),  # by a child process
+    ],
+)
+def test_node_0_does_not_call(port: int, address: str, timeout_s: float, reason: str) -> None:
+    with Gathering(port, timeout_s=timeout_s) as gathering:
+        gathering.call = type(gathering.call)(3, address, port, timeout_s, {})
+        verdict = gathering.node(1).result(60)
+    (finding,) = verdict.findings
+    assert not verdict.go and not verdict.heard and finding.code == "nodes-missing"
+    assert reason in finding.what and f"{address}:{port}" in finding.what
+
+
+def test_another_program_at_the_port_hears_nothing(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)) as server, Gathering(port, timeout_s=2.0) as gathering:
+        node = gathering.node(1)
+        connection, _ = server.accept()
+        with connection:
+            connection.settimeout(10)
+            heard = connection.recv(100)
+        verdict = node.result(60)
+    assert heard == b""
+    assert "is no roll call" in verdict.findings[0].what
+
+
+def test_strangers_do_not_disturb(port: int) -> None:
+    with Gathering(port) as gathering:
+        first = gathering.node(0)
+        silent = [_knock(port, b"") for _ in range(140)]  # more than are kept
+        others = [
+            _knock(port, b"GET / HTTP/1.1\r\n\r\n"),
+            _knock(port, b"\0\xff\n" * 20),
+            _knock(port, b'{"hello":{"node_rank":true}}\n'),
+            _knock(port, b"[" * 60000 + b"\n"),
+            _knock(port, b'{"hello":'),
+        ]
+        nodes = [gathering.node(rank) for rank in (1, 2)]
+        verdicts = [node.result(60) for node in (first, *nodes)]
+        for connection in (*silent, *others):
+            connection.close()
+    assert all(verdict.go for verdict in verdicts)
+
+
+def _knock(port: int, data: bytes) -> socket.socket:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), 5)
+            connection.sendall(data)
+            return connection
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def test_a_line_without_end_is_cut_off(port: int) -> None:
+    with Door(port, greeting()) as door, _knock(port, b"x" * 200_000) as connection:
+        end = time.monotonic() + 60
+        while not any(line is None for _, line in door.lines(0.1)):
+            assert time.monotonic() < end
+        assert not door.callers
+        connection.settimeout(10)
+        with pytest.raises(OSError):
+            while connection.recv(1 << 16):
+                pass
+            raise OSError("closed")
+
+
+def test_a_node_goes_and_comes_back(port: int) -> None:
+    with Gathering(port) as gathering:
+        first = gathering.node(0)
+        with _knock(port, hello_line(hello(2))):
+            gathering.until(0, 2)
+        gathering.until(0, 1)
+        end = time.monotonic() + 60
+        while not any(status.note == "node 2 (gpu-2) went away" for status in gathering.shown[0]):
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert gathering.shown[0][-1].missing == ("node 1", "node 2 (gpu-2)")
+        others = [gathering.node(1), gathering.node(2)]
+        assert all(node.result(60).go for node in (first, *others))
+
+
+def test_two_with_one_rank_are_refused_everywhere(port: int) -> None:
+    with Gathering(port) as gathering:
+        nodes = [gathering.node(0), gathering.node(1)]
+        gathering.until(0, 2)
+        nodes.append(gathering.node(1, host="gpu-9", machine="another", pid=900))
+        for verdict in (node.result(60) for node in nodes):
+            (finding,) = verdict.findings
+            assert not verdict.go and finding.code == "node-rank-twice"
+            assert "pid 101 on gpu-1" in finding.what and "pid 900 on gpu-9" in finding.what
+
+
+def test_the_later_start_on_a_host_counts(port: int) -> None:
+    with Gathering(port, nodes=3) as gathering:
+        nodes = [gathering.node(0), gathering.node(1)]
+        gathering.until(0, 2)
+        again = gathering.node(1, pid=900, started_s=time.time() + 1)
+        replaced = nodes.pop().result(60)
+        assert not replaced.go and "pid 900" in replaced.findings[0].what
+        assert all(node.result(60).go for node in (*nodes, again, gathering.node(2)))
+
+
+def test_another_launch_is_refused_with_what_differs(port: int) -> None:
+    with Gathering(port) as gathering:
+        nodes = [gathering.node(0), gathering.node(1, launch={**WORDS, "--nnodes": "2"})]
+        for verdict in (node.result(60) for node in nodes):
+            (finding,) = verdict.findings
+            assert not verdict.go and finding.code == "launches-differ"
+            assert "--nnodes 2 on node 1 (gpu-1), 3 on node 0 (gpu-0)" in finding.what and "kill 101" in finding.fix
+
+
+def test_another_script_is_refused_when_all_are_in(port: int) -> None:
+    with Gathering(port) as gathering:
+        nodes = [gathering.node(0), gathering.node(1), gathering.node(2, script="other")]
+        for verdict in (node.result(60) for node in nodes):
+            (finding,) = verdict.findings
+            assert not verdict.go and finding.code == "hosts-differ-script"
+            assert "gpu-2" in finding.what and "--ignore hosts-differ-script" in finding.fix
+
+
+def test_a_waiting_node_hears_of_the_others_and_of_an_interrupt(port: int) -> None:
+    with Gathering(port) as gathering:
+        with Door(port, greeting()) as door:  # a node 0 that is killed
+            node = gathering.node(1)
+            end = time.monotonic() + 60
+            while not any(line for _, line in door.lines(0.1)):
+                assert time.monotonic() < end
+        first = gathering.node(0)  # and comes back
+        gathering.until(1, 2)
+        assert any("went away" in (status.note or "") for status in gathering.shown[1])
+        nodes = (first, node, gathering.node(2))
+        assert all(each.result(60).go for each in nodes)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+@pytest.mark.slow
+def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, status: int, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('launched')\n")
+    place = ["--nnodes", "3", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    argv = [*ddplaunch("run", "4", "--device", "cpu", "--no-checks"), *place, "--", "train.py"]
+    process = subprocess.Popen(argv, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    try:
+        said = {**WORDS, "--device": "cpu"}
+        with _knock(port, hello_line(hello(1, launch=said))) as connection:
+            lines = connection.makefile("rb")
+            assert lines.readline() == greeting()
+            assert json.loads(lines.readline())["waiting"]["names"] == ["node 2"]
+            process.send_signal(number)
+            verdict = read_verdict(lines.readline())
+            lines.close()
+        told = process.communicate(timeout=120)[1]
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == status, told
+    assert verdict is not None and verdict.findings[0].code == "roll-call-ended"
+    assert "was interrupted" in verdict.findings[0].what
+    assert "Traceback" not in told and not (tmp_path / ".ddplaunch").exists()
+
+
+@pytest.mark.slow
+def test_taken_default_port_is_named_with_its_holder(tmp_path: Path, port: int) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('launched')\n")
+    place = ["--nnodes", "3", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    argv = [*ddplaunch("run", "4", "--device", "cpu", "--no-checks"), *place, "--", "train.py"]
+    with socket.create_server(("0.0.0.0", port), reuse_port=False):
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
+        )
+    assert done.returncode == 4, done.stderr
+    assert f"error[port-taken]: port {port} is in use by pid " in done.stderr
+    assert Path(sys.executable).name in done.stderr and "nothing was launched" in done.stderr

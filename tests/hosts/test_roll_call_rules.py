@@ -1,0 +1,184 @@
+"""What nodes may say, what of it is judged how, and how the wait looks: decisions on values."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, wanted, with_rendezvous_id
+from ddplaunch.hosts.roll_call import messages as words
+from ddplaunch.hosts.roll_call.messages import Hello, Status, Verdict
+from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, nodes_missing, told
+from ddplaunch.launch.launch import Launch
+from ddplaunch.launch.options import Options
+from ddplaunch.machine.facts import TorchFacts
+from ddplaunch.ui.launch_view import RollCallLine, status_text
+from ddplaunch.values import codec
+from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.resolved import Resolved, Source
+from tests.checks.healthy import healthy_facts, healthy_launch, topology
+from tests.hosts.roll_calls import WORDS, hello
+
+FLAG = Source("flag", "--x")
+
+
+def test_lines_come_back_as_they_were() -> None:
+    said = hello(2, host="gpu-ü", script=None)
+    assert words.read_hello(words.hello_line(said)) == said
+    verdict = Verdict(False, (error("a", "b", why="c", fix="d", where=("e", "f")),), None)
+    assert words.read_verdict(words.verdict_line(verdict)) == verdict
+    status = Status(4, ("node 2",), 7.0, joined=3)
+    assert words.read_status(words.status_line(status), 7.0) == status
+    assert words.greeted(words.greeting()) == words.PROTOCOL
+
+
+_WRONG: tuple[dict[str, Any], ...] = (
+    *({"node_rank": True}, {"node_rank": -1}, {"host": 3}, {"launch": {"a": 1}}),
+    *({"pid": 1e9}, {"clock_s": float("nan")}, {"script": 1}, {"launch": None}),
+)
+
+
+@pytest.mark.parametrize("change", _WRONG)
+def test_a_hello_that_is_none(change: dict[str, Any]) -> None:
+    said = json.loads(words.hello_line(hello(1)))["hello"]
+    assert words.read_hello(json.dumps({"hello": said}).encode()) is not None
+    assert words.read_hello(json.dumps({"hello": {**said, **change}}).encode()) is None
+
+
+@pytest.mark.parametrize("line", [b"", b"\xff\xfe", b"[1]", b"1", b'{"verdict":1}', b'{"waiting":[]}', b"[" * 50000])
+def test_lines_that_are_nothing(line: bytes) -> None:
+    assert words.read_hello(line) is None and words.read_verdict(line) is None
+    assert words.read_status(line, 0) is None and words.greeted(line) is None
+
+
+def test_no_secret_travels() -> None:
+    facts = healthy_facts(environment={"API_KEY": "sesame"})
+    text = codec.to_json(told(replace(facts, torch=TorchFacts("2.4", "/home/sesame", None, None, frozenset()))))
+    assert "sesame" not in text and "2.4" in text
+    assert len(text) < words.LONGEST_LINE / 8
+
+
+def code(finding: Finding | None) -> str | None:
+    return finding.code if finding else None
+
+
+def test_at_the_door() -> None:
+    joined = {0: hello(0), 1: hello(1)}
+    assert at_the_door(joined, hello(2)) is None
+    assert at_the_door(joined, hello(2, launch={**WORDS, "--run-id": "x"})) is None  # node 0 was given none
+    assert code(at_the_door(joined, hello(2, launch={**WORDS, "NPROC": "8"}))) == "launches-differ"
+    assert code(at_the_door(joined, hello(2, protocol=9))) == "hosts-differ-ddplaunch"
+    assert code(at_the_door(joined, hello(1, host="other", machine="m"))) == "node-rank-twice"
+    assert code(at_the_door(joined, hello(0, started_s=9e9, pid=7))) == "node-rank-twice"
+    assert at_the_door(joined, hello(1, started_s=9e9, pid=7)) is None  # started again
+
+
+def together(**changes: Any) -> tuple[Finding, ...]:
+    nodes: dict[int, Hello] = {rank: hello(rank) for rank in range(3)}
+    nodes[2] = replace(nodes[2], **changes)
+    return all_together(nodes, {2: (0.1, 0.01)}, "train.py", ())
+
+
+def facts_with(**changes: Any) -> str:
+    return codec.to_json(told(healthy_facts(**changes)))
+
+
+def test_healthy_nodes_fit_together() -> None:
+    assert together() == ()
+    assert together(facts="{", ddplaunch="9") == ()  # not understood is not compared
+    assert together(host="gpu-1", machine="machine 1") == ()  # two nodes on one host
+
+
+def test_nodes_that_differ() -> None:
+    torch = healthy_facts().torch
+    assert isinstance(torch, TorchFacts)
+    (finding,) = together(facts=facts_with(torch=replace(torch, version="2.1.0")))
+    assert finding.code == "hosts-differ-torch" and "2.1.0 on gpu-2" in finding.what
+    (finding,) = together(facts=facts_with(torch=replace(torch, nccl_version="2.0.1")))
+    assert finding.code == "hosts-differ-nccl" and finding.fix.startswith("install the same version on all nodes; ")
+    (finding,) = together(arguments="others")
+    assert finding.code == "script-arguments-differ" and finding.severity.value == "warning"
+    nodes = {0: hello(0), 1: hello(1, script="b")}
+    assert all_together(nodes, {}, "train.py", ("hosts-differ-script",)) == ()
+    (finding,) = all_together({0: hello(0), 1: hello(1)}, {1: (60.0, 0.1)}, "train.py", ())
+    assert finding.code == "clock-skew"
+
+
+def test_many_missing_are_counted() -> None:
+    finding = nodes_missing(20, [f"node {rank}" for rank in range(1, 20)], 600, "10.0.0.1:29500")
+    assert "1 of 20 nodes joined within 600 s; missing: node 1, " in finding.what and "and 11 more" in finding.what
+
+
+def launch(several: bool = True, **options: Any) -> Launch:
+    made = healthy_launch(2, topology=topology(2, nnodes=2 if several else 1))
+    shape = made.topology
+    if several:
+        address, port = Resolved("10.0.0.1", FLAG), Resolved(29500, FLAG)
+        shape = replace(shape, node_rank=Resolved(1, FLAG), master_addr=address, master_port=port)
+    return replace(made, topology=shape, options=Options(**options))
+
+
+def test_when_a_roll_is_called() -> None:
+    assert wanted(launch(), None) == TIMEOUT_S
+    assert wanted(launch(), 120.0) == 120
+    assert wanted(launch(), 0.0) is None
+    assert wanted(launch(several=False), 30.0) is None
+    elastic = launch()
+    assert wanted(replace(elastic, topology=replace(elastic.topology, min_nodes=1)), None) is None
+    assert wanted(launch(torchrun_arg=(Resolved("--rdzv-conf=is_host=1", FLAG),)), None) is None
+    assert wanted(launch(torchrun_arg=(Resolved("--rdzv-conf=timeout=8", FLAG),)), None) == TIMEOUT_S
+
+
+def test_the_fresh_id_goes_to_torchrun_and_not_to_the_script() -> None:
+    argv = ("python", "--rdzv-id=old", "--", "train.py", "--rdzv-id=mine")
+    assert with_rendezvous_id(argv, "new") == ("python", "--rdzv-id=new", "--", "train.py", "--rdzv-id=mine")
+
+
+def test_status_text() -> None:
+    assert (
+        status_text(Status(4, ("node 2 (gpu-07)",), 3, joined=3)) == "3 of 4 nodes joined, waiting for node 2 (gpu-07)"
+    )
+    assert status_text(Status(4, ("node 0",), 3, "no answer")) == "waiting for node 0; no answer"
+    many = Status(9, tuple(f"node {rank}" for rank in range(1, 9)), 3, joined=1)
+    assert status_text(many).endswith("node 1, node 2, node 3, node 4 and 4 more")
+    assert len(status_text(many, 30)) < 30
+    assert "\x1b" not in status_text(Status(4, ("node 1 (\x1b[2J)",), 3, joined=3))
+
+
+def test_few_lines_off_a_terminal() -> None:
+    stream, now = io.StringIO(), [0.0]
+    progress = RollCallLine(stream, False, lambda: now[0])
+    for second in range(25):
+        now[0] = float(second)
+        missing = ("node 1", "node 2") if second < 5 else ("node 2",)
+        progress.show(Status(3, missing, now[0], joined=3 - len(missing)))
+    progress.show(Status(3, (), 25, joined=3))
+    progress.end()
+    assert stream.getvalue().splitlines() == [
+        "1 of 3 nodes joined, waiting for node 1, node 2",
+        "2 of 3 nodes joined, waiting for node 2",
+        "3 of 3 nodes joined",
+    ]
+
+
+def test_silence_where_all_come_at_once() -> None:
+    stream = io.StringIO()
+    progress = RollCallLine(stream, True)
+    progress.show(Status(2, ("node 1",), 0.01, joined=1))
+    progress.show(Status(2, (), 0.02, joined=2))
+    progress.end()
+    assert stream.getvalue() == ""
+
+
+def test_one_line_on_a_terminal() -> None:
+    stream = io.StringIO()
+    progress = RollCallLine(stream, True)
+    for second in (1, 2):
+        progress.show(Status(2, ("node 1",), second, joined=1))
+    progress.end()
+    line = "\r\x1b[K1 of 2 nodes joined, waiting for node 1"
+    assert stream.getvalue() == f"{line} (1 s){line} (2 s)\n"

@@ -1,0 +1,219 @@
+"""Frames, what ssh's failures mean, and what a session's host does with them, without any network."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.hosts.remote import pieces
+from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
+from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.hosts.session.links import Link, Links
+from ddplaunch.hosts.ssh import command, failure
+from ddplaunch.launch.hosts_plan import Meeting
+from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.records.hosts_record import Pieces
+from tests.agent.guarded import runs, until
+
+SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
+
+
+def test_frames_arrive_in_pieces_and_behind_noise() -> None:
+    sent = GREETING + pack(Kind.OUT, b"\0binary\n") + pack(Kind.ENDED, {"status": 3}) + pack(Kind.RECORD)
+    frames, found = Frames(greeting=True), []
+    for byte in b"Welcome to the cluster!\n" + sent:
+        found += list(frames.feed(bytes([byte])))
+    assert found == [(Kind.OUT, b"\0binary\n"), (Kind.ENDED, b'{"status": 3}'), (Kind.RECORD, b"")]
+    assert frames.before == b"Welcome to the cluster!\n"
+
+
+def test_text_that_is_not_utf8_crosses() -> None:
+    name = os.fsdecode(b"caf\xe9")
+    ((_, body),) = Frames().feed(pack(Kind.ASK, {"name": name}))
+    assert unpack(body) == {"name": name}
+
+
+def test_what_is_no_frame_is_refused() -> None:
+    with pytest.raises(ValueError, match="a frame of"):
+        list(Frames().feed(b"\xff" * 16))
+    with pytest.raises(ValueError):
+        unpack(b"[1]")
+
+
+def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
+    words = command("gpu-a", "/opt/my env/bin/python")
+    assert words[-3:-1] == ["--", "gpu-a"]
+    assert words[-1] == "exec env PYTHONSAFEPATH=1 '/opt/my env/bin/python' -m ddplaunch.hosts.remote"
+    assert "BatchMode=yes" in words
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "code"),
+    [
+        (255, "ssh: Could not resolve hostname gpu-x: Name or service not known", "host-name-unresolvable"),
+        (255, "@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verif", "host-key-changed"),
+        (255, "Host key verification failed.", "host-key-unknown"),
+        (255, "me@gpu-x: Permission denied (publickey,password).", "host-login-denied"),
+        (255, "me@gate: Permission denied (password).\nConnection closed by UNKNOWN port 65535", "host-login-denied"),
+        (255, "ssh: connect to host gpu-x port 22: Connection refused", "host-unreachable"),
+        (255, "ssh: connect to host gpu-x port 22: Connection timed out", "host-unreachable"),
+        (255, "ssh: connect to host gpu-x port 22: No route to host", "host-unreachable"),
+        (None, "", "host-unreachable"),
+        (255, "", "host-unreachable"),
+        (127, "env: '/opt/python': No such file or directory", "host-without-python"),
+        (126, "env: '/opt/python': Permission denied", "host-without-python"),
+        (1, "/opt/python: Error while finding module specification for 'ddplaunch.hosts.remote' "
+            "(ModuleNotFoundError: No module named 'ddplaunch')", "host-without-ddplaunch"),
+        (1, "ModuleNotFoundError: No module named 'psutil'", "host-without-ddplaunch"),
+        (3, "something else", "host-session-failed"),
+    ],
+)  # fmt: skip
+def test_failures_of_ssh(status: int | None, said: str, code: str) -> None:
+    found = failure("gpu-x", "/opt/python", status, said)
+    assert (found.code, found.where) == (code, ("gpu-x",))
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    with Links() as made:
+        yield made
+
+
+def start(links: Links) -> Any:
+    return lambda name: links.open(name, SERVICE if name.startswith("host") else ["sh", "-c", name])
+
+
+def ask(links: Links, *names: str, deadline_s: float = 60, **more: Any) -> Any:
+    question = Question(ProbeRequest(gpu_details=False), sys.executable, deadline_s=deadline_s, **more)
+    return ask_all(links, names, start(links), question)
+
+
+def test_hosts_answer_with_their_facts_and_meet(links: Links, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print()\n")
+    gathered = ask(links, "host-a", "host-b", cwd=str(tmp_path), script="train.py", env={"NCCL_DEBUG": "INFO"})
+    assert gathered.missing == ()
+    assert [report.name for report in gathered.reports] == ["host-a", "host-b"]
+    for report in gathered.reports:
+        assert report.facts.environment["NCCL_DEBUG"] == "INFO"
+        assert report.script not in (None, "missing") and report.cwd_problem is None
+        assert abs(report.clock_ahead_s) <= report.clock_unsure_s + 0.1
+    meeting = meet(links, gathered.links, None, "127.0.0.1")
+    assert isinstance(meeting, Meeting) and meeting.local == ("127.0.0.1", "127.0.0.1")
+    taken = meet(links, gathered.links, meeting.port, "127.0.0.1")
+    assert isinstance(taken, Meeting) and taken.port == meeting.port  # the first meeting gave it back
+    (apart,) = meet(links, gathered.links, None, "127.255.0.9 ")  # type: ignore[misc]
+    assert (apart.code, apart.where) == ("hosts-not-connected", ("host-b",))
+
+
+def test_a_dead_host_costs_its_deadline_and_the_others_nothing(links: Links) -> None:
+    gathered = ask(
+        links, "sleep 600", "echo nonsense; echo 'Permission denied (publickey).' >&2; exit 255", deadline_s=2
+    )
+    assert [finding.code for finding in gathered.missing] == ["host-unreachable", "host-login-denied"]
+    assert gathered.reports == ()
+
+
+def test_clock() -> None:
+    assert clock_of({"sent": 100.0, "wall": 160.5}, 101.0) == (60.0, 0.5)
+
+
+ORDER = {"python": sys.executable, "run_id": "none-such", "grace_s": 0.5, "launch": {}, "record": None, "marker": None}
+
+
+def launched(links: Links, tmp_path: Path, program: str) -> Link:
+    """Start the service with an interpreter in which ``on_host`` is ``program``."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{program}\n")
+    python.chmod(0o755)
+    link = links.open("host", SERVICE)
+    link.send(Kind.LAUNCH, {**ORDER, "python": str(python)})
+    return link
+
+
+def until_ended(links: Links) -> dict[str, bytes]:
+    """Return what was printed, and the body of ENDED."""
+    found = {"out": b"", "err": b"", "ended": b""}
+    end = time.monotonic() + 60
+    while not found["ended"] and time.monotonic() < end:
+        for event in links.wait(1.0):
+            if event.kind is not None and event.kind.name.lower() in found:
+                found[event.kind.name.lower()] += event.body
+    return found
+
+
+def test_output_and_status_arrive(links: Links, tmp_path: Path) -> None:
+    launched(links, tmp_path, "printf 'a\\0b'; echo oops >&2; exit 7")
+    found = until_ended(links)
+    assert (found["out"], found["err"]) == (b"a\0b", b"oops\n")
+    assert unpack(found["ended"])["status"] == 7
+
+
+def test_a_program_that_ignores_sigterm_is_killed_when_asked(links: Links, tmp_path: Path) -> None:
+    link = launched(links, tmp_path, "trap '' TERM; echo up; while :; do sleep 0.1; done")
+    while not any(event.kind is Kind.OUT for event in links.wait(1.0)):
+        continue
+    link.send(Kind.SIGNAL, {"kill": True})
+    assert unpack(until_ended(links)["ended"])["status"] == 128 + signal.SIGKILL
+
+
+def test_the_program_ends_with_its_service(links: Links, tmp_path: Path) -> None:
+    link = launched(links, tmp_path, f"echo $$ > {tmp_path}/pid; exec sleep 600")
+    path = tmp_path / "pid"
+
+    def started() -> bool:
+        links.wait(0.1)
+        return path.exists() and path.read_text().endswith("\n")
+
+    until(started, "the program runs")
+    link.process.kill()
+    until(lambda: not runs(int(path.read_text())), "the program ended")
+
+
+def test_service_ends_when_its_launcher_is_gone() -> None:
+    done = subprocess.run(SERVICE, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_record_is_packed_and_unpacked(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    here.mkdir()
+    for name in ("run.json", "outcome.json", "node-1/attempt-0/rank-1.out", "node-0/launcher.err", ".hidden"):
+        path = there / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{name}\n" * 1000)
+    for node in (0, 1):
+        kept = Pieces(here)
+        for piece in pieces(str(there), None):
+            kept.keep(node, piece)
+        kept.unpack()
+        assert kept.problem is None
+    found = sorted(str(path.relative_to(here)) for path in here.rglob("*") if path.is_file())
+    assert found == ["node-0/launcher.err", "node-1/attempt-0/rank-1.out", "outcome.json"]
+    assert (here / "outcome.json").read_text() == "outcome.json\n" * 1000
+    (there / ".marker").touch()
+    assert list(pieces(str(there), ".marker")) == []  # one file system: it is there already
+
+
+def test_archive_cannot_leave_its_place(tmp_path: Path) -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name in ("node-1/../../evil", "/evil", "node-2/other", "node-1/fine"):
+            info = tarfile.TarInfo(name)
+            info.size = 2
+            archive.addfile(info, io.BytesIO(b"hi"))
+    here = tmp_path / "here"
+    here.mkdir()
+    kept = Pieces(here)
+    kept.keep(1, data.getvalue())
+    kept.unpack()
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == ["here/node-1/fine"]

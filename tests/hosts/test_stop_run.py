@@ -1,0 +1,240 @@
+"""One run is ended, and nothing else: pid, start time and run id have to agree at the moment of the signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.commands.stop import choose
+from ddplaunch.hosts.local.stop_run import Stopped
+from ddplaunch.machine.processes.process_table import Process, process_table, read_process
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.processes.stop_processes import is_same, send_signal, wait_gone
+from ddplaunch.ui.stop_view import begin_text, stop_findings, stopped_text
+from ddplaunch.values.finding import UsageError
+from tests.agent.guarded import runs
+from tests.cli.cli_calls import Call, call, folder
+from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run, unique, wait_for
+
+__all__ = ["call", "folder", "start_run"]
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this user that has nothing to do with any run."""
+    with subprocess.Popen(["sleep", "120"]) as process:
+        yield process
+        process.kill()
+
+
+def seen(pid: int) -> Process:
+    process = read_process(pid)
+    assert process is not None
+    return process
+
+
+def test_a_recycled_pid_is_not_signalled(start_run: StartRun) -> None:
+    run = start_run("recycled")
+    rank = seen(run.rank_pids[0])
+    assert rank.environment is not None
+    earlier = rank._replace(start_ticks=rank.start_ticks - 1)  # the pid was somebody else's before
+    assert send_signal(earlier, signal.SIGKILL) == "other" and not is_same(earlier)
+    stranger = rank._replace(environment={**rank.environment, "DDPLAUNCH_RUN_ID": "another"})
+    assert send_signal(stranger, signal.SIGKILL) == "other"
+    assert runs(rank.pid)
+    assert send_signal(rank, signal.SIGKILL) == "sent"
+    assert wait_gone([rank], 30) == []
+    assert wait_for(lambda: send_signal(rank, signal.SIGKILL) in ("gone", "sent"))  # a zombie until its parent looks
+
+
+def test_an_old_kernel_has_no_pidfd(start_run: StartRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: int) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", missing)
+    run = start_run("old", ranks=1)
+    rank = seen(run.rank_pids[0])
+    assert send_signal(rank._replace(start_ticks=1), signal.SIGKILL) == "other" and runs(rank.pid)
+    assert send_signal(rank, signal.SIGKILL) == "sent" and wait_gone([rank], 30) == []
+
+
+def test_a_record_with_forged_pids_ends_nobody(call: Call, folder: Path, bystander: subprocess.Popen[bytes]) -> None:
+    directory = record(folder / ".ddplaunch", unique("forged"))
+    start = seen(bystander.pid).start_ticks
+    processes_json(
+        directory,
+        launcher={"pid": bystander.pid, "start_time": start - 5},
+        ranks=[{"rank": 0, "local_rank": 0, "pid": bystander.pid, "start_time": start}],
+    )
+    said = call("stop", directory.name)
+    assert said.status == 0
+    assert f"pid {bystander.pid}, pid {bystander.pid} of its record cannot be told to be its own" in said.err
+    assert runs(bystander.pid)
+
+
+def test_a_run_is_stopped_from_another_directory_and_others_go_on(start_run: StartRun, call: Call) -> None:
+    run, other = start_run("stop", "worker"), start_run("other")
+    pids = [run.launcher.pid, *run.session_pids]
+    assert len(pids) == 5  # torchrun, two ranks, a child of each
+    said = call("stop", run.run_id)
+    assert said.status == 0 and said.out == ""
+    assert f"SIGTERM to torchrun (pid {run.launcher.pid})" in said.err and "rank 1 (pid" in said.err
+    assert not any(runs(pid) for pid in pids)
+    assert all(runs(pid) for pid in [other.launcher.pid, *other.rank_pids])
+    part = other.run_id[:-3]
+    assert json.loads(call("stop", part, "--json").out)["stopped"] is True
+    assert not any(runs(pid) for pid in [other.launcher.pid, *other.rank_pids])
+
+
+def test_what_does_not_listen_is_killed_after_the_grace(start_run: StartRun, call: Call) -> None:
+    run = start_run("deaf", "deaf", "worker")
+    pids = [run.launcher.pid, *run.session_pids]
+    begun = time.monotonic()
+    said = call("stop", run.run_id, "--grace", "0.5", "--json")
+    assert time.monotonic() - begun >= 0.5
+    data = json.loads(said.out)
+    assert said.status == 0 and data["stopped"] is True and data["remaining"] == []
+    assert {each["pid"] for each in data["ended"]} >= set(run.rank_pids)
+    assert all(each["by"] == "SIGKILL" for each in data["ended"] if each["pid"] in run.rank_pids)
+    assert not any(runs(pid) for pid in pids)
+
+
+def test_ranks_without_their_launcher_are_asked_themselves(start_run: StartRun, call: Call) -> None:
+    run = start_run("lost")
+    run.lose_launcher()
+    said = call("stop", run.run_id)
+    assert said.status == 0 and "torchrun is gone; SIGTERM to rank 0" in said.err
+    assert not any(runs(pid) for pid in run.rank_pids)
+
+
+def test_a_run_that_has_ended_and_one_that_never_was(call: Call, folder: Path) -> None:
+    directory = record(folder / ".ddplaunch", unique("ended"))
+    outcome(directory)
+    said = call("stop", directory.name)
+    assert (said.status, said.err) == (0, f"{directory.name}: nothing of it runs on this host\n")
+    said = call("stop", unique("never"))
+    assert said.status == 2 and "error[run-not-found]" in said.err
+    assert call("stop", "x", "--grace", "soon").status == 2
+
+
+def test_other_hosts_are_named(call: Call, folder: Path) -> None:
+    directory = record(folder / ".ddplaunch", unique("two"))
+    processes_json(directory, host="node-9")
+    said = call("stop", directory.name)
+    assert said.status == 1 and f"`ssh node-9 ddplaunch stop {directory.name}`" in said.err
+    outcome(directory)
+    assert call("stop", directory.name).status == 0
+
+
+def one(run_id: str, uid: int = 7, pid: int = 10) -> RunProcesses:
+    launcher = Process(pid, 1, pid, "S", pid, uid, "python", ("torchrun",), {"DDPLAUNCH_RUN_ID": run_id})
+    return RunProcesses(run_id, uid, (launcher,))
+
+
+def test_which_run_is_meant() -> None:
+    mine, theirs, more = one("aaa-1"), one("bbb-1", uid=8), one("aaa-2", pid=11)
+    assert choose((mine, theirs), None, 7) == mine
+    assert choose((theirs,), None, 7) is None and choose((), "x", 7) is None
+    assert choose((mine, theirs, more), "bbb", 7) == theirs
+    assert choose((one("a"), one("a-2")), "a", 7) == one("a")
+    with pytest.raises(UsageError, match="2 runs could be meant: `aaa-1`, `aaa-2`"):
+        choose((mine, theirs, more), None, 7)
+    with pytest.raises(UsageError, match="2 runs are called `aaa-1`"):
+        choose((mine, one("aaa-1", pid=12)), "aaa-1", 7)
+
+
+def test_what_is_left_is_a_finding_with_a_fix() -> None:
+    run = one("r", uid=0)
+    denied = Stopped(run, (), (), run.all, run.all, 0.0)
+    (finding,) = stop_findings(denied, ())
+    assert finding.code == "not-permitted" and "sudo ddplaunch stop r" in finding.fix
+    stuck = run.launchers[0]._replace(state="D")
+    (finding,) = stop_findings(replace(denied, remaining=(stuck,), denied=()), ())
+    assert (finding.code, finding.what) == ("does-not-end", "torchrun (pid 10) does not end")
+    assert "takes no signal" in finding.why and "-p 10" in finding.fix
+    assert stopped_text(denied) == "not stopped r after 0.0 s\n"
+    assert begin_text(run, 35.0) == "r: SIGTERM to torchrun (pid 10), SIGKILL to what is left after 35 s\n"
+    assert stop_findings(replace(denied, remaining=(), denied=()), ()) == ()
+
+
+@pytest.mark.root
+def test_another_users_run_is_not_ended(start_run: StartRun, tmp_path: Path) -> None:
+    """As nobody, whose table shows the run of root without its environment: there is no such run to stop."""
+    run = start_run("roots")
+    rank = seen(run.rank_pids[0])
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        os.write(writer, send_signal(rank._replace(environment=None), signal.SIGKILL).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10) == b"denied"
+    assert runs(rank.pid)
+
+
+LOOP = """
+import os, sys, time
+print("rank", os.environ["RANK"], "begins", flush=True)
+if sys.argv[1:] == ["fork"] and os.fork() == 0:
+    time.sleep(300)
+time.sleep(300)
+"""
+
+
+@pytest.mark.slow
+def test_a_real_run_from_ps_to_clean(folder: Path) -> None:
+    """Two real launches: one is listed, shown and stopped; the other loses torchrun and guard, and is cleaned."""
+    (folder / "loop.py").write_text(LOOP)
+    ddplaunch = [sys.executable, "-m", "ddplaunch"]
+
+    def say(*words: str, status: int = 0) -> str:
+        result = subprocess.run([*ddplaunch, *words], cwd="/", capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == status, result.stderr
+        return result.stdout
+
+    def listed(run_id: str) -> dict[str, object]:
+        runs = json.loads(say("ps", "--json", "--run-dir", str(folder / ".ddplaunch")))["runs"]
+        return next((run for run in runs if run["run_id"] == run_id), {})
+
+    def launch(run_id: str, *words: str) -> subprocess.Popen[bytes]:
+        flags = ["run", "2", "--device", "cpu", "--run-id", run_id, "--", "loop.py", *words]
+        return subprocess.Popen([*ddplaunch, *flags], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    first = unique("real")
+    with launch(first) as launched:
+        try:
+            assert launched.stdout is not None and launched.stdout.readline() == b"rank 0 begins\n"
+            assert wait_for(lambda: len(listed(first).get("ranks", ())) == 2, 120)  # type: ignore[arg-type]
+            assert listed(first)["state"] == "running" and listed(first)["launcher_pids"] == [launched.pid]
+            assert wait_for(lambda: "rank 1 begins" in say("logs", first), 120)
+            say("stop", first)
+            assert launched.wait(120) == 128 + signal.SIGTERM
+        finally:
+            launched.kill()
+    assert listed(first)["state"] == "terminated"
+
+    second = unique("orphans")
+    with launch(second, "fork") as launched:
+        assert launched.stdout is not None and launched.stdout.readline() == b"rank 0 begins\n"
+        assert wait_for(lambda: len(listed(second).get("ranks", ())) == 2, 120)  # type: ignore[arg-type]
+        (run,) = [each for each in runs_in(process_table()) if each.run_id == second]
+        for process in (*run.guards, *run.launchers):  # as the OOM killer may
+            os.kill(process.pid, signal.SIGSTOP)
+        for process in (*run.guards, *run.launchers):
+            os.kill(process.pid, signal.SIGKILL)
+        launched.wait(120)
+    assert wait_for(lambda: listed(second)["state"] == "orphaned")
+    assert f"run {second}: its launcher is gone" in say("clean", second, "--dry-run")
+    assert json.loads(say("clean", second, "--yes", "--json"))["done"] is True
+    assert wait_for(lambda: not any(runs(process.pid) for process in run.all))
+    assert say("clean", second) == f"nothing to clean: no orphans of run {second}\n"

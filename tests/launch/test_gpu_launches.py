@@ -1,0 +1,80 @@
+"""Launches on a machine of eight fake GPUs: what ranks see, and two launches that must not meet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.machine.fake_nvml import FakeNvml
+
+pytest_plugins = ("tests.machine.fake_nvml",)
+pytestmark = pytest.mark.slow
+
+SHOW = """
+import os, pathlib, time
+pathlib.Path(os.environ["RANK"] + "-" + os.environ["DDPLAUNCH_RUN_ID"]).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+end = time.time() + 270
+while not pathlib.Path("go").exists() and time.time() < end:
+    time.sleep(0.1)
+"""
+DEADLINE_S = 240
+
+
+def launch(tmp_path: Path, environment: dict[str, str], *options: str) -> subprocess.Popen[str]:
+    words = [*options, "--ignore", "torch-cpu-build-on-gpu-machine", "--", "show.py"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddplaunch", "run", *words],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def seen(tmp_path: Path, processes: list[subprocess.Popen[str]], ranks: int) -> list[str]:
+    """Wait until every rank has said what it sees, let all of them end, and return it for each rank 0."""
+    end = time.monotonic() + DEADLINE_S
+    while len(list(tmp_path.glob("[0-9]-*"))) < ranks * len(processes) and time.monotonic() < end:
+        if any(process.poll() is not None for process in processes):
+            break
+        time.sleep(0.1)
+    (tmp_path / "go").touch()
+    for process in processes:
+        _, error = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, error
+    return [path.read_text() for path in tmp_path.glob("0-*")]
+
+
+def test_launches_at_once_that_want_idle_gpus_get_different_ones(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    environment = fake_nvml.environment(8, ["0 process 1 40000", "0 memory 81559 40004"])
+    environment["DDPLAUNCH_LOCK_DIR"] = str(tmp_path / "locks")
+    chosen = seen(tmp_path, [launch(tmp_path, environment, "2", "--gpus", "free:2") for _ in range(3)], ranks=2)
+    names = [name for text in chosen for name in text.split(",")]
+    assert len(chosen) == 3 and len(set(names)) == 6, chosen
+    assert "0" not in names, "GPU 0 is busy"
+
+
+def test_no_idle_gpus_left_is_refused_with_who_has_them(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    environment = fake_nvml.environment(8, [f"* process {os.getpid()} 40000", "* memory 81559 40004"])
+    process = launch(tmp_path, environment, "2", "--gpus", "free:2")
+    out, error = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 4
+    assert out == ""
+    assert "gpus-not-free" in error and str(os.getpid()) in error
+    assert not (tmp_path / ".ddplaunch").exists()
+
+
+def test_named_gpus_are_what_the_ranks_see(tmp_path: Path, fake_nvml: FakeNvml) -> None:
+    (tmp_path / "show.py").write_text(SHOW)
+    environment = fake_nvml.environment(8)
+    assert seen(tmp_path, [launch(tmp_path, environment, "2", "--gpus", "6,3")], ranks=2) == ["6,3"]

@@ -1,0 +1,287 @@
+"""Orphans are found, ended after a yes and verified; live runs, other users and data in /dev/shm are left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
+from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.processes.orphans import Orphans, Segment, held_segments
+from ddplaunch.machine.processes.process_table import Process, process_table, read_process
+from ddplaunch.records.old_records import old_records, remove_record
+from ddplaunch.records.run_states import host_name
+from ddplaunch.ui.clean_view import Work, clean_findings, clean_json, done_text, question_text, work_text
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.resolved import Unavailable
+from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.conftest import Golden
+from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
+from tests.records.fake_runs import FakeRun, StartRun, outcome, processes_json, record, start_run, unique, wait_for
+
+__all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
+
+BROKEN_NVML = Unavailable("NVML does not start: Driver/library version mismatch")
+NO_NVML = Unavailable("`libnvidia-ml.so.1` of the NVIDIA driver is not installed")
+
+
+@pytest.fixture
+def shared_file() -> Iterator[str]:
+    """Return the name of a file in /dev/shm as torch makes them; removed afterwards."""
+    name = f"torch_{os.getpid()}_{uuid.uuid4().hex[:8]}_0"
+    yield name
+    Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def gone(run: FakeRun) -> bool:
+    return not run.session_pids
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["ddplaunch", "torchrun"])
+def test_orphans_are_listed_then_ended_with_all_they_hold(
+    start_run: StartRun, call: Call, shared_file: str, ours: bool
+) -> None:
+    run = start_run("orphans", "worker", f"shm:{shared_file}", ranks=1, ours=ours)
+    alive = start_run("alive")
+    pids = run.session_pids
+    assert "nothing to clean" in call("clean", run.run_id).out  # its launcher lives
+    run.lose_launcher()
+
+    listed = call("clean", run.run_id, "--dry-run")
+    assert listed.status == 0
+    assert "its launcher is gone, 2 processes left" in listed.out
+    assert "rank 0" in listed.out and "child of rank 0" in listed.out and "1 MiB" in listed.out
+    asked = call("clean", run.run_id)  # there is no terminal to ask on
+    assert asked.status == 1 and "nothing was changed: `ddplaunch clean --yes`" in asked.err
+    assert json.loads(call("clean", run.run_id, "--json").out)["done"] is False
+    assert run.session_pids == pids and Path("/dev/shm", shared_file).exists()
+
+    data = json.loads(call("clean", run.run_id, "--yes", "--json").out)
+    assert (data["schema"], data["done"], data["orphans"][0]["kind"]) == (1, True, "ddplaunch" if ours else "torchrun")
+    assert {each["pid"]: each["result"] for each in data["orphans"][0]["processes"]} == dict.fromkeys(pids, "ended")
+    assert data["segments"] == [{"path": f"/dev/shm/{shared_file}", "size_bytes": 1 << 20, "removed": True}]
+    assert gone(run) and not Path("/dev/shm", shared_file).exists()
+    assert len(alive.session_pids) == 2
+    assert call("clean", run.run_id).status == 0
+
+
+def test_what_ignores_sigterm_is_killed(start_run: StartRun, call: Call) -> None:
+    run = start_run("deaf", "deaf", ranks=1)
+    run.lose_launcher()
+    said = call("clean", run.run_id, "--yes", "--grace", "0.2")
+    assert said.status == 0 and "ended 1 process, 1 of them by SIGKILL" in said.err
+    assert gone(run)
+
+
+@pytest.mark.parametrize(("typed", "ended"), [("y\n", True), ("\n", False)])
+def test_the_question_on_a_terminal(start_run: StartRun, folder: Path, typed: str, ended: bool) -> None:
+    run = start_run("asked", ranks=1)
+    run.lose_launcher()
+    master, slave = pty.openpty()
+    command = [sys.executable, "-m", "ddplaunch", "clean", run.run_id]
+    with subprocess.Popen(
+        command, cwd=folder, stdin=slave, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as asking:
+        os.close(slave)
+        assert asking.stderr is not None
+        question = b""
+        while not question.endswith(b"[y/N] "):
+            more = os.read(asking.stderr.fileno(), 1000)
+            assert more, question
+            question += more
+        assert question == b"end 1 process? [y/N] "
+        os.write(master, typed.encode())
+        rest = asking.stderr.read()
+        assert asking.wait(60) == (0 if ended else 1)
+    os.close(master)
+    assert rest == (b"ended 1 process\n" if ended else b"nothing was changed\n")
+    assert gone(run) is ended
+
+
+def test_what_a_user_put_into_dev_shm_stays(start_run: StartRun, call: Call, shared_file: str) -> None:
+    name = shared_file.replace("torch_", "dataset_")
+    try:
+        run = start_run("data", f"shm:{name}", ranks=1)
+        run.lose_launcher()
+        assert call("clean", run.run_id, "--yes").status == 0
+        assert gone(run) and Path("/dev/shm", name).exists()
+    finally:
+        Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def test_gpu_memory_is_shown_and_seen_to_be_free(start_run: StartRun, fake_nvml: FakeNvml, folder: Path) -> None:
+    state = fake_nvml.scratch / "nvml-state"
+    run = start_run("gpu", f"free:{state}", ranks=1)
+    run.lose_launcher()
+    environment = fake_nvml.environment(2, [f"1 process {run.rank_pids[0]} 30000", "1 process 99999999 500"])
+    listed = spawn(["clean", run.run_id, "--dry-run"], folder, environment).stdout.decode()
+    assert "GPU 1: 29 GiB" in listed
+    said = spawn(["clean", run.run_id, "--yes"], folder, environment)
+    assert said.returncode == 0, said.stderr
+    assert said.stderr == b"ended 1 process, 29 GiB of GPU 1 are free\n"
+
+
+@pytest.mark.slow
+def test_gpu_memory_that_is_not_given_back(start_run: StartRun, fake_nvml: FakeNvml, folder: Path) -> None:
+    run = start_run("held", ranks=1)
+    run.lose_launcher()
+    environment = fake_nvml.environment(1, [f"0 process {run.rank_pids[0]} 30000"])
+    said = spawn(["clean", run.run_id, "--yes"], folder, environment)
+    assert said.returncode == 1 and gone(run)
+    assert b"error[gpu-memory-not-freed]: GPU 0: NVML still counts memory" in said.stderr
+    assert b"are free" not in said.stderr
+
+
+@pytest.mark.root
+def test_another_users_orphans_are_listed_and_left(folder: Path, call: Call) -> None:
+    run_id = unique("nobodys")
+    marks = {"TORCHELASTIC_RUN_ID": run_id, "LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "29400"}
+    script = (
+        "import os, time\nif os.fork():\n    os._exit(0)\nos.setsid()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+    command = ["/usr/bin/env", "python3", "-SE", "-c", script]
+    environment = {**marks, "PATH": os.environ["PATH"]}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, user=65534, cwd="/") as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+    try:
+        assert wait_for(lambda: (each := read_process(pid)) is not None and each.parent != parent.pid)
+        said = call("clean", run_id, "--yes")
+        assert said.status == 0 and "not touched" in said.out and str(pid) in said.out
+        assert read_process(pid) is not None
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def keep(base: Path, number: int, busy: tuple[Path, ...] = ()) -> tuple[list[str], dict[str, str]]:
+    """What is to be removed and what is kept for which reason."""
+    found = old_records(base, number, busy, process_table(), host_name(), boot_id())
+    return [path.name for path in found.removable], {path.name: reason for path, reason in found.kept}
+
+
+def test_old_records_go_but_not_those_of_runs_that_may_live(tmp_path: Path) -> None:
+    hour_ago = time.time() - 3600
+    names = ["ended", "runs", "lives", "away", "newer", "broken", "fresh", "new-1", "new-2"]
+    places = {name: record(tmp_path, name, begun_s=hour_ago + 60 * i) for i, name in enumerate(names)}
+    me = read_process(os.getpid())
+    assert me is not None
+    processes_json(places["lives"], launcher={"pid": me.pid, "start_time": me.start_ticks})
+    processes_json(places["away"], host="node-9", boot_id="another")
+    (places["newer"] / "outcome.json").write_text('{"schema": 2}')
+    (places["broken"] / "run.json").write_text("{")
+    os.utime(places["broken"] / "run.json", (hour_ago + 310, hour_ago + 310))
+    data = json.loads((places["fresh"] / "run.json").read_text())
+    (places["fresh"] / "run.json").write_text(json.dumps({**data, "created_s": time.time()}))
+    os.utime(places["fresh"] / "run.json", (hour_ago + 320, hour_ago + 320))
+    outcome(places["ended"])
+    assert keep(tmp_path, 50) == ([], {})
+    removable, kept = keep(tmp_path, 2, (places["runs"].resolve(),))
+    assert removable == ["broken", "ended"]
+    assert {name: reason.split(" ")[0:2] for name, reason in kept.items()} == {
+        "fresh": ["it", "has"],
+        "newer": ["outcome.json", "has"],
+        "away": ["it", "was"],
+        "lives": ["it", "runs"],
+        "runs": ["it", "runs"],
+    }
+    processes_json(places["lives"], launcher={"pid": me.pid, "start_time": me.start_ticks - 1})  # a recycled pid
+    assert "lives" in keep(tmp_path, 2)[0]
+
+
+def test_records_are_removed_beyond_those_to_keep(call: Call, folder: Path) -> None:
+    base, hour_ago = folder / ".ddplaunch", time.time() - 3600
+    for number in range(5):
+        outcome(record(base, f"r{number}", begun_s=hour_ago + number))
+    outside = folder / "outside"
+    outside.mkdir()
+    (base / "runs" / "link").symlink_to(outside)
+    (base / "latest").unlink()
+    (base / "latest").symlink_to(Path("runs") / "r1")
+    found = old_records(base, 3, (), process_table(), host_name(), boot_id())
+    assert [remove_record(path) for path in found.removable] == [None, None]
+    assert sorted(path.name for path in (base / "runs").iterdir()) == ["link", "r2", "r3", "r4"]
+    assert outside.exists() and not (base / "latest").is_symlink()
+    assert remove_record(base / "runs" / "r1") is None  # somebody was quicker
+    assert call("clean", "--keep", "some").status == 2
+
+
+def test_records_that_cannot_be_removed_are_a_finding(tmp_path: Path) -> None:
+    (finding,) = clean_findings(Cleaned((), (), (), (), {}), ["Permission denied: x"])
+    assert finding.code == "record-not-removed" and "Permission denied: x" in finding.what
+    assert clean_findings(Cleaned((), (), (), (), {}), []) == ()
+
+
+def test_segments_of_this_process(shared_file: str) -> None:
+    with open(f"/dev/shm/{shared_file}", "wb+") as file:
+        file.truncate(4096)
+        segment = Segment(f"/dev/shm/{shared_file}", 4096, True, (os.getpid(),))
+        assert segment in held_segments([os.getpid()])
+        Path(segment.path).unlink()
+        assert replace(segment, named=False) in held_segments([os.getpid()])
+    assert segment.path not in {each.path for each in held_segments([os.getpid(), 1 << 30])}
+
+
+RANK = Process(4711, 1, 4711, "S", 100, 7, "python", ("/opt/env/bin/python", "-u", "train.py", "--epochs", "20"),
+               {"RANK": "3", "LOCAL_RANK": "3"})  # fmt: skip
+LOADER = RANK._replace(pid=4799, parent=4711)
+THEIRS = RANK._replace(pid=5000, session=5000, uid=4_000_000_000)
+SEGMENTS = (
+    Segment("/dev/shm/torch_4711_1_0", 64 << 20, True, (4711, 4799)),
+    Segment("/dev/shm/dataset", 1 << 30, True, (4711,)),
+    Segment("/dev/shm/torch_5000_1_0", 1 << 20, True, (5000,)),
+    Segment("/dev/shm/torch_9_1_0", 1 << 20, False, (4711,)),
+)
+FOUND = Leftovers(
+    (Orphans("20261121-143012-x7k2q9", "ddplaunch", (RANK, LOADER)),),
+    (Orphans("none", "torchrun", (THEIRS,)),),
+    {4711: {3: 12 << 30}},
+    SEGMENTS,
+)
+
+
+def work(found: Leftovers, tmp_path: Path, old: int = 0) -> Work:
+    records = replace(old_records(tmp_path, 0, (), {}, "h", None), total=62)
+    return Work(found, replace(records, removable=tuple(tmp_path / f"2026112{i}-000000-aaaaaa" for i in range(old))))
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_listing(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setattr("ddplaunch.ui.clean_view.start_s", lambda _: 0.0)
+    text = work_text(work(FOUND, tmp_path, 5), 7200.0, Terminal(width))
+    assert max(map(len, text.splitlines())) <= width
+    golden(f"clean-{width}", text)
+
+
+def test_words(tmp_path: Path) -> None:
+    assert [each.path for each in FOUND.removable] == ["/dev/shm/torch_4711_1_0"]
+    assert question_text(work(FOUND, tmp_path, 2)) == (
+        "end 2 processes, remove 1 file in /dev/shm, remove 2 records? [y/N] "
+    )
+    cleaned = Cleaned((RANK,), (LOADER,), (), SEGMENTS[:1], {})
+    assert done_text(cleaned, FOUND, 2) == (
+        "ended 2 processes, 1 of them by SIGKILL, 12 GiB of GPU 3 are free\n"
+        "removed 1 file in /dev/shm\nremoved 2 records\n"
+    )
+    (finding,) = clean_findings(replace(cleaned, remaining=(RANK._replace(state="D"),)), [])
+    assert finding.code == "does-not-end" and "pid 4711" in finding.what and "takes no signal" in finding.why
+    assert "nothing to clean: no orphans, 62 records" in work_text(
+        work(Leftovers((), (), {}, ()), tmp_path), 0, Terminal(80)
+    )
+    assert "GPU memory is not known: NVML does not start" in work_text(
+        work(replace(FOUND, gpu_memory=BROKEN_NVML), tmp_path), 0, Terminal(80)
+    )
+    assert "GPU" not in work_text(work(replace(FOUND, gpu_memory=NO_NVML), tmp_path), 0, Terminal(80))
+    data = json.loads(json.dumps(clean_json(work(FOUND, tmp_path, 1), cleaned, (), "h", 0.0)))
+    assert [each["result"] for each in data["orphans"][0]["processes"]] == ["ended", "killed"]
+    assert data["orphans"][1]["own"] is False and data["records"][0]["removed"] is False

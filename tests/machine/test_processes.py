@@ -1,0 +1,210 @@
+"""Which processes are a run, and which are orphans, from made-up and real process tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.processes.orphans import adopts_orphans, orphans_in
+from ddplaunch.machine.processes.process_table import Process, process_table, read_process, start_s
+from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in
+from ddplaunch.records.live_processes import read_processes, still_running
+from ddplaunch.values.variable_names import SETTINGS
+from tests.records.fake_runs import StartRun, processes_json, record, start_run, unique
+
+__all__ = ["start_run"]
+
+TORCHRUN = ("python", "-m", "torch.distributed.run", "train.py")
+ELASTIC = {"TORCHELASTIC_RUN_ID": "none", "LOCAL_RANK": "0", "RANK": "0", "MASTER_PORT": "29400"}
+OURS = {"DDPLAUNCH_RUN_ID": "r"}
+
+
+def process(pid: int, parent: int = 1, session: int = 0, **more: Any) -> Process:
+    """A process with what matters."""
+    given = {"state": "S", "start_ticks": pid, "uid": 7, "name": "python", "command": ("python", "train.py"), **more}
+    return Process(pid=pid, parent=parent, session=session or pid, **given)
+
+
+def table(*processes: Process) -> dict[int, Process]:
+    """A process table with an init."""
+    init = process(1, parent=0, uid=0, name="systemd", command=("/sbin/init",))
+    return {each.pid: each for each in (init, *processes)}
+
+
+RANK = process(20, parent=10, environment={**OURS, **ELASTIC})
+LOADER = process(21, parent=20, session=20, environment={**OURS, **ELASTIC})
+LAUNCHER = process(10, command=TORCHRUN, environment=OURS)
+GUARD = process(
+    11, parent=10, session=10, command=("python", "-c", "from ddplaunch.agent.guard.guard …"), environment=OURS
+)
+
+
+@pytest.mark.parametrize(
+    ("command", "launches"),
+    [
+        (TORCHRUN, True),
+        (("/opt/python", "-P", "-u", "-m", "torch.distributed.run", "--nnodes=1"), True),
+        (("/opt/python", "/opt/bin/torchrun", "train.py"), True),
+        (("/opt/python", "/opt/bin/accelerate", "launch", "train.py"), True),
+        (("/opt/python", "-u", "-m", "deepspeed.launcher.launch", "train.py"), True),
+        (("/opt/python", "-u", "train.py", "--launcher", "torchrun"), False),
+        (("/opt/python", "-m", "ddplaunch.examples.train_char"), False),
+        (("bash", "-c", "torchrun train.py"), False),
+        (("/opt/python", "-m"), False),
+        ((), False),
+    ],
+)
+def test_what_starts_ranks(command: tuple[str, ...], launches: bool) -> None:
+    assert is_launcher(process(5, command=command)) is launches
+
+
+def test_a_run_is_its_launcher_and_what_that_started() -> None:
+    shell = process(30, name="bash", command=("bash",), environment=OURS)  # `plan --exports` was evaluated there
+    renamed = process(22, parent=10, environment={})  # setproctitle writes over the environment
+    (run,) = runs_in(table(LAUNCHER, GUARD, RANK, LOADER, renamed, shell, process(31, parent=30)))
+    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK, renamed), (LOADER,), (GUARD,))
+    assert runs_in(table(shell, process(31))) == ()
+
+
+def test_ranks_without_their_launcher_are_still_the_run() -> None:
+    lost = process(20, environment={**OURS, **ELASTIC})
+    late = process(23, session=20, environment={**OURS, **ELASTIC})  # its rank may be gone as well
+    (run,) = runs_in(table(lost, LOADER, late))
+    assert (run.launchers, run.ranks, run.children) == ((), (lost,), (LOADER, late))
+    assert runs_in(table(process(20, state="Z", environment={**OURS, **ELASTIC}))) == ()
+
+
+def test_a_run_within_a_run_is_another_run() -> None:
+    inner = {**ELASTIC, "DDPLAUNCH_RUN_ID": "inner"}
+    launcher = process(40, parent=20, session=20, command=TORCHRUN, environment=inner)
+    rank = process(41, parent=40, environment=inner)
+    runs = {run.run_id: run for run in runs_in(table(LAUNCHER, RANK, launcher, rank))}
+    assert runs["r"].all == (LAUNCHER, RANK)
+    assert runs["inner"].all == (launcher, rank)
+
+
+def test_runs_of_one_id_are_told_apart_by_directory_and_user() -> None:
+    def one(pid: int, place: str, uid: int = 7) -> Process:
+        settings = json.dumps({"run_id": "r", "directory": place})
+        return process(pid, uid=uid, command=TORCHRUN, environment={**OURS, SETTINGS: settings})
+
+    assert [run.launchers for run in runs_in(table(one(10, "/a"), one(11, "/b"), one(12, "/a")))] == [
+        (one(11, "/b"),),
+        (one(10, "/a"), one(12, "/a")),  # two nodes of one run on this machine
+    ]
+    assert len(runs_in(table(one(10, "/a"), one(11, "/a", uid=8)))) == 2
+
+
+def test_another_users_run_is_told_by_its_command_line() -> None:
+    """Environments of others may not be read, command lines may."""
+    command = ("python", "-m", "torch.distributed.run", "--rdzv-id=exp", "--logs-specs=ddplaunch", "--", "train.py")
+    launcher, rank = process(10, uid=8, command=command, environment=None), process(20, parent=10, uid=8)
+    assert runs_in(table(launcher, rank)) == (RunProcesses("exp", 8, (launcher,), (rank,)),)
+    assert runs_in(table(process(10, command=TORCHRUN, environment=None), rank)) == ()
+    plain = ("python", "-m", "torch.distributed.run", "--rdzv-id=exp", "--", "train.py", "--logs-specs=ddplaunch")
+    assert runs_in(table(process(10, command=plain, environment={}), rank)) == ()
+
+
+LOST = process(20, environment=ELASTIC)
+DEEPSPEED = {"LOCAL_RANK": "0", "RANK": "0", "CROSS_RANK": "0", "LOCAL_SIZE": "2", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("processes", "found"),
+    [
+        ((LOST,), {20}),
+        ((LOST, process(21, parent=20, session=20, environment=ELASTIC), process(22, parent=21)), {20, 21, 22}),
+        ((process(21, session=19, environment=ELASTIC),), {21}),  # a DataLoader worker whose rank is gone as well
+        ((process(20, environment=DEEPSPEED),), {20}),
+        ((process(20, environment={**OURS, **ELASTIC}),), {20}),
+        ((process(20, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), set()),
+        ((process(20, parent=10, environment=ELASTIC), process(10)), set()),  # somebody's own launcher
+        ((LOST, process(25, parent=10, environment=ELASTIC), process(10, command=TORCHRUN)), set()),  # the run goes on
+        ((process(20, environment={**OURS, **ELASTIC}), GUARD), set()),  # it is being ended
+        ((process(20, name="tmux: server", command=("tmux",), environment=ELASTIC),), set()),
+        (
+            (process(20, environment={"RANK": "0", "LOCAL_RANK": "0", "MASTER_PORT": "1"}),),
+            set(),
+        ),  # by hand, with nohup
+        ((process(20, state="Z", environment=ELASTIC),), set()),
+        ((process(20, environment=None),), set()),
+        ((process(20, command=TORCHRUN, environment=ELASTIC),), set()),
+    ],
+)
+def test_orphans(processes: tuple[Process, ...], found: set[int]) -> None:
+    groups = orphans_in(table(*processes), adopts=lambda parent: parent.pid == 1)
+    assert {each.pid for group in groups for each in group.processes} == found
+
+
+def test_processes_that_vanish_or_may_not_be_read(tmp_path: Path) -> None:
+    gone, other, odd = tmp_path / "70", tmp_path / "71", tmp_path / "72"
+    for place in (gone, other, odd):
+        place.mkdir()
+    (other / "stat").write_text(f"71 (a b) c) S 1 71 71 0 -1{' 0' * 13} 4711 0\n")
+    (odd / "stat").write_text("72 (x) S\n")
+    assert process_table(str(tmp_path)) == {
+        71: Process(71, 1, 71, "S", 4711, os.getuid(), "a b) c", (), None)  # nobody may look into its environment
+    }
+    assert process_table(str(tmp_path / "nothing")) == {}
+
+
+def test_this_very_process() -> None:
+    me = read_process(os.getpid())
+    assert me is not None and me == process_table()[os.getpid()]
+    began = start_s(me.start_ticks)
+    assert began is not None and 0 <= time.time() - began < 86400
+
+
+@pytest.mark.parametrize(
+    ("name", "innermost", "maps", "adopts"),
+    [
+        ("systemd", "812", "", True),  # the user's own, a subreaper
+        ("bash", "1", "", True),  # process 1 of a container
+        ("bash", "812", "", False),
+        ("python", "1", "7f00-7f01 r-xp 0 0:0 1 /env/torch/lib/libtorch_cpu.so", False),  # a launcher in a container
+    ],
+)
+def test_who_adopts_orphans(tmp_path: Path, name: str, innermost: str, maps: str, adopts: bool) -> None:
+    place = tmp_path / "812"
+    place.mkdir()
+    (place / "status").write_text(f"Name:\t{name}\nNSpid:\t812\t{innermost}\n")
+    (place / "maps").write_text(f"{maps}\n")
+    assert adopts_orphans(process(812, name=name), str(tmp_path)) is adopts
+
+
+def test_init_adopts_also_where_nothing_of_it_may_be_read(tmp_path: Path) -> None:
+    assert adopts_orphans(process(1), str(tmp_path)) is True
+
+
+@pytest.mark.root
+def test_what_another_user_may_not_read_is_left_out(start_run: StartRun) -> None:
+    run = start_run("private")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        seen = process_table()
+        hidden = run.run_id not in {each.run_id for each in runs_in(seen)}
+        os.write(writer, b"ok" if hidden and seen[run.rank_pids[0]].environment is None else b"no")
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 2) == b"ok"
+
+
+def test_recorded_processes_count_with_boot_and_start(tmp_path: Path) -> None:
+    directory = record(tmp_path, unique("r"))
+    processes_json(directory, launcher={"pid": 10, "start_time": 10}, ranks=[{"rank": 0, "pid": "x"}, 3])
+    (node,) = read_processes(directory)
+    assert node.launcher is not None and node.ranks == ()
+    ours = {"DDPLAUNCH_RUN_ID": directory.name}
+    boot, launcher = boot_id(), process(10, environment=ours)
+    assert still_running(node.launcher, node, table(launcher), boot) == launcher
+    assert still_running(node.launcher, node, table(launcher), "another boot") is None
+    assert still_running(node.launcher, node, table(process(10, environment={})), boot) is None
+    assert still_running(node.launcher, node, table(process(10, start_ticks=11, environment=ours)), boot) is None

@@ -1,0 +1,134 @@
+"""torch read from its files, torch imported by a child, and whose torchrun is on PATH."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.machine import torch_child
+from ddplaunch.machine.facts import TorchFacts, TorchImport
+from ddplaunch.machine.software import probe_python, probe_torch, torchrun_flags
+from ddplaunch.values.resolved import Unavailable
+from tests.agent.guarded import runs, until
+
+VERSION = "from typing import Optional\n__version__ = '2.7.1+cu126'\ndebug = False\ncuda: Optional[str] = '12.6'\n"
+OLD_VERSION = "__version__ = \"2.3.0+rocm6.0\"\ncuda = None\nhip = '6.0.32830'\n"
+
+
+def fake_torch(folder: Path, version: str, monkeypatch: pytest.MonkeyPatch, init: str = "") -> None:
+    package = folder / "torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "__init__.py").write_text(init or "raise SystemExit('this torch must not be imported')")
+    (package / "version.py").write_text(version)
+    (package / "distributed/run.py").write_text('def get_args_parser():\n    p.add_argument("--nproc_per_node")\n')
+    (folder / "nvidia_nccl_cu12-2.26.2.dist-info").mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+
+def test_a_cuda_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_torch(tmp_path, VERSION, monkeypatch)
+    flags = frozenset({"--nproc-per-node"})
+    assert probe_torch() == TorchFacts("2.7.1+cu126", f"{tmp_path}/torch", "12.6", None, flags, "2.26.2")
+
+
+def test_a_rocm_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_torch(tmp_path, OLD_VERSION, monkeypatch)
+    facts = probe_torch()
+    assert isinstance(facts, TorchFacts)
+    assert (facts.version, facts.cuda, facts.hip) == ("2.3.0+rocm6.0", None, "6.0.32830")
+
+
+def test_a_folder_that_only_looks_like_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_torch(tmp_path, "", monkeypatch)
+    facts = probe_torch()
+    assert isinstance(facts, Unavailable) and f"would load {tmp_path}/torch" in facts.reason
+
+
+def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "meta_path", [])
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert probe_torch() == Unavailable(f"torch is not installed in {sys.executable}")
+
+
+def test_flags_come_from_the_parser_alone() -> None:
+    source = '"""parser.add_argument("--local-rank")"""\ndef get_args_parser():\n    a("--tee", "--log_dir")\n'
+    source += 'def main(): "--arg1"\n'
+    assert torchrun_flags(source) == {"--tee", "--log-dir"}
+
+
+def test_the_installed_torch() -> None:
+    facts = probe_torch()
+    if isinstance(facts, Unavailable):
+        pytest.skip(facts.reason)
+    assert {"--nproc-per-node", "--rdzv-conf", "--logs-specs"} <= facts.torchrun_flags
+    assert "--arg1" not in facts.torchrun_flags
+
+
+@pytest.mark.slow
+def test_the_installed_torch_imports() -> None:
+    pytest.importorskip("torch")
+    facts, found = probe_torch(), torch_child.finish(torch_child.start())
+    assert isinstance(facts, TorchFacts) and isinstance(found, TorchImport)
+    assert (found.version, found.gloo_available) == (facts.version, True)
+    assert found.import_s > 0
+    assert found.cuda_available is (found.cuda_error is None)
+    if facts.cuda is None and facts.hip is None:
+        assert found.cuda_error == "Torch not compiled with CUDA enabled"
+
+
+def child_with(folder: Path, init: str, monkeypatch: pytest.MonkeyPatch, hangs_at: Path | None = None) -> Unavailable:
+    """Return what is known of a torch whose import does ``init``; one that hangs has written ``hangs_at`` then."""
+    fake_torch(folder, VERSION, monkeypatch, init)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), *sys.path]))
+    child = torch_child.start()
+    if hangs_at is not None:
+        until(lambda: hangs_at.exists() and hangs_at.read_text(), "it hangs")
+    found = torch_child.finish(child, 60 if hangs_at is None else 0.5)
+    assert isinstance(found, Unavailable)
+    return found
+
+
+def test_an_import_that_fails_tells_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = child_with(tmp_path, "raise ImportError('libcudnn.so.9: cannot open')", monkeypatch)
+    assert found.reason.endswith("ImportError: libcudnn.so.9: cannot open")
+
+
+def test_an_import_that_crashes_tells_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = child_with(tmp_path, "import os; os.kill(os.getpid(), 11)", monkeypatch)
+    assert found.reason.endswith("ended by SIGSEGV")
+
+
+def test_an_import_that_hangs_is_ended_with_its_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+    init = f"import os, time\npid = os.fork()\nif pid: open({str(pid_file)!r}, 'w').write(str(pid))\ntime.sleep(600)"
+    found = child_with(tmp_path, init, monkeypatch, pid_file)
+    assert found.reason.endswith("did not finish within 0.5 s")
+    until(lambda: not runs(int(pid_file.read_text())), "nothing is left of the import")
+
+
+@pytest.mark.parametrize(
+    ("head", "python"),
+    [
+        ("#!/opt/a/bin/python3\n", "/opt/a/bin/python3"),
+        ('#!/bin/sh\n\'\'\'exec\' "/opt/a b/python" "$0" "$@"\n', "/opt/a b/python"),
+        ("#!/bin/sh\n'''exec' /opt/long/python \"$0\" \"$@\"\n", "/opt/long/python"),
+        ("#!/usr/bin/env no-such-python\n", None),
+        ("\x7fELF", None),
+    ],
+)
+def test_whose_torchrun_is_on_path(tmp_path: Path, head: str, python: str | None) -> None:
+    (tmp_path / "torchrun").write_text(head)
+    (tmp_path / "torchrun").chmod(0o755)
+    facts = probe_python({"PATH": f"/nonexistent:{tmp_path}"})
+    assert (facts.torchrun_on_path, facts.torchrun_python) == (f"{tmp_path}/torchrun", python)
+    assert facts.executable == sys.executable
+
+
+def test_no_torchrun_on_path(tmp_path: Path) -> None:
+    (tmp_path / "torchrun").write_text("not executable")
+    assert probe_python({"PATH": str(tmp_path)}).torchrun_on_path is None

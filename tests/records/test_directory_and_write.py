@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
+from ddplaunch.records.write import git_commit, hide_secrets, write_record
+from tests.launch.sample_launch import SHM, facts, launch, two_nodes
+
+TYPED = ("ddplaunch", "run", "4", "--env", "WANDB_API_KEY=hunter2hunter2", "--", "train.py", "--hf-token", "hunter2")
+ENVIRONMENT = {"PATH": "/bin", "WANDB_API_KEY": "hunter2hunter2", "NCCL_DEBUG": "WARN"}
+
+
+def record(base: Path, one: Launch | None = None) -> Path | str:
+    return write_record(one or launch(), TYPED, ENVIRONMENT, facts(), (SHM,), base)
+
+
+def test_run_ids_sort_by_time_and_never_meet() -> None:
+    assert new_run_id(1795271412.9).startswith("20261121-143012-")
+    assert new_run_id(1.0) < new_run_id(2.0) < new_run_id(1795271412.0)
+    assert len({new_run_id(0.0) for _ in range(64)}) == 64
+
+
+def test_option_before_variable_before_working_directory(tmp_path: Path) -> None:
+    both = {"DDPLAUNCH_DIR": "/records"}
+    assert runs_directory(both, "here", tmp_path) == tmp_path / "here"
+    assert runs_directory(both, None, tmp_path) == Path("/records")
+    assert runs_directory({"DDPLAUNCH_DIR": ""}, None, tmp_path) == tmp_path / ".ddplaunch"
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "../../x", "latest", "a\0b"])
+def test_a_run_id_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name of a directory"):
+        run_directory(tmp_path, name)
+    assert isinstance(record(tmp_path / "b", launch(run_id=name)), str)
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_record_says_what_was_typed_decided_and_found(tmp_path: Path) -> None:
+    directory = record(tmp_path / ".ddplaunch")
+    assert directory == tmp_path / ".ddplaunch" / "runs" / launch().run_id
+    data = json.loads((directory / "run.json").read_text())
+    assert data["schema"] == 1
+    assert data["argv"][:3] == ["ddplaunch", "run", "4"]
+    assert data["torchrun_argv"] == list(launch().argv)
+    assert data["environment"]["NCCL_DEBUG"] == "WARN"
+    assert data["plan"]["numbers"]["batch_size"]["source"] == {"kind": "flag", "detail": "--batch-size"}
+    assert data["findings"][0]["severity"] == "error"
+    assert data["versions"]["torch"] == "2.13.0+cu128"
+    assert data["host"]["nvml"]["gpus"][3]["name"] == "NVIDIA H100 80GB HBM3"
+
+
+def test_no_secret_is_written_and_only_the_owner_may_read(tmp_path: Path) -> None:
+    directory = record(tmp_path / ".ddplaunch")
+    assert isinstance(directory, Path)
+    path = directory / "run.json"
+    assert "hunter2" not in path.read_text()
+    assert "WANDB_API_KEY" in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("argv", "hidden"),
+    [
+        (["--env", "API_KEY=x"], ["--env", "API_KEY=***"]),
+        (["--env=API_KEY=x=y"], ["--env=API_KEY=***"]),
+        (["--env", "LR=1"], ["--env", "LR=1"]),
+        (["--api-key=x", "--lr=1"], ["--api-key=***", "--lr=1"]),
+        (["--hf_token", "x", "y"], ["--hf_token", "***", "y"]),
+        (["--max-tokens", "512"], ["--max-tokens", "512"]),
+        (["--token", "--lr", "1"], ["--token", "--lr", "1"]),
+    ],
+)
+def test_secrets_on_the_command_line(argv: list[str], hidden: list[str]) -> None:
+    assert hide_secrets(argv) == hidden
+
+
+def test_git_and_latest(tmp_path: Path) -> None:
+    base = tmp_path / ".ddplaunch"
+    record(base)
+    second = record(base, launch(run_id="20261121-143013-aaaaaa"))
+    assert (base / ".gitignore").read_text() == "*\n"
+    assert (base / "latest").resolve() == second
+    assert sorted(path.name for path in base.iterdir()) == [".gitignore", "latest", "runs"]
+
+
+def test_a_directory_that_was_there_before_is_not_hidden_from_git(tmp_path: Path) -> None:
+    assert isinstance(record(tmp_path), Path)
+    assert not (tmp_path / ".gitignore").exists()
+
+
+def test_what_is_called_latest_but_is_no_link_stays(tmp_path: Path) -> None:
+    (tmp_path / "latest").write_text("mine")
+    assert isinstance(record(tmp_path), Path)
+    assert (tmp_path / "latest").read_text() == "mine"
+
+
+def test_later_nodes_do_not_overwrite_the_first(tmp_path: Path) -> None:
+    import dataclasses
+
+    first = two_nodes()
+    rank = first.topology.node_rank
+    assert rank is not None
+    second = dataclasses.replace(
+        first, topology=dataclasses.replace(first.topology, node_rank=dataclasses.replace(rank, value=1))
+    )
+    directory = record(tmp_path, first)
+    assert record(tmp_path, second) == directory
+    assert sorted(str(path.relative_to(directory)) for path in Path(directory).rglob("*.json")) == [
+        "node-1/run.json",
+        "run.json",
+    ]
+
+
+def test_base_is_a_file(tmp_path: Path) -> None:
+    base = tmp_path / ".ddplaunch"
+    base.write_text("mine")
+    reason = record(base)
+    assert isinstance(reason, str)
+    assert str(base) in reason
+    assert base.read_text() == "mine"
+
+
+def test_a_file_system_that_takes_nothing() -> None:
+    reason = record(Path("/proc/ddplaunch/.ddplaunch"))
+    assert isinstance(reason, str)
+    assert "/proc/ddplaunch" in reason
+
+
+@pytest.mark.root
+def test_a_full_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=20", "none", str(tmp_path)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        reason = record(tmp_path / ".ddplaunch")
+        assert isinstance(reason, str)
+        assert "No space left" in reason
+        assert [path for path in tmp_path.rglob("*") if "run.json" in path.name] == []
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_working_directory_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert isinstance(record(tmp_path / "base"), (str, Path))
+
+
+def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
+    directory = record(tmp_path, launch(target=Target("script", "\udcff.py")))
+    assert isinstance(directory, Path)
+    assert json.loads((directory / "run.json").read_text())["plan"]["target"]["name"] == "\udcff.py"
+
+
+def test_64_at_once(tmp_path: Path) -> None:
+    base = tmp_path / ".ddplaunch"
+    results: list[Path | str] = []
+    barrier = threading.Barrier(64)
+
+    def work() -> None:
+        barrier.wait()
+        results.append(record(base, launch(run_id=new_run_id())))
+
+    threads = [threading.Thread(target=work) for _ in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result for result in results if isinstance(result, str)] == []
+    assert len(list(base.glob("runs/*/run.json"))) == 64
+    assert (base / "latest" / "run.json").is_file()
+    assert sorted(path.name for path in base.iterdir()) == [".gitignore", "latest", "runs"]
+
+
+def test_the_commit_is_the_one_that_git_names(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        return subprocess.run(
+            ["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    assert git_commit(tmp_path / "repo") is None
+    git("init", "-q", "repo")
+    repo = tmp_path / "repo"
+    assert git_commit(repo) is None  # no commit yet
+    git("-C", "repo", "commit", "-q", "--allow-empty", "-m", "x")
+    expected = git("-C", "repo", "rev-parse", "HEAD")
+    (repo / "sub").mkdir()
+    assert git_commit(repo / "sub") == expected
+    git("-C", "repo", "worktree", "add", "-q", "../linked")
+    assert git_commit(tmp_path / "linked") == expected
+    git("-C", "repo", "pack-refs", "--all")
+    assert git_commit(repo) == expected
+    assert git_commit(tmp_path / "linked") == expected
+    git("-C", "repo", "checkout", "-q", "--detach")
+    assert git_commit(repo) == expected
+
+
+def test_environment_of_this_process_is_enough(tmp_path: Path) -> None:
+    assert isinstance(write_record(launch(), [], dict(os.environ), facts(), (), tmp_path), Path)

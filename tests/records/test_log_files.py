@@ -1,0 +1,304 @@
+"""Logs of a run: merged where lines have a time, whole lines with who speaks, followed while they grow."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.commands.logs import is_over, moment_s, parse_ranks
+from ddplaunch.records.log_files import LogFile, blocks, follow, log_files, part_of, stamp_s
+from ddplaunch.ui.logs_view import Lines, prefix_of
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.words import duration_s
+from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.records.fake_runs import DEADLINE_S, StartRun, outcome, processes_json, record, start_run, wait_for
+
+__all__ = ["call", "folder", "start_run"]
+
+
+def log(directory: Path, rank: int, text: str, attempt: int = 0, node: int = 0, stream: str = "out") -> Path:
+    """Append to what a rank printed."""
+    path = directory / f"node-{node}" / f"attempt-{attempt}" / f"rank-{rank}.{stream}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(text.encode())
+    return path
+
+
+@pytest.fixture
+def run(folder: Path) -> Path:
+    """Return the directory of a run of this host, without any output."""
+    return record(folder / ".ddplaunch", "r")
+
+
+HOST = os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b"2026-11-21T14:30:12.5Z step", 1795271412.5),
+        (b"2026-11-21 15:30:12,250+01:00 step", 1795271412.25),
+        (b"[2026-11-21 14:30:12 +0000] [7] [INFO]", 1795271412.0),
+        (b"INFO 2026-11-21 14:30:12Z x", 1795271412.0),
+        (b"[INFO|2026-11-21T14:30:12Z x", 1795271412.0),
+        (b"[rank3]:[W1121 14:30:12.250 proc.cpp:1] x", None),  # local time: below
+        (b"step 3 at 2026-11-21 14:30:12", None),
+        (b"2026-11-21 is a day", None),
+        (b"", None),
+    ],
+)
+def test_times_at_the_start_of_lines(line: bytes, expected: float | None) -> None:
+    found = stamp_s(line, 2026)
+    if b"W1121" in line:
+        expected = time.mktime((2026, 11, 21, 14, 30, 12, 0, 0, -1)) + 0.25
+    assert found == expected
+    if expected is not None:
+        assert stamp_s(b"2026-99-99 99:99:99 x", 2026) is not None  # nonsense is a time as good as any; no error
+
+
+def test_lines_with_times_are_merged_and_those_without_follow_their_own(call: Call, run: Path) -> None:
+    log(run, 0, "2026-11-21 10:00:01 a\nTraceback\n  at x\n2026-11-21 10:00:05 b\n")
+    log(run, 1, "2026-11-21 10:00:02 c\n2026-11-21 10:00:03 d")
+    log(run, 2, "no time\nat all\n")
+    said = call("logs")
+    assert said.out.splitlines() == [
+        f"[{HOST}:2] no time",
+        f"[{HOST}:2] at all",
+        f"[{HOST}:0] 2026-11-21 10:00:01 a",
+        f"[{HOST}:0] Traceback",
+        f"[{HOST}:0]   at x",
+        f"[{HOST}:1] 2026-11-21 10:00:02 c",
+        f"[{HOST}:0] 2026-11-21 10:00:05 b",
+        f"[{HOST}:1] 2026-11-21 10:00:03 d",  # it has no end yet: a line is shown when it is whole
+    ]
+    assert said.err == ""
+    shown = call("logs", "--since", "2026-11-21 10:00:03", "--rank", "0-1").out
+    assert [line[-1] for line in shown.splitlines()] == ["b", "d"]
+
+
+def test_without_times_the_order_is_told(call: Call, run: Path) -> None:
+    for rank in (1, 0, 10, 2):
+        log(run, rank, f"out of {rank}\n")
+        log(run, rank, f"err of {rank}\n", stream="err")
+    log(run, 0, "again\n", attempt=1)
+    said = call("logs", "r")
+    assert [line.partition("] ")[2] for line in said.out.splitlines()] == [
+        *(f"{stream} of {rank}" for rank in (0, 1, 2, 10) for stream in ("out", "err")),
+        "again",
+    ]
+    assert "grouped by rank" in said.err
+    old = log(run, 2, "")
+    os.utime(old, (1, 1))
+    assert "out of 2" not in call("logs", "--since", "1h").out and "err of 2" in call("logs", "--since", "1h").out
+
+
+def test_one_rank_is_shown_byte_for_byte(run: Path) -> None:
+    bar = b"\x1b[31mred\x1b[0m 10%\r20%\r\n\xff\xfe no newline"
+    path = log(run, 0, "")
+    path.write_bytes(bar)
+    log(run, 1, "other\n")
+    said = spawn(["logs", "--rank", "0"], run.parents[2])
+    assert (said.returncode, said.stdout, said.stderr) == (0, bar, b"")
+
+
+def test_of_several_ranks_a_bar_is_what_is_left_of_it(call: Call, run: Path) -> None:
+    log(run, 0, "10%\r20%\r30%\ndone\r\n")
+    log(run, 1, "x\n")
+    assert call("logs").out.splitlines() == [f"[{HOST}:0] 30%", f"[{HOST}:0] done", f"[{HOST}:1] x"]
+
+
+def test_lines_and_grep(call: Call, run: Path) -> None:
+    log(run, 0, "".join(f"step {number}\n" for number in range(100_000)))
+    log(run, 1, "a\nb\nc")
+    last = call("logs", "--lines", "2").out.splitlines()
+    assert last == [f"[{HOST}:0] step 99998", f"[{HOST}:0] step 99999", f"[{HOST}:1] b", f"[{HOST}:1] c"]
+    assert call("logs", "--lines", "0").out == ""
+    found = call("logs", "--rank", "0", "--grep", r"^step 9\d{4}$", "--lines", "30000")
+    assert len(found.out.splitlines()) == 10_000 and found.out.startswith("step 90000\n")
+    assert call("logs", "--grep", "nothing like it").out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--rank", "x"], "`--rank x`: `x` is not a rank"),
+        (["--rank", "3-1"], "is not a rank"),
+        (["--rank", "7"], "nothing of rank 7"),
+        (["--lines", "-3"], "--lines"),
+        (["--lines", "many"], "`--lines many` is not a number"),
+        (["--since", "soon"], "`--since soon` is neither"),
+        (["--grep", "("], "is not a regular expression"),
+        (["nope"], "no record of a run `nope`"),
+        (["--run-dir", "elsewhere"], "no record of a run in"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_fix(call: Call, run: Path, words: list[str], says: str) -> None:
+    log(run, 0, "x\n")
+    said = call("logs", *words)
+    assert (said.status, said.out) == (2, "")
+    assert says in said.err and "fix:" in said.err
+
+
+def test_no_output_yet(call: Call, run: Path) -> None:
+    said = call("logs")
+    assert said.status == 2 and "holds no output" in said.err and "--follow" in said.err
+
+
+def test_flags_as_values() -> None:
+    assert parse_ranks("0,3, 5-7") == frozenset({0, 3, 5, 6, 7}) and parse_ranks("all") is None
+    assert moment_s("10m", 1000.0) == 400 and moment_s("1970-01-01T00:01:00Z", 0) == 60
+    with pytest.raises(UsageError, match="not a length of time"):
+        duration_s("--grace", "-1")
+
+
+class Follower:
+    """``follow`` in a thread, with what it has yielded."""
+
+    def __init__(self, directory: Path, positions: dict[Path, int] | None = None) -> None:
+        self.seen: list[tuple[int, bytes]] = []
+        self.finished = threading.Event()
+        self.over = False
+        items = follow(directory, None, positions or {}, lambda: self.over, poll_s=0.01, over_s=0.05)
+        self.thread = threading.Thread(target=self._run, args=(items,), daemon=True)
+        self.thread.start()
+
+    def _run(self, items: Iterator[tuple[LogFile | None, bytes]]) -> None:
+        for file, data in items:
+            if file is not None:
+                self.seen.append((file.rank, data))
+        self.finished.set()
+
+    def text(self, rank: int) -> bytes:
+        """Return what came of a rank."""
+        return b"".join(data for number, data in self.seen if number == rank)
+
+
+def test_following_growth_new_ranks_restarts_and_replaced_files(tmp_path: Path) -> None:
+    directory = record(tmp_path, "r")
+    path = log(directory, 0, "before\nnow ")
+    follower = Follower(directory, {path: 7})
+    assert wait_for(lambda: follower.text(0) == b"now ")
+    log(directory, 0, "and on\n")
+    log(directory, 1, "late rank\n")
+    log(directory, 1, "restarted\n", attempt=1)
+    assert wait_for(lambda: follower.text(0) == b"now and on\n")
+    assert wait_for(lambda: sorted(follower.text(1).splitlines()) == [b"late rank", b"restarted"])
+    path.write_bytes(b"cut\n")
+    assert wait_for(lambda: follower.text(0).endswith(b"cut\n"))
+    fresh = path.with_name("fresh")
+    fresh.write_bytes(b"another file of that name\n")
+    fresh.replace(path)
+    assert wait_for(lambda: follower.text(0).endswith(b"another file of that name\n"))
+    log(directory, 0, "last words")
+    follower.over = True
+    assert follower.finished.wait(DEADLINE_S)
+    assert follower.text(0).endswith(b"name\nlast words")
+
+
+def test_following_ends_when_the_record_is_removed(tmp_path: Path) -> None:
+    directory = record(tmp_path, "r")
+    log(directory, 0, "x")
+    follower = Follower(directory)
+    assert wait_for(lambda: follower.text(0) == b"x")
+    shutil.rmtree(directory)
+    assert follower.finished.wait(DEADLINE_S)
+
+
+def test_following_keeps_up_with_50_megabytes_a_second(tmp_path: Path) -> None:
+    directory = record(tmp_path, "r")
+    path, line = log(directory, 0, ""), b"x" * 99 + b"\n"
+    shown, lines = 0, Lines(prefix_of({0: "h"}, Terminal()), None)
+    done = threading.Event()
+
+    def fill() -> None:
+        with path.open("ab", buffering=0) as file:
+            for _ in range(50):
+                file.write(line * 10_000)
+        done.set()
+
+    threading.Thread(target=fill, daemon=True).start()
+    begun = time.process_time()
+    for file, data in follow(directory, None, {}, done.is_set, poll_s=0.01, over_s=0.05):
+        if file is not None:
+            shown += lines.take(file, data).count(b"[h:0] ")
+    assert shown == 500_000
+    assert time.process_time() - begun < 30  # CPU of both threads for 50 MB; 0.2 s on a quiet machine
+
+
+def test_when_a_run_is_over(start_run: StartRun, tmp_path: Path) -> None:
+    run = start_run("over")
+    directory = record(tmp_path / ".ddplaunch", run.run_id)
+    assert is_over(directory)() is False
+    run.end()
+    assert is_over(directory)() is True
+    processes_json(directory, host="node-9")
+    assert is_over(directory)() is False  # nobody here knows
+    outcome(directory)
+    assert is_over(directory)() is True
+
+
+@pytest.mark.slow
+def test_follow_shows_the_last_lines_and_goes_on_to_the_end(start_run: StartRun, folder: Path) -> None:
+    run = start_run("tail", cwd=folder)
+    directory = record(folder / ".ddplaunch", run.run_id)
+    log(directory, 0, "".join(f"old {number}\n" for number in range(30)))
+    log(directory, 1, "waiting 1%\r")
+    command = [sys.executable, "-m", "ddplaunch", "logs", run.run_id, "--follow"]
+    with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as tail:
+        assert tail.stdout is not None and tail.stderr is not None
+        lines = [tail.stdout.readline() for _ in range(11)]
+        assert lines[:10] == [f"[{HOST}:0] old {number}\n".encode() for number in range(20, 30)]
+        assert lines[10] == f"[{HOST}:1] waiting 1%\n".encode()  # a bar that ends no line is shown now and then
+        log(directory, 0, "new\n")
+        assert tail.stdout.readline() == f"[{HOST}:0] new\n".encode()
+        run.end()
+        outcome(directory)
+        rest, said = tail.communicate(timeout=DEADLINE_S)
+        assert (tail.returncode, rest, said) == (0, b"", b"")
+
+
+def test_a_reader_that_goes_away_is_no_error(run: Path) -> None:
+    log(run, 0, "x\n" * 1_000_000)
+    said = spawn(["logs"], run.parents[2], shell="| head -1")
+    assert (said.returncode, said.stdout, said.stderr) == (0, f"[{HOST}:0] x\n".encode(), b"")
+
+
+def test_on_a_terminal_the_prefix_is_dim(run: Path) -> None:
+    log(run, 0, "x\n")
+    master, slave = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
+    command = [sys.executable, "-m", "ddplaunch", "logs"]
+    subprocess.run(command, cwd=run.parents[2], stdout=slave, env=environment, check=True, timeout=60)
+    os.close(slave)
+    assert os.read(master, 1000).replace(b"\r\n", b"\n") == f"\x1b[2m[{HOST}:0]\x1b[0m x\n".encode()
+    os.close(master)
+
+
+def test_parts_of_files_that_are_gone(tmp_path: Path) -> None:
+    directory = record(tmp_path, "r")
+    log(directory, 0, "x\n")
+    (file,) = log_files(directory)
+    part = part_of(file, None)
+    file.path.unlink()
+    assert list(blocks([part])) == [] and part_of(file, 5).end == 0
+    assert log_files(directory / "nothing") == []
+
+
+def test_a_line_that_never_ends_is_not_kept_for_ever() -> None:
+    file = LogFile(Path("x"), 0, 0, 0, "out")
+    lines = Lines(prefix_of({}, Terminal()), None)
+    assert lines.take(file, b"y" * (2 << 20)).startswith(b"[node-0:0] yyy")
+    assert lines.take(file, b"z") == b"" and lines.end() == b"[node-0:0] z\n"
+    assert Lines(None, re.compile(b"b")).take(file, b"abc\nxyz\n") == b"abc\n"

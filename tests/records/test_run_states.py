@@ -1,0 +1,155 @@
+"""Runs are found in records and in the process table, whatever state either is in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.machine.processes.process_table import Process
+from ddplaunch.machine.processes.run_processes import RunProcesses
+from ddplaunch.records.find import find_run, read_record
+from ddplaunch.records.live_processes import NodeProcesses
+from ddplaunch.records.run_states import RunSummary, host_name, state_of
+from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.variable_names import SETTINGS
+from tests.cli.cli_calls import Call, call, folder
+from tests.conftest import Golden
+from tests.records.fake_runs import StartRun, outcome, record, start_run
+
+__all__ = ["call", "folder", "start_run"]
+
+RANK = Process(20, 1, 20, "S", 20, 7, "python")
+NODE = NodeProcesses(0, "r", host_name(), "b", 0, None, ())
+AWAY = NodeProcesses(1, "r", "node-9", "b", 0, None, ())
+
+
+def test_states(tmp_path: Path) -> None:
+    host = host_name()
+    directory = record(tmp_path, "r")
+    assert state_of(read_record(directory), None, (), host) == "ended"
+    assert state_of(read_record(directory), None, (NODE, AWAY), host) == "elsewhere"
+    assert state_of(read_record(directory), RunProcesses("r", 7, (RANK,)), (), host) == "running"
+    assert state_of(read_record(directory), RunProcesses("r", 7, (), (RANK,)), (), host) == "orphaned"
+    outcome(directory, "failed", exit_status=42)
+    assert state_of(read_record(directory), None, (NODE, AWAY), host) == "failed"
+    outcome(directory, "failed", ended_s=3.0)  # of an earlier run with this id
+    assert state_of(read_record(directory), None, (), host) == "ended"
+    (directory / "outcome.json").write_text('{"schema": 2, "state": "failed"}')
+    newer = read_record(directory)
+    assert state_of(newer, None, (), host) == "unreadable"
+    assert newer.problem == "outcome.json has schema 2; this ddplaunch reads 1"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": "x"}', '{"schema": 1, "plan": [3], "host": 3}', "\udcff"])
+def test_a_broken_record_is_a_run_with_less_in_it(call: Call, folder: Path, text: str) -> None:
+    directory = record(folder / ".ddplaunch", "broken-record")
+    (directory / "run.json").write_bytes(text.encode(errors="surrogateescape"))
+    said = call("ps", "--json")
+    (run,) = [each for each in json.loads(said.out)["runs"] if each["run_id"] == "broken-record"]
+    assert said.status == 0 and run["script"] is None
+    assert call("ps").status == 0
+
+
+def test_a_directory_that_goes_away(tmp_path: Path) -> None:
+    directory = record(tmp_path, "r")
+    shutil.rmtree(directory)
+    assert read_record(directory).problem == "the directory is gone"
+    assert state_of(read_record(directory), None, (), host_name()) == "unreadable"
+
+
+def test_only_the_newest_records_are_read(call: Call, folder: Path) -> None:
+    """With 500 of them ``ps`` has to stay quick; those that are broken would say so if they were read."""
+    for number in range(500):
+        place = folder / ".ddplaunch" / "runs" / f"old-{number:03}"
+        place.mkdir(parents=True)
+        (place / "run.json").write_text("{")
+        os.utime(place / "run.json", (number, number))
+    newest = [record(folder / ".ddplaunch", f"new-{number}").name for number in range(10)]
+    said = call("ps", "--json")
+    listed = [run["run_id"] for run in json.loads(said.out)["runs"] if run["state"] == "ended"]
+    assert sorted(listed) == newest and json.loads(said.out)["not_shown"] == 500
+    assert "500 more ended; `ddplaunch ps --all` lists them\n" in call("ps").out
+    assert call("ps", "--all").out.count("run.json is not JSON") == 500
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_a_live_run_is_found_from_any_directory(
+    start_run: StartRun, call: Call, folder: Path, tmp_path: Path, marked: bool
+) -> None:
+    place = record(tmp_path / ("elsewhere" if marked else ".ddplaunch"), "to-be-renamed")
+    settings = {SETTINGS: json.dumps({"directory": str(place)})} if marked else {}
+    run = start_run("live", **settings)
+    if not marked:  # a launch without the plug-in: its working directory tells
+        place = place.rename(place.parent / run.run_id)
+    (listed,) = [each for each in json.loads(call("ps", "--json").out)["runs"] if each["run_id"] == run.run_id]
+    assert listed["state"] == "running" and listed["launcher_pids"] == [run.launcher.pid]
+    assert [each["pid"] for each in listed["ranks"]] == run.rank_pids
+    assert [each["rank"] for each in listed["ranks"]] == [0, 1]
+    assert listed["directory"] == str(place) and listed["script"] == "train.py"
+    run.lose_launcher()
+    (listed,) = [each for each in json.loads(call("ps", "--json").out)["runs"] if each["run_id"] == run.run_id]
+    assert listed["state"] == "orphaned"
+
+
+def test_runs_are_named_by_a_part_of_their_id(tmp_path: Path) -> None:
+    for number, name in enumerate(("20261121-aaa", "20261121-bbb", "exp")):
+        record(tmp_path, name, begun_s=time.time() - 100 + number)
+    assert find_run(tmp_path, None).name == find_run(tmp_path, "latest").name == "exp"
+    assert find_run(tmp_path, "bbb").name == "20261121-bbb"
+    assert find_run(tmp_path, str(tmp_path / "runs" / "exp")).name == "exp"
+    for wanted, says in [("2026", "part of 2 run ids"), ("x9", "no record of a run `x9`"), ("./x", "no directory")]:
+        with pytest.raises(Exception, match=says):
+            find_run(tmp_path, wanted)
+    with pytest.raises(Exception, match="no record of a run in"):
+        find_run(tmp_path / "none", None)
+
+
+RUNS = (
+    RunSummary("20261121-143012-x7k2q9", "running", None, "train.py", 2, 4, 1000.0, effective_batch=256,
+               gpus=("0", "1", "2", "3"), user="ada", hosts=("gpu01", "gpu02"), launcher_pids=(71,)),
+    RunSummary("20261121-101500-aaaaaa", "failed", Path("/w/r"), "src/protlig_dd/training/run_train_uniref50_ddp.py",
+               1, 8, -9e4, -8e4, 137, 3, "oom-kill", 4096, "cuda", ("0", "2"), "eve", ("gpu01",)),
+    RunSummary("exp-7", "unreadable", Path("/w/e"), hosts=("gpu01",), problem="run.json has schema 2; …"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_the_table(golden: Golden, width: int) -> None:
+    text = ps_text(RUNS, 12, 2000.0, "ada", Terminal(width))
+    assert max(map(len, text.splitlines())) <= width
+    golden(f"ps-{width}", text)
+
+
+def test_the_table_has_no_columns_for_nothing() -> None:
+    assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
+    text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", Terminal(80))
+    assert text == "RUN  STATE  AGE\nr    ended  9 s\n"
+    assert "\x1b[1;32mrunning\x1b[0m" in ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, True))
+    assert ps_text(RUNS, 0, 2000.0, "ada", Terminal(80, unicode=False)).isascii()
+
+
+def test_json_has_it_all() -> None:
+    data = json.loads(json.dumps(ps_json(RUNS, 1, "gpu01", 2000.0)))
+    assert (data["schema"], data["not_shown"], data["runs"][0]["world_size"], data["runs"][0]["age_s"]) == (
+        1,
+        1,
+        8,
+        1000,
+    )
+    assert data["runs"][1]["diagnosis"] == "oom-kill" and data["runs"][1]["directory"] == "/w/r"
+
+
+def test_gpus_in_short() -> None:
+    assert [gpus_text(g) for g in (None, ["0"], ["0", "1"], ["0", "2"], ["GPU-1"])] == [
+        "",
+        "0",
+        "0-1",
+        "0,2",
+        "1 by UUID",
+    ]

@@ -1,0 +1,100 @@
+"""Effective batch, per-GPU batch and accumulation: each from the others, and what is told when they do not fit."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from ddplaunch.scaling.compute import compute
+from ddplaunch.scaling.numbers import Numbers
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source
+from tests.scaling.test_learning_rate import ask, counts, refused, value
+
+
+def test_effective_batch_says_its_formula() -> None:
+    numbers = compute(ask(8, batch_size=16, accum=4))
+    assert numbers.global_batch_size == Resolved(512, Source("computed", "16 × 4 × 8"))
+    assert (numbers.batch_size, numbers.accum) == (
+        Resolved(16, Source("flag", "--batch-size")),
+        Resolved(4, Source("flag", "--accum")),
+    )
+
+
+def test_accumulation_is_1_by_default_once_there_is_a_batch() -> None:
+    assert compute(ask(2, batch_size=8)).accum == Resolved(1, DEFAULT)
+    assert compute(ask(2, global_batch_size=8)).accum == Resolved(1, DEFAULT)
+
+
+def test_nothing_said_gives_nothing_but_the_world_size() -> None:
+    request = ask(4)
+    assert compute(request) == Numbers(world_size=request.world_size)
+
+
+def test_accumulation_without_a_batch_is_passed_on() -> None:
+    numbers = compute(ask(4, accum=2))
+    assert value(numbers.accum) == 2
+    assert numbers.global_batch_size is None
+
+
+@pytest.mark.parametrize(
+    ("said", "batch", "accum", "formula"),
+    [
+        ({}, 16, 1, "64 / 4"),
+        ({"batch_size": 8}, 8, 2, "64 / (8 × 4)"),
+        ({"accum": 8}, 2, 8, "64 / (8 × 4)"),
+        ({"batch_size": 4, "accum": 4}, 4, 4, None),
+    ],
+)
+def test_global_batch_finds_what_was_not_said(
+    said: dict[str, int], batch: int, accum: int, formula: str | None
+) -> None:
+    numbers = compute(ask(4, global_batch_size=64, **said))
+    assert (value(numbers.batch_size), value(numbers.accum), value(numbers.global_batch_size)) == (batch, accum, 64)
+    computed = [r.source.detail for r in (numbers.batch_size, numbers.accum) if r and r.source.kind == "computed"]
+    assert computed == ([formula] if formula else [])
+
+
+@pytest.mark.parametrize(
+    ("world", "said", "named", "not_named"),
+    [
+        (3, {"global_batch_size": 16}, ["`--global-batch-size 15`", "18`", "world size of 2 or 4"], []),
+        (6, {"global_batch_size": 100, "batch_size": 4}, ["96`", "120`", "world size of 5", "= 24"], ["--accum"]),
+        (4, {"global_batch_size": 20, "accum": 2}, ["16`", "24`", "`--accum 1`", "world size of 2 or 5"], []),
+        (4, {"global_batch_size": 3}, ["`--global-batch-size 4`", "world size of 3"], ["size 0"]),
+        (1, {"global_batch_size": 5, "batch_size": 3}, ["1 process ", "3`", "6`"], ["processes", "world size"]),
+    ],
+)
+def test_a_batch_that_does_not_divide_names_what_does(
+    world: int, said: dict[str, int], named: list[str], not_named: list[str]
+) -> None:
+    text = refused(ask(world, **said), "batch-does-not-divide")
+    assert [words for words in named if words not in text] == []
+    assert [words for words in not_named if words in text] == []
+
+
+def test_three_that_disagree_are_refused_with_the_product() -> None:
+    text = refused(ask(4, global_batch_size=64, batch_size=8, accum=4), "batch-disagrees")
+    assert "8 × 4 × 4 is 128" in text
+    assert "`--global-batch-size 128`" in text
+
+
+@given(counts, counts, counts)
+def test_global_batch_inverts_the_effective_batch(world: int, batch: int, accum: int) -> None:
+    whole = value(compute(ask(world, batch_size=batch, accum=accum)).global_batch_size)
+    assert value(compute(ask(world, global_batch_size=whole, batch_size=batch)).accum) == accum
+    assert value(compute(ask(world, global_batch_size=whole, accum=accum)).batch_size) == batch
+
+
+@given(st.integers(1, 10**6), counts, counts)
+def test_every_neighbour_that_is_named_divides(whole: int, world: int, batch: int) -> None:
+    assume(whole % (world * batch))
+    text = refused(ask(world, global_batch_size=whole, batch_size=batch), "batch-does-not-divide")
+    named = [int(part.split("`")[0]) for part in text.split(" | ")[2].split("--global-batch-size ")[1:]]
+    below = whole - whole % (world * batch)
+    assert named == [size for size in (below, below + world * batch) if size]
+    for size in named:
+        assert value(compute(ask(world, global_batch_size=size, batch_size=batch)).global_batch_size) == size
+    if "world size of" in text:
+        for other in text.rsplit("world size of ", 1)[1].split(" or "):
+            assert whole % (int(other) * batch) == 0

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddplaunch.checks.check import Outcome
+from ddplaunch.ui.doctor_view import (
+    doctor_json,
+    doctor_text,
+    explain_text,
+    list_json,
+    list_text,
+    report_text,
+    scrub,
+    verdict_text,
+)
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import warning
+from tests.conftest import Golden
+from tests.launch.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
+
+CRASH = Outcome(BUSY_CHECK, "crashed", reason="KeyError: 'pid'")
+SKIP = Outcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded")
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_findings_and_skips(golden: Golden, width: int) -> None:
+    text = doctor_text(MIXED, facts(), Terminal(width))
+    assert max(map(len, text.splitlines())) <= width
+    golden(f"doctor-{width}", text)
+
+
+def test_healthy_is_a_line_for_each_family_and_a_verdict() -> None:
+    lines = doctor_text(HEALTHY, facts(), Terminal(120)).splitlines()
+    assert lines[2:] == ["  host  2 passed", "  gpu   1 passed", "", "healthy: 3 checks passed"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        (HEALTHY, "healthy: 3 checks passed"),
+        ((*HEALTHY, SKIP), "healthy: 3 checks passed, 1 skipped"),
+        ((*HEALTHY, CRASH), "no findings: 3 checks passed, 1 crashed"),
+        ((SKIP,), "nothing was checked: 0 checks passed, 1 skipped"),
+        (MIXED, "1 error, 1 warning: 0 checks passed, 1 skipped"),
+    ],
+)
+def test_verdict(outcomes: tuple[Outcome, ...], verdict: str) -> None:
+    assert verdict_text(outcomes) == verdict
+    assert doctor_text(outcomes, facts(), Terminal(80)).endswith(f"\n{verdict}\n")
+
+
+def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
+    skips = (SKIP, Outcome(SHM_CHECK, "skipped", reason=SKIP.reason), Outcome(FILES_CHECK, "crashed", reason="E: x"))
+    text = doctor_text(skips, facts(), Terminal(80))
+    assert "  no NVIDIA driver is loaded: gpu-busy, shm-too-small\n" in text
+    assert "a bug in ddplaunch" in text
+    assert "  E: x: open-files-low\n" in text
+
+
+def test_json() -> None:
+    data = json.loads(json.dumps(doctor_json(MIXED, facts())))
+    assert data["schema"] == 1
+    assert data["counts"] == {"passed": 0, "found": 2, "skipped": 1, "crashed": 0}
+    assert data["checks"][0]["findings"][0]["code"] == "shm-too-small"
+    assert data["facts"]["memory"] == {"unavailable": "no such thing in this test"}
+
+
+def test_list_and_explain(golden: Golden) -> None:
+    golden("checks-80", list_text(CHECKS, Terminal(80)) + "\n" + explain_text(SHM_CHECK, Terminal(80)))
+    assert [check["code"] for check in list_json(CHECKS)["checks"]] == ["shm-too-small", "open-files-low", "gpu-busy"]
+
+
+def test_a_report_carries_versions_findings_and_facts_but_no_secret() -> None:
+    environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_secretsecretsecret", "EDITOR": "vim", "TORCH_TOKEN": "s3cret"}
+    busy = warning("gpu-busy", "GPU 0 is held by `train.py --api-key s3cret --epochs 3`", why="w", fix="f")
+    report = report_text(facts(environment=environment), (Outcome(BUSY_CHECK, "found", (busy,)),), {"ddplaunch": "9.9"})
+    assert "- ddplaunch 9.9\n" in report
+    assert '"NCCL_DEBUG": "INFO"' in report
+    assert "--epochs 3" in report
+    assert [word for word in ("s3cret", "hf_secret", "vim") if word in report] == []
+    assert json.loads(report.split("```json\n")[1].split("\n```")[0])["host"]["name"] == "node-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("train.py --hf-token=abc --lr 1", "train.py --hf-token=*** --lr 1"),
+        ("git clone https://ada:pw@host/x", "git clone https://ada:***@host/x"),
+        ("TOKENIZERS_PARALLELISM=false --tokenizer-path x", "TOKENIZERS_PARALLELISM=false --tokenizer-path x"),
+        ("the token of the lock", "the token of the lock"),
+    ],
+)
+def test_scrub(text: str, scrubbed: str) -> None:
+    assert scrub(text) == scrubbed

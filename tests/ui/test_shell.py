@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.launch.launch import Variable
+from ddplaunch.ui.shell import dry_run_text, quote
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.resolved import Source
+from tests.conftest import Golden
+from tests.launch.sample_launch import launch
+
+WORDS = [
+    "",
+    "a b",
+    "it's",
+    'say "x"',
+    "$HOME `id` !",
+    "new\nline",
+    "tab\tbed",
+    "\udcff\udcfe1",
+    "ü × 😀",
+    "\x1b[2J",
+    "\\n",
+]
+SHOW = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, [*sys.argv[1:], os.environ['V']])))"
+YOURS = Source("flag", "--env")
+
+
+def test_text(golden: Golden) -> None:
+    golden("dry-run", dry_run_text(launch(), Terminal()))
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+@pytest.mark.parametrize("word", WORDS)
+def test_any_word_comes_through_bash(word: str, unicode: bool) -> None:
+    text = quote(word, unicode)
+    assert unicode or text.isascii()
+    done = subprocess.run(["bash", "-c", os.fsencode(f"printf %s {text}")], capture_output=True, check=True)
+    assert done.stdout == os.fsencode(word)
+
+
+@pytest.mark.parametrize("unicode", [True, False])
+def test_the_text_runs_when_pasted(tmp_path: Path, unicode: bool) -> None:
+    variables = (
+        Variable("V", "\n".join(WORDS), YOURS, "a reason\nof two lines; rm -rf '"),
+        Variable("GONE", None, Source("default"), "not wanted"),
+    )
+    one = launch(argv=(sys.executable, "-c", SHOW, *WORDS, "--", *WORDS), environment=variables)
+    script = tmp_path / "launch.sh"
+    script.write_bytes(os.fsencode(dry_run_text(one, Terminal(unicode=unicode))))
+    done = subprocess.run(["bash", str(script)], capture_output=True, check=True)
+    assert done.stdout == b"\0".join(map(os.fsencode, [*WORDS, "--", *WORDS, "\n".join(WORDS)]))
+
+
+def test_plain_words_run_in_any_posix_shell(tmp_path: Path) -> None:
+    one = launch(
+        argv=(sys.executable, "-c", SHOW, "new\nline", "it's"), environment=(Variable("V", "1", YOURS, "yours"),)
+    )
+    done = subprocess.run(["sh", "-c", dry_run_text(one, Terminal())], capture_output=True, check=True)
+    assert done.stdout == b"new\nline\0it's\x001"
+
+
+def test_a_secret_is_taken_from_the_shell_that_the_text_is_pasted_into() -> None:
+    one = launch(
+        argv=(sys.executable, "-c", "import os; print(os.environ['WANDB_API_KEY'])"),
+        environment=(Variable("WANDB_API_KEY", "hunter2hunter2", YOURS, "yours"),),
+    )
+    text = dry_run_text(one, Terminal())
+    assert "hunter2" not in text
+    bare = {name: value for name, value in os.environ.items() if name != "WANDB_API_KEY"}
+    done = subprocess.run(["bash", "-c", text], env={**bare, "WANDB_API_KEY": "k"}, capture_output=True, text=True)
+    assert done.stdout == "k\n"
+    assert subprocess.run(["bash", "-c", text], env=bare, capture_output=True).returncode != 0
+
+
+def test_options_of_the_interpreter_stay_with_it() -> None:
+    argv = ("/opt/venv/bin/python", "-P", "-m", "torch.distributed.run", "--nnodes=1", "--", "-m")
+    assert "/opt/venv/bin/python -P -m torch.distributed.run \\\n    --nnodes=1" in dry_run_text(
+        launch(argv=argv), Terminal()
+    )
+
+
+def test_without_variables_there_is_no_env() -> None:
+    assert "\nenv" not in dry_run_text(launch(environment=()), Terminal())
+
+
+def test_the_script_starts_a_line_of_its_own() -> None:
+    assert dry_run_text(launch(), Terminal()).endswith("\\\n    -- train.py --epochs 20 --lr 0.0004\n")

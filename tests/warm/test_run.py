@@ -1,0 +1,205 @@
+"""`ddplaunch run --start warm` for real: what ranks see and print, how runs end, and that nothing is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, Run, children, of_folder, on_terminal, within
+from tests.hosts.launching import clean_environment, ddplaunch
+
+pytestmark = pytest.mark.slow
+
+WARM = ("--start", "warm", "--no-checks")
+LOOK = r"""
+import gc, json, os, sys
+
+main = sys.modules["__main__"]
+print("forked" if gc.get_freeze_count() > 1000 else "cold", flush=True)
+print(json.dumps({
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "file": __file__, "name": __name__,
+    "spec": __spec__ and __spec__.name, "main": main.__dict__ is globals(), "flags": list(sys.flags),
+    "cwd": os.getcwd(), "loaded": "ddplaunch" in sys.modules, "umask": os.umask(0o22), "tty": os.isatty(1),
+    "environ": {name: text for name, text in os.environ.items() if name.startswith(("DDPLAUNCH", "OMP", "PYTHON"))},
+    "preloaded": "colorsys" in sys.modules,
+}))
+sys.stdout.write("no end of line")
+sys.stderr.write(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\n")
+if "child" in sys.argv and os.fork() == 0:
+    import time
+    time.sleep(120)
+"""
+
+
+def look(folder: Path, *words: str, **changes: Any) -> subprocess.CompletedProcess[str]:
+    (folder / "look.py").write_text(LOOK)
+    command = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", RUN_ID, *words)
+    env = clean_environment(NO_COLOR="1", COLUMNS="200", **changes)
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+
+
+def test_ranks_see_what_cold_ones_see(tmp_path: Path) -> None:
+    told: dict[str, Any] = {}
+    for way in ("cold", "warm"):
+        done = look(tmp_path, "--start", way, "--", "look.py", "--x", "child")
+        assert done.returncode == 0, done.stderr
+        assert of_folder(tmp_path) == []
+        assert "rank 0 of 2\n" in done.stderr and "rank 1" not in done.stderr
+        first, world, rest = done.stdout.splitlines()
+        assert (first, rest) == ({"cold": "cold", "warm": "forked"}[way], "no end of line")
+        told[way] = json.loads(world)
+        record = tmp_path / ".ddplaunch" / "runs" / RUN_ID
+        attempt = record / "node-0" / "attempt-0"
+        assert (attempt / "rank-0.out").read_text() == done.stdout == (attempt / "rank-1.out").read_text()
+        assert (attempt / "rank-1.err").read_text() == "rank 1 of 2\n"
+        assert json.loads((record / "outcome.json").read_text())["state"] == "succeeded"
+        record.rename(tmp_path / way)
+    assert told["warm"] == told["cold"]
+    assert told["warm"]["argv"] == ["look.py", "--x", "child"] and told["warm"]["path"][0] == str(tmp_path)
+
+
+def test_modules_are_imported_once_and_a_missing_one_is_named(tmp_path: Path) -> None:
+    done = look(tmp_path, "--start", "warm", "--preload", "colorsys,not_there", "--", "-m", "look")
+    assert done.returncode == 0, done.stderr
+    first, world, _ = done.stdout.splitlines()
+    assert first == "forked" and json.loads(world)["preloaded"] and json.loads(world)["spec"] == "look"
+    (line,) = [line for line in done.stderr.splitlines() if "not_there" in line and "cpu" not in line]
+    assert line == "ddplaunch: `--preload not_there`: ModuleNotFoundError: No module named 'not_there'"
+
+
+def test_the_pasted_dry_run_is_warm_and_a_cold_start_says_why(tmp_path: Path) -> None:
+    text = look(tmp_path, "--start", "warm", "--dry-run", "--", "look.py").stdout
+    env = clean_environment()
+    done = subprocess.run(["sh"], input=text, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0 and done.stdout.startswith("forked\n"), done.stderr
+    text = text.replace("-u -m torch", "-u -X dev -m torch")
+    done = subprocess.run(["sh"], input=text, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert done.returncode == 0 and done.stdout.startswith("cold\n"), done.stderr
+    assert done.stderr.count("ddplaunch: cold start: torchrun's interpreter was started with `-X dev`") == 1
+
+
+def test_a_terminal_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "look.py").write_text(LOOK)
+    words = ddplaunch("run", "2", "--device", "cpu", *WARM, "--run-id", RUN_ID, "--", "look.py")
+    status, shown = on_terminal(words, tmp_path)
+    assert status == 0
+    assert b"forked\r\n" in shown and b'"tty": true' in shown and b"no end of linerank 0 of 2\r\n" in shown, shown
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    """Return what launches a mode of the script warm; what still runs when a test ends is killed."""
+    started: list[Run] = []
+
+    def run(mode: str, *options: str) -> Run:
+        started.append(Run(tmp_path, mode, *WARM, *options))
+        return started[-1]
+
+    yield run
+    for each in started:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.communicate()
+
+
+def test_an_exception_is_told_as_of_a_cold_rank(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("exception")
+    assert run.end() == 1
+    assert "cold start" not in run.err and "ValueError: the cause" in run.err and "rank 1" in run.err
+    assert run.err.rstrip().rpartition("\n")[2].startswith("  fix: ")
+    outcome = run.outcome
+    assert (outcome["state"], outcome["exit_status"], outcome["first_failed_rank"]) == ("failed", 1, 1)
+    assert (outcome["diagnosis"]["code"], outcome["diagnosis"]["rank"]) == ("script-exception", 1)
+    text = run.file("rank-1.err").decode()
+    assert text.count('  File "') == 2 and "ddplaunch" not in text, "frames that a cold rank has not"
+    assert of_folder(tmp_path) == []
+
+
+def test_a_failed_start_is_made_good_by_the_next(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("second", "--max-restarts", "3", "--trace", "trace.json")
+    assert run.end() == 0
+    assert "cold start" not in run.err and "done in 2 attempts after" in run.err
+    assert run.out == "rank 0, attempt 0\nrank 0, attempt 1\n"
+    assert run.file("rank-1.out", 1) == b"rank 1, attempt 1\n"
+    trace = json.loads((tmp_path / "trace.json").read_text())
+    phases = ["checks and plan", "import torch", "fork the template", "start the guard", "rendezvous"]
+    phases += ["start the ranks", "script", "start the ranks", "script", "end"]
+    assert [each["phase"] for each in trace["phases"]] == phases and trace["start"] == "warm"
+    assert all(each["began_s"] <= each["ended_s"] for each in trace["phases"])
+
+
+def test_a_killed_rank(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("killed")
+    assert run.end() == 137
+    first, second = run.outcome["attempts"][0]["ranks"]
+    assert run.outcome["first_failed_rank"] == 1 and (second["signal"], second["ended_by"]) == ("SIGKILL", "itself")
+    assert (first["signal"], first["ended_by"]) == ("SIGTERM", "launcher")
+    assert of_folder(tmp_path) == []
+
+
+def test_ranks_are_told_of_the_end(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("saves", "--grace", "20")
+    run.wait_for("running-0-0", "running-1-0")
+    within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
+    run.process.send_signal(signal.SIGTERM)
+    assert run.end() == 143
+    assert (tmp_path / "saved-0").read_text() == (tmp_path / "saved-1").read_text() == "15"
+    assert run.outcome["state"] == "terminated" and of_folder(tmp_path) == []
+
+
+@pytest.mark.parametrize("dies", ["torchrun", "template"])
+def test_nothing_survives(dies: str, start: Callable[..., Run], tmp_path: Path) -> None:
+    run_id = f"warm-{dies}-{os.getpid()}"  # `ps` may see runs of other tests
+    run = start("workers", "--run-id", run_id, "--max-restarts", "1")  # else the template has nothing left to do
+    run.record = run.record.with_name(run_id)
+    run.wait_for("running-0-0", "running-1-0")
+    within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
+    within(lambda: len(of_folder(tmp_path)) == 10, run)  # with template, forker, and two workers of each rank
+    if dies == "template":
+        (template,) = [pid for pid in children(run.process.pid) if name(pid) == "ddplaunch-warm"]
+        os.kill(template, signal.SIGKILL)
+        within(lambda: len(of_folder(tmp_path)) == 8, run)
+    listed = subprocess.run(ddplaunch("ps", "--json"), cwd=tmp_path, capture_output=True, check=True)
+    (seen,) = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == run_id]
+    assert [each["rank"] for each in seen["ranks"]] == [0, 1]
+    run.process.kill()
+    within(lambda: of_folder(tmp_path) == [], deadline_s=20)
+    run.process.communicate()
+    assert run.outcome["state"] == "killed"
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_a_long_import_can_be_broken_off(number: str, status: int, start: Callable[..., Run], tmp_path: Path) -> None:
+    (tmp_path / "never_ready.py").write_text(f"import time; open('importing', 'w'); time.sleep({2 * DEADLINE_S})")
+    run = start("workers", "--preload", "never_ready")
+    run.wait_for("importing", f".ddplaunch/runs/{RUN_ID}/node-0/attempt-0")
+    time.sleep(0.2)  # torchrun waits for the template now, or will in a moment: both have to end
+    run.process.send_signal(signal.Signals[number])
+    assert run.end() == status
+    assert run.outcome["state"] == "terminated" and of_folder(tmp_path) == []
+
+
+def name(pid: int) -> str:
+    return Path(f"/proc/{pid}/comm").read_text().strip()
+
+
+def test_a_rank_starts_cold_when_the_template_is_gone(start: Callable[..., Run], tmp_path: Path) -> None:
+    run = start("workers", "--max-restarts", "1")
+    run.wait_for("running-0-0", "running-1-0")
+    (template,) = [pid for pid in children(run.process.pid) if name(pid) == "ddplaunch-warm"]
+    os.kill(template, signal.SIGKILL)
+    os.kill(int((tmp_path / "running-1-0").read_text()), signal.SIGKILL)
+    run.wait_for("running-0-1", "running-1-1")
+    within(lambda: (run.record / "node-0" / "attempt-1").exists(), run)
+    run.process.send_signal(signal.SIGINT)
+    assert run.end() == 130
+    assert run.err.count("ddplaunch: cold start: the process to fork ranks from has ended") == 1
+    assert of_folder(tmp_path) == []

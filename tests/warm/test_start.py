@@ -1,0 +1,121 @@
+"""Whether ranks are forked or start cold, what is said of it, and what the command line is then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.cli.prepare import interpreter, shadowing
+from ddplaunch.launch.capture import decide_start
+from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.machine.software import shadowing_file
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.variable_names import SETTINGS
+from tests.checks.healthy import healthy_facts
+from tests.launch.test_capture import FOUND, TORCH
+from tests.launch.test_resolve import TRAIN, decide, variables
+from tests.launch.test_topology import said
+from tests.machine.test_processes import LAUNCHER, OURS, RANK, process, table
+
+
+def launched(shadow: str | None = None, **options: Any) -> Launch:
+    asked = said(nproc="2", device="cpu", **options)
+    facts = healthy_facts(torch=TORCH)
+    return decide(asked, facts, plugin=FOUND, python=("python", "-P"), shadowing=shadow)
+
+
+def settings(launch: Launch) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(variables(launch).get(SETTINGS, "{}"))
+    return found
+
+
+def test_a_warm_launch_runs_torchrun_as_ranks_are_run() -> None:
+    launch = launched(start="warm", preload="torchvision, torchvision,package.module")
+    assert launch.argv[:4] == ("python", "-u", "-m", "torch.distributed.run")
+    told = settings(launch)
+    assert (told["start"], told["preload"]) == ("warm", ["torchvision", "package.module"])
+    assert launch.notes == ()
+
+
+@pytest.mark.parametrize("options", [{}, {"start": "auto"}, {"start": "cold"}])
+def test_everything_else_is_cold(options: dict[str, str]) -> None:
+    launch = launched(**options)
+    assert launch.argv[:4] == ("python", "-P", "-m", "torch.distributed.run")
+    assert not {"start", "preload"} & settings(launch).keys()
+    assert launch.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"start": "warm", "shadow": "queue.py"}, "cold start: `queue.py` in this directory"),
+        ({"start": "warm", "capture": False}, "`--start` without effect: `--no-capture`"),
+        ({"start": "warm", "preload": "a", "torchrun_arg": ["--tee 3"]}, "no capture: `--tee`"),
+        ({"preload": "a", "capture": False}, "`--preload` without effect: only ranks"),
+        ({"preload": "a"}, "`--preload` without effect: only ranks that `--start warm` forks"),
+        ({"start": "cold", "preload": "a"}, "`--preload` without effect: only ranks that `--start warm` forks"),
+    ],
+)
+def test_what_cannot_be_warm_says_why_and_starts_cold(options: dict[str, Any], words: str) -> None:
+    launch = launched(**options)
+    assert launch.notes[0].startswith(words)
+    assert len([note for note in launch.notes if "preload" in note or "start" in note]) == 1
+    assert launch.argv[1] == "-P" and "start" not in settings(launch)
+
+
+def test_a_program_of_its_own_is_never_forked() -> None:
+    start = decide_start(said(start="warm", preload="a"), Target("executable", "./train.sh", ()), None)
+    assert not start.warm and start.preload == ()
+    (note,) = start.notes
+    assert note.startswith("cold start: `./train.sh` is a program of its own")
+    assert decide_start(said(start="warm"), Target("module", "train", ()), None).warm
+
+
+@pytest.mark.parametrize("options", [{"start": "hot"}, {"start": ""}, {"start": "warm", "preload": "a b"}])
+@pytest.mark.parametrize("more", [{}, {"capture": False}])
+def test_words_that_say_nothing_are_refused(options: dict[str, Any], more: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        decide_start(said(**options, **more), TRAIN, None)
+
+
+@pytest.mark.parametrize("preload", ["", "a,,b", "a.", "-m", "torchvision;transformers", "a/b.py"])
+def test_what_is_no_name_of_a_module(preload: str) -> None:
+    with pytest.raises(UsageError, match="names no module"):
+        decide_start(said(start="warm", preload=preload), TRAIN, None)
+
+
+@pytest.mark.parametrize("name", ["logging.py", "types.cpython-311-x86_64-linux-gnu.so", "numpy/__init__.py"])
+def test_a_file_named_like_a_library_is_found(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert shadowing_file(str(tmp_path)) == name.partition("/")[0]
+
+
+def test_other_files_shadow_nothing(tmp_path: Path) -> None:
+    for name in ("train.py", "test.py", "logging", "queue.txt", "torch.yaml", "random.md"):
+        (tmp_path / name).touch()
+    (tmp_path / "json").mkdir()  # without __init__.py any other json goes before it
+    assert shadowing_file(str(tmp_path)) is None
+    assert shadowing_file(str(tmp_path / "absent")) is None
+
+
+def test_the_directory_is_looked_at_only_where_it_matters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.py").touch()
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
+    assert shadowing(said(), tmp_path) is None
+    assert shadowing(said(start="cold"), tmp_path) is None
+    assert shadowing(said(start="warm"), tmp_path) == ("queue.py" if "-P" in interpreter() else None)
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert shadowing(said(start="warm"), tmp_path) is None
+
+
+def test_the_template_is_no_rank() -> None:
+    template = process(12, parent=10, name="ddplaunch-warm", command=("ddplaunch: warm template",), environment={})
+    forker = process(13, parent=12, session=12, name="ddplaunch-warm", command=template.command, environment={})
+    hidden = process(14, parent=10, name="ddplaunch-warm", command=LAUNCHER.command, environment=OURS)
+    (run,) = runs_in(table(LAUNCHER, RANK, template, forker, hidden))
+    assert run == RunProcesses("r", 7, (LAUNCHER,), (RANK,), (template, forker, hidden))

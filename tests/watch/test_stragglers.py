@@ -1,0 +1,145 @@
+"""Which rank holds the others back: every rule fires on what it is for, and a healthy run yields nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.values.finding import Finding
+from ddplaunch.watch.samples import HostSample, Sample
+from ddplaunch.watch.stragglers import CHECKS, late_rank, slowest_rank, stragglers
+from tests.cli.cli_calls import Call, call, folder
+from tests.watch.metrics_samples import GIB, HOST, run_samples, with_gpu, with_rank
+
+__all__ = ["call", "folder"]
+
+FULL = HostSample(16, 99.0, 128 * GIB, 87 * GIB)
+
+
+def only(samples: Sequence[Sample]) -> Finding:
+    (finding,) = stragglers(samples)
+    assert finding.code in {check.code for check in CHECKS}
+    return finding
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_a_healthy_run_yields_nothing(gpu: bool, ranks: int) -> None:
+    assert stragglers(run_samples(ranks=ranks, gpu=gpu)) == ()
+    assert stragglers([]) == ()
+
+
+def test_nothing_is_said_of_a_few_samples() -> None:
+    few = with_gpu(run_samples(9), 1, slowdowns=("hardware thermal slowdown",))
+    assert stragglers(few) == ()
+
+
+def test_a_hot_gpu() -> None:
+    hot = with_gpu(run_samples(), 2, slowdowns=("hardware thermal slowdown",), temperature_c=91, clock_mhz=1200)
+    finding = only(hot)
+    assert finding.code == "gpu-throttled"
+    assert finding.what == (
+        "GPU 2 of rank 2 slowed down in 100 % of the samples: hardware thermal slowdown, 91 °C, 1200 of 1980 MHz; "
+        "the others run at 1905 MHz"
+    )
+    assert finding.where == ("rank 2",) and "-i 2`" in finding.fix
+    assert stragglers([*run_samples(), *hot[:5]]) == ()  # for a moment only
+
+
+def test_a_starved_loader_beside_an_idle_gpu() -> None:
+    starved = with_rank(run_samples(), 3, workers=2, workers_cpu_percent=197.0)
+    assert stragglers(starved) == ()  # its GPU is as busy as the others
+    finding = only(with_gpu(starved, 3, utilization_percent=31))
+    assert finding.code == "loader-starved" and finding.where == ("rank 3",)
+    assert finding.what == "rank 3 waits for data: 2 DataLoader workers at 98 % of a CPU each, GPU 3 at 31 %"
+    assert finding.fix.startswith("`num_workers=4`")
+    idle = with_gpu(with_rank(run_samples(), 3, workers_cpu_percent=20.0), 3, utilization_percent=31)
+    assert stragglers(idle) == ()  # it waits for something, but not for CPUs
+
+
+def test_where_all_cpus_are_busy_more_workers_are_no_help() -> None:
+    starved = with_rank(run_samples(host=FULL), 0, workers=4, workers_cpu_percent=220.0)
+    starved = with_gpu(starved, 0, utilization_percent=40)
+    assert stragglers(starved) == ()  # they sleep in between
+    finding = only(with_rank(starved, 0, workers_wait_percent=160.0))
+    assert "4 DataLoader workers at 55 % of a CPU each and without one in 40 % of the time, GPU 0 at" in finding.what
+    assert "all 16 CPUs are busy" in finding.why and "num_workers" not in finding.fix
+
+
+def test_a_starved_loader_without_a_gpu() -> None:
+    starved = with_rank(run_samples(gpu=False), 1, workers=1, workers_cpu_percent=99.0, cpu_percent=12.0)
+    assert only(starved).what == "rank 1 waits for data: 1 DataLoader worker at 99 % of a CPU, the rank itself at 12 %"
+    assert stragglers(with_rank(starved, 1, cpu_percent=100.0)) == ()
+
+
+def test_memory_of_one_rank() -> None:
+    finding = only(with_rank(run_samples(), 0, gpu_memory_bytes=79 * GIB + GIB))
+    assert finding.what == "rank 0 uses 80 GiB of GPU memory, the others 61 GiB"
+    finding = only(with_rank(run_samples(), 0, anon_bytes=12 * GIB))
+    assert finding.what == "rank 0 uses 12 GiB of host memory, the others 2 GiB" and finding.where == ("rank 0",)
+    assert stragglers(with_rank(run_samples(), 0, anon_bytes=int(2.9 * GIB))) == ()  # of no account
+    assert stragglers(with_rank(run_samples(ranks=1), 0, anon_bytes=100 * GIB)) == ()  # nothing to compare with
+
+
+def test_contexts_on_the_gpu_of_another_rank() -> None:
+    finding = only(with_gpu(run_samples(), 0, ranks=(0, 1, 2, 3)))
+    assert finding.code == "stray-gpu-contexts"
+    assert finding.what == "ranks 1-3 hold memory on GPU 0, which is rank 0's"
+
+
+def test_more_threads_than_cpus() -> None:
+    threads = run_samples(gpu=False, host=FULL)
+    for rank in range(4):
+        threads = with_rank(threads, rank, omp_threads=16, cpu_percent=390.0)
+    finding = only(threads)
+    assert finding.code == "omp-oversubscribed"
+    assert finding.what == "4 ranks with OMP_NUM_THREADS=16: 64 threads on 16 CPUs, which are 99 % busy"
+    assert finding.fix.startswith("`--env OMP_NUM_THREADS=4`")
+    assert stragglers([replace(each, host=HOST) for each in threads]) == ()  # there is room
+    crowded = threads  # others take the CPUs as well: the ranks get little of them, and wait
+    for rank in range(4):
+        crowded = with_rank(crowded, rank, cpu_percent=60.0)
+    assert stragglers(crowded) == ()
+    assert only(with_rank(crowded, 1, wait_percent=70.0)).code == "omp-oversubscribed"
+    within = threads
+    for rank in range(4):
+        within = with_rank(within, rank, omp_threads=4)
+    assert stragglers(within) == ()
+
+
+def test_the_slowest_rank() -> None:
+    assert slowest_rank([]) is None and slowest_rank(run_samples()) is None
+    assert slowest_rank(with_rank(run_samples(), 2, step_rate=9.1)) == 2
+    assert slowest_rank(with_rank(run_samples(), 2, step_rate=None)) is None
+    starved = with_gpu(with_rank(run_samples(), 3, workers_cpu_percent=390.0), 3, utilization_percent=31)
+    assert slowest_rank(starved) is None and late_rank(starved, stragglers(starved)) == 3  # the others wait for it
+    assert late_rank(run_samples(), ()) is None
+    jitter = run_samples()
+    jitter[-1] = with_rank(jitter[-1:], 1, step_rate=6.0)[0]  # one late sample
+    assert slowest_rank(jitter) is None
+
+
+def test_imports_and_the_end_do_not_count() -> None:
+    """For two thirds of this run the ranks import and say goodbye: busy themselves, and without workers."""
+    starved = with_rank(run_samples(gpu=False), 1, workers=1, workers_cpu_percent=99.0, cpu_percent=12.0)
+    around = [
+        replace(each, ranks=tuple(replace(rank, step=None) for rank in each.ranks)) for each in run_samples(gpu=False)
+    ]
+    around = with_rank(around, 1, workers=0, cpu_percent=100.0)
+    after = with_rank(around, 1, step=328.0)
+    assert only([*around, *starved, *after]).code == "loader-starved"
+
+
+def test_only_the_last_attempt_counts() -> None:
+    before = with_gpu(run_samples(), 2, slowdowns=("hardware slowdown",))
+    after = [replace(each, attempt=1) for each in run_samples()]
+    assert stragglers([*before, *after]) == ()
+
+
+def test_every_rule_describes_itself(call: Call) -> None:
+    for check in CHECKS:
+        assert check.title and check.explanation
+        assert call("explain", check.code).status == 0
+    assert "its workers are busy all the time" in " ".join(call("explain", "loader-starved").out.split())

@@ -1,0 +1,312 @@
+"""``ddplaunch top`` on live processes, on a real terminal, and on what a real run recorded."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.machine.files import boot_id, read_bytes
+from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.watch.recording import MetricsFile, read_metrics, record
+from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
+from tests.records.fake_runs import DEADLINE_S, FakeRun, StartRun, all_pids, start_run, wait_for
+from tests.records.fake_runs import record as write_record
+from tests.watch.metrics_samples import run_samples
+
+__all__ = ["call", "fake_nvml", "fake_nvml_library", "folder", "start_run"]
+
+STRAGGLER = """
+import os, sys, time
+for step in range(1000):
+    time.sleep(0.02 if os.environ["RANK"] == "0" else 0.06)
+    print("step", step, flush=True)
+    if step * (1 if os.environ["RANK"] == "0" else 3) > 250:
+        sys.exit(int(sys.argv[1]))
+"""
+
+
+def live(start_run: StartRun, folder: Path, **settings: str) -> tuple[FakeRun, Path]:
+    """Start a run of two ranks, with a record as a real one leaves it."""
+    place = write_record(folder / ".ddplaunch", "to-be-renamed")
+    run = start_run("top", cwd=folder, **settings)
+    place = place.rename(place.parent / run.run_id)
+    processes = [read_process(pid) for pid in run.rank_pids]
+    ranks = [
+        {"rank": i, "local_rank": i, "pid": p.pid, "start_time": p.start_ticks} for i, p in enumerate(processes) if p
+    ]
+    (place / "node-0" / "attempt-0").mkdir(parents=True)
+    table = {"schema": 1, "run_id": run.run_id, "host": os.uname().nodename, "boot_id": boot_id(), "attempt": 0}
+    (place / "node-0" / "processes.json").write_text(json.dumps({**table, "ranks": ranks}))
+    return run, place
+
+
+def test_one_sample_as_json_and_as_a_table(start_run: StartRun, call: Call, folder: Path) -> None:
+    run, place = live(start_run, folder)
+    (place / "node-0" / "attempt-0" / "rank-1.out").write_text("step 12\n")
+    said = call("top", run.run_id, "--json", "--count", "1", "--interval", "0.2")
+    value = json.loads(said.out)
+    assert said.status == 0 and (value["schema"], value["run_id"], value["findings"]) == (1, run.run_id, [])
+    assert [(rank["rank"], rank["pid"], rank.get("step")) for rank in value["ranks"]] == [
+        (0, run.rank_pids[0], None),
+        (1, run.rank_pids[1], 12),
+    ]
+    said = call("top", "--count", "2", "--interval", "0.2", "--metric", r"step (\d)")
+    assert said.out.count("\nRANK ") == 2 and run.run_id in said.out and "\x1b" not in said.out
+    assert re.search(r"^   1     1 ", said.out, re.MULTILINE)
+
+
+@pytest.mark.slow
+def test_the_end_of_a_run_ends_it(start_run: StartRun, folder: Path) -> None:
+    run, place = live(start_run, folder)
+    with top(folder, run.run_id, "--interval", "0.2") as process:
+        assert process.stdout is not None
+        while b"RANK" not in process.stdout.readline():
+            pass
+        shutil.rmtree(place)  # the record goes first, the view stays
+        for _ in range(8):
+            process.stdout.readline()
+        run.end()
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0 and f"{run.run_id} has ended".encode() in err
+
+
+@contextmanager
+def top(folder: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run ``top`` in a process of its own, with pipes."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "ddplaunch", "top", *words]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
+    directory = write_record(folder / ".ddplaunch", "over")
+    assert "does not run on this host; `ddplaunch top --replay over`" in call("top", "over").err
+    for words, says in (
+        (("top", "nothing-like-it"), "there is no record of a run"),
+        (("top", "--interval", "0.01"), "is less than 0.2 s"),
+        (("top", "--interval", "soon"), "is not a length of time"),
+        (("top", "--count", "0"), "is not a number of samples"),
+        (("top", "--metric", "(", "over"), "is not a regular expression"),
+        (("top", "--replay"), "no run in"),
+        (("top", "over", "--replay"), "over has no recorded metrics"),
+        (("top", "over", "--plot", "a.png"), "is not the name of an SVG file"),
+        (("top", "over", "--plot", "a.svg", "--metric", "x"), "`--metric` and `--plot`"),
+    ):
+        said = call(*words)
+        assert says in said.err and "\x1b" not in said.err, words
+    keep(directory)
+    said = call("top", "over", "--plot", "no/such/directory.svg")
+    assert said.status == 2 and "cannot be written: No such file" in said.err
+
+
+def keep(directory: Path, **more: Any) -> None:
+    file = MetricsFile(directory / "node-0")
+    for sample in run_samples(**more):
+        file.add(sample)
+    file.close()
+
+
+def test_what_was_recorded(call: Call, folder: Path) -> None:
+    write_record(folder / ".ddplaunch", "newest-without")
+    keep(write_record(folder / ".ddplaunch", "over", begun_s=time.time() - 60))
+    said = call("top", "--replay")
+    assert said.status == 0 and said.out.startswith("over  20 samples over 19 s") and said.out.count("62.0") == 4
+    lines = [json.loads(line) for line in call("top", "over", "--replay", "--json").out.splitlines()]
+    assert len(lines) == 20 and lines[0]["node"] == 0 and lines[0]["ranks"][3]["step_rate"] == 12.0
+    said = call("top", "--plot", "m.svg")
+    assert said.err == "20 samples of over drawn in m.svg\n" and (folder / "m.svg").read_text().startswith("<svg ")
+    assert call("top", "over", "--plot", "-").out == (folder / "m.svg").read_text()
+
+
+@pytest.mark.slow
+def test_gpus_through_the_real_pynvml(start_run: StartRun, folder: Path, fake_nvml: FakeNvml) -> None:
+    run, _ = live(start_run, folder)
+    first, second = run.rank_pids
+    state = [f"0 process {first} 30000", f"0 process {second} 400", f"1 process {second} 30500", "1 throttle 0x40"]
+    state += ["* utilization 97", "1 power 350 700", "1 clock 1200 1980", "2 every 15"]
+    environment = fake_nvml.environment(3, state)
+    said = spawn(["top", run.run_id, "--json", "--count", "1"], folder, environment)
+    value = json.loads(said.stdout)
+    assert [rank["gpu"] for rank in value["ranks"]] == [0, 1]
+    hot = value["gpus"][1]
+    assert (hot["power_w"], hot["clock_mhz"], hot["slowdowns"]) == (350.0, 1200, ["hardware thermal slowdown"])
+    assert value["gpus"][0]["ranks"] == [0, 1] and value["gpus"][2]["fault"] == "GPU is lost"
+    table = spawn(["top", run.run_id, "--count", "1"], folder, environment)
+    assert b"slowed" in table.stdout and b"97" in table.stdout
+    broken = spawn(["top", run.run_id, "--json", "--count", "1"], folder, fake_nvml.environment(1, ["system init 18"]))
+    assert json.loads(broken.stdout)["no_gpus"] == "NVML does not start: Driver/library version mismatch"
+
+
+# A terminal
+
+
+class Terminal:
+    """A process on a pseudo-terminal of 80 by 24."""
+
+    def __init__(self, words: Sequence[str], folder: Path) -> None:
+        self.pid, self.master = pty.fork()
+        if self.pid == 0:
+            os.chdir(folder)
+            environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(Path(__file__).parents[2])}
+            os.execve(sys.executable, [sys.executable, "-m", "ddplaunch", *words], environment)
+        self.resize(24, 80)
+        self.modes = termios.tcgetattr(self.master)
+        self.output = b""
+
+    def resize(self, lines: int, columns: int) -> None:
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+    def until(self, wanted: bytes, since: int = 0) -> None:
+        end = time.monotonic() + DEADLINE_S
+        while wanted not in self.output[since:]:
+            assert time.monotonic() < end, self.output
+            if select.select([self.master], [], [], 0.1)[0]:
+                self.output += os.read(self.master, 1 << 16)
+
+    def end(self) -> int:
+        """Read to the end; return the exit status, and hold that the terminal is as it was."""
+        while True:
+            try:
+                data = os.read(self.master, 1 << 16)
+            except OSError:  # EIO: nobody has it open any more
+                break
+            if not data:
+                break
+            self.output += data
+        status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        assert self.output.rindex(b"\x1b[?1049l") > self.output.rindex(b"\x1b[?1049h")
+        assert self.output.rindex(b"\x1b[?25h") > self.output.rindex(b"\x1b[?25l")
+        os.close(self.master)
+        return status
+
+
+@pytest.fixture
+def terminal(start_run: StartRun, folder: Path) -> Iterator[Terminal]:
+    run, _ = live(start_run, folder)
+    terminal = Terminal(["top", run.run_id, "--interval", "0.2"], folder)
+    terminal.until(b"q quit")
+    yield terminal
+    try:
+        os.kill(terminal.pid, signal.SIGKILL)
+        os.waitpid(terminal.pid, 0)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+def attributes(terminal: Terminal) -> list[Any]:
+    return termios.tcgetattr(terminal.master)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("way", "status"), [("q", 0), ("\x03", 0), ("TERM", 143), ("HUP", 129)])
+def test_the_terminal_is_left_as_it_was(terminal: Terminal, way: str, status: int) -> None:
+    assert not attributes(terminal)[3] & termios.ECHO
+    if len(way) == 1:
+        os.write(terminal.master, way.encode())
+    else:
+        os.kill(terminal.pid, getattr(signal, f"SIG{way}"))
+    terminal.until(b"\x1b[?1049l")
+    assert wait_for(lambda: _restored(terminal))
+    assert terminal.end() == status
+
+
+def _restored(terminal: Terminal) -> bool:
+    try:
+        return attributes(terminal) == terminal.modes
+    except termios.error:  # it has gone already
+        return True
+
+
+@pytest.mark.slow
+def test_it_follows_the_window_and_the_shell(terminal: Terminal) -> None:
+    terminal.resize(30, 132)
+    os.kill(terminal.pid, signal.SIGWINCH)
+    since = len(terminal.output)
+    terminal.until(b"THREADS", since)  # there is room now
+    os.write(terminal.master, b"\x1a")
+    terminal.until(b"\x1b[?1049l")
+    assert wait_for(lambda: (process := read_process(terminal.pid)) is not None and process.state == "T")
+    assert attributes(terminal)[3] & termios.ECHO
+    since = len(terminal.output)
+    os.kill(terminal.pid, signal.SIGCONT)
+    terminal.until(b"\x1b[?1049h", since)
+    terminal.until(b"q quit", since)
+    os.write(terminal.master, b"jkq")
+    assert terminal.end() == 0
+
+
+@pytest.mark.slow
+def test_a_recording_is_played(folder: Path) -> None:
+    keep(write_record(folder / ".ddplaunch", "over"), count=200)
+    terminal = Terminal(["top", "--replay", "--interval", "0.2"], folder)
+    terminal.until(b"space pause")
+    os.write(terminal.master, b" \x1b[C")
+    terminal.until(b"recorded, 1 s of 3 min")
+    os.write(terminal.master, b"q")
+    assert terminal.end() == 0
+
+
+# The recorder
+
+
+def test_the_recorder_ends_with_its_ranks_and_with_the_guard(start_run: StartRun, folder: Path) -> None:
+    run, place = live(start_run, folder)
+    table = json.loads((place / "node-0" / "processes.json").read_text())
+    wanted = {"directory": str(place / "node-0"), **{key: table[key] for key in ("host", "attempt", "ranks")}}
+    reader, writer = os.pipe()
+    os.close(writer)
+    record(wanted, reader, 0.2)  # nobody holds the other end
+    assert read_metrics(place) == {}
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        record(wanted, reader, 0.2)
+        os._exit(0)
+    assert wait_for(lambda: len(read_metrics(place).get(0, [])) > 2)
+    run.end()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [0, 7])
+def test_a_real_run_records_what_it_is_asked_to(folder: Path, status: int) -> None:
+    (folder / "slow.py").write_text(STRAGGLER)
+    words = ["run", "2", "--device", "cpu", "--run-id", "r", "--record-metrics", "--", "slow.py", str(status)]
+    said = spawn(words, folder)
+    assert said.returncode == status, said.stderr
+    samples = read_metrics(folder / ".ddplaunch" / "runs" / "r")[0]
+    assert f"metrics: {len(samples)} sample".encode() in said.stderr
+    rates = [{rank.rank: rank.step_rate or 0 for rank in sample.ranks} for sample in samples]
+    assert any(each.get(0, 0) > each.get(1, 0) > 0 for each in rates), rates  # a rank that has ended is in none
+    assert spawn(["top", "r", "--replay"], folder).stdout.startswith(b"r  ")
+    assert wait_for(lambda: not _recorders(folder))
+
+
+def _recorders(folder: Path) -> list[bytes]:
+    """Return the command lines of the processes that record a run in ``folder``."""
+    lines = [read_bytes(f"/proc/{pid}/cmdline") or b"" for pid in all_pids()]
+    return [line for line in lines if b"agent.metrics" in line and str(folder).encode() in line]
