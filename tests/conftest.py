@@ -7,10 +7,15 @@ import sys
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
 from tests.golden import compare
 
 Golden = Callable[[str, str], None]
+
+# An example may take as long as it likes: on a shared machine the first one can wait for seconds.
+settings.register_profile("shared machine", deadline=None)
+settings.load_profile("shared machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -57,7 +57,7 @@ def test_everybody_gets_changed_partners(hosts: int) -> None:
     assert findings(comm) == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(2, 14), st.data())
 def test_no_pair_is_tried_twice_and_no_host_is_in_two_pairs_at_once(hosts: int, data: st.DataObject) -> None:
     names = tuple(NAMES[:hosts])

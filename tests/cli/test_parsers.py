@@ -40,7 +40,7 @@ def command_lines(draw: st.DrawFn) -> tuple[str, list[str]]:
     return command, [word for part in draw(st.lists(st.one_of(pairs, alone), max_size=6)) for word in part]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(command_lines())
 def test_quick_and_typer_agree(line: tuple[str, list[str]]) -> None:
     command, words = line

@@ -167,7 +167,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.sampled_from(["yes", "a", "nvidia.com/gpu", "1", ""]),

@@ -153,7 +153,7 @@ hosts = st.builds(
 requests = st.builds(ProbeRequest)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(gpus, max_size=3), st.lists(paths, max_size=3), hosts, st.dictionaries(st.text(), st.text()))
 def test_any_facts_survive_json(cards: list[Gpu], looked: list[PathFact], who: HostFacts, env: dict[str, str]) -> None:
     none = Unavailable("no")
@@ -164,7 +164,7 @@ def test_any_facts_survive_json(cards: list[Gpu], looked: list[PathFact], who: H
     assert codec.from_json(codec.to_json(given_facts), Facts) == given_facts
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests)
 def test_any_request_survives_json(request_: ProbeRequest) -> None:
     assert codec.from_json(codec.to_json(request_), ProbeRequest) == request_

@@ -78,7 +78,7 @@ def test_epoch_agrees_with_dealing_samples_out(world: int, batch: int, accum: in
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(**cases)
 def test_epoch_agrees_with_torchs_sampler_and_loader(world: int, batch: int, accum: int, more: int) -> None:
     from torch.utils.data import DataLoader

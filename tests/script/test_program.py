@@ -226,7 +226,7 @@ tyro.cli( HfArgumentParser( os.environ[ lambda HfArgumentParser(()) f(**k) __nam
 WORDS = st.sampled_from([*TOKENS.split(), "\n", "\t"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.one_of(st.binary(max_size=200), st.lists(WORDS, max_size=40).map(lambda words: " ".join(words).encode())))
 def test_no_bytes_make_it_raise(data: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
