@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ddplaunch.launch.current import Current, current
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Current", "__version__", "current"]
 
 

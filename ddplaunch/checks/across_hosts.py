@@ -7,13 +7,14 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+from ddplaunch import __version__
 from ddplaunch.checks.check import Check, declare
 from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import Gpu
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import count, listed
 
 _SKEW_WARNING_S = 5.0
 
@@ -99,6 +100,16 @@ def hosts_differ_ddplaunch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     """
     why = "launcher and hosts may speak different protocols"
     yield from _compare(hosts, "hosts-differ-ddplaunch", "ddplaunch", lambda host: host.ddplaunch, why)
+    versions = {host.ddplaunch for host in hosts}
+    if len(versions) == 1 and (version := versions.pop()) != __version__:
+        yield error(
+            "hosts-differ-ddplaunch",
+            f"ddplaunch differs: {__version__} here, {version} on {count(len(hosts), 'host')}",
+            why=why,
+            fix=f"`pip install ddplaunch=={version}` here, or {__version__} on the hosts; `--python PATH` names "
+            "another interpreter there",
+            where=tuple(host.name for host in hosts),
+        )
 
 
 def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch import __version__
 from ddplaunch.checks.all_checks import across, by_code, run_across
 from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import NvmlFacts, PackageFacts, PathFact, PythonFacts, TorchFacts
@@ -22,7 +23,7 @@ OTHER_GPUS = replace(NVML, gpus=tuple(replace(gpu, name="NVIDIA T4") for gpu in 
 def host(name: str, facts: dict[str, Any] | None = None, **more: Any) -> HostReport:
     given = {"script_name": "train.py", "script": "a" * 64, "machine": name, "cwd": "/work", **more}
     known = {"packages": PackageFacts({"numpy": "2.0.0", "torch": "2.13.0", "pip": "24.0"}), **(facts or {})}
-    return HostReport(name, healthy_facts(**known), "0.1.0", **given)
+    return HostReport(name, healthy_facts(**known), __version__, **given)
 
 
 def data(kind: str) -> tuple[PathFact, ...]:
@@ -36,7 +37,10 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     "host-directory-missing": (host("gpu-c", cwd_problem="No such file or directory"), "`/work` cannot be entered"),
     "host-script-missing": (host("gpu-c", script="missing"), "no `train.py` in `/work` on gpu-c"),
     "hosts-differ-script": (host("gpu-c", script="b" * 64), "SHA-256 aaaaaaaaaaaa on 2 hosts"),
-    "hosts-differ-ddplaunch": (replace(host("gpu-c"), ddplaunch="0.2.0"), "ddplaunch differs: 0.1.0 on 2 hosts, 0.2.0"),
+    "hosts-differ-ddplaunch": (
+        replace(host("gpu-c"), ddplaunch="0.1"),
+        f"ddplaunch differs: {__version__} on 2 hosts, 0.1 on gpu-c",
+    ),
     "hosts-differ-python": (host("gpu-c", {"python": PythonFacts("/p", "3.9.1")}), "3.9 on gpu-c"),
     "hosts-differ-torch": (host("gpu-c", {"torch": replace(TORCH, version="2.3.0")}), "2.3.0 on gpu-c"),
     "hosts-differ-cuda": (host("gpu-c", {"torch": replace(TORCH, cuda=None)}), "none (a CPU build) on gpu-c"),
@@ -51,6 +55,11 @@ FIRES: dict[str, tuple[HostReport, str]] = {
     ),
     "clock-skew": (host("gpu-c", clock_ahead_s=61.0, clock_unsure_s=0.1), "gpu-c is 61.0 s ahead"),
 }
+
+
+def test_the_launchers_own_version_counts() -> None:
+    (finding,) = findings(*(replace(one, ddplaunch="0.1") for one in GOOD))
+    assert finding.what == f"ddplaunch differs: {__version__} here, 0.1 on 3 hosts"
 
 
 def findings(*hosts: HostReport) -> list[Finding]:
