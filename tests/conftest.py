@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -16,6 +17,11 @@ Golden = Callable[[str, str], None]
 # An example may take as long as it likes: on a shared machine the first one can wait for seconds.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
+
+# What is started in the background, or by nohup, ignores these, and hands that on to every launch of a test.
+for _number in (signal.SIGHUP, signal.SIGINT):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
