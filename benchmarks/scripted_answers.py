@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
+from ddplaunch import __version__
 from ddplaunch.machine.facts import HostFacts, Interface, PackageFacts
 from ddplaunch.values import codec
 from tests.checks.healthy import healthy_facts, healthy_network
@@ -30,7 +31,7 @@ def facts_of(index: int) -> dict[str, Any]:
     return {
         "facts": codec.to_json(replace(facts, output_paths=())),
         "extra": {
-            "ddplaunch": "0.1.0",
+            "ddplaunch": __version__,
             "plugin": "/opt/env/entry_points.txt",
             "cwd_problem": None,
             "script_sha256": "a" * 64,
