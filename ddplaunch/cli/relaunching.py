@@ -39,7 +39,7 @@ from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunchi
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
-from ddplaunch.values.variable_names import EXECUTED, SETTINGS
+from ddplaunch.values.variable_names import EXECUTED, RUN_ID, SETTINGS
 
 
 @contextmanager
@@ -67,7 +67,7 @@ _OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own env
 def claimed(environ: MutableMapping[str, str]) -> Relaunched | None:
     """Return what the plug-in left for this process if it is a relaunch, and take it away; None if it is none."""
     back = read_relaunched(environ.pop(RELAUNCHED, None), os.getpid())
-    for name in ("DDPLAUNCH_RUN_ID", SETTINGS) if back is not None else ():
+    for name in (RUN_ID, SETTINGS) if back is not None else ():
         environ.pop(name, None)  # they say whose relaunch this process is, and stay in /proc
     return back
 

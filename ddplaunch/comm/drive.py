@@ -17,6 +17,7 @@ from ddplaunch.comm.pairing import next_round
 from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variable_names import RUN_ID
 
 _COUNTS = ("segments", "resent", "all_segments", "all_resent")
 _MODULE = "ddplaunch.agent.comm_host"
@@ -53,7 +54,7 @@ class CommTest:
         """``device`` is cuda (NCCL) or cpu (gloo); ``deadline_s`` bounds each step. The ranks get ``environment``."""
         self._links, self._device, self._run_id, self._deadline_s = links, device, run_id, deadline_s
         self._hosts = {member.link: _Host(member) for member in members}
-        own = {"DDPLAUNCH_RUN_ID": run_id, "PYTHONSAFEPATH": "1"}
+        own = {RUN_ID: run_id, "PYTHONSAFEPATH": "1"}
         self._environment = {"OMP_NUM_THREADS": "1", **(environment or {}), **own}
         self._step = 0
         self._running: dict[str, Reports] = {}  # by host

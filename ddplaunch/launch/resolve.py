@@ -22,6 +22,7 @@ from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.variable_names import RUN_ID
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def plan_variables(run_id: str, numbers: Numbers, topology: Topology) -> tuple[V
     reason = "for `os.environ` and `ddplaunch.current()`"
     variables = [Variable(f"DDPLAUNCH_{name.upper()}", text, source, reason) for name, text in known.items()]
     return (
-        Variable("DDPLAUNCH_RUN_ID", run_id, source, "finds the processes of this run"),
+        Variable(RUN_ID, run_id, source, "finds the processes of this run"),
         *variables,
         Variable("DDPLAUNCH_PLAN", json.dumps(plan, separators=(",", ":")), source, reason),
     )

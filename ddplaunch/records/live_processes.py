@@ -9,6 +9,7 @@ from ddplaunch.machine.processes.process_table import Process, ProcessTable, anc
 from ddplaunch.records.find import node_directories
 from ddplaunch.records.json_files import as_whole, objects, read_object
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variable_names import RUN_ID
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,9 @@ def still_running(
     process = table.get(recorded.pid)
     if process is None or not process.alive or process.start_ticks != recorded.start_ticks:
         return None
-    named = process.mark("DDPLAUNCH_RUN_ID")
+    named = process.mark(RUN_ID)
     if named is None and process.environment == {}:  # setproctitle writes its title over the environment
-        named = next((mark for each in ancestors(table, process.pid) if (mark := each.mark("DDPLAUNCH_RUN_ID"))), None)
+        named = next((mark for each in ancestors(table, process.pid) if (mark := each.mark(RUN_ID))), None)
     return process if named == node.run_id else None
 
 

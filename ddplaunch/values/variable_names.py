@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: The name of the run, in the environment of torchrun, its guard and its ranks.
+RUN_ID = "DDPLAUNCH_RUN_ID"
 #: With which a launch tells torchrun's plug-in its ``Settings`` (``launch/settings.py``), as JSON.
 SETTINGS = "DDPLAUNCH_AGENT"
 #: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.

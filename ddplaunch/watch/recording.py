@@ -27,7 +27,7 @@ from ddplaunch.launch.settings import Settings
 from ddplaunch.records.find import node_directories
 from ddplaunch.records.json_files import NEWEST_SCHEMA
 from ddplaunch.values.codec import plain
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import RUN_ID, SETTINGS
 from ddplaunch.values.words import count
 from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
 
@@ -157,7 +157,7 @@ def _built(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
 
 _EVERY_S = 1.0
 _CODE = "import sys; sys.path.append({root!r}); from ddplaunch.watch.recording import main; main(sys.argv[1])"
-_LEFT_OUT = ("DDPLAUNCH_RUN_ID", SETTINGS)  # or it would be taken for a part of the run, and waited for
+_LEFT_OUT = (RUN_ID, SETTINGS)  # or it would be taken for a part of the run, and waited for
 _PATIENCE_S = 1.0
 
 

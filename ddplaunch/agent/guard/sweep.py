@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.values.variable_names import RUN_ID
 
 _KILL_AFTER_S = 1.0
 _EVERY_S = 0.05
@@ -83,7 +84,7 @@ def unannounced(table: Iterable[ProcessStat], run_id: str, launcher: ProcessStat
         for one in table
         if one.pid != own
         and one.start_ticks >= launcher.start_ticks
-        and read_variable(one.pid, b"DDPLAUNCH_RUN_ID") == run_id.encode()
+        and read_variable(one.pid, RUN_ID.encode()) == run_id.encode()
     }
     return [
         one

@@ -36,7 +36,7 @@ from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import RUN_ID, SETTINGS
 
 _MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has to fit into one piece
 _ERROR_CHARS = 4_000
@@ -201,7 +201,7 @@ def relaunch(
     back = Relaunched(number, order.run_id, status, progress, os.getpid())
     environment = restored(os.environ, order) | {
         RELAUNCHED: codec.to_json(back),
-        "DDPLAUNCH_RUN_ID": order.run_id,  # by these two `ps` and `stop` find what waits to launch again
+        RUN_ID: order.run_id,  # by these two `ps` and `stop` find what waits to launch again
         SETTINGS: Settings(directory=settings.directory).to_json(),
     }
     signals.give_back()

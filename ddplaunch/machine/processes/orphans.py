@@ -10,6 +10,7 @@ from ddplaunch.machine import files
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, descendants
 from ddplaunch.machine.processes.run_processes import is_guard, is_launcher, rank_of
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variable_names import RUN_ID
 
 #: Programs that adopt orphans without being process 1 (PR_SET_CHILD_SUBREAPER, prctl(2)).
 _ADOPTERS = (
@@ -46,7 +47,7 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
     roots: dict[_Run, list[Process]] = {}
     looked_after: set[_Run] = set()
     for process in filter(lambda each: each.alive, table.values()):
-        run_id = process.mark("DDPLAUNCH_RUN_ID")
+        run_id = process.mark(RUN_ID)
         if run_id and (is_launcher(process) or is_guard(process)):
             looked_after.add(_Run(process.uid, "ddplaunch", run_id))
         run, parent = _run_of(process), table.get(process.parent)
@@ -67,7 +68,7 @@ def _run_of(process: Process) -> _Run | None:
     port = process.mark("MASTER_PORT") or ""
     elastic = process.mark("TORCHELASTIC_RUN_ID")
     if elastic is not None:
-        ours = process.mark("DDPLAUNCH_RUN_ID")
+        ours = process.mark(RUN_ID)
         return _Run(process.uid, "ddplaunch", ours) if ours else _Run(process.uid, "torchrun", elastic, port)
     if process.mark("CROSS_RANK") is not None and process.mark("LOCAL_SIZE") is not None:
         return _Run(process.uid, "deepspeed", "none", port)

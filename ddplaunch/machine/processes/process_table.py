@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import RUN_ID, SETTINGS
 
 #: Variables that torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to their processes.
 #: https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/local_elastic_agent.py
@@ -21,7 +21,7 @@ from ddplaunch.values.variable_names import SETTINGS
 _MARKS = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK", "LOCAL_SIZE"}
     | {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "CUDA_VISIBLE_DEVICES"}
-    | {"DDPLAUNCH_RUN_ID", "DDPLAUNCH_GLOBAL_BATCH_SIZE", SETTINGS, "DDPLAUNCH_DIR"}
+    | {RUN_ID, "DDPLAUNCH_GLOBAL_BATCH_SIZE", SETTINGS, "DDPLAUNCH_DIR"}
 )
 _HINTS = (b"LOCAL_RANK=", b"TORCHELASTIC_RUN_ID=", b"DDPLAUNCH_RUN_ID=")
 _KERNEL_THREADS = 2  # the parent of all of them

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, descendants
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import RUN_ID, SETTINGS
 
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
@@ -122,7 +122,7 @@ def _run_id(process: Process) -> str:
     Another user's environment may not be read, but command lines may: there the launcher's own names it.
     """
     if process.environment is not None:
-        return process.mark("DDPLAUNCH_RUN_ID") or ""
+        return process.mark(RUN_ID) or ""
     if "--logs-specs=ddplaunch" not in process.command or not is_launcher(process):
         return ""
     return next((word.partition("=")[2] for word in process.command if word.startswith("--rdzv-id=")), "")
