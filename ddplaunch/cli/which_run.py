@@ -6,17 +6,19 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.launchers import launcher_of, read_launched, residents_in
+from ddplaunch.records.launchers import Launched, launcher_of, read_launched, residents_in
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.stop_view import elsewhere_text
 from ddplaunch.values.finding import UsageError, usage
 
 _LISTED = 3
+_Run = TypeVar("_Run", RunProcesses, Launched)
 
 
 def live_run(
@@ -37,7 +39,7 @@ def live_run(
     return near[0] if near else None
 
 
-def called(alive: Sequence[RunProcesses], name: str) -> list[RunProcesses]:
+def called(alive: Sequence[_Run], name: str) -> list[_Run]:
     """Return the runs of this id, or else those of which ``name`` is a part of it."""
     same = [run for run in alive if run.run_id == name]
     return same or [run for run in alive if name and name in run.run_id]
@@ -61,9 +63,7 @@ def of_hosts(run: str | None, words: str, terminal: bool = False) -> str | None:
     found = [
         launched for launched, process in residents_in(process_table(), host_name()) if process.uid == os.geteuid()
     ]
-    near = [each for each in found if run is None or each.run_id == run] or [
-        each for each in found if run and run in each.run_id
-    ]
+    near = found if run is None else called(found, run)
     return elsewhere_text(near[0], words, terminal) if len(near) == 1 else None
 
 
