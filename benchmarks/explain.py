@@ -7,6 +7,7 @@ lists the wrong answers of the half that rules are tuned on.
 
 from __future__ import annotations
 
+import io
 import json
 import resource
 import sys
@@ -90,8 +91,8 @@ def tuned(case: dict[str, Any]) -> bool:
 
 
 def answer(case: dict[str, Any]) -> Diagnosis | None:
-    """Return what ``explain`` says of a log, as from a file."""
-    return explain_texts([LogSource("train.log", case["log"].encode())]).diagnosis
+    """Return what ``explain`` says of a log, as from a pipe."""
+    return explain_texts([LogSource("train.log", io.BytesIO(case["log"].encode()))]).diagnosis
 
 
 def score(cases: Sequence[dict[str, Any]]) -> Score:

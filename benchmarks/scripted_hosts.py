@@ -30,6 +30,7 @@ class Script:
 
     ``slow`` of the hosts take three times as long to log in. ``train_s`` after the last start, host ``failing`` ends
     with status 1. ``gate``: all go through one sshd that drops a connection as MaxStartups 10:30:100 does.
+    ``dropped``: the first connection of so many hosts is dropped in any case.
     """
 
     login_s: float = 0.4
@@ -42,6 +43,7 @@ class Script:
     lines_per_s: float = 50.0
     train_s: float = 10.0
     gate: bool = False
+    dropped: int = 0
 
 
 @dataclass
@@ -217,8 +219,11 @@ class Hosts:
         self.selector.register(host.incoming, selectors.EVENT_READ, host)
         self.seen.first_session_s = self.seen.first_session_s or time.monotonic()
         self.seen.sessions += 1
+        first = host.index not in self.hosts
         self.hosts[host.index] = host
-        if self.script.gate and self.random.random() < dropping(self.logging_in):
+        if (first and self.seen.dropped < self.script.dropped) or (
+            self.script.gate and self.random.random() < dropping(self.logging_in)
+        ):
             self.seen.dropped += 1
             self.after(self.script.round_trip_s, lambda: host.close(255, DROPPED))
             return True

@@ -18,8 +18,13 @@ Golden = Callable[[str, str], None]
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
 
+# A suite of some five hundred interpreters takes twice as long if each compiles everything anew; that also holds for
+# the tests themselves, which pytest rewrites in each worker.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # What is started in the background, or by nohup, ignores these, and hands that on to every launch of a test.
-for _number in (signal.SIGHUP, signal.SIGINT):
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
@@ -37,10 +42,20 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     return lambda name, text: compare(name, text, accept=accept)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_state(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The key of the user who runs the tests is not made or touched by them."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") is None or os.geteuid() == 0:
         return
-    reason = "needs root: network namespaces and mounts are made for real"
+    skip("needs root: network namespaces and mounts are made for real")
+
+
+def skip(reason: str) -> None:
+    """Skip the test, or fail where nothing may be left out."""
     if os.environ.get("DDPLAUNCH_REQUIRE_ALL") == "1":
         pytest.fail(f"{reason}; DDPLAUNCH_REQUIRE_ALL=1 lets nothing be skipped", pytrace=False)
     pytest.skip(reason)

@@ -162,13 +162,22 @@ def comparable(block: Block, text: str) -> str:
     if block.mode == "table":
         # `ps` has a column only where a run of this machine has something for it
         text = re.sub(rf"\b(?:BATCH|GPUS|WHO|HOSTS|node-1|{re.escape(socket.gethostname())})\b", "", text)
-        text = re.sub(r"(?<!rank )(?<!py:)\b\d[\d.:]*(?: s| min)?\b", "N", text)
+        text = re.sub(r"(?<!rank )(?<!py:)\b\d[\d.:]*(?: min \d+ s| s| min)?\b", "N", text)
         return " ".join(text.split())
+    # whether ranks have cores of their own
+    text = re.sub(r"^  cpus    .*\n(?: {10}.*\n)*|^  CPUs  .*\n(?: {12}.*\n)*", "", text, flags=re.MULTILINE)
+    text = re.sub(r',"cpus":\[[^]]*\]', "", text)
     if block.mode != "stdout":
         text = re.sub(r"\s+", " ", text)
+    text = re.sub(
+        r"\d+ usable (?:CPUs?|physical cores) / \d+ process(?:es)?; unset, torchrun would say 1"
+        r"|(?:each rank has|a rank's share of its node is) \d+ physical cores?(?: of its own)?",
+        "threads for the CPUs",
+        text,
+    )
     text = re.sub(r"\d+ usable CPUs?", "N usable CPUs", text)
     text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N", text)
     text = re.sub(r"\d+ variables set", "N variables set", text)
     text = re.sub(r"(?<=\.err:)\d+", "N", text)  # Python versions draw tracebacks with more or fewer lines
     text = re.sub(r"\(pid \d+\)", "(pid N)", text)
-    return re.sub(r"\b(after|for) [\d.]+ s\b", r"\1 N s", text)
+    return re.sub(r"\b(after|for) (?:\d+ min )?[\d.]+ s\b", r"\1 N s", text)

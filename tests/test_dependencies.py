@@ -33,7 +33,14 @@ def _imported() -> set[str]:
 def test_every_declared_dependency_is_imported_and_no_other() -> None:
     assert _declared() == {"torch", "typer", "rich", "psutil", "pynvml", "tomli", "yaml"}
     assert _declared() <= _imported()
-    own = {"ddplaunch", "ddplaunch_marks", "sitecustomize"}  # the last two are files of agent/rank_site/
+    own = {
+        "ddplaunch",
+        "ddplaunch_marks",
+        "ddplaunch_observer",
+        "ddplaunch_phases",
+        "ddplaunch_timeline",
+        "sitecustomize",
+    }  # the last five are files of agent/rank_site/
     assert _imported() - _declared() - set(sys.stdlib_module_names) <= own
 
 
@@ -48,3 +55,10 @@ def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:
     done = subprocess.run(child, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "torch.distributed.run" in done.stdout, done.stderr
     assert done.stderr.splitlines()[-1] == "[]"
+
+
+def test_torchrun_loads_nothing_that_compares_notes() -> None:
+    """The plug-in, at torchrun's start, only names the files; the guard reads them when all are there."""
+    code = "import ddplaunch.agent.logs_specs, sys; print([name for name in sys.modules if 'ddplaunch.watch' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -15,10 +15,10 @@ EXAMPLE = Path(__file__).parent.parent / "ddplaunch" / "examples" / "train_char.
 pytestmark = pytest.mark.slow
 
 
-def run(*words: str, folder: Path) -> str:
-    """Run the interpreter with ``words`` in ``folder`` and return what was printed; it has to succeed."""
+def start(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the interpreter with ``words`` in ``folder``."""
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
+    return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
         env=environment | {"OMP_NUM_THREADS": "1"},
@@ -27,6 +27,11 @@ def run(*words: str, folder: Path) -> str:
         text=True,
         timeout=240,
     )
+
+
+def run(*words: str, folder: Path) -> str:
+    """Run it, and return what was printed; it has to succeed."""
+    done = start(*words, folder=folder)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
@@ -37,10 +42,15 @@ def losses(output: str) -> list[float]:
 
 
 def test_two_ranks_by_torchrun_learn_and_rank_0_alone_speaks_and_saves(tmp_path: Path) -> None:
-    output = run(
-        "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE), "--device", "cpu",
-        "--epochs", "1", "--steps-per-epoch", "60", "--save", "models/char.pt", folder=tmp_path,
-    )  # fmt: skip
+    """Plain torchrun waits for no thread of gloo at its ranks' end, so that now and then one aborts: once more then."""
+    by_torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(EXAMPLE))
+    options = ("--device", "cpu", "--epochs", "1", "--steps-per-epoch", "60", "--save", "models/char.pt")
+    for _ in range(10):
+        done = start(*by_torchrun, *options, folder=tmp_path)
+        if "terminate called without an active exception" not in done.stdout:
+            break
+    output = done.stdout
+    assert done.returncode == 0, output
     seen = losses(output)
     assert len(seen) == 4, "one line for steps 1, 20, 40 and 60, from one rank"
     assert 4.2 < seen[0] < 5.2, "an untrained model is near log(97)"

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ddplaunch.cli.flags import parse_quickly
+from ddplaunch.launch.options import flags_of_options
+
+if TYPE_CHECKING:
+    from tests.machine.fake_nvml import FakeNvml
+
+pytest_plugins = ("tests.machine.fake_nvml",)
 TESTS = Path(__file__).parent
 STANDINS = TESTS / "standins"
 SCRIPTS = TESTS.parent / "scripts"
 SAMPLES = 48
-STALE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES")
+STALE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "CUDA_VISIBLE_DEVICES", "VIRTUAL_ENV")
 
 
 @dataclass(frozen=True)
@@ -122,6 +131,132 @@ def quantumgrav(tmp_path: Path, port: int, world_size: int = 3) -> Guide:
     return guide
 
 
+EVERY_SCRIPT = (
+    ("retriever-distillation", "run_ddp.sh"),
+    ("underwater-ir", "train_ddp.sh"),
+    ("crowd-bt", "train_distributed.sh"),
+    ("uniref50", "run_train_uniref50_ddp.sh"),
+    ("quantumgrav", "train_quantumgrav.sh"),
+)
+
+# What docs/guides.md says.
+
+TABLES = (TESTS.parent / "docs" / "guides.md").read_text(encoding="utf-8").split("## Environment and trouble")
+ROWS = [
+    tuple(cell.strip() for cell in line.replace("\\|", "¦").strip("| \n").split(" | "))
+    for line in "".join(TABLES).splitlines()
+    if line.startswith("| ") and not line.startswith(("| guide |", "| the guides"))
+]
+ANYTHING = "underwater_ir.student.train_student"
+# Words that stand for what the reader has, and those that keep a launch from starting or from reaching other machines.
+FILLED = {"-m …": f"-m {ANYTHING}", "… --ddp": "--ddp", " …": "", "srun ddplaunch": "ddplaunch"}
+MADE_HARMLESS = {"run": ("--dry-run", "--no-checks"), "submit": ("--dry-run",), "plan": (), "doctor": ("--list",)}
+
+
+def commands_of(row: tuple[str, ...]) -> list[tuple[dict[str, str], list[str]]]:
+    """Return every command of ddplaunch in a row, with what the guide exports for it; single options join a plan."""
+    exported = dict(re.findall(r"(?:export |`)([A-Z_]+)=([0-9][^\s`]*)", row[0]))
+    found = []
+    for text in re.findall(r"`([^`]+)`", row[-1]):
+        for old, new in FILLED.items():
+            text = text.replace(old, new)
+        words = shlex.split(text)
+        if words[0] == "ddplaunch" and words[1:2] != ["--help"]:
+            found.append((exported, words[1:]))
+        elif words[0] in FLAGS and (len(words) > 1 or FLAGS[words[0]].kind == "switch"):
+            found.append(({}, ["plan", "8", *words, *BESIDE.get(words[0], ())]))
+    return found
+
+
+FLAGS = {each.flag: each for each in flags_of_options().values()}
+# What an option of the page makes no sense without.
+SCALED = ("--base-lr", "1e-3", "--batch-size", "8")
+BESIDE = {
+    "--lr-scaling": SCALED,
+    "--lr-max-factor": SCALED,
+    "--node-rank": ("--nnodes", "2", "--master-addr", "node-0"),
+}
+CALLED = [
+    row for row in ROWS if len(row) == 3 and row[1].startswith("`scripts/")
+]  # other tables have three columns too
+COMMANDS = [(exported, words) for row in ROWS for exported, words in commands_of(row)]
+
+
+def test_the_tables_are_read() -> None:
+    assert len(ROWS) > 45 and {row[1].strip("`").removeprefix("scripts/") for row in CALLED} == {
+        script for _, script in EVERY_SCRIPT
+    }
+    assert {words[0] for _, words in COMMANDS} == {"run", "plan", "submit", "doctor", "top", "clean"}
+    assert (
+        {"CUDA_VISIBLE_DEVICES": "3,4,5"},
+        ["run", "3", "--gpus", "3,4,5", "--", "your_training_script.py"],
+    ) in COMMANDS
+
+
+@pytest.mark.parametrize(("exported", "words"), COMMANDS, ids=[shlex.join(words) for _, words in COMMANDS])
+def test_every_command_of_the_page_works(
+    tmp_path: Path, fake_nvml: FakeNvml, exported: dict[str, str], words: list[str]
+) -> None:
+    """On a machine with eight GPUs, with what the guide exported; `run` and `submit` say what they would do."""
+    guide = Guide("underwater-ir", tmp_path)
+    for name in ("your_training_script.py", "your_script.py", "train.py", "train_ddp.py"):
+        (guide.folder / name).write_text("")
+    (guide.folder / "data").mkdir()
+    (guide.folder / "data" / "processed_uniref50.pt").write_bytes(b"not really")
+    own, script = (words[: words.index("--")], words[words.index("--") :]) if "--" in words else (words, [])
+    if "--hosts" in own:  # these have to be reached: the command is only read here
+        assert parse_quickly(own[0], own[1:]) is not None
+        return
+    harmless = MADE_HARMLESS.get(own[0], ("--help",))
+    plan_of = ("--", "train.py") if own[0] == "plan" and not script else ()
+    done = guide.start(
+        *("ddplaunch", own[0], *own[1:], *harmless, *(() if "--list" in harmless else script or plan_of)),
+        **{name: value for name, value in fake_nvml.environment(8).items() if "NVML" in name or "LIBRARY" in name},
+        **exported,
+    )
+    assert done.returncode == 0, done.stdout
+    devices = exported.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None and "--gpus" in own:
+        assert f"CUDA_VISIBLE_DEVICES={devices} " in done.stdout
+
+
+@pytest.mark.parametrize("row", CALLED, ids=lambda row: row[1])
+def test_every_script_of_the_page_is_called_as_it_says(tmp_path: Path, row: tuple[str, ...]) -> None:
+    guide = Guide(
+        {script: guide for guide, script in EVERY_SCRIPT}[row[1].strip("`").removeprefix("scripts/")], tmp_path
+    )
+    for typed in re.findall(r"`([^`]+)`", row[2]):
+        words = [word.removeprefix("./") for word in shlex.split(typed) if word != "bash"]
+        assert guide.words(*words)[0] == "run"
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "lr", "warmup"),
+    [
+        ("new lr = base lr", (), 4e-4, None),
+        ("2e-5 on one GPU, 4e-5 on 8", ("--batch-size", "64"), 4e-5, None),
+        ("warmup steps × GPUs", (), 4e-4, 40000),
+        ("8 GPUs, batch 12", (), 3e-4, 30000),
+        ("less aggressive scaling", ("--batch-size", "16"), 1e-4, 25000),
+    ],
+)
+def test_the_numbers_of_the_guides_come_out(
+    tmp_path: Path, row: str, more: tuple[str, ...], lr: float, warmup: int | None
+) -> None:
+    """Each command or option of the row that speaks of a learning rate gives the one that the guide has."""
+    (found,) = (each for each in ROWS if each[0].startswith(row))
+    told = [words for _, words in commands_of(found) if any(word in words for word in ("--lr", "--base-lr"))]
+    assert told
+    for words in told:
+        own = [*words[1 : words.index("--") if "--" in words else None], *more]
+        done = Guide("underwater-ir", tmp_path / str(told.index(words))).start("ddplaunch", "plan", *own, "--json")
+        assert done.returncode == 0, done.stdout
+        answer = json.loads(done.stdout[done.stdout.index("{") :])
+        numbers = answer["numbers"][-1] if isinstance(answer["numbers"], list) else answer["numbers"]
+        assert numbers["lr"]["value"] == pytest.approx(lr)
+        assert warmup is None or numbers["warmup_steps"]["value"] == warmup
+
+
 # What the scripts hand to ddplaunch, word by word.
 
 
@@ -146,12 +281,130 @@ def test_train_ddp_takes_four_positions_and_passes_the_rest(tmp_path: Path) -> N
     assert words[-4:] == ["--ddp", "--lr", "1e-4", "a b"]
 
 
-@pytest.mark.parametrize("positions", [(), ("",), ("x", "y z")])
-def test_bad_positions_reach_ddplaunch_which_says_what_is_wrong(tmp_path: Path, positions: tuple[str, ...]) -> None:
-    words = Guide("retriever-distillation", tmp_path).words("run_ddp.sh", *positions)
-    nproc = positions[0] if positions and positions[0] else "auto"
-    projection = positions[1] if len(positions) > 1 else "True"
-    assert words == ["run", nproc, "--", "train_ddp.py", f"--use_projection={projection}"]
+RETRIEVER = "retriever-distillation"
+DISTIL = ["--", "train_ddp.py"]
+# What is typed, and the words behind `ddplaunch run`.
+SPELLINGS = (
+    (RETRIEVER, "run_ddp.sh", ["auto", *DISTIL, "--use_projection=True"]),
+    (RETRIEVER, "run_ddp.sh ''", ["auto", *DISTIL, "--use_projection=True"]),
+    (RETRIEVER, "run_ddp.sh 8 False", ["8", *DISTIL, "--use_projection=False"]),
+    (RETRIEVER, "run_ddp.sh False", ["auto", *DISTIL, "--use_projection=False"]),
+    (RETRIEVER, "run_ddp.sh 2 --batch_size=32", ["2", *DISTIL, "--use_projection=True", "--batch_size=32"]),
+    (RETRIEVER, "run_ddp.sh --batch_size 32", ["auto", *DISTIL, "--use_projection=True", "--batch_size", "32"]),
+    (
+        RETRIEVER,
+        "run_ddp.sh 2 True --skip_phase1 'a b'",
+        ["2", *DISTIL, "--use_projection=True", "--skip_phase1", "a b"],
+    ),
+    ("crowd-bt", "train_distributed.sh", ["auto", "--", "train.py", "--distributed", "--world-size", "{world_size}"]),
+    (
+        "crowd-bt",
+        "train_distributed.sh --epochs=20",
+        ["auto", "--", "train.py", "--distributed", "--world-size", "{world_size}", "--epochs=20"],
+    ),
+    (
+        "crowd-bt",
+        "train_distributed.sh 4 --epochs 20",
+        ["4", "--", "train.py", "--distributed", "--world-size", "{world_size}", "--epochs", "20"],
+    ),
+)
+
+
+@pytest.mark.parametrize(("guide", "typed", "expected"), SPELLINGS, ids=[typed for _, typed, _ in SPELLINGS])
+def test_every_order_of_the_guides_is_taken(tmp_path: Path, guide: str, typed: str, expected: list[str]) -> None:
+    assert Guide(guide, tmp_path).words(*shlex.split(typed)) == ["run", *expected]
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        *("2 16 5 512", "2 --batch-size=16 --epochs 5 --img-size=512", "2 16 --img-size 512 --epochs=5 --ddp"),
+        "2 99 --batch-size 16 --epochs 5 --img-size 512",  # the option is what was meant last, as argparse has it
+    ],
+)
+def test_train_ddp_takes_its_numbers_by_position_and_by_option(tmp_path: Path, typed: str) -> None:
+    """The batch arrives once, as the one that the panel shows: an option never contradicts a position in silence."""
+    words = Guide("underwater-ir", tmp_path).words("train_ddp.sh", *typed.split())
+    script = words[words.index("--") :]
+    assert words[1:4] == ["2", "--batch-size", "16"]
+    assert [script[script.index(name) + 1] for name in ("--batch-size", "--epochs", "--img-size")] == [
+        *("{batch_size}", "5", "512"),
+    ]
+    assert [script.count(name) for name in ("--batch-size", "--epochs", "--img-size", "--ddp")] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("guide", "typed", "environment", "complaint", "fix"),
+    [
+        (RETRIEVER, "run_ddp.sh x", {}, "NPROC is `x`, not a whole number", "run_ddp.sh 8 True`"),
+        (RETRIEVER, "run_ddp.sh 0", {}, "NPROC is `0`, not a whole number above 0", "run_ddp.sh 8 True`"),
+        (RETRIEVER, "run_ddp.sh 2 yes", {}, "USE_PROJECTION is `yes`, neither True nor False", "run_ddp.sh 8 True`"),
+        (RETRIEVER, "run_ddp.sh True 8", {}, "`8` is behind USE_PROJECTION", "run_ddp.sh 8 True`"),
+        ("underwater-ir", "train_ddp.sh 4 4.5", {}, "BATCH is `4.5`", "train_ddp.sh 4 4 20 256`"),
+        ("underwater-ir", "train_ddp.sh 4 4 20 --img-size", {}, "`--img-size` needs a value", "--img-size VALUE`"),
+        ("underwater-ir", "train_ddp.sh", {"NUM_WORKERS": "many"}, "NUM_WORKERS is `many`", "train_ddp.sh 4 4 20 256`"),
+        ("crowd-bt", "train_distributed.sh four", {}, "N is `four`", "train_distributed.sh 4 --batch-size 16`"),
+        ("uniref50", "run_train_uniref50_ddp.sh", {"NPROC": "4x"}, "NPROC is `4x`", "`NPROC=4 "),
+        ("uniref50", "run_train_uniref50_ddp.sh --node_rank one", {}, "--node_rank is `one`", "--node_rank 0"),
+        ("uniref50", "run_train_uniref50_ddp.sh --config", {}, "`--config` needs a value", "--config VALUE`"),
+        (
+            RETRIEVER,
+            "run_ddp.sh 2",
+            {"DDPLAUNCH_OPTIONS": "--env A='b"},
+            "a quote in DDPLAUNCH_OPTIONS does not end",
+            "DDPLAUNCH_OPTIONS='--hang-timeout 10m'",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named_in_the_scripts_own_words(
+    tmp_path: Path, guide: str, typed: str, environment: dict[str, str], complaint: str, fix: str
+) -> None:
+    done = Guide(guide, tmp_path).start(*shlex.split(typed), **environment)
+    assert done.returncode == 2
+    assert done.stdout.startswith(f"error: {complaint}"), done.stdout
+    assert fix in done.stdout and "nothing was launched" in done.stdout and "ddplaunch run" not in done.stdout
+
+
+@pytest.mark.parametrize(("guide", "script"), EVERY_SCRIPT)
+def test_every_script_hands_options_of_ddplaunch_on(tmp_path: Path, guide: str, script: str) -> None:
+    words = Guide(guide, tmp_path).words(script, DDPLAUNCH_OPTIONS="--hang-timeout 10m --env 'A=b c' --env B=$HOME;x")
+    assert words[2:8] == ["--hang-timeout", "10m", "--env", "A=b c", "--env", "B=$HOME;x"]
+
+
+@pytest.mark.parametrize("layout", ["python3 alone", "an active environment", ".venv of the project"])
+@pytest.mark.parametrize(("guide", "script"), EVERY_SCRIPT)
+def test_every_script_works_without_python_and_ddplaunch_on_path(
+    tmp_path: Path, guide: str, script: str, layout: str
+) -> None:
+    """Only the programs of the system are on PATH; ddplaunch is found in the environment that trains."""
+    project = Guide(guide, tmp_path)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "xargs", "printf"):
+        (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name}"))
+    recorder = '#!/bin/sh\n[ "$1" != -m ] || exec printf \'became: %s\\n\' "$*"\n' + f'exec {sys.executable} "$@"\n'
+    place = {
+        "python3 alone": tools / "python3",
+        "an active environment": tmp_path / "venv" / "bin" / "python",
+        ".venv of the project": project.folder / ".venv" / "bin" / "python",
+    }[layout]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(recorder)
+    place.chmod(0o755)
+    active = {"VIRTUAL_ENV": str(tmp_path / "venv")} if layout == "an active environment" else {}
+    done = project.start(script, PATH=str(tools), **active)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.startswith("became: -m ddplaunch run "), done.stdout
+
+
+def test_a_script_says_where_ddplaunch_has_to_be(tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "xargs", "printf"):
+        (tools / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name}"))
+    done = Guide(RETRIEVER, tmp_path).start("run_ddp.sh", PATH=str(tools))
+    assert done.returncode == 2
+    assert "ddplaunch is not installed where this training runs" in done.stdout
 
 
 def test_uniref50_splits_the_launcher_options_from_the_modules(tmp_path: Path) -> None:
@@ -167,7 +420,12 @@ def test_uniref50_splits_the_launcher_options_from_the_modules(tmp_path: Path) -
 def test_quantumgrav_reads_size_port_and_batch_from_yaml(tmp_path: Path) -> None:
     guide = Guide("quantumgrav", tmp_path)
     expected = ["run", "3", "--gpus", "3,4,5", "--master-port", "12355", "--batch-size", "8", "--"]
-    assert guide.words("train_quantumgrav.sh", "--gpus", "3,4,5") == [*expected, "train_ddp_torchrun.py"]
+    config = "configs/train_ddp.yaml"
+    for typed in (("--gpus", "3,4,5"), (config, "--gpus=3,4,5"), ("--gpus=3,4,5", config)):
+        assert guide.words("train_quantumgrav.sh", *typed) == [*expected, "train_ddp_torchrun.py"]
+    # What is behind the script belongs to it.
+    words = guide.words("train_quantumgrav.sh", config, "--gpus", "3,4,5", "my.py", "--gpus", "mine", "x")
+    assert words == [*expected, "my.py", "--gpus", "mine", "x"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,26 @@ def test_underwater_missing_data_launches_nothing(tmp_path: Path) -> None:
     assert done.returncode == 4, done.stdout
     assert "Dataset/train" in done.stdout
     assert not list(guide.out.iterdir())
+    # Whoever never typed `ddplaunch` can follow the fix, and so does this.
+    said = " ".join(done.stdout.split())
+    assert "--> TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT" in said
+    assert "fix: name the right path with TRAIN_ROOT, VAL_REF_ROOT, VAL_NONREF_ROOT or PSEUDO_ROOT" in said
+    assert "put `DDPLAUNCH_OPTIONS='--ignore data-missing'` in front of the command" in said
+    places = {name: str(tmp_path) for name in ("TRAIN_ROOT", "VAL_REF_ROOT", "VAL_NONREF_ROOT", "PSEUDO_ROOT")}
+    distributed(guide.run("train_ddp.sh", "2", "8", "1", **places), world_size=2, epochs=1, batch_size=8)
+
+
+def test_the_way_around_a_refusal_of_a_script_works_as_it_is_said(tmp_path: Path) -> None:
+    guide = underwater(tmp_path)
+    for picture in guide.folder.rglob("picture.png"):
+        picture.unlink()
+    typed = ("train_ddp.sh", "2", "--batch-size=8", "--epochs", "1")
+    refused = guide.start(*typed)
+    said = " ".join(refused.stdout.split())
+    assert refused.returncode == 4
+    assert "put `DDPLAUNCH_OPTIONS='--ignore data-empty'` in front of the command" in said
+    run = guide.run(*typed, DDPLAUNCH_OPTIONS="--ignore data-empty")
+    distributed(run, world_size=2, epochs=1, batch_size=8)
 
 
 def test_crowd_bt_train_distributed_4(tmp_path: Path) -> None:
@@ -81,6 +101,12 @@ def test_retriever_run_ddp(tmp_path: Path, projection: str) -> None:
     distributed(run, world_size=2, epochs=4, batch_size=64)
     assert run.ranks[1]["arguments"]["use_projection"] == projection
     assert (guide.folder / "checkpoints" / "model.pt").is_file()
+
+
+def test_retriever_run_ddp_with_an_option_in_the_place_of_the_projection(tmp_path: Path) -> None:
+    run = Guide("retriever-distillation", tmp_path).run("run_ddp.sh", "2", "--batch_size=5", "--skip_phase1")
+    distributed(run, world_size=2, epochs=3, batch_size=5)
+    assert run.ranks[1]["arguments"]["use_projection"] == "True"
 
 
 def test_retriever_four_processes_with_a_batch_size_of_their_own(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import ddplaunch
 
 ROOT = Path(ddplaunch.__file__).parent
-MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER = 16, 250, 80
+MOST_CHILDREN, MOST_MODULES, MOST_WITH_ONE_IMPORTER, MOST_LINES = 16, 250, 80, 400
 
 
 @cache
@@ -52,9 +52,24 @@ def imports(name: str) -> set[str]:
     return {each for each in found if each in modules() and each != name}
 
 
+def test_a_name_means_one_thing_in_its_module() -> None:
+    """Where two modules become one, the later of two constants of one name would win without a word."""
+    twice = []
+    for name, tree in modules().items():
+        assigned = (node.targets for node in tree.body if isinstance(node, ast.Assign))
+        names = Counter(each.id for targets in assigned for each in targets if isinstance(each, ast.Name))
+        twice += [f"{name}.{each}" for each, number in names.items() if number > 1]
+    assert twice == []
+
+
 def test_no_folder_is_wide() -> None:
     children = Counter(name.rpartition(".")[0] for name in modules() if "." in name)
     assert {folder: number for folder, number in children.items() if number > MOST_CHILDREN} == {}
+
+
+def test_no_module_is_longer_than_one_reads() -> None:
+    files = [path for path in ROOT.rglob("*.py") if len(path.read_text(encoding="utf-8").splitlines()) > MOST_LINES]
+    assert files == []
 
 
 def test_modules_are_few_and_shared() -> None:

@@ -17,8 +17,9 @@ import time
 from typing import Any
 
 from ddplaunch.agent.warm.kernel import die_with_parent
-from ddplaunch.comm.rank import CommRank, free_socket, run
+from ddplaunch.comm.rank import CommRank, run
 from ddplaunch.hosts.session.answers import listen
+from ddplaunch.machine.network import listening
 
 _TICK_S = 0.05
 _LONGEST = 500  # characters of an error; what ranks say has to fit PIPE_BUF, or lines would mix: pipe(7)
@@ -38,7 +39,7 @@ class CommHost:
         if self._door is None:
             raise OSError(answer["port_problem"])
         self._selector.register(self._door, selectors.EVENT_READ)
-        self._store = free_socket()
+        self._store = listening(0, backlog=256)
         self._where = {"addresses": answer["addresses"], "door": answer["port"], "nonce": nonce}
         self._ranks: set[int] = set()  # pids of those that run
         self._busy = False
@@ -93,18 +94,10 @@ class CommHost:
         order, rank = self._step, int(self._step["first"]) + local_rank
         mine = {"step": order["step"], "rank": rank}
         leader = order["leader"]
-        part = CommRank(
-            rank=rank,
-            local_rank=local_rank,
-            world=int(order["world"]),
-            device=str(order["device"]),
-            store=int(leader["store"]) if leader else self._port,
-            deadline_s=float(order["deadline_s"]),
-            measure_s=float(order["measure_s"]),
-            alone=bool(order["alone"]),
-            leader=leader,
-            listening=self._store.fileno() if rank == 0 else None,
-        )
+        told = {name: order[name] for name in ("world", "device", "deadline_s", "measure_s", "alone", "leader")}
+        store = int(leader["store"]) if leader else self._port
+        socket = self._store.fileno() if rank == 0 else None
+        part = CommRank(rank=rank, local_rank=local_rank, store=store, listening=socket, **told)
         run(part, lambda **values: self._say(**mine, **values))
 
     def _look_after(self) -> None:
@@ -115,7 +108,7 @@ class CommHost:
         if not self._ranks:
             self._busy = False
             self._store.close()  # the next step gets a port of its own: nothing of this one can come in late
-            self._store = free_socket()
+            self._store = listening(0, backlog=256)
             self._say(step=self._step["step"], ended=True, store=self._port)
 
     def _kill(self) -> None:

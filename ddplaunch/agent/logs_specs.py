@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +20,21 @@ from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
 from ddplaunch.agent.plugin.trace import Trace, file_of
-from ddplaunch.agent.rank_site import showing_stacks
-from ddplaunch.agent.rank_site.breakpoints import breakpoints
+from ddplaunch.agent.rank_site import breakpoints, taking_part
 from ddplaunch.agent.torch_patches import (
     ON_SIGNAL,
     Pause,
-    forward_started,
+    RankCpus,
     logs_destination,
     name_methods_quickly,
     notice_failures,
     notice_start,
     skip_the_spread,
+    wait_for_ranks,
 )
 from ddplaunch.launch.settings import Settings
+from ddplaunch.records.directory import note_path
+from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
 from ddplaunch.values.variable_names import SETTINGS
 
 if TYPE_CHECKING:
@@ -81,23 +82,26 @@ class CapturedLogs(api.LogsSpecs):
 
     def _prepared(self, settings: Settings) -> Template | None:
         """Fork the process that ranks are forked from, if that was asked for. It leaves by a BaseException here."""
+        cpus = RankCpus(settings.cpus, self._say) if settings.cpus else None
         try:
             if settings.start != "warm":
                 skip_the_spread()
+                if cpus is not None:
+                    self._console = os.dup(2)
+                    cpus.bind()
                 return None
             self._trace.begins("fork the template")
             from ddplaunch.agent.warm.template import prepare
 
-            template = prepare(settings.preload, self._say)
+            template = prepare(settings.preload, self._say, cpus)
             self._console = os.dup(2)  # before torchrun's own messages go elsewhere
             return template
         except Exception as exception:
-            self._say(f"cold start: {type(exception).__name__}: {exception}")
+            _warn(f"cold start: {type(exception).__name__}: {exception}")
             return None
 
     def _say(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(self._console, f"ddplaunch: {line}\n".encode(errors="backslashreplace"))
+        _warn(line, self._console)
 
     def _close(self) -> None:
         self._trace.begins("end")
@@ -111,25 +115,35 @@ class CapturedLogs(api.LogsSpecs):
 
     def _open(self, settings: Settings) -> None:
         self._trace.begins("start the guard")
+        signals = Signals()
+        try:
+            self._guarded(settings, signals)
+        except BaseException:
+            signals.let_go()
+            raise
+
+    def _guarded(self, settings: Settings, signals: Signals) -> None:
         if settings.directory:
             self._log_dir = settings.directory
             with contextlib.suppress(OSError):
                 set_aside(Path(settings.directory), settings.node)
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
         session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, read_console())
+        end_with_this_program()
         os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start
         session.take_stderr()
         session.lost = lambda: _lost(session)
         session.watch()
-        signals = Signals(session.signalled)
+        session.take_signals()
+        signals.only_heard()
         ending = Ending(session, signals, self._close, self._closed)
-        signals.before_ranks(ending.by_signal)
+        signals.before_ranks(session.signalled, ending.by_signal)
         ending.install()
         self._pause.install()
         name_methods_quickly()
-        forward_started(self._started)
         notice_start(self._all_started)
         notice_failures(self._have_failed)
+        wait_for_ranks(settings.grace_s)
         self._session, self._signals = session, signals
         self._trace.begins("rendezvous")
 
@@ -148,22 +162,18 @@ class CapturedLogs(api.LogsSpecs):
             envs[local_rank].update(breakpoints(os.environ, stdin_terminal=os.isatty(0), alone=shown_alone))
             envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = "" if directory is None else errors[local_rank]
             marks = str(file_of(directory, rank)) if directory and session.settings.trace else None
-            if session.settings.stacks or marks:
-                envs[local_rank].update(showing_stacks(os.environ, marks))
+            note = str(note_path(directory, rank)) if directory and session.settings.observe else None
+            phases = f"{directory}/rank-{rank}.phases.jsonl" if directory and session.settings.phases else None
+            inside = taking_part(os.environ, stacks=session.settings.stacks, marks=marks, note=note, phases=phases)
+            envs[local_rank].update(inside)
         return logs_destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:
         self._trace.begins("script")
         self._pause.watch(pids.values())
-        for local_rank, pid in pids.items():
-            if local_rank in self._ranks:
-                self._started(self._ranks[local_rank], pid)
-
-    def _started(self, rank: int, pid: int) -> None:
-        """A rank runs: torch has set its handlers by now, and ours go in front of them."""
         if self._session is not None and self._signals is not None:
-            self._session.started(rank, pid)
-            if (theirs := ON_SIGNAL.value()) is not None:
+            self._session.started({self._ranks[each]: pid for each, pid in pids.items() if each in self._ranks})
+            if (theirs := ON_SIGNAL.value()) is not None:  # set by torch just now; ours go in front of it
                 self._signals.ranks_run(theirs)
 
     def _have_failed(self, failures: dict[int, Any]) -> None:
@@ -183,35 +193,6 @@ def _settings() -> Settings:
     return settings._replace(directory=str(Path.cwd() / settings.directory)) if settings.directory else settings
 
 
-_OF_A_RUN = ("launcher.err", "processes.json", "outcome.json", "metrics.jsonl", "relaunch.json")
-
-
-def set_aside(directory: Path, node: int) -> Path | None:
-    """Move attempts, messages and outcome of ``node`` into ``node-K/before-N``; return that, None if nothing was there.
-
-    A command that is pasted twice, or a ``--run-id`` that is used again, would otherwise go on in the files of the run
-    before, and its errors would be taken for this run's. Raises OSError if they cannot be moved.
-    """
-    own = directory / f"node-{node}"
-    if not own.is_dir():
-        return None
-    old = [*own.glob("attempt-*"), *(own / name for name in _OF_A_RUN)]
-    if node == 0:
-        old.append(directory / "outcome.json")
-    old = [path for path in old if path.exists()]
-    if not old:
-        return None
-    number = 1
-    while (own / f"before-{number}").exists():
-        number += 1
-    kept_in = own / f"before-{number}"
-    kept_in.mkdir()
-    for path in old:
-        with contextlib.suppress(FileNotFoundError):
-            path.rename(kept_in / path.name)
-    return kept_in
-
-
 def _lost(session: Session) -> None:
     """Nobody reads any more: read here, so that no rank waits, and let torchrun speak for itself again."""
     session.give_stderr_back()
@@ -219,9 +200,6 @@ def _lost(session: Session) -> None:
     _warn("the process that records output died several times; the ranks go on without a record")
 
 
-def _warn(text: str) -> None:
-    try:
-        sys.stderr.write(f"ddplaunch: {text}\n")
-        sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
+def _warn(text: str, descriptor: int = 2) -> None:
+    with contextlib.suppress(OSError):
+        os.write(descriptor, f"ddplaunch: {text}\n".encode(errors="backslashreplace"))

@@ -6,6 +6,8 @@ last. Messages are JSON objects over a ``SOCK_SEQPACKET`` pair, file descriptors
 
 Plug-in to guard:
 - ``{"op": "launcher"}`` with one descriptor: the reading end of torchrun's own stderr.
+- ``{"op": "listen"}`` with one descriptor: the reading end of the pipe into which torchrun's process writes the number
+  of each signal that it gets, one byte each.
 - ``{"op": "attempt", "attempt": A, "ranks": [Rank…], "failures_before": [Failure…]}`` before ranks start, with one
   descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the master of a terminal.
 - ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
@@ -43,7 +45,6 @@ class Failure(TypedDict):
     local_rank: int
     pid: int
     exit_code: int
-    message: str
     timestamp_s: int
 
 

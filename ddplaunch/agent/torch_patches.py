@@ -6,19 +6,18 @@ Torch is imported when a function is called, not with this module.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
-import json
-import logging
 import os
 import select
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import numbers_of
 
 _SINCE_2_3 = ("2.3.1", "2.4.1", "2.5.1", "2.6", "2.8", "2.10", "2.13", "2.15")
 
@@ -53,10 +52,17 @@ class TorchName:
         owner = self.owner()
         return None if owner is None else getattr(owner, self.name.rpartition(".")[2])
 
+    def has_its_parameters(self) -> bool:
+        """Say whether it is a function with the ``parameters``."""
+        try:
+            return tuple(inspect.signature(self.value()).parameters) == self.parameters
+        except (TypeError, ValueError):
+            return False
+
 
 _ELASTIC = "torch.distributed.elastic"
-_AGENT, _EVENTS = f"{_ELASTIC}.agent.server.api", f"{_ELASTIC}.events"
-_PROCESSES, _RENDEZVOUS = f"{_ELASTIC}.multiprocessing.api", f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
+_AGENT, _PROCESSES = f"{_ELASTIC}.agent.server.api", f"{_ELASTIC}.multiprocessing.api"
+_RENDEZVOUS = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
 
 AGENT_CLOCK = TorchName(
     _AGENT,
@@ -94,8 +100,8 @@ START = TorchName(
     _PROCESSES,
     "PContext.start",
     _SINCE_2_3,
-    "tells when all ranks of an attempt are started, with their pids, whatever events torch has",
-    "torchrun's START events tell",
+    "tells when all ranks of an attempt are started, with their pids",
+    "the guard looks for ranks by the run's id, a second signal breaks off torchrun's orderly end",
     ("self",),
 )
 WAIT = TorchName(
@@ -106,6 +112,14 @@ WAIT = TorchName(
     "the guard knows what it saw itself",
     ("self", "timeout", "period"),
 )
+CLOSE = TorchName(
+    _PROCESSES,
+    "PContext.close",
+    ("2.13",),
+    "ends the ranks and waits for them; where another rank has died torchrun has it wait 30 s, whatever was asked for",
+    "ranks have 30 s to end after another one's death",
+    ("self", "death_sig", "timeout"),
+)
 ON_SIGNAL = TorchName(
     _PROCESSES,
     "_terminate_process_handler",
@@ -113,22 +127,6 @@ ON_SIGNAL = TorchName(
     "torchrun's handler of signals, recognised to put ddplaunch's in front of it",
     "a second signal breaks off torchrun's orderly end",
     ("signum", "frame"),
-)
-EVENT_HANDLERS = TorchName(
-    f"{_EVENTS}.handlers",
-    "_log_handlers",
-    ("2.13",),
-    "the destinations of events, of which --event-log-handler names one; START events have each worker's pid "
-    "(`SimpleElasticAgent._initialize_workers`)",
-    "`PContext.start` tells",
-)
-EVENT_LOGGER = TorchName(
-    _EVENTS,
-    "_get_or_create_logger",
-    ("2.13",),
-    "the logger of a destination",
-    "`PContext.start` tells",
-    ("destination",),
 )
 POPEN = TorchName(
     f"{_ELASTIC}.multiprocessing.subprocess_handler",
@@ -155,6 +153,36 @@ FLIGHT_RECORDER = TorchName(
     "knows when the first collective of a rank was called; `rank_site/ddplaunch_marks.py` asks it, in the rank",
     "the trace has no part for the time until then",
 )
+ENGINE = TorchName(
+    "torch.autograd.variable",
+    "Variable._execution_engine",
+    ("2.13",),
+    "runs backward passes; `rank_site/ddplaunch_phases.py` puts one in its place that notes when they begin and end",
+    "`--phases` does not know how long forward and backward passes take",
+)
+FETCH = TorchName(
+    "torch.utils.data.dataloader",
+    "_BaseDataLoaderIter.__next__",
+    ("2.13",),
+    "fetches a batch; `rank_site/ddplaunch_phases.py` notes when it is looked up and let go of",
+    "`--phases` does not know how long ranks wait for data",
+    ("self",),
+)
+WORK_WAIT = TorchName(
+    "torch._C._distributed_c10d",
+    "Work.wait",
+    ("2.13",),
+    "waits for a collective of the script's own; `rank_site/ddplaunch_phases.py` notes it as the one before",
+    "`--phases` does not know how long ranks wait for collectives of the script's own",
+)
+DDP_TIMES = TorchName(
+    "torch.nn.parallel.distributed",
+    "DistributedDataParallel._get_ddp_logging_data",
+    ("2.13",),
+    "knows how long a backward pass waited for gradients of other ranks; `rank_site/ddplaunch_timeline.py` asks it",
+    "`--phases` ends at the first step",
+    ("self",),
+)
 DELETE_LIBRARY = TorchName(
     "torch.library",
     "_del_library",
@@ -162,21 +190,7 @@ DELETE_LIBRARY = TorchName(
     "withdraws the operators of a library when the interpreter ends, recognised by its module to leave it out",
     "forked ranks take longer to end",
 )
-TORCH_NAMES = (
-    AGENT_CLOCK,
-    METHOD_NAME,
-    SPREAD,
-    JOIN,
-    START,
-    WAIT,
-    ON_SIGNAL,
-    EVENT_HANDLERS,
-    EVENT_LOGGER,
-    POPEN,
-    PARSE_ARGS,
-    FLIGHT_RECORDER,
-    DELETE_LIBRARY,
-)
+TORCH_NAMES = tuple(each for each in list(vars().values()) if isinstance(each, TorchName))
 
 
 class Pause:
@@ -214,21 +228,11 @@ class Pause:
     def install(self) -> None:
         """Let torchrun's loop pause here."""
         if AGENT_CLOCK.value() is time:
-            AGENT_CLOCK.owner().time = _Clock(self)
+            AGENT_CLOCK.owner().time = SimpleNamespace(**{**vars(time), "sleep": self.sleep})
 
     def _close(self) -> None:
         while self._running:
             os.close(self._running.pop())
-
-
-class _Clock:
-    """The module ``time`` with another ``sleep``."""
-
-    def __init__(self, pause: Pause) -> None:
-        self.sleep = pause.sleep
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(time, name)
 
 
 def name_methods_quickly() -> None:
@@ -295,42 +299,17 @@ def notice_failures(tell: Callable[[dict[int, Any]], None]) -> None:
     contexts.wait = wait
 
 
-def forward_started(tell: Callable[[int, int], None]) -> None:
-    """Call ``tell(rank, pid)`` for each START event, whatever ``--event-log-handler`` names."""
-    destinations, logger_of = EVENT_HANDLERS.value(), EVENT_LOGGER.value()
-    for destination in list(destinations or ()) if logger_of is not None else ():
-        if destination != "dynamic_rendezvous":
-            logger = logger_of(destination)
-            for handler in logger.handlers:
-                handler.setLevel(max(handler.level, logger.level))  # what LOGLEVEL keeps off the console stays off
-            logger.setLevel(logging.INFO)
-            logger.addHandler(_Started(tell))
+def wait_for_ranks(grace_s: float) -> None:
+    """Let ranks that are told to end have ``grace_s`` seconds, for whatever reason they are told to."""
+    contexts = CLOSE.owner()
+    if contexts is None or not CLOSE.has_its_parameters():
+        return
+    theirs = contexts.close
 
+    def close(context: Any, death_sig: Any = None, timeout: float = grace_s) -> None:
+        theirs(context, death_sig, grace_s)
 
-class _Started(logging.Handler):
-    def __init__(self, tell: Callable[[int, int], None]) -> None:
-        super().__init__(logging.INFO)
-        self._tell = tell
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Pass on a START event; an event of another shape is none of ours."""
-        try:
-            event = json.loads(record.getMessage())
-            metadata = event["metadata"]
-            if metadata.get("state") != "START" or event.get("source") != "WORKER":
-                return
-            rank, pid = int(metadata["global_rank"]), int(metadata["worker_id"])
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return
-        self._tell(rank, pid)
-
-
-def popen_parameters() -> tuple[str, ...] | None:
-    """Return the parameters of the method with which torchrun starts a rank, None if they are not to be had."""
-    with contextlib.suppress(TypeError, ValueError):
-        popen = POPEN.value()
-        return None if popen is None else tuple(inspect.signature(popen).parameters)
-    return None
+    contexts.close = close
 
 
 def start_ranks_by(
@@ -349,6 +328,53 @@ def start_ranks_by(
         return start(args, env, (handler._stdout, handler._stderr), lambda: popen(handler, args, env))
 
     handlers._popen = start_one
+
+
+class RankCpus:
+    """The CPUs of each local rank ("0-15,64-79"), and the starting of ranks on them, however torchrun starts them.
+
+    A new process has the CPUs of the thread that starts it, so they are changed for that moment, in this thread alone:
+    nothing of a rank runs anywhere else, and its threads and DataLoader workers have the same.
+    """
+
+    def __init__(self, cpus: Sequence[str], say: Callable[[str], None]) -> None:
+        """``say`` gets one line if ranks cannot be bound; they run unbound then."""
+        self._cpus, self._say, self._told = cpus, say, False
+
+    def of(self, env: Mapping[str, str]) -> tuple[int, ...] | None:
+        """Return the CPUs of the rank that would start in ``env``, None if it cannot have them."""
+        before = os.sched_getaffinity(0)
+        try:
+            found = numbers_of(self._cpus[int(env["LOCAL_RANK"])])
+            os.sched_setaffinity(0, found)
+            os.sched_setaffinity(0, before)
+        except (OSError, ValueError, LookupError) as exception:  # the cpuset is another one by now
+            self._tell(f"{type(exception).__name__}: {exception}")
+            return None
+        return found
+
+    def bind(self) -> None:
+        """Have torchrun start ranks there."""
+        handlers = POPEN.owner()
+        if handlers is None or not POPEN.has_its_parameters():
+            self._tell("this torch starts them in a way unknown to ddplaunch")
+            return
+        popen = handlers._popen
+
+        def start_one(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
+            before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, self.of(env) or before)
+            try:
+                return popen(handler, args, env)
+            finally:
+                os.sched_setaffinity(0, before)
+
+        handlers._popen = start_one
+
+    def _tell(self, why: str) -> None:
+        if not self._told:
+            self._told = True
+            self._say(f"ranks are not bound to CPUs: {why}")
 
 
 def torchrun_args() -> Any:

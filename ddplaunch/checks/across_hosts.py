@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddplaunch import __version__
-from ddplaunch.checks.check import Check, declare
+from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import Gpu
 from ddplaunch.values.finding import Finding, error, warning
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, listed
 
 _SKEW_WARNING_S = 5.0
 
 
-def same_host_twice(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def same_host_twice(hosts: tuple[HostReport, ...]) -> Findings:
     """Two names are one machine.
 
     Two node ranks on it would take the same GPUs, and each would end the other's processes as its own orphans.
@@ -38,7 +37,7 @@ def same_host_twice(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             )
 
 
-def host_directory_missing(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def host_directory_missing(hosts: tuple[HostReport, ...]) -> Findings:
     """The working directory does not exist on a host.
 
     Every host starts in the directory of this launch, because the script and relative paths are there.
@@ -55,7 +54,7 @@ def host_directory_missing(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             )
 
 
-def host_script_missing(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def host_script_missing(hosts: tuple[HostReport, ...]) -> Findings:
     """The script does not exist on a host.
 
     ddplaunch copies no scripts: each host reads its own file under the same path.
@@ -72,7 +71,7 @@ def host_script_missing(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             )
 
 
-def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Findings:
     """The script differs between hosts.
 
     Ranks that run different code wait in different collectives, and the job hangs until these time out.
@@ -92,7 +91,7 @@ def hosts_differ_script(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     )
 
 
-def hosts_differ_ddplaunch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_ddplaunch(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of ddplaunch.
 
     The protocol between launcher and hosts may differ, and each host uses the plug-in of its own installation.
@@ -112,7 +111,7 @@ def hosts_differ_ddplaunch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         )
 
 
-def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of Python.
 
     Ranks send each other pickled objects, and wheels are built for one minor version.
@@ -126,7 +125,7 @@ def hosts_differ_python(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     yield from _compare(hosts, "hosts-differ-python", "Python", minor, "ranks send each other pickled objects")
 
 
-def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of torch.
 
     Ranks of different versions disagree about the wire format of collectives and about pickled objects: they hang, or
@@ -137,7 +136,7 @@ def hosts_differ_torch(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     yield from _compare(hosts, "hosts-differ-torch", "torch", version, "ranks of different versions hang or crash")
 
 
-def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have torch built for different CUDA or ROCm versions.
 
     Builds for different CUDA versions bring different NCCL libraries and kernels, and a CPU build has neither.
@@ -154,7 +153,7 @@ def hosts_differ_cuda(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     yield from _compare(hosts, "hosts-differ-cuda", "torch's CUDA", build, why)
 
 
-def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of NCCL.
 
     While NCCL bootstraps, it checks the version of its peers and refuses another one, or hangs
@@ -165,7 +164,7 @@ def hosts_differ_nccl(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     yield from _compare(hosts, "hosts-differ-nccl", "NCCL", _fact("torch", "nccl_version"), why)
 
 
-def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of the NVIDIA driver.
 
     It works as long as each is new enough for torch's CUDA, but NCCL only uses features of the oldest one.
@@ -176,7 +175,7 @@ def hosts_differ_driver(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     yield from _compare(hosts, "hosts-differ-driver", "the NVIDIA driver", version, why, warning)
 
 
-def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different numbers of GPUs.
 
     Every node runs the same number of ranks, so `auto` has no answer, and ranks on a host with fewer GPUs would fail.
@@ -194,7 +193,7 @@ def hosts_differ_gpu_count(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     )
 
 
-def hosts_differ_gpu_model(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_gpu_model(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different GPU models.
 
     All ranks wait for the slowest one at each step, and the smallest memory limits the batch.
@@ -208,7 +207,7 @@ def hosts_differ_gpu_model(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     yield from _compare(hosts, "hosts-differ-gpu-model", "the GPU model", models, why, warning)
 
 
-def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_data(hosts: tuple[HostReport, ...]) -> Findings:
     """A data path exists on some hosts only.
 
     The ranks on the others fail when they open it, and the rest of the job waits for them.
@@ -237,24 +236,26 @@ def _compare(
     why: str,
     kind: Callable[..., Finding] = error,
     fix: str = "bring the hosts to the same version, or name an interpreter that all have: `--python PATH`",
-) -> Iterator[Finding]:
+) -> Findings:
     """Yield a finding if ``of`` differs between hosts; it names the hosts that differ from the majority."""
     found = {host.name: value for host in hosts if (value := of(host)) is not None}
-    counts = Counter(found.values())
-    if len(counts) < 2:
-        return
-    most = counts.most_common(1)[0][0]
-    others = {name: value for name, value in found.items() if value != most}
-    named = [name for name, value in found.items() if value == most]
-    rest = listed(f"{value} on {name}" for name, value in others.items())
-    common = named[0] if len(named) == 1 else f"{len(named)} hosts"
-    yield kind(
-        code,
-        f"{subject} differs: {most} on {common}, {rest}",
-        why=why,
-        fix=fix,
-        where=tuple(others),
-    )
+    most, others = _majority(found)
+    if others:
+        rest = listed(f"{value} on {name}" for name, value in others.items())
+        common = _alone(found, others) or f"{len(found) - len(others)} hosts"
+        yield kind(code, f"{subject} differs: {most} on {common}, {rest}", why=why, fix=fix, where=tuple(others))
+
+
+def _majority(found: Mapping[str, str | None]) -> tuple[str | None, dict[str, str | None]]:
+    """Return what most hosts have, and what the others have; of two equally frequent values, the first one counts."""
+    most = Counter(found.values()).most_common(1)[0][0] if found else None
+    return most, {host: value for host, value in found.items() if value != most}
+
+
+def _alone(hosts: Iterable[str], others: Mapping[str, str | None]) -> str | None:
+    """Return the only one of ``hosts`` that is none of the others, None if several are."""
+    alike = [host for host in hosts if host not in others]
+    return alike[0] if len(alike) == 1 else None
 
 
 def _fact(group: str, name: str, otherwise: str | None = None) -> Callable[[HostReport], str | None]:
@@ -290,16 +291,7 @@ _NAMED = 3
 _INSTALLED = 8  # packages that one pip command names
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """A package, the version of most hosts, and the versions of the other hosts (None: not installed)."""
-
-    package: str
-    most: str
-    others: Mapping[str, str | None]
-
-
-def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Findings:
     """Hosts have different versions of installed packages, or lack some that most have.
 
     Ranks that run different code silently shuffle, tokenize or compute differently; or one rank fails at an import and
@@ -310,63 +302,58 @@ def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
     installed = {
         host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)
     }
-    names = {name for versions in installed.values() for name in versions}
+    wanted: dict[str, str] = {}  # by package, the version of most hosts
+    others: dict[str, dict[str, str | None]] = {}  # by package, the hosts that have another version, or None
+    for package in _compared(installed):
+        most, differing = _majority({host: versions.get(package) for host, versions in installed.items()})
+        if most is not None and differing:
+            wanted[package], others[package] = most, differing
+    if not wanted:
+        return
+    affected = [name for name in installed if any(name in differing for differing in others.values())]
+    texts = [_package_text(name, wanted[name], others[name], installed) for name in list(wanted)[:_NAMED]]
+    beyond = len(wanted) - len(texts)
+    more = f"{count(beyond, 'more package')} {'differ' if beyond > 1 else 'differs'}"
+    bad = next(host for host in hosts if host.name == affected[0])
+    good = next((host.name for host in hosts if host.name not in affected), None)
+    lacking = [f"{package}=={version}" for package, version in wanted.items() if bad.name in others[package]]
+    yield warning(
+        "hosts-differ-packages",
+        "; ".join([*texts, more] if beyond else texts),
+        why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
+        fix=_install_command(bad, lacking, good)
+        + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else ""),
+        where=tuple(affected),
+    )
+
+
+def _compared(installed: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the packages to compare, in order of weight; those that come with torch only if all have the same one."""
     same_torch = len({versions.get("torch") for versions in installed.values()}) == 1
-    found = [
-        difference
-        for package in sorted(names, key=lambda name: (_NAMED_FIRST.get(name, len(_NAMED_FIRST)), name))
-        if not _COMPARED_ELSEWHERE.fullmatch(package)
-        and not _TOOLS.fullmatch(package)
-        and (same_torch or not _WITH_TORCH.fullmatch(package))
-        and (difference := _difference(package, installed)) is not None
-    ]
-    if found:
-        affected = tuple(name for name in installed if any(name in each.others for each in found))
-        beyond = len(found) - _NAMED
-        more = f"; {beyond} more package{'s differ' if beyond > 1 else ' differs'}" if beyond > 0 else ""
-        yield warning(
-            "hosts-differ-packages",
-            "; ".join(_difference_text(each, installed) for each in found[:_NAMED]) + more,
-            why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
-            fix=_install_command(hosts, affected, found),
-            where=affected,
-        )
+    ignored = [_COMPARED_ELSEWHERE, _TOOLS, *([] if same_torch else [_WITH_TORCH])]
+    names = {name for versions in installed.values() for name in versions}
+    left = [name for name in names if not any(pattern.fullmatch(name) for pattern in ignored)]
+    return sorted(left, key=lambda name: (_NAMED_FIRST.get(name, len(_NAMED_FIRST)), name))
 
 
-def _difference(package: str, installed: Mapping[str, Mapping[str, str]]) -> _Difference | None:
-    """Return how ``package`` differs, None if it does not; of two equally frequent versions, the first one counts."""
-    have = {host: versions.get(package) for host, versions in installed.items()}
-    most = Counter(have.values()).most_common(1)[0][0]
-    others = {host: version for host, version in have.items() if version != most}
-    return _Difference(package, most, others) if most is not None and others else None
-
-
-def _difference_text(difference: _Difference, hosts: Iterable[str]) -> str:
+def _package_text(package: str, most: str, others: Mapping[str, str | None], hosts: Iterable[str]) -> str:
     by_version: dict[str | None, list[str]] = {}
-    for host, version in difference.others.items():
+    for host, version in others.items():
         by_version.setdefault(version, []).append(host)
     said = [f"{version or 'missing'} on {listed(names, 2)}" for version, names in by_version.items()]
-    common = [host for host in hosts if host not in difference.others]
-    where = common[0] if len(common) == 1 else "the others"
-    return f"{difference.package} is {', '.join(said)}, {difference.most} on {where}"
+    return f"{package} is {', '.join(said)}, {most} on {_alone(hosts, others) or 'the others'}"
 
 
-def _install_command(hosts: tuple[HostReport, ...], affected: tuple[str, ...], found: list[_Difference]) -> str:
-    """Return a command that installs what the first affected host lacks; for many packages, a copy of a good host's."""
-    bad = next(host for host in hosts if host.name == affected[0])
+def _install_command(bad: HostReport, lacking: list[str], good: str | None) -> str:
+    """Return a command that installs what the host ``bad`` lacks; for many packages, a copy of what ``good`` has."""
     python = "python" if isinstance(bad.facts.python, Unavailable) else shlex.quote(bad.facts.python.executable)
-    login = shlex.quote(bad.name)
-    wanted = [f"{each.package}=={each.most}" for each in found if bad.name in each.others]
-    good = next((host.name for host in hosts if host.name not in affected), None)
-    if len(wanted) <= _INSTALLED or good is None:
-        command = f"`ssh {login} {python} -m pip install {' '.join(wanted[:_INSTALLED])}`"
-    else:
-        copy = f"{python} -m pip freeze | ssh {login} {python} -m pip install -r /dev/stdin"
-        command = f"`ssh {shlex.quote(good)} {copy}`"
-    return command + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else "")
+    install = f"ssh {shlex.quote(bad.name)} {python} -m pip install"
+    if len(lacking) <= _INSTALLED or good is None:
+        return f"`{install} {' '.join(lacking[:_INSTALLED])}`"
+    return f"`ssh {shlex.quote(good)} {python} -m pip freeze | {install} -r /dev/stdin`"
 
 
-def login_node_as_rank_0(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def login_node_as_rank_0(hosts: tuple[HostReport, ...]) -> Findings:
     """The first host has no GPU, but the others have.
 
     The first host of the list gets node rank 0 and trains like all others, so it should not be a login node.
@@ -383,7 +370,7 @@ def login_node_as_rank_0(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
         )
 
 
-def clock_skew(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
+def clock_skew(hosts: tuple[HostReport, ...]) -> Findings:
     """The clocks of hosts differ.
 
     Log lines of different hosts no longer sort by time, files seem to come from the future, and tokens and certificates
@@ -406,21 +393,4 @@ def clock_skew(hosts: tuple[HostReport, ...]) -> Iterator[Finding]:
             )
 
 
-CHECKS: tuple[Check, ...] = (
-    declare("hosts", same_host_twice),
-    declare("hosts", host_directory_missing),
-    declare("hosts", host_script_missing),
-    declare("hosts", hosts_differ_script),
-    declare("hosts", hosts_differ_ddplaunch),
-    declare("hosts", hosts_differ_python),
-    declare("hosts", hosts_differ_torch),
-    declare("hosts", hosts_differ_cuda),
-    declare("hosts", hosts_differ_nccl),
-    declare("hosts", hosts_differ_driver),
-    declare("hosts", hosts_differ_gpu_count),
-    declare("hosts", hosts_differ_gpu_model),
-    declare("hosts", hosts_differ_data),
-    declare("hosts", hosts_differ_packages),
-    declare("hosts", login_node_as_rank_0),
-    declare("hosts", clock_skew),
-)
+CHECKS = checks_in(globals(), "hosts")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
 CheckFunction = Callable[..., Iterable[Finding]]
+Findings = Iterator[Finding]  # what a check yields
 Status = Literal["passed", "found", "skipped", "crashed"]
 PARAMETERS = frozenset({"launch", "script", *(field.name for field in fields(Facts))})
 _MEASURED = frozenset({"hosts", "comm", "samples"})  # reports of all hosts; what was measured between them, or of ranks
@@ -27,7 +28,8 @@ class Check:
     ``title`` is the first line of the docstring, ``explanation`` the rest (shown by ``explain CODE``).
     ``needs`` are the parameters without a default: the check is skipped if one of these facts is unavailable.
     ``wants`` are the others: the default replaces an unavailable fact (``doctor`` has no launch, yet must see a small
-    /dev/shm). ``accepts`` are the ``needs`` that the function takes as ``Unavailable``, to report the reason.
+    /dev/shm). ``accepts`` are the ``needs`` that the function takes as ``Unavailable`` too, to report the reason: its
+    annotation says so.
     """
 
     code: str
@@ -50,27 +52,37 @@ class Outcome:
     reason: str = ""
 
 
-def declare(family: str, function: CheckFunction, accepts: Collection[str] = ()) -> Check:
+def declare(family: str, function: CheckFunction) -> Check:
     """Return ``function`` as a check of ``family``; its parameters name facts, as ``Check`` describes.
 
-    Raises TypeError for a parameter that names no fact, and for an ``accepts`` that is not a needed parameter.
+    Raises TypeError for a parameter that names no fact.
     """
-    document = inspect.cleandoc(function.__doc__ or "")
-    title, _, rest = document.partition("\n")
+    title, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
     parameters = inspect.signature(function).parameters.values()
-    needs = tuple(each.name for each in parameters if each.default is inspect.Parameter.empty)
-    wants = tuple(each.name for each in parameters if each.default is not inspect.Parameter.empty)
-    if strangers := sorted(({*needs, *wants} - PARAMETERS - _MEASURED) | ({*accepts} - {*needs})):
+    if strangers := sorted({each.name for each in parameters} - PARAMETERS - _MEASURED):
         raise TypeError(f"the check {function.__name__} names what it cannot get: {', '.join(strangers)}")
+    needed = [each for each in parameters if each.default is inspect.Parameter.empty]
     return Check(
         code=function.__name__.replace("_", "-"),
         family=family,
         title=title.rstrip("."),
         explanation=rest.strip(),
-        needs=needs,
+        needs=tuple(each.name for each in needed),
         function=function,
-        wants=wants,
-        accepts=frozenset(accepts),
+        wants=tuple(each.name for each in parameters if each not in needed),
+        accepts=frozenset(each.name for each in needed if "Unavailable" in str(each.annotation)),
+    )
+
+
+def checks_in(module: Mapping[str, Any], family: str, **others: tuple[CheckFunction, ...]) -> tuple[Check, ...]:
+    """Return the checks that a module defines, in order: its public generators. ``module`` is its ``globals()``.
+
+    They are of ``family``, except for those that ``others`` lists under the name of another one.
+    """
+    return tuple(
+        declare(next((name for name, members in others.items() if each in members), family), each)
+        for name, each in module.items()
+        if inspect.isgeneratorfunction(each) and each.__module__ == module["__name__"] and not name.startswith("_")
     )
 
 
@@ -80,8 +92,10 @@ def available(facts: Facts, launch: Launch | Unavailable, script: ScriptReport |
     return {**values, "launch": launch, "script": script}
 
 
-def run_check(check: Check, values: dict[str, Any]) -> Outcome:
-    """Run one check. A missing fact makes it a skip, an exception a crash; neither stops the others."""
+def run_check(check: Check, values: dict[str, Any], ignore: Collection[str] = ()) -> Outcome:
+    """Run one check. A missing fact or ``ignore`` makes it a skip, an exception a crash; none stops the others."""
+    if check.code in ignore:
+        return Outcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
     for need in check.needs:
         value = values[need]
         if isinstance(value, Unavailable) and need not in check.accepts:

@@ -79,6 +79,10 @@ ssh-missing: There is no `ssh` on this machine
 nodes-missing: Not all nodes joined within `--join-timeout`
     Nodes that are started by hand meet before torchrun starts, so that ddplaunch can name the missing ones; torchrun
     alone would wait ten minutes and name nobody. Remedy: start the command on the nodes that the finding names.
+join-secret-differs: A node and the roll call that it found share no secret
+    Nodes prove to each other that they belong to one launch, so that nobody else who reaches the port can start or end
+    it. They share a file of their user's home directory, or a variable that Slurm hands on, without being told; where
+    they do not, a secret is said on every node. Remedy: `--join-secret FILE` or DDPLAUNCH_JOIN_SECRET, alike on all.
 node-rank-twice: Two nodes have the same node rank
     The second one would wait for ever. Remedy: number the nodes from 0 with `--node-rank`, each number once.
 node-rank-missing: Nothing says which node this is
@@ -127,6 +131,12 @@ argument-too-long: An argument is longer than Linux passes to a program
     name of the file.
 stdout-not-writable: stdout cannot be written
     The disk is full or the pipe is closed, so the output is incomplete.
+unknown-placeholder: A word in braces in the script's arguments is no placeholder
+    `{batch}` would reach the script as it stands. Remedy: a placeholder that exists, or doubled braces, `{{batch}}`,
+    for literal ones.
+script-option-unknown: `--batch-option` or one of its like names an option that the script does not have
+    It says which option of the script takes a number, where reading the source found none, several or the wrong one.
+    A number for an option that does not exist would end every rank. Remedy: a name that the script declares.
 placeholder-without-number: A placeholder in the script's arguments has no value
     ddplaunch replaces `{lr}` and the like by numbers of the plan. Remedy: the flag that gives the number, or `{{lr}}`
     for literal braces.
@@ -159,8 +169,22 @@ dataset-smaller-than-world: There are fewer samples than ranks
     DistributedSampler would repeat samples, or leave ranks without any. Remedy: fewer processes.
 lr-given-twice: `--lr` and `--base-lr` are both given
     `--lr` is final, `--base-lr` is scaled to the effective batch: both set one value. Remedy: one of them.
+warmup-given-twice: `--warmup` and `--base-warmup` are both given
+    `--warmup` is final, `--base-warmup` is scaled like the learning rate: both set one value. Remedy: one of them.
 nothing-to-scale: A scaling option has nothing to scale
     It only decides the factor for `--base-lr` and `--base-warmup`. Remedy: add one of these, or leave it out.
+numbers-differ: The ranks do not train with the numbers of the panel
+    At its first optimizer steps each rank notes from inside what it trains with: learning rates, the batch size of its
+    DataLoader or of what goes into its DistributedDataParallel, batches per step, the process group's size. A
+    difference comes from the script's own default or scaling, from an option that stands for another number, or from a
+    checkpoint. What a schedule of the script's own may have changed is not told. Remedy: the fix of the finding;
+    `--ignore numbers-differ` where it is meant so; `--no-observe` leaves the ranks alone.
+no-process-group: Several ranks train, and none has joined a process group
+    Without `torch.distributed.init_process_group` each rank trains a model of its own, as often as if it ran alone, and
+    all say that they are done. Remedy: the script's switch for distributed training, or one process.
+data-not-divided: Each rank trains on all samples
+    The DataLoader of each rank has a sampler that knows nothing of the others, or all have the same rank's. An epoch
+    takes as long as on one process. Remedy: `DistributedSampler(dataset)`, and `set_epoch` before each epoch.
 number-out-of-range: A number is outside its range
     torch counts in signed 64-bit integers, and a learning rate is a positive finite number.
 unknown-lr-scaling: `--lr-scaling` names no rule
@@ -168,6 +192,14 @@ unknown-lr-scaling: `--lr-scaling` names no rule
 """
 
 _RUNS = """
+rank-left-early: A rank ended with status 0 while others still waited for it
+    A collective needs all ranks: those that are left wait for ever, or lose their connection and are blamed for it. The
+    rank that left had fewer batches, or took a `return`, `break` or `sys.exit` that not all take. Remedy: equally many
+    batches (`DistributedSampler` with `drop_last=True`, `with Join([model]):`), or one decision of all ranks when to
+    stop.
+unknown: What the run left behind does not say why it failed
+    The rank that failed printed no exception and no reason, or only ranks that lost another one speak. Remedy: its last
+    lines, which are named with it, and the logs of all nodes together.
 run-not-found: No run of that name is recorded here
     Records are in `.ddplaunch/runs` below the working directory, unless `--run-dir` or DDPLAUNCH_DIR says otherwise.
     Remedy: `ddplaunch ps --all`.
@@ -185,10 +217,39 @@ does-not-end: A process is still there after SIGKILL
 gpu-memory-not-freed: A GPU still counts memory of processes that are gone
     The driver has not released it, or a process in another container shares it. Remedy: `sudo fuser -v /dev/nvidia*`;
     as a last resort, reset the GPU.
+configuration-not-yours: A configuration file of another user is not read
+    It could set variables and import modules in what you run, as a repository's configuration could for git. Root's are
+    read. Remedy: read it, then make it yours.
+run-id-in-use: A live run has this id
+    One id is one run: two would write into one record, and `stop` could not tell them apart. Remedy: another
+    `--run-id`, or none.
+record-not-yours: A record, or the directory that holds it, is not yours
+    Another user could have what ranks print written into your files, through links, and could name the hosts that
+    `stop` connects to. Records belong to their user, and nobody else may read them. Remedy: `--run-dir DIR`, or
+    DDPLAUNCH_DIR for every command.
+record-not-written: What ranks print is not recorded any more
+    The disk or a quota is full, or the record was removed while the run goes on. Nothing waits for it: the last 64 KiB
+    of each stream stay in memory, explain a failure, and are written as soon as there is room. Remedy: make room.
 record-not-removed: A record could not be deleted
     It belongs to another user, or its file system is read-only.
 stacks-unavailable: No rank can show its stack
     py-spy is missing or not permitted, and the run was not started with `--stacks`. Remedy: one of the two.
+"""
+_PHASES = """
+rank-late: The other ranks wait for one rank
+    With `--phases` ranks tell what they do in a step. Every step ends when the last rank is there: the one that works
+    longest hardly waits for communication, and the others do. Remedy: what this rank does longer, which the finding
+    names.
+input-bound: The ranks wait for data
+    With `--phases` ranks tell how long they wait for their DataLoader: a quarter of the time or more. Remedy: as many
+    workers as there are CPUs for each rank; after that, samples that are cheaper to load.
+threads-exceed-cpus: The ranks compute with more threads than there are CPUs
+    Threads that have to wait for a CPU hold up the others of their rank at the end of every operation, so that more
+    threads make it slower. Remedy: OMP_NUM_THREADS of the CPUs divided by the ranks, which ddplaunch sets by itself.
+communication-bound: Communication takes much of the time, and no computation hides it
+    With `--phases` ranks tell how long they wait for each other's gradients after their own: a quarter of the time or
+    more, and no rank is late. Remedy: more computation for each step, by a larger batch or by accumulation without
+    communication in between; faster links.
 """
 
 
@@ -205,9 +266,5 @@ REFUSALS: tuple[Check, ...] = (
     *_entries("gpu", _GPU),
     *_entries("numbers", _NUMBERS),
     *_entries("runs", _RUNS),
+    *_entries("running", _PHASES),
 )
-
-
-def by_code(code: str) -> Check | None:
-    """Return the entry of that code."""
-    return next((each for each in REFUSALS if each.code == code), None)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
-from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.variables import user_variables
-from ddplaunch.launch.environment import gloo_interfaces
+from ddplaunch.checks.check import Findings, checks_in
+from ddplaunch.checks.known_variables import user_variables
+from ddplaunch.checks.variables import nccl_chooses_infiniband
+from ddplaunch.launch.gpus import SHELL
 from ddplaunch.launch.launch import Launch
-from ddplaunch.machine.facts import HostFacts, InfinibandPort, NetworkFacts, PortFact
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.launch.ranks.environment import gloo_interfaces
+from ddplaunch.machine.facts import HostFacts, NetworkFacts, PortFact
+from ddplaunch.values.finding import error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
@@ -30,14 +32,15 @@ class _InterfaceChoice:
 
         https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
         """
-        return [name for name in names if any(self._fits(wanted, name) for wanted in self._wanted())]
+        wanted = tuple(self._wanted())
+        exact = self.library == "gloo" or self.value.startswith("=")
+        return [name for name in names if (name in wanted if exact else name.startswith(wanted))]
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Return the entries that fail: for NCCL all of them if none matches, for gloo each that does not exist."""
-        wanted = self._wanted()
         if self.library == "NCCL":
-            return [] if self.matching(names) else wanted
-        return [each for each in wanted if each not in names]
+            return [] if self.matching(names) else self._wanted()
+        return [each for each in self._wanted() if each not in names]
 
     def _wanted(self) -> list[str]:
         if self.library == "NCCL" and self.value.startswith("^"):
@@ -45,39 +48,31 @@ class _InterfaceChoice:
         bare = self.value.removeprefix("=") if self.library == "NCCL" else self.value
         return [entry.partition(":")[0].strip() for entry in bare.split(",") if entry.strip()]
 
-    def _fits(self, wanted: str, name: str) -> bool:
-        exact = self.library == "gloo" or self.value.startswith("=")
-        return name == wanted if exact else name.startswith(wanted)
-
 
 def _chosen_interfaces(environment: dict[str, str], launch: Launch | None) -> Iterator[_InterfaceChoice]:
     """Yield the interfaces of ``--socket-ifname``, or else of the user's variables, for the library of the launch.
 
     Without a launch, for both libraries.
     """
-    libraries = {"NCCL_SOCKET_IFNAME": "NCCL", "GLOO_SOCKET_IFNAME": "gloo"}
-    if launch:
-        unused = "GLOO_SOCKET_IFNAME" if launch.device.value == "cuda" else "NCCL_SOCKET_IFNAME"
-        del libraries[unused]
-        option = launch.options.socket_ifname
+    libraries = ["gloo", "NCCL"] if launch is None else ["NCCL" if launch.device.value == "cuda" else "gloo"]
+    option = launch.options.socket_ifname if launch else None
+    settings = user_variables(environment, launch)
+    for library in libraries:
+        setting = settings.get(f"{library.upper()}_SOCKET_IFNAME")
         if option is not None:
-            typed = f"--socket-ifname is {option.value}"
-            for library in libraries.values():
-                value = option.value if library == "NCCL" else gloo_interfaces(option.value)
-                if value is not None:
-                    yield _InterfaceChoice(library, value, typed, "leave `--socket-ifname` out", str(option.source))
-            return
-    for setting in user_variables(environment, launch):
-        if setting.name in libraries and setting.value.strip():
+            value = option.value if library == "NCCL" else gloo_interfaces(option.value)
+            if value is not None:
+                typed = f"--socket-ifname is {option.value}"
+                yield _InterfaceChoice(library, value, typed, "leave `--socket-ifname` out", str(option.source))
+        elif setting is not None and setting.value.strip():
             typed = f"{setting.name} is {setting.value}"
-            library = libraries[setting.name]
             yield _InterfaceChoice(library, setting.value, typed, setting.removal, setting.where)
 
 
 _PRIVILEGED_BELOW = 1024  # ip(7): net.ipv4.ip_unprivileged_port_start
 
 
-def port_taken(master_port: PortFact, launch: Launch | None = None) -> Iterator[Finding]:
+def port_taken(master_port: PortFact, launch: Launch | None = None) -> Findings:
     """The requested port is in use.
 
     Rank 0's host listens on it for the rendezvous and the workers' store; torchrun fails with EADDRINUSE, at once or,
@@ -87,15 +82,22 @@ def port_taken(master_port: PortFact, launch: Launch | None = None) -> Iterator[
     if master_port.free or _forbidden(master_port):
         return
     several = launch is not None and launch.topology.nnodes.value > 1
+    exported = _port_exported(launch)
+    leave = "`unset MASTER_PORT`" if exported else "leave `--master-port` out"
     yield error(
         "port-taken",
         f"port {master_port.port} is in use{_holder(master_port)}",
         why="the rendezvous has to listen on it and would fail with EADDRINUSE",
         fix="name another port on every node, for example `--master-port 29511`"
         if several
-        else "leave `--master-port` and MASTER_PORT out, and a free port is found; or end the holder if it is yours",
-        where="--master-port",
+        else f"{leave}, and a free port is found; or end the holder if it is yours",
+        where=f"MASTER_PORT from {SHELL}" if exported else "--master-port",
     )
+
+
+def _port_exported(launch: Launch | None) -> bool:
+    port = launch.topology.master_port if launch else None
+    return port is not None and port.source.kind == "environment"
 
 
 def _holder(port: PortFact) -> str:
@@ -111,7 +113,7 @@ def _forbidden(port: PortFact) -> bool:
     return not port.free and port.holder_pid is None and "ermission denied" in (port.error or "")
 
 
-def port_privileged(master_port: PortFact) -> Iterator[Finding]:
+def port_privileged(master_port: PortFact) -> Findings:
     """The requested port is reserved for root.
 
     Linux lets only privileged processes listen on ports below 1024 (`net.ipv4.ip_unprivileged_port_start`).
@@ -127,9 +129,7 @@ def port_privileged(master_port: PortFact) -> Iterator[Finding]:
         )
 
 
-def interface_missing(
-    network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def interface_missing(network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None) -> Findings:
     """The chosen network interface does not exist on this host.
 
     NCCL takes a comma-separated list of prefixes (`=` makes them exact, `^` excludes) and fails with "no socket
@@ -150,9 +150,7 @@ def interface_missing(
             )
 
 
-def interface_down(
-    network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def interface_down(network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None) -> Findings:
     """The chosen network interface is down.
 
     Connections over it time out. Ranks on this host may still reach each other, but not those on other hosts.
@@ -179,16 +177,15 @@ def _usable_name(network: NetworkFacts) -> str:
     return usable[0].name if usable else "eth0"
 
 
-def infiniband_port_down(
-    network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def infiniband_port_down(network: NetworkFacts, environment: dict[str, str], launch: Launch | None = None) -> Findings:
     """An InfiniBand port is not active.
 
     NCCL spreads its traffic over the active ports, so each inactive one costs bandwidth; if all are down, NCCL uses TCP
     sockets. Usual causes are a pulled cable and a missing subnet manager. Remedy: `ibstat` on the host; or
     `--no-nccl-ib` if the fabric should not be used.
     """
-    if (launch and _infiniband_unused(launch)) or _infiniband_disabled(environment, launch):
+    disabled = user_variables(environment, launch).get("NCCL_IB_DISABLE")
+    if (launch and not nccl_chooses_infiniband(launch)) or (disabled and disabled.on):
         return
     active = [port for port in network.infiniband if port.state == "ACTIVE"]
     links = {port.link_layer for port in active}
@@ -200,26 +197,14 @@ def infiniband_port_down(
         and (not active or (port.link_layer in links and port.link_layer == "InfiniBand"))
     ]
     if down:
+        states = ", ".join(f"{port.device}:{port.port} is {port.state}" for port in down)
         yield warning(
             "infiniband-port-down",
-            f"InfiniBand {_port_states(down)}; {len(active)} of {len(network.infiniband)} ports active",
+            f"InfiniBand {states}; {len(active)} of {len(network.infiniband)} ports active",
             why="NCCL loses that port's share of the bandwidth" if active else "NCCL uses TCP sockets between nodes",
             fix=f"look at the cable and the subnet manager with `ibstat {down[0].device}`"
             + ("" if active else ", or pass `--no-nccl-ib` if the fabric should not be used"),
         )
-
-
-def _port_states(ports: list[InfinibandPort]) -> str:
-    return ", ".join(f"{port.device}:{port.port} is {port.state}" for port in ports)
-
-
-def _infiniband_unused(launch: Launch) -> bool:
-    return launch.device.value == "cpu" or launch.topology.nnodes.value == 1 or launch.options.nccl_ib is not None
-
-
-def _infiniband_disabled(environment: dict[str, str], launch: Launch | None) -> bool:
-    settings = {setting.name: setting.value for setting in user_variables(environment, launch)}
-    return settings.get("NCCL_IB_DISABLE", "0") not in ("", "0")
 
 
 # Launchers that may start several tasks on a host, each of them a node of torchrun: all see their own host's address.
@@ -235,7 +220,7 @@ def _is_loopback(address: str) -> bool:
         return address.lower() in _LOOPBACK_NAMES
 
 
-def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Iterator[Finding]:
+def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Findings:
     """This host cannot resolve its own name.
 
     torchrun advertises `socket.getfqdn()` to the other nodes, and gloo binds the address of the host's own name. On one
@@ -255,7 +240,7 @@ def host_name_unresolvable(host: HostFacts, launch: Launch | None = None) -> Ite
     )
 
 
-def host_name_loopback(host: HostFacts, launch: Launch) -> Iterator[Finding]:
+def host_name_loopback(host: HostFacts, launch: Launch) -> Findings:
     """This host's own name resolves to a loopback address only, and the launch has several nodes.
 
     Debian writes `127.0.1.1 NAME` into /etc/hosts. gloo binds that address, so the other nodes cannot connect. NCCL
@@ -263,9 +248,9 @@ def host_name_loopback(host: HostFacts, launch: Launch) -> Iterator[Finding]:
     Remedy: the host's cluster address in /etc/hosts, or `--socket-ifname`.
     """
     addresses = host.name_addresses
-    if isinstance(addresses, Unavailable) or not addresses or not all(_is_loopback(each) for each in addresses):
+    if isinstance(addresses, Unavailable) or not addresses or not _depends_on_the_name(launch):
         return
-    if not _depends_on_the_name(launch):
+    if not all(_is_loopback(each) for each in addresses):
         return
     yield (error if launch.device.value == "cpu" else warning)(
         "host-name-loopback",
@@ -282,7 +267,7 @@ def _depends_on_the_name(launch: Launch) -> bool:
     return launch.topology.nnodes.value > 1 and not named
 
 
-def master_addr_unroutable(network: NetworkFacts, launch: Launch) -> Iterator[Finding]:
+def master_addr_unroutable(network: NetworkFacts, launch: Launch) -> Findings:
     """The master address cannot be reached from this host.
 
     Every node connects to it. A wrong name, a missing DNS entry or a network without a route from here ends in a
@@ -303,7 +288,7 @@ def master_addr_unroutable(network: NetworkFacts, launch: Launch) -> Iterator[Fi
     )
 
 
-def master_addr_is_loopback_for_several_nodes(launch: Launch) -> Iterator[Finding]:
+def master_addr_is_loopback_for_several_nodes(launch: Launch) -> Findings:
     """The master address is a loopback address, but the launch has several nodes.
 
     127.0.0.1 is a different machine on every host, so every node waits for the others at its own address until the
@@ -323,7 +308,7 @@ def master_addr_is_loopback_for_several_nodes(launch: Launch) -> Iterator[Findin
     )
 
 
-def node_rank_0_not_master(network: NetworkFacts, launch: Launch, host: HostFacts | None = None) -> Iterator[Finding]:
+def node_rank_0_not_master(network: NetworkFacts, launch: Launch, host: HostFacts | None = None) -> Findings:
     """Node rank and master address contradict each other.
 
     The store runs in node 0's torchrun and all nodes connect to the master address, so the address has to be node 0's.
@@ -355,15 +340,4 @@ def node_rank_0_not_master(network: NetworkFacts, launch: Launch, host: HostFact
         )
 
 
-CHECKS: tuple[Check, ...] = (
-    declare("network", port_taken),
-    declare("network", port_privileged),
-    declare("network", interface_missing),
-    declare("network", interface_down),
-    declare("network", infiniband_port_down),
-    declare("network", host_name_unresolvable),
-    declare("network", host_name_loopback),
-    declare("network", master_addr_unroutable),
-    declare("network", master_addr_is_loopback_for_several_nodes),
-    declare("network", node_rank_0_not_master),
-)
+CHECKS = checks_in(globals(), "network")

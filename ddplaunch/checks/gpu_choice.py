@@ -5,16 +5,18 @@ The functions in front of the checks say which GPUs a launch uses, so that all G
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-from ddplaunch.checks.check import Check, declare
-from ddplaunch.launch.gpus import VisibleGpu, VisibleGpus, visible
+from ddplaunch.checks.check import Findings, checks_in
+from ddplaunch.checks.known_variables import Setting, as_ranks_get_it
+from ddplaunch.launch.gpus import SHELL, VisibleGpu, VisibleGpus, visible
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Gpu, NvidiaFacts, NvmlFacts, TorchFacts
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, size_text
 
+_NAME = "CUDA_VISIBLE_DEVICES"
 _DECIDED_BY_US = ("default", "detected", "computed")
 
 
@@ -32,23 +34,23 @@ def cpu_was_chosen(environment: Mapping[str, str], launch: Launch | None) -> boo
 
 def seen_by_ranks(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> VisibleGpus:
     """Return the GPUs that CUDA shows to the ranks; without a CUDA launch, to any program in ``environment``."""
-    values = dict(environment)
+    values: dict[str, str | None] = dict(environment)
     # A launch on the CPU hides all GPUs, so only the user's own variables count there.
     if launch is not None and launch.device.value == "cuda":
-        for variable in launch.environment:
-            values.pop(variable.name, None)
-            if variable.value is not None:
-                values[variable.name] = variable.value
+        values |= {variable.name: variable.value for variable in launch.environment}
     return visible(nvml, values.get("CUDA_VISIBLE_DEVICES"), values.get("CUDA_DEVICE_ORDER"))
 
 
-def used_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> tuple[VisibleGpu, ...]:
-    """Return the GPUs of this launch's ranks on this node; without a launch, all GPUs of the machine."""
+def visible_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> tuple[VisibleGpu, ...]:
+    """Return the GPUs that this launch's ranks see on this node; without a launch, all GPUs of the machine."""
     if launch is None:
         return tuple(VisibleGpu(str(gpu.index), gpu) for gpu in nvml.gpus)
-    if launch.device.value == "cpu":
-        return ()
-    return seen_by_ranks(nvml, environment, launch).entries[: launch.topology.nproc_per_node.value]
+    return () if launch.device.value == "cpu" else seen_by_ranks(nvml, environment, launch).entries
+
+
+def used_gpus(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None) -> tuple[VisibleGpu, ...]:
+    """Return those of ``visible_gpus`` that the launch has ranks for."""
+    return visible_gpus(nvml, environment, launch)[: launch.topology.nproc_per_node.value if launch else None]
 
 
 def present_gpus(nvidia: NvidiaFacts | None, nvml: NvmlFacts | None) -> int:
@@ -73,11 +75,27 @@ def indices(entries: Iterable[VisibleGpu]) -> str:
     return ",".join(str(entry.gpu.index) for entry in entries)
 
 
-def choice(entries: Iterable[VisibleGpu], environment: Mapping[str, str]) -> str:
-    """Return the value of ``--gpus`` for these: indices, or UUIDs if CUDA_VISIBLE_DEVICES makes indices relative."""
-    if "CUDA_VISIBLE_DEVICES" in environment:
-        return ",".join(entry.uuid for entry in entries)
-    return indices(entries)
+def choice(entries: Iterable[VisibleGpu]) -> str:
+    """Return the value of ``--gpus`` for these: nvidia-smi's numbers, of MIG instances the UUIDs."""
+    return ",".join(entry.uuid if entry.mig else str(entry.gpu.index) for entry in entries)
+
+
+def showing(environment: Mapping[str, str], launch: Launch | None) -> Setting:
+    """Return CUDA_VISIBLE_DEVICES as the ranks get it; without a CUDA launch, as ``environment`` has it."""
+    on_gpus = launch if launch is not None and launch.device.value == "cuda" else None
+    return as_ranks_get_it(_NAME, environment, on_gpus) or Setting(_NAME, "", SHELL)
+
+
+def _more(setting: Setting, processes: int = 0) -> str:
+    """Return how to see other GPUs than ``setting`` shows, as a clause for a fix, or how to see ``processes``."""
+    number = f"{processes} GPUs" if processes else "other GPUs"
+    if setting.where == "Slurm":
+        return f"ask Slurm for {processes or 'more'} GPUs: `--gpus-per-node {processes or 'N'}`"
+    if setting.where.startswith("`--gpus"):
+        return f"name {number} with `--gpus`"
+    if setting.where == SHELL:
+        return f"`unset {_NAME}` for all GPUs"
+    return setting.removal
 
 
 _DUPLICATE = " (duplicate)"
@@ -85,7 +103,7 @@ _DUPLICATE = " (duplicate)"
 _SAME_MEMORY_SHARE = 0.05
 
 
-def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Iterator[Finding]:
+def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Findings:
     """More processes than visible GPUs.
 
     Each rank takes the GPU of its LOCAL_RANK. A rank without one fails with "invalid device ordinal"; two ranks on one
@@ -101,12 +119,14 @@ def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mappi
     nodes = launch.topology.nnodes.value
     fewer = f"{gpus}" if nodes == 1 else f"{nodes}x{gpus}"
     hidden = len(nvml.gpus) - gpus
-    more = f" (CUDA_VISIBLE_DEVICES hides {hidden} of {len(nvml.gpus)})" if hidden > 0 else ""
+    setting = showing(environment, launch)
+    more = f" ({setting.typed} from {setting.where} hides {hidden} of {len(nvml.gpus)})" if hidden > 0 else ""
+    enough = f", {_more(setting, processes)}" if len(nvml.gpus) >= processes else ""
     yield error(
         "more-processes-than-gpus",
         f"{count(processes, 'process')} per node, but {count(gpus, 'GPU')} visible{more}",
         why=f"local rank {gpus} would have no GPU of its own; NCCL refuses two ranks on one GPU",
-        fix=f"`ddplaunch run {fewer} …`, or `--device cpu` for all {processes}",
+        fix=f"`ddplaunch run {fewer} …`{enough}, or `--device cpu` for all {processes}",
         where=str(launch.topology.nproc_per_node.source),
     )
 
@@ -117,7 +137,7 @@ def no_gpu_for_cuda(
     nvml: NvmlFacts | Unavailable,
     torch: TorchFacts | None = None,
     nvidia: NvidiaFacts | None = None,
-) -> Iterator[Finding]:
+) -> Findings:
     """The launch asks for CUDA, but no GPU is visible.
 
     NVML lists no GPU, or CUDA_VISIBLE_DEVICES hides them all, so every rank would fail with "No CUDA GPUs are
@@ -135,16 +155,16 @@ def no_gpu_for_cuda(
     if seen.entries or seen.unknown:
         return
     if nvml.gpus:
-        what = f"this launch needs CUDA, but CUDA_VISIBLE_DEVICES hides all {count(len(nvml.gpus), 'GPU')}"
-        fix = "`unset CUDA_VISIBLE_DEVICES`, or add `--device cpu`"
+        setting = showing(environment, launch)
+        hides = f"{setting.name}={setting.value!r} from {setting.where} hides"
+        what = f"this launch needs CUDA, but {hides} all {count(len(nvml.gpus), 'GPU')}"
+        fix = f"{_more(setting)}, or add `--device cpu`"
     else:
         what = "this launch needs CUDA, but this machine has no NVIDIA GPU"
     yield error("no-gpu-for-cuda", what, why=why, fix=fix, where=str(launch.device.source))
 
 
-def visible_devices_unknown(
-    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def visible_devices_unknown(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """CUDA_VISIBLE_DEVICES names a GPU that does not exist.
 
     CUDA reads the list from the left and stops at the first entry that names no device: an index that is too high, a
@@ -158,39 +178,42 @@ def visible_devices_unknown(
     bad = [text for text in seen.unknown if not text.endswith(_DUPLICATE)]
     if not bad:
         return
-    left = ",".join(entry.text for entry in seen.entries)
+    left = choice(seen.entries)
     remaining = f"{count(len(seen.entries), 'GPU')} of {len(nvml.gpus)} would be visible"
     unread = f" and does not read `{','.join(seen.unread)}` behind it" if seen.unread else ""
     existing = f"0 to {len(nvml.gpus) - 1}" if nvml.gpus else "none"
-    narrowed = f", `export CUDA_VISIBLE_DEVICES={left}` to keep what works" if left else ""
+    setting = showing(environment, launch)
+    word = f"export {_NAME}=" if setting.where == SHELL else "--gpus "
+    narrowed = f", `{word}{left}` to keep what works" if left else ""
     yield error(
         "visible-devices-unknown",
         f"CUDA_VISIBLE_DEVICES names `{bad[0]}`, which does not exist (GPUs here: {existing}); {remaining}",
         why=f"CUDA stops at the first entry that names no device{unread}",
-        fix=f"`unset CUDA_VISIBLE_DEVICES` for all GPUs{narrowed}; `nvidia-smi -L` lists names",
-        where="CUDA_VISIBLE_DEVICES",
+        fix=f"{_more(setting)}{narrowed}; `nvidia-smi -L` lists names",
+        where=f"{setting.typed} from {setting.where}",
     )
 
 
-def duplicate_gpu(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+def duplicate_gpu(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """CUDA_VISIBLE_DEVICES names one GPU twice.
 
     CUDA then shows no device at all, whatever else is in the list. Remedy: each GPU once.
     """
     if cpu_was_chosen(environment, launch):
         return
+    setting = showing(environment, launch)
     for text in seen_by_ranks(nvml, environment, launch).unknown:
         if text.endswith(_DUPLICATE):
             yield error(
                 "duplicate-gpu",
                 f"CUDA_VISIBLE_DEVICES names `{text.removesuffix(_DUPLICATE)}` twice",
                 why="CUDA shows no device at all if one is named twice",
-                fix="`unset CUDA_VISIBLE_DEVICES` for all GPUs, or name each GPU once",
-                where="CUDA_VISIBLE_DEVICES",
+                fix=f"{_more(setting)}, or name each GPU once",
+                where=f"{setting.typed} from {setting.where}",
             )
 
 
-def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Iterator[Finding]:
+def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[str, str]) -> Findings:
     """Several processes over MIG instances.
 
     A CUDA process uses only the first visible MIG instance, so all ranks of a launch land on the same one; and NCCL
@@ -214,9 +237,7 @@ def mig_one_per_process(nvml: NvmlFacts, launch: Launch, environment: Mapping[st
     )
 
 
-def gpu_mixed_models(
-    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def gpu_mixed_models(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """The GPUs of the launch differ in model or memory size.
 
     Data-parallel ranks wait for each other at every step: the slowest GPU sets the pace, the smallest memory the
@@ -238,7 +259,7 @@ def gpu_mixed_models(
         "gpu-mixed-models",
         f"the GPUs differ: {models}",
         why="every step waits for the slowest GPU, and the smallest memory limits the batch of all",
-        fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest, environment)} …` for one model only",
+        fix=f"`ddplaunch run {len(largest)} --gpus {choice(largest)} …` for one model only",
         where=tuple(f"GPU {indices(group)}: {_model(group[0].gpu)}" for group in groups),
     )
 
@@ -257,11 +278,4 @@ def _model(gpu: Gpu) -> str:
     return gpu.name if isinstance(memory, Unavailable) else f"{gpu.name} ({size_text(memory)})"
 
 
-CHECKS: tuple[Check, ...] = (
-    declare("gpu", more_processes_than_gpus),
-    declare("gpu", no_gpu_for_cuda, accepts=("nvml",)),
-    declare("gpu", visible_devices_unknown),
-    declare("gpu", duplicate_gpu),
-    declare("gpu", mig_one_per_process),
-    declare("gpu", gpu_mixed_models),
-)
+CHECKS = checks_in(globals(), "gpu")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
-from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.gpu_choice import choice, gpu_word, indices, seen_by_ranks, used_gpus
+from ddplaunch.checks.check import Findings, checks_in
+from ddplaunch.checks.gpu_choice import choice, gpu_word, indices, used_gpus, visible_gpus
 from ddplaunch.launch.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Gpu, GpuProcess, HostFacts, NvmlFacts
-from ddplaunch.values.finding import Finding, error, warning
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.finding import error, warning
+from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.values.words import count, size_text
 
-T = TypeVar("T")
 # From this share of a GPU's memory on, another job is running; below, a notebook or a monitor keeps a CUDA context.
 _SERIOUS_SHARE = 0.1
 _RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or restart the machine"
@@ -22,7 +20,7 @@ _RESET = "with nothing running on them, `sudo nvidia-smi --gpu-reset -i {}`, or 
 
 def gpu_busy(
     nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None, host: HostFacts | None = None
-) -> Iterator[Finding]:
+) -> Findings:
     """Another process holds memory of a GPU that the launch would use.
 
     Two jobs on one GPU run out of memory or halve each other's speed, and a data-parallel job waits for its slowest
@@ -36,11 +34,11 @@ def gpu_busy(
         return
     entries = [entry for entry, _ in busy]
     orphans = {
-        process.pid: process.user for entry in entries for process in _known(entry.gpu.processes, ()) if process.orphan
+        process.pid: process.user for entry in entries for process in known(entry.gpu.processes, ()) if process.orphan
     }
     serious = bool(orphans) or any(_share_held(entry.gpu) >= _SERIOUS_SHARE for entry in entries)
-    pool = used if launch is None else seen_by_ranks(nvml, environment, launch).entries
-    idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in pool)
+    visible = visible_gpus(nvml, environment, launch)
+    idle = sum(not _holders(entry) and entry.gpu.fault is None for entry in visible)
     number = min(idle, launch.topology.nproc_per_node.value) if launch else idle
     fix = f"use idle GPUs with `ddplaunch run {number} --gpus free:{number} …`, or wait"
     if not idle:
@@ -58,9 +56,7 @@ def gpu_busy(
     )
 
 
-def gpu_exclusive_mode(
-    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def gpu_exclusive_mode(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """The compute mode of a GPU keeps processes out.
 
     In mode "prohibited" no CUDA program may use the GPU. In an exclusive mode one process may, and the next one gets
@@ -68,9 +64,7 @@ def gpu_exclusive_mode(
     `sudo nvidia-smi -c DEFAULT`.
     """
     for entry in used_gpus(nvml, environment, launch):
-        mode, processes = entry.gpu.compute_mode, _known(entry.gpu.processes, ())
-        if isinstance(mode, Unavailable):
-            continue
+        mode, processes = known(entry.gpu.compute_mode, "not known"), known(entry.gpu.processes, ())
         if mode == "prohibited":
             what = f"{gpu_word(entry)} is in compute mode prohibited"
         elif mode.startswith("exclusive") and processes:
@@ -100,7 +94,7 @@ def _holders(entry: VisibleGpu) -> str:
     gpu = entry.gpu
     if entry.mig is not None or gpu.mig_enabled is True or gpu.fault is not None:
         return ""
-    if processes := _known(gpu.processes, ()):
+    if processes := known(gpu.processes, ()):
         return "; ".join(_process(process) for process in processes)
     used = gpu.memory_used_bytes
     if isinstance(used, Unavailable) or used < IDLE_MEMORY_BYTES or _share_held(gpu) < IDLE_MEMORY_SHARE:
@@ -126,22 +120,19 @@ def _process(process: GpuProcess) -> str:
     return " ".join(words) + (f" ({', '.join(details)})" if details else "")
 
 
-def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """A GPU does not answer any more.
 
     It fell off the bus (Xid 79) or needs a reset, because of overheating, power or hardware. CUDA opens every visible
     GPU when it starts, so ranks on the other GPUs fail too. Remedy: restart the machine; until then leave the GPU out
     with `--gpus`.
     """
-    if launch is None:
-        visible = used_gpus(nvml, environment, launch)
-    else:
-        visible = seen_by_ranks(nvml, environment, launch).entries if launch.device.value == "cuda" else ()
+    visible = visible_gpus(nvml, environment, launch)
     lost = [entry for entry in visible if entry.gpu.fault is not None]
     well = [entry for entry in visible if entry.gpu.fault is None]
     if not lost:
         return
-    rest = f"; meanwhile `ddplaunch run {len(well)} --gpus {choice(well, environment)} …`" if well else ""
+    rest = f"; meanwhile `ddplaunch run {len(well)} --gpus {choice(well)} …`" if well else ""
     yield error(
         "gpu-lost",
         f"{_listed(lost)} of {len(nvml.gpus)} {'does' if len(lost) == 1 else 'do'} not answer: {lost[0].gpu.fault}",
@@ -151,16 +142,16 @@ def gpu_lost(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | N
     )
 
 
-def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """A GPU had uncorrectable memory errors since its driver was loaded.
 
     The process that hits such an error is ended (Xid 48, 63, 64 or 95). The driver takes the bad memory out of use, but
     a GPU that had one error tends to have another, which would end a long training. Remedy: reset the GPU.
     https://docs.nvidia.com/deploy/gpu-debug-guidelines/
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: _known(gpu.ecc_uncorrected, 0) > 0)
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: known(gpu.ecc_uncorrected, 0) > 0)
     if bad:
-        errors = sum(_known(entry.gpu.ecc_uncorrected, 0) for entry in bad)
+        errors = sum(known(entry.gpu.ecc_uncorrected, 0) for entry in bad)
         yield warning(
             "gpu-ecc-errors",
             f"{_listed(bad)}: {count(errors, 'uncorrectable ECC error')} since the driver was loaded",
@@ -170,9 +161,7 @@ def gpu_ecc_errors(nvml: NvmlFacts, environment: Mapping[str, str], launch: Laun
         )
 
 
-def gpu_remap_pending(
-    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def gpu_remap_pending(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """A GPU waits for a reset to replace bad rows of its memory.
 
     Row remapping replaces a defective row by a spare one, but only when the GPU is reset. Remedy: reset the GPU.
@@ -189,9 +178,7 @@ def gpu_remap_pending(
         )
 
 
-def gpu_remap_failed(
-    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def gpu_remap_failed(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """A GPU could not replace bad rows of its memory.
 
     It has no spare rows left, which is NVIDIA's criterion for replacing the GPU. The next memory error ends the
@@ -209,16 +196,14 @@ def gpu_remap_failed(
         )
 
 
-def gpu_recovery_needed(
-    nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
-) -> Iterator[Finding]:
+def gpu_recovery_needed(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """The driver asks for a recovery action on a GPU.
 
     After an error the driver says how to bring the GPU back: a reset, a restart of the machine, or draining the
     peer-to-peer traffic. Until then, work on the GPU fails or hangs. `nvidia-smi -q` shows it as "GPU Recovery
     Action". Remedy: that action.
     """
-    actions = [(entry, _known(entry.gpu.recovery_action, "none")) for entry in used_gpus(nvml, environment, launch)]
+    actions = [(entry, known(entry.gpu.recovery_action, "none")) for entry in used_gpus(nvml, environment, launch)]
     bad = [(entry, action) for entry, action in actions if action != "none"]
     if bad:
         gpus = [entry for entry, _ in bad]
@@ -232,13 +217,13 @@ def gpu_recovery_needed(
         )
 
 
-def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+def gpu_throttled(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None) -> Findings:
     """Heat or the power supply slows a GPU down.
 
     The hardware lowers the clocks to protect itself. Every rank waits for the slowest, so one hot GPU slows the whole
     job. Idle GPUs and GPUs at their power limit are healthy and not reported. Remedy: cooling or power.
     """
-    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(_known(gpu.throttle_reasons, ())))
+    bad = _with(used_gpus(nvml, environment, launch), lambda gpu: bool(known(gpu.throttle_reasons, ())))
     if bad:
         yield warning(
             "gpu-throttled",
@@ -257,22 +242,9 @@ def _listed(entries: Sequence[VisibleGpu]) -> str:
     return f"{'GPU' if len(entries) == 1 else 'GPUs'} {', '.join(str(entry.gpu.index) for entry in entries)}"
 
 
-def _known(value: T | Unavailable, otherwise: T) -> T:
-    return otherwise if isinstance(value, Unavailable) else value
-
-
 def _throttle(gpu: Gpu) -> str:
     heat = "" if isinstance(gpu.temperature_c, Unavailable) else f" at {gpu.temperature_c} °C"
-    return ", ".join(_known(gpu.throttle_reasons, ())) + heat
+    return ", ".join(known(gpu.throttle_reasons, ())) + heat
 
 
-CHECKS: tuple[Check, ...] = (
-    declare("gpu", gpu_busy),
-    declare("gpu", gpu_exclusive_mode),
-    declare("gpu", gpu_lost),
-    declare("gpu", gpu_ecc_errors),
-    declare("gpu", gpu_remap_pending),
-    declare("gpu", gpu_remap_failed),
-    declare("gpu", gpu_recovery_needed),
-    declare("gpu", gpu_throttled),
-)
+CHECKS = checks_in(globals(), "gpu")

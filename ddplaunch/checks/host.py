@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 from shlex import quote
 
-from ddplaunch.checks.check import Check, declare
-from ddplaunch.checks.variables import user_variables
+from ddplaunch.checks.check import Findings, checks_in
+from ddplaunch.checks.gpu_choice import used_gpus
+from ddplaunch.checks.known_variables import user_variables
+from ddplaunch.checks.variables import active_ports
 from ddplaunch.launch.launch import Launch
-from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, NetworkFacts, PythonFacts, ShmFacts
-from ddplaunch.script.declared import given
-from ddplaunch.script.report import DeclaredAt, DeclaredOption
-from ddplaunch.values.finding import Finding, error, warning
-from ddplaunch.values.words import count, size_text
+from ddplaunch.launch.ranks.placement import said_workers
+from ddplaunch.machine.facts import (
+    CpuFacts,
+    CpuLayout,
+    HostFacts,
+    LimitFacts,
+    MemoryFacts,
+    NetworkFacts,
+    NvmlFacts,
+    PythonFacts,
+    ShmFacts,
+)
+from ddplaunch.values.finding import error, warning
+from ddplaunch.values.words import count, numbers_of, numbers_text, size_text
 
 MIB = 1024**2
 GIB = 1024**3
 
-# The names in PyTorch's and timm's examples, Lightning and Hugging Face TrainingArguments.
-_WORKER_OPTION = DeclaredOption(
-    ("--num-workers", "--num_workers", "--workers", "--dataloader_num_workers", "--dataloader-num-workers"),
-    DeclaredAt("", 0),
-)
-
 
 def workers_per_process(launch: Launch | None) -> int | None:
     """Return the DataLoader workers per rank from ``--workers`` or the script's arguments; None if neither has them."""
-    if launch is None:
-        return None
-    if launch.options.workers is not None:
-        return launch.options.workers.value
-    values = given(launch.target.args, _WORKER_OPTION) if launch.target else ()
-    return int(values[-1]) if values and values[-1].isascii() and values[-1].isdigit() else None
+    return None if launch is None else said_workers(launch.options, launch.target)
 
 
-def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
+def torchrun_of_another_python(python: PythonFacts) -> Findings:
     """The first torchrun on PATH belongs to another Python than ddplaunch.
 
     ddplaunch runs torchrun in its own interpreter, so its launches are not affected. A `torchrun` typed in the same
@@ -43,11 +42,7 @@ def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
     Remedy: activate one environment, or `python -m torch.distributed.run`.
     """
     other = python.torchrun_python
-    if (
-        other is None
-        or not other.startswith("/")
-        or _interpreter_folder(other) == _interpreter_folder(python.executable)
-    ):
+    if other is None or not other.startswith("/") or _folder(other) == _folder(python.executable):
         return
     yield warning(
         "torchrun-of-another-python",
@@ -59,7 +54,7 @@ def torchrun_of_another_python(python: PythonFacts) -> Iterator[Finding]:
     )
 
 
-def _interpreter_folder(executable: str) -> str:
+def _folder(executable: str) -> str:
     """Return the directory of an interpreter, with /usr/bin for /bin, which links to it on current distributions."""
     folder = str(PurePosixPath(executable).parent)
     return "/usr/bin" if folder == "/bin" else folder
@@ -71,7 +66,7 @@ _SHM_ENOUGH_BYTES = GIB
 _SHM_NEARLY_FULL_BYTES = 256 * MIB
 
 
-def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | None = None) -> Iterator[Finding]:
+def shm_too_small(shm: ShmFacts, environment: dict[str, str], launch: Launch | None = None) -> Findings:
     """/dev/shm is too small for NCCL or DataLoader workers.
 
     Docker makes it 64 MiB. NCCL ranks on one host exchange data through it if GPUs cannot reach each other directly,
@@ -101,17 +96,16 @@ def _needed_by(environment: dict[str, str], launch: Launch | None) -> str | None
     if launch is None:
         return None
     users = []
-    settings = {setting.name: setting.value for setting in user_variables(environment, launch)}
+    disabled = user_variables(environment, launch).get("NCCL_SHM_DISABLE")
     processes = launch.topology.nproc_per_node.value
-    allowed = settings.get("NCCL_SHM_DISABLE", "0") in ("", "0")
-    if launch.device.value == "cuda" and processes > 1 and allowed:
+    if launch.device.value == "cuda" and processes > 1 and not (disabled and disabled.on):
         users.append(f"{processes} NCCL ranks")
     if workers := workers_per_process(launch):
         users.append(f"{processes * workers} DataLoader workers")
     return " and ".join(users) or None
 
 
-def shm_nearly_full(shm: ShmFacts) -> Iterator[Finding]:
+def shm_nearly_full(shm: ShmFacts) -> Findings:
     """/dev/shm is large enough but nearly full.
 
     Files of killed processes stay in it until somebody removes them or the machine restarts. NCCL and DataLoader
@@ -137,7 +131,7 @@ _USUAL_OPEN_FILES = 1024  # the default of Linux
 _FILES = 65535  # the limit that fixes ask for
 
 
-def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator[Finding]:
+def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Findings:
     """The limit on open files is lower than a rank needs.
 
     Each DataLoader worker shares its tensors by file descriptors, and each rank holds sockets to the others; at the
@@ -168,7 +162,7 @@ def open_files_low(limits: LimitFacts, launch: Launch | None = None) -> Iterator
     )
 
 
-def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None = None) -> Iterator[Finding]:
+def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None = None) -> Findings:
     """The limit on locked memory is low on a host with InfiniBand.
 
     RDMA needs its buffers locked in memory. At the limit, registering them fails with "Cannot allocate memory" in
@@ -176,15 +170,14 @@ def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html
     Remedy: `docker run --ulimit memlock=-1`, or /etc/security/limits.conf.
     """
-    active = [f"{port.device}:{port.port}" for port in network.infiniband if port.state == "ACTIVE"]
+    active = active_ports(network)
     if limits.memlock_bytes is None or not active:
         return
     if launch and (launch.device.value == "cpu" or launch.topology.nnodes.value == 1):
         return
     yield warning(
         "memlock-low",
-        f"`ulimit -l` is {size_text(limits.memlock_bytes)}, and {', '.join(active)} "
-        f"{'is' if len(active) == 1 else 'are'} active",
+        f"`ulimit -l` is {size_text(limits.memlock_bytes)}, and {active}",
         why="NCCL locks its RDMA buffers in memory and fails with `Cannot allocate memory` at the limit",
         fix="`docker run --ulimit memlock=-1`; on a host, `* - memlock unlimited` in /etc/security/limits.conf, "
         "and `LimitMEMLOCK=infinity` in slurmd's unit",
@@ -194,14 +187,12 @@ def memlock_low(limits: LimitFacts, network: NetworkFacts, launch: Launch | None
 # Host memory of one rank before it loads a model or data. CPU: 8 ranks with torch 2.13.0+cpu had 1226 MB of PSS
 # together. CUDA: a context and the libraries that it maps add most of a GiB; a rule of thumb, not a measurement.
 _RANK_BYTES = {"cpu": 160 * MIB, "cuda": GIB}
-_WORKERS_PER_CPU = (
-    2  # DataLoader workers wait for disks part of the time; more than two per CPU only slow each other down
-)
+_WORKERS_PER_CPU = 2  # DataLoader workers wait for disks part of the time; more of them only slow each other down
 _RUNTIME_THREADS = 24  # per rank: autograd, watchdog, NCCL proxies, CUDA, pin-memory; a rule of thumb
 _WORKER_THREADS = 2  # a DataLoader worker computes in one thread and feeds its queue in another
 
 
-def cpus_short(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
+def cpus_short(cpu: CpuFacts, launch: Launch) -> Findings:
     """There are fewer CPUs than the processes of this launch need.
 
     Each rank keeps one CPU busy launching kernels; a rank that waits for a CPU stalls all others at the next
@@ -210,6 +201,7 @@ def cpus_short(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
     """
     processes = launch.topology.nproc_per_node.value
     workers = workers_per_process(launch) or 0
+    room = _room(cpu, launch)
     if cpu.usable < processes:
         if cpu.quota_cpus is not None and cpu.quota_cpus < processes:
             return  # container-cpu-quota reports it
@@ -220,6 +212,14 @@ def cpus_short(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
             why="a rank that waits for a CPU makes all others wait at the next collective",
             fix=f"run {count(cpu.usable, 'process')}, or ask for more CPUs: `--cpus-per-task` in Slurm; "
             "`taskset -pc $$` shows the affinity",
+        )
+    elif room < cpu.usable // processes and workers > _WORKERS_PER_CPU * room:
+        yield warning(
+            "cpus-short",
+            f"{count(workers, 'DataLoader worker')} of a rank on the {count(room, 'CPU')} that it is bound to",
+            why="workers that wait for a CPU make data loading slower, not faster",
+            fix=f"give each process {count(room, 'worker')}, or let the kernel place them: `--placement none`",
+            where=str(launch.placement.source),
         )
     elif processes * workers > _WORKERS_PER_CPU * cpu.usable:
         fewer = max(1, cpu.usable // processes)
@@ -232,7 +232,84 @@ def cpus_short(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
         )
 
 
-def container_cpu_quota(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
+def _room(cpu: CpuFacts, launch: Launch) -> int:
+    """Return how many CPUs the rank that has fewest is bound to, divided by those that share them; all if unbound."""
+    bound = launch.placement.cpus
+    return min((len(numbers_of(cpus)) // bound.count(cpus) for cpus in bound), default=cpu.usable)
+
+
+#: Variables by which OpenMP binds threads, and the values that bind none.
+_BINDING = {
+    "OMP_PROC_BIND": ("", "false"),
+    "OMP_PLACES": ("",),
+    "GOMP_CPU_AFFINITY": ("",),
+    "KMP_AFFINITY": ("", "none", "disabled"),
+}
+
+
+def ranks_share_cores(cpu_layout: CpuLayout, cpu: CpuFacts, environment: dict[str, str], launch: Launch) -> Findings:
+    """Ranks that compute on the CPU share physical cores, or OpenMP binds the threads of all ranks to the same CPUs.
+
+    OMP_PROC_BIND and KMP_AFFINITY put the first thread of a process on its first CPU, the second on the next: where
+    ranks have the same CPUs, the first of them compute for all ranks, and the others for none. Two hyper-threads of a
+    core share its units for computing, so that ranks on both wait for each other. Remedy: CPUs of its own for each
+    rank (`--placement cores`), or no such variable; at most as many ranks as there are cores.
+    """
+    processes, cores = launch.topology.nproc_per_node.value, len(cpu_layout.cores)
+    if processes == 1 or launch.placement.apart:
+        return
+    settings = user_variables(environment, launch)
+    for name, off in _BINDING.items():
+        setting = settings.get(name)
+        if setting and setting.value.lower() not in off:
+            yield warning(
+                "ranks-share-cores",
+                f"{setting.typed} binds the threads of {count(processes, 'rank')} to the same CPUs",
+                why="OpenMP counts from the first CPU that a process may use, and the ranks may use the same ones",
+                fix=f"{setting.removal}; `--placement cores` gives each rank CPUs of its own",
+                where=setting.where,
+            )
+            return
+    if launch.device.value == "cpu" and cores < processes <= cpu.usable:
+        yield warning(
+            "ranks-share-cores",
+            f"{count(processes, 'rank')} compute on {count(cores, 'physical core')} with {cpu.usable} hyper-threads",
+            why="hyper-threads of a core share its units for computing, so that ranks wait for each other there",
+            fix=f"run {count(cores, 'process')}, or ask for more cores: `--threads-per-core=1` in Slurm",
+        )
+
+
+def gpu_across_socket(cpu_layout: CpuLayout, nvml: NvmlFacts, environment: dict[str, str], launch: Launch) -> Findings:
+    """A rank's GPU is on a NUMA node of which the launch may use no CPU.
+
+    What the rank copies to its GPU then crosses the link between the sockets, and so does every command to it. It
+    happens where a scheduler or `docker run --cpuset-cpus` gives CPUs of one socket and GPUs of the other. Remedy: CPUs
+    of the GPU's node, as `nvidia-smi topo -m` shows them.
+    """
+    if launch.device.value == "cpu" or not cpu_layout.gpu_nodes:
+        return
+    usable = {node.index for node in cpu_layout.nodes if node.cores}
+    gpus = used_gpus(nvml, environment, launch)
+    far = [each for each in gpus if cpu_layout.gpu_nodes.get(each.gpu.pci_bus_id, next(iter(usable))) not in usable]
+    if not far:
+        return
+    homes = sorted({cpu_layout.gpu_nodes[each.gpu.pci_bus_id] for each in far})
+    slurm = "SLURM_JOB_ID" in environment
+    named = numbers_text(each.gpu.index for each in far)
+    which = f"GPU {named} is" if len(far) == 1 else f"GPUs {named} are"
+    yield warning(
+        "gpu-across-socket",
+        f"{which} on NUMA node {numbers_text(homes)}, and the usable CPUs "
+        f"({numbers_text(cpu_layout.cpus)}) are on node {numbers_text(sorted(usable))}",
+        why="what these ranks copy to their GPUs crosses the link between the sockets",
+        fix="`sbatch --gres-flags=enforce-binding` gives CPUs near the GPUs"
+        if slurm
+        else "give the launch CPUs of that node as well (`docker run --cpuset-cpus`, `taskset`), or take GPUs of "
+        f"node {numbers_text(sorted(usable))}; `nvidia-smi topo -m` shows both",
+    )
+
+
+def container_cpu_quota(cpu: CpuFacts, launch: Launch) -> Findings:
     """The container's CPU quota is smaller than the number of processes.
 
     A quota does not hide CPUs: Python, OpenMP and DataLoader still see all of them and start as many threads, and once
@@ -251,7 +328,7 @@ def container_cpu_quota(cpu: CpuFacts, launch: Launch) -> Iterator[Finding]:
     )
 
 
-def memory_short(memory: MemoryFacts, launch: Launch) -> Iterator[Finding]:
+def memory_short(memory: MemoryFacts, launch: Launch) -> Findings:
     """The processes need more memory than is available, even before they load a model.
 
     A rank that imports torch holds about 160 MiB on the CPU and about 1 GiB with a CUDA context. At the limit of a
@@ -272,9 +349,7 @@ def memory_short(memory: MemoryFacts, launch: Launch) -> Iterator[Finding]:
     )
 
 
-def processes_low(
-    limits: LimitFacts, cpu: CpuFacts, launch: Launch, host: HostFacts | None = None
-) -> Iterator[Finding]:
+def processes_low(limits: LimitFacts, cpu: CpuFacts, launch: Launch, host: HostFacts | None = None) -> Findings:
     """The launch starts more threads than the limit on processes and threads allows.
 
     `ulimit -u` counts every thread of the user on the host, a cgroup's pids.max every thread in the container. At the
@@ -299,14 +374,4 @@ def processes_low(
             return
 
 
-CHECKS: tuple[Check, ...] = (
-    declare("python_env", torchrun_of_another_python),
-    declare("host", shm_too_small),
-    declare("host", shm_nearly_full),
-    declare("host", open_files_low),
-    declare("host", memlock_low),
-    declare("host", cpus_short),
-    declare("host", container_cpu_quota),
-    declare("host", memory_short),
-    declare("host", processes_low),
-)
+CHECKS = checks_in(globals(), "host", python_env=(torchrun_of_another_python,))

@@ -1,7 +1,11 @@
-"""The environment variables that torch, gloo and NCCL read, and the names that they no longer read."""
+"""Environment variables: who set one, the names that torch, gloo and NCCL read, and those that they no longer read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
+from ddplaunch.launch.gpus import SHELL, said_by, set_by
+from ddplaunch.launch.launch import Launch
 from ddplaunch.values.frozen import dataclass
 
 # Read by NCCL 2.8 to 2.29: the names in its documentation, in NCCL_PARAM and in getenv calls of its releases.
@@ -98,27 +102,19 @@ PREFIXES = ("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_GLOO_", "TORCH_DIST", "T
 GENERAL_PREFIXES = ("CUDA_", "OMP_", "MKL_NUM_", "PYTORCH_", "MASTER_", "NODE_")
 
 
-@dataclass(frozen=True)
-class Renamed:
-    """A variable with a new name. ``since`` is the first torch release, (major, minor), that reads the new one."""
-
-    old: str
-    new: str
-    since: tuple[int, int]
-
-
+# Old names, the new one of each, and the first torch release, (major, minor), that reads the new one.
 # ProcessGroupNCCL.hpp, FlightRecorder.hpp and c10/core/AllocatorConfig.h list the old names as fallbacks.
-RENAMED = (
-    Renamed("NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT", (2, 2)),
-    Renamed("NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ASYNC_ERROR_HANDLING", (2, 2)),
-    Renamed("NCCL_DESYNC_DEBUG", "TORCH_NCCL_DESYNC_DEBUG", (2, 2)),
-    Renamed("NCCL_ENABLE_TIMING", "TORCH_NCCL_ENABLE_TIMING", (2, 2)),
-    Renamed("NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", (2, 2)),
-    Renamed("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE", (2, 9)),
-    Renamed("TORCH_NCCL_TRACE_CPP_STACK", "TORCH_FR_CPP_STACK", (2, 9)),
-    Renamed("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", (2, 9)),
-    Renamed("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", (2, 9)),
-)
+RENAMED: dict[str, tuple[str, tuple[int, int]]] = {
+    "NCCL_BLOCKING_WAIT": ("TORCH_NCCL_BLOCKING_WAIT", (2, 2)),
+    "NCCL_ASYNC_ERROR_HANDLING": ("TORCH_NCCL_ASYNC_ERROR_HANDLING", (2, 2)),
+    "NCCL_DESYNC_DEBUG": ("TORCH_NCCL_DESYNC_DEBUG", (2, 2)),
+    "NCCL_ENABLE_TIMING": ("TORCH_NCCL_ENABLE_TIMING", (2, 2)),
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", (2, 2)),
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE", (2, 9)),
+    "TORCH_NCCL_TRACE_CPP_STACK": ("TORCH_FR_CPP_STACK", (2, 9)),
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", (2, 9)),
+    "PYTORCH_CUDA_ALLOC_CONF": ("PYTORCH_ALLOC_CONF", (2, 9)),
+}
 
 _TIMEOUT_FIX = "pass `timeout=datetime.timedelta(minutes=30)` to `init_process_group` in the script"
 
@@ -133,3 +129,53 @@ INEFFECTIVE: dict[str, tuple[str, str]] = {
     "NCCL_IB_CUDA_SUPPORT": ("NCCL removed it in 2.4", "use `NCCL_NET_GDR_LEVEL` instead"),
     "NCCL_RINGS": ("NCCL removed it in 2.5", "describe rings in a file named by `NCCL_GRAPH_FILE` instead"),
 }
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One variable as the user set it. ``where`` says who did, as "--env"."""
+
+    name: str
+    value: str
+    where: str
+
+    @property
+    def typed(self) -> str:
+        """``NAME=value`` as one would type it."""
+        return f"{self.name}={self.value}"
+
+    @property
+    def on(self) -> bool:
+        """Whether it switches something on: set, and not to 0."""
+        return self.value not in ("", "0")
+
+    @property
+    def removal(self) -> str:
+        """How to unset it, as a clause for a fix."""
+        if self.where == SHELL:
+            return f"`unset {self.name}`"
+        return f"drop `{self.typed}` from {self.where}"
+
+
+def user_variables(environment: Mapping[str, str], launch: Launch | None) -> dict[str, Setting]:
+    """Return the variables of the environment by name, with those of ``--env``, ``--env-file`` or a profile on top."""
+    settings = {name: Setting(name, value, SHELL) for name, value in environment.items()}
+    return settings | {setting.name: setting for setting in (_from_launch(launch) if launch else ())}
+
+
+def _from_launch(launch: Launch) -> Iterator[Setting]:
+    """Yield the user's own pairs; those of ``--env-file`` are only in the plan, with the file as their source."""
+    for variable in launch.environment:
+        if variable.value is not None and variable.reason == "yours":
+            yield Setting(variable.name, variable.value, variable.source.detail or str(variable.source))
+    for pair in launch.options.env:
+        name, value = pair.value
+        yield Setting(name, value, pair.source.detail or "--env")
+
+
+def as_ranks_get_it(name: str, environment: Mapping[str, str], launch: Launch | None) -> Setting | None:
+    """Return a variable as the ranks get it, ``where`` saying who set it; None where nobody has."""
+    for variable in launch.environment if launch else ():
+        if variable.name == name and variable.value is not None and variable.source.kind != "environment":
+            return Setting(name, variable.value, said_by(variable.source))
+    return Setting(name, environment[name], set_by(name, environment)) if name in environment else None

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import PurePath
 
-from ddplaunch.checks.check import Check, declare
-from ddplaunch.launch.launch import Launch, Target
-from ddplaunch.script.declared import given
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.checks.check import Check, checks_in
+from ddplaunch.launch.launch import Launch, Missing, Target
+from ddplaunch.script.declared import given, is_same_value
+from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.words import count, in_one, listed
 
 _LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
 _LAUNCHER_MODULES = (
@@ -52,11 +54,19 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
         return
     # A script that also reads torchrun's variables may spawn only if they are absent.
     aware = any(name in script.reads_env for name in ("LOCAL_RANK", "RANK", "TORCHELASTIC_RUN_ID"))
-    yield (warning if aware else error)(
+    if script.spawns_alone:
+        why = f"only the processes that it starts itself share a process group; each of the {processes} copies would "
+        why += "train alone, or start as many again on the same GPUs"
+    else:
+        why = (
+            f"if each copy starts one process per rank, up to {processes} x {processes} processes share the same GPUs "
+        )
+        why += "and port"
+    unsure = script.spawns_unsure or (aware and not script.spawns_alone)
+    yield (warning if unsure else error)(
         "script-spawns-processes",
         f"{script.path} starts its own processes, and {processes} copies of it would run",
-        why=f"if each copy starts one process per rank, up to {processes} x {processes} processes share the same GPUs "
-        "and port",
+        why=why,
         fix=f"run it without a launcher, `python {shlex.quote(script.path)}`; or replace the spawn by a call of its "
         'function with `int(os.environ["LOCAL_RANK"])`',
         where=str(script.spawns),
@@ -76,15 +86,103 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
     spellings = [flag for option in script.options for flag in option.flags if flag in _LOCAL_RANK_FLAGS]
     flag = spellings[0] if spellings else _LOCAL_RANK_FLAGS[0]
     target = launch.target
-    arguments = shlex.join(["python", script.path, *(target.args if target else ())])
-    command = shlex.quote(f'exec {arguments} {flag} "$LOCAL_RANK"')
     yield error(
         "script-demands-local-rank",
         f"{script.path} requires `{flag}`, which torchrun does not pass",
         why="torchrun sets LOCAL_RANK in the environment instead, and argparse ends the script with a usage error",
         fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))` and without `required=True`; or let a '
-        f"shell pass it: `-- sh -c {command}`",
+        f"shell pass it: {_shell_passes(script.path, flag, target)}",
         where=str(script.demands_local_rank),
+    )
+
+
+def _shell_passes(path: str, flag: str, target: Target | None) -> str:
+    """Return the words behind ``--`` by which a shell passes each rank its own local rank, and no other."""
+    words = iter(target.args if target else ())
+    left: list[str] = []
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name != flag:
+            left.append(word)
+        elif not equals:
+            next(words, None)  # its value
+    command = f'exec {shlex.join(["python", path, *left])} {flag} "$LOCAL_RANK"'
+    return f"`-- sh -c {shlex.quote(command)}`"
+
+
+_OF_RANKS = re.compile(r"(?i)gpu|rank|distributed|ddp|per[ -]node")
+_OF_NODES = re.compile(r"(?i)\b(?:nodes|machines|hosts)\b")
+
+
+def launch_contradicted(launch: Launch, script: ScriptReport | None = None) -> Iterator[Finding]:
+    """An argument of the script names another launch than this one.
+
+    A world size that is too large makes all ranks wait for ones that nobody starts, one that is too small leaves ranks
+    out, and with one local rank for all of them every rank takes the same GPU. Remedy: a placeholder,
+    `--world-size {world_size}`, or no such argument, since torchrun sets WORLD_SIZE and LOCAL_RANK.
+    """
+    topology, target = launch.topology, launch.target
+    if target is None or (script is not None and script.spawns) or topology.min_nodes != topology.nnodes.value:
+        return
+    for option, name in _sizes_said(target, script):
+        value = (given(target.args, option, script.options if script else ()) or ("",))[-1]
+        if not (value.isascii() and value.isdecimal()):
+            continue
+        typed, where = f"{option.flags[0]} {value}", str(option.at) if option.at.line else "--"
+        if name == "local_rank":
+            if topology.nproc_per_node.value > 1:
+                yield _one_local_rank(typed, option, script, target)
+            continue
+        actual = topology.world_size if name == "world_size" else topology.nproc_per_node.value
+        if int(value) in (0, actual):
+            continue
+        of_ranks = name == "world_size"
+        sure = option.at.line and not _reads(script, "WORLD_SIZE" if of_ranks else "LOCAL_WORLD_SIZE")
+        other = f"; or launch so many: `ddplaunch run {value} -- …`" if topology.nnodes.value == 1 else ""
+        yield (error if sure else warning)(
+            "launch-contradicted",
+            f"`{typed}` behind `--`, but this launch has {count(actual, 'rank')}{'' if of_ranks else ' on each node'}",
+            why="the ranks would wait for others that nobody starts" if int(value) > actual else "ranks are left out",
+            fix=f"`{option.flags[0]} {{{name}}}`, which follows the launch{other}",
+            where=where,
+        )
+
+
+def _reads(script: ScriptReport | None, name: str) -> bool:
+    """Return whether the script looks a variable up, which may win over its option."""
+    return script is not None and name in script.reads_env
+
+
+def _sizes_said(target: Target, script: ScriptReport | None) -> Iterator[tuple[DeclaredOption, str]]:
+    """Yield the options that say the size of a launch or a place in it, with the number of the launch that it is."""
+    names = {"world-size": "world_size", "nproc-per-node": "nproc", "nproc": "nproc", "local-rank": "local_rank"}
+    declared = script.options if script is not None else ()
+    for option in declared:
+        spelled = {flag.lstrip("-").replace("_", "-") for flag in option.flags}
+        name = next((names[each] for each in spelled if each in names), "")
+        of_nodes = name == "world_size" and _OF_NODES.search(option.help)  # of a script for one process per node
+        of_data = spelled == {"nproc"} and not _OF_RANKS.search(option.help)
+        if name and option.takes_value and not of_nodes and not of_data:
+            yield option, name
+    if script is not None and script.complete:
+        return
+    known = {flag for option in declared for flag in option.flags}
+    for word in dict.fromkeys(each.partition("=")[0] for each in target.args):
+        name = names.get(word.lstrip("-").replace("_", "-"), "")
+        if word.startswith("--") and word != "--nproc" and name and word not in known:
+            yield DeclaredOption((word,), DeclaredAt("", 0)), name
+
+
+def _one_local_rank(typed: str, option: DeclaredOption, script: ScriptReport | None, target: Target) -> Finding:
+    reads = _reads(script, "LOCAL_RANK")
+    shell = "" if script is None or target.kind != "script" else _shell_passes(script.path, option.flags[0], target)
+    left_out = f"leave `{typed}` out: torchrun sets LOCAL_RANK for each rank"
+    return (error if option.at.line and not reads else warning)(
+        "launch-contradicted",
+        f"`{typed}` behind `--` is the same for all ranks of this node",
+        why="each rank takes the GPU of its local rank, and all of them would take one",
+        fix=left_out if reads or not shell else f"let a shell pass it: {shell}",
+        where=str(option.at) if option.at.line else "--",
     )
 
 
@@ -95,7 +193,7 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
     part of the source cannot be read. Remedy: `torch.distributed.init_process_group()` and DistributedDataParallel, or
     one process.
     """
-    if launch.topology.world_size == 1 or not script.complete or script.syntax_error is not None:
+    if launch.topology.world_size == 1 or not script.complete or script.hidden or script.syntax_error is not None:
         return
     if script.framework is not None or script.initialises is not None or script.spawns is not None:
         return
@@ -109,6 +207,35 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
     )
 
 
+def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
+    """An option of the script keeps it from setting up a process group.
+
+    Some scripts only call `init_process_group` if a switch such as `--distributed` was passed, or if an option has
+    another value than its default. Without it each rank trains a model of its own on all of the data. Remedy: pass it
+    behind `--`.
+    """
+    world = launch.topology.world_size
+    if script.switched_off is None or world == 1:
+        return
+    args = launch.target.args if launch.target else ()
+    passed = {flag for each in script.options if given(args, each, script.options) for flag in each.flags}
+    switches = [flag for flag in script.switches if flag not in passed] or script.switches
+    fix = f"pass what turns it on behind `--`: {listed([f'`{flag}`' for flag in switches], last=' or ')}"
+    if len(switches) == 1:
+        fix = f"pass `{switches[0]}` behind `--` as the script wants it for several processes"
+    own = next((flag for flag in switches if flag in _LOCAL_RANK_FLAGS), "")  # one literal value is that of all ranks
+    if own and launch.target is not None and launch.target.kind == "script":
+        fix = f"let a shell pass each rank its own: {_shell_passes(script.path, own, launch.target)}"
+    yield warning(
+        "distributed-switch-off",
+        f"{script.switched_off} sets up the process group, but not with these values of "
+        + listed([f"`{flag}`" for flag in script.switches]),
+        why=f"each of the {world} ranks would train a model of its own on all of the data",
+        fix=fix,
+        where=str(script.switched_off),
+    )
+
+
 def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
     """One of the script's numbers is passed twice with different values.
 
@@ -119,7 +246,7 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
         if option.meaning is None or not option.takes_value or launch.target is None:
             continue
         values = given(launch.target.args, option, script.options)
-        if len({_number(value) for value in values}) > 1:
+        if not all(is_same_value(values[0], value) for value in values):
             yield error(
                 "option-given-twice",
                 f"`{option.flags[0]}` is given {len(values)} times, with {' and '.join(dict.fromkeys(values))}",
@@ -127,14 +254,6 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
                 fix=f"keep one of them behind `--`: `{option.flags[0]} {shlex.quote(values[-1])}`",
                 where=str(option.at),
             )
-
-
-def _number(value: str) -> float | str:
-    """Return ``value`` for comparison: 0.001 and 1e-3 are equal."""
-    try:
-        return float(value)
-    except ValueError:
-        return value
 
 
 def script_is_launcher(launch: Launch) -> Iterator[Finding]:
@@ -186,15 +305,25 @@ def dataset_smaller_than_batch(launch: Launch) -> Iterator[Finding]:
         return
     world = launch.topology.world_size
     fits = samples // world
+    if not _reaches(launch, "batch_size"):
+        fix = f"a batch of at most {fits} per process, in the script itself" if fits else f"at most {samples} processes"
+    elif fits:
+        accum = " --accum 1" if numbers.accum is not None and _reaches(launch, "accum") else ""
+        fix = f"`--batch-size {fits}{accum}` makes one step of {fits * world} samples on {world} ranks"
+    else:
+        fix = f"run at most {samples} processes with `--batch-size 1`"
     yield warning(
         "dataset-smaller-than-batch",
         f"the dataset has {samples} samples, one effective batch {batch}",
         why="with `drop_last=True` an epoch has no step; otherwise samples are repeated to fill up the ranks",
-        fix=f"`--batch-size {fits} --accum 1` makes one step of {fits * world} samples on {world} ranks"
-        if fits
-        else f"run at most {samples} processes with `--batch-size 1`",
+        fix=fix,
         where=str(numbers.dataset_size.source),
     )
+
+
+def _reaches(launch: Launch, number: str) -> bool:
+    """Return whether a flag for the number changes what the script trains with; in a plan without script it may."""
+    return launch.target is None or number in launch.receives
 
 
 def lr_factor_large(launch: Launch) -> Iterator[Finding]:
@@ -205,31 +334,30 @@ def lr_factor_large(launch: Launch) -> Iterator[Finding]:
     `--lr-scaling sqrt`, the usual rule for Adam-like optimizers.
     """
     numbers = launch.numbers
-    if numbers.lr_factor is None or numbers.lr_factor.value < _LARGE_FACTOR or numbers.base_warmup is not None:
+    if numbers.lr_factor is None or numbers.lr_factor.value < _LARGE_FACTOR:
         return
-    if numbers.lr is None or numbers.lr_scaling is None or numbers.lr_scaling.value != "linear":
+    if numbers.base_warmup is not None or numbers.warmup_steps is not None:
+        return
+    if numbers.lr_scaling is None or numbers.lr_scaling.value != "linear":
+        return
+    lrs = [rate.lr.value for rate in numbers.rates if rate.base is not None]
+    lrs += [numbers.lr.value] if numbers.lr is not None else []
+    if not lrs:
         return
     factor = numbers.lr_factor.value
+    warmup = "name the warmup steps of the base run with `--base-warmup`, " if _reaches(launch, "warmup_steps") else ""
     yield warning(
         "lr-factor-large",
-        f"the learning rate is {factor:g} times the base one, {numbers.lr.value:g}, with no warmup",
+        f"the learning rate is {factor:g} times the base one, {max(lrs):g}, with no warmup",
         why="linear scaling was shown for SGD with a warmup over the first epochs (Goyal et al. 2017); without one "
         "the first steps may diverge",
-        fix="name the warmup steps of the base run with `--base-warmup`, cap the factor with `--lr-max-factor 4`, or "
-        "pass `--lr-scaling sqrt` for Adam-like optimizers",
+        fix=f"{warmup}cap the factor with `--lr-max-factor 4`, or pass `--lr-scaling sqrt` for Adam-like optimizers",
         where=str(numbers.lr_factor.source),
     )
 
 
-# The options that give each number of the plan, in the order in which the numbers are reported.
-_GIVEN_BY = {
-    "batch_size": ("batch_size", "global_batch_size"),
-    "accum": ("accum",),
-    "lr": ("lr", "base_lr"),
-    "warmup_steps": ("base_warmup",),
-}
-_INSTEAD = {"batch_size": "global_batch_size"}  # a script that takes the global batch divides it by the ranks
-_COMPUTED = {"batch_size": "batch size {}", "lr": "learning rate {}", "warmup_steps": "warmup of {} steps"}
+_NUMBER = {"batch_size": "the batch size {}", "accum": "the accumulation of {}", "lr": "the learning rate {}"}
+_NUMBER |= {"warmup_steps": "the warmup of {} steps"}
 
 
 def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Finding]:
@@ -237,46 +365,31 @@ def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Findin
 
     Numbers reach a script through a placeholder in its arguments, an option that it declares, or the environment
     (`DDPLAUNCH_BATCH_SIZE`, `ddplaunch.current()`). Without any of these it trains with its own numbers, whatever the
-    plan shows. The check stays silent if part of the source cannot be read. Remedy: a placeholder such as
-    `{batch_size}` in an argument, an option in the script, or `ddplaunch.current()`.
+    plan shows. Remedy: a placeholder such as `{batch_size}` in an argument, an option in the script, or
+    `ddplaunch.current()`.
     """
-    if not script.complete or script.syntax_error is not None or _reads_plan(script):
-        return
-    received = {item.number for item in launch.passed} | {option.meaning for option in script.options}
-    for number, options in _GIVEN_BY.items():
-        option = next((name for name in options if getattr(launch.options, name) is not None), None)
-        if option is None or number in received or _INSTEAD.get(number) in received:
-            continue
-        resolved, given_as = getattr(launch.numbers, number), getattr(launch.options, option)
-        if resolved is None or (number == "accum" and resolved.value == 1):
-            continue
-        flag = f"`--{option.replace('_', '-')} {given_as.value}`"
-        unseen = flag if option == number else f"the {_COMPUTED[number].format(resolved.value)} from {flag}"
+    groups: dict[str, list[Missing]] = {}
+    for missing in launch.missing:
+        if not missing.asked:
+            groups.setdefault(missing.reason.rpartition(", and ")[2], []).append(missing)
+    for reason, group in groups.items():
+        numbers = [
+            _NUMBER.get(each.number, f"the learning rate {each.number[3:]} {{}}").format(each.value) for each in group
+        ]
+        own = dict.fromkeys(each.reason.rpartition(", and ")[0] for each in group)
+        why = ", and ".join(filter(None, (", ".join(filter(None, own)), reason)))
+        if len(group) > 1:
+            why = why.replace(" for it", " for them")
+        if not why.endswith("without it"):
+            why += f"; it trains with {'a number' if len(group) == 1 else 'numbers'} of its own"
         yield warning(
             "number-not-received",
-            f"{script.path} will not see {unseen}: it has no such option",
-            why=f"its arguments hold no `{{{number}}}` and it reads no `DDPLAUNCH_*` either, so it trains with "
-            "a number of its own",
-            fix=f"pass it in an argument, as in `--{number.replace('_', '-')} {{{number}}}` behind `--`, or read "
-            f"`ddplaunch.current().{number}` in the script",
-            where=str(given_as.source),
+            f"{script.path} will not see {listed(numbers, len(numbers), last=' and ')}",
+            why=why,
+            fix=in_one([each.fix for each in group]),
         )
 
 
-def _reads_plan(script: ScriptReport) -> bool:
-    return any(name.startswith("DDPLAUNCH_") for name in script.reads_env) or any(
-        item.package == "ddplaunch" for item in script.imports
-    )
-
-
-CHECKS: tuple[Check, ...] = (
-    declare("script", script_syntax_error),
-    declare("script", script_is_launcher),
-    declare("script", script_spawns_processes),
-    declare("script", script_demands_local_rank),
-    declare("script", script_never_initialises),
-    declare("script", option_given_twice),
-    declare("numbers", dataset_smaller_than_batch),
-    declare("numbers", lr_factor_large),
-    declare("numbers", number_not_received),
+CHECKS: tuple[Check, ...] = checks_in(
+    globals(), "script", numbers=(dataset_smaller_than_batch, lr_factor_large, number_not_received)
 )

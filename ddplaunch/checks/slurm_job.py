@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ddplaunch.checks.check import Check, declare
+from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.launch.launch import Launch
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import count
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 _ONE_TASK = "`srun --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- train.py`"
 
 
-def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> Findings:
     """The node rank differs from the one that Slurm gave this node.
 
     A batch script expands `$SLURM_NODEID` once, on the first node, so every node gets rank 0.
@@ -38,7 +37,7 @@ def slurm_node_rank_contradicts(environment: dict[str, str], launch: Launch) -> 
     )
 
 
-def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Findings:
     """The number of nodes differs from the number of nodes in the Slurm step.
 
     With more, the rendezvous waits for nodes that never come; with one, every node trains a separate model.
@@ -63,7 +62,7 @@ def slurm_nodes_contradict(environment: dict[str, str], launch: Launch) -> Itera
     )
 
 
-def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Findings:
     """The tasks of the Slurm step do not match the GPUs of the node.
 
     Either one task per node starts a rank for each GPU, or there is one task for each GPU, with one rank each. Any
@@ -89,7 +88,7 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Itera
     )
 
 
-def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Findings:
     """Slurm spread the GPUs of the job unevenly over its nodes.
 
     `--gpus=N` asks for N GPUs in total and leaves the split to Slurm: 6 GPUs on 2 nodes may become 5 and 1.
@@ -111,7 +110,7 @@ def slurm_gpus_uneven(environment: dict[str, str], launch: Launch) -> Iterator[F
     )
 
 
-def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Iterator[Finding]:
+def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Findings:
     """Slurm gave GPUs to the job, but the launch runs on the CPU, although nobody asked for the CPU.
 
     torch or the driver cannot use them. Remedy: a torch that was built for the GPUs; `--device cpu` if the CPU is
@@ -143,10 +142,4 @@ def _step(environment: dict[str, str]) -> Slurm | None:
     return None if slurm is None or slurm.step is None else slurm
 
 
-CHECKS: tuple[Check, ...] = (
-    declare("slurm", slurm_node_rank_contradicts),
-    declare("slurm", slurm_nodes_contradict),
-    declare("slurm", slurm_tasks_contradict),
-    declare("slurm", slurm_gpus_uneven),
-    declare("slurm", slurm_gpus_unused),
-)
+CHECKS = checks_in(globals(), "slurm")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import PurePosixPath
 from shlex import quote
 
-from ddplaunch.checks.check import Check, declare
+from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.host import GIB, MIB
 from ddplaunch.machine.facts import PathFact
-from ddplaunch.values.finding import Finding, error, warning
+from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import size_text
 
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
@@ -21,7 +20,7 @@ _LOW_SHARE, _LOW_SHARE_BYTES = 0.02, 20 * GIB
 _LOW_INODES = 1000
 
 
-def data_missing(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def data_missing(data_paths: tuple[PathFact, ...]) -> Findings:
     """A data path does not exist.
 
     Every rank would start, take its GPU and fail at the same line. Remedy: the right path; with several nodes, the
@@ -43,7 +42,7 @@ def _parent(path: str) -> str:
     return quote(str(PurePosixPath(path).parent))
 
 
-def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def data_unreadable(data_paths: tuple[PathFact, ...]) -> Findings:
     """A data path exists, but this user may not read it.
 
     A directory needs the permissions r and x, and every directory above it x. Remedy: ask the owner, or
@@ -62,7 +61,7 @@ def data_unreadable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
             )
 
 
-def data_empty(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def data_empty(data_paths: tuple[PathFact, ...]) -> Findings:
     """A data path is an empty directory or file.
 
     An unfinished download or a missing mount leaves an empty directory; a sampler over it has no samples, and the
@@ -79,7 +78,7 @@ def data_empty(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
             )
 
 
-def data_unreachable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def data_unreachable(data_paths: tuple[PathFact, ...]) -> Findings:
     """A data path does not answer: a dead mount.
 
     The server of a network mount is gone, and every process that looks at the path hangs in the kernel, where not even
@@ -88,16 +87,7 @@ def data_unreachable(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
     yield from _unreachable("data-unreachable", "data path", "--data", data_paths)
 
 
-def output_unreachable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
-    """An output path does not answer: a dead mount.
-
-    A rank that saves a checkpoint there hangs in the kernel while the others wait in a collective until it times out.
-    Remedy: `umount -l` and mount again, or another path.
-    """
-    yield from _unreachable("output-unreachable", "output path", "--output", output_paths)
-
-
-def _unreachable(code: str, noun: str, flag: str, paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def _unreachable(code: str, noun: str, flag: str, paths: tuple[PathFact, ...]) -> Findings:
     for path in paths:
         if path.kind == "unreachable":
             yield error(
@@ -109,7 +99,7 @@ def _unreachable(code: str, noun: str, flag: str, paths: tuple[PathFact, ...]) -
             )
 
 
-def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def data_on_slow_storage(data_paths: tuple[PathFact, ...]) -> Findings:
     """A data path is on a network mount or on a spinning disk.
 
     All ranks and workers read at the same time and in random order, which is slow on such storage: GPUs wait for data.
@@ -139,7 +129,7 @@ def is_remote(filesystem: str | None) -> bool:
     return kind in _REMOTE or kind.removeprefix("fuse.") in _REMOTE_FUSE
 
 
-def output_not_writable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def output_not_writable(output_paths: tuple[PathFact, ...]) -> Findings:
     """An output path cannot be written.
 
     The training would run until the first checkpoint and lose it. For a path that does not exist yet, the nearest
@@ -158,22 +148,28 @@ def output_not_writable(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]
             )
 
 
-def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def output_unreachable(output_paths: tuple[PathFact, ...]) -> Findings:
+    """An output path does not answer: a dead mount.
+
+    A rank that saves a checkpoint there hangs in the kernel while the others wait in a collective until it times out.
+    Remedy: `umount -l` and mount again, or another path.
+    """
+    yield from _unreachable("output-unreachable", "output path", "--output", output_paths)
+
+
+def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
     """The disk of an output path is nearly full.
 
     `torch.save` on a full disk says "iostream error" or "unexpected pos" and leaves a broken checkpoint behind.
-    Less than 100 MiB is an error; less than 1 GiB, or less than both 2 % and 20 GiB, a warning. Remedy: free some
-    space, or use another disk.
+    Less than 100 MiB is an error; less than 1 GiB, or less than both 2 % and 20 GiB, a warning. While a run goes on,
+    the disks of its outputs and of its record are looked at every half minute; less than 1 GiB, or than 5 % of a small
+    disk, and fewer than 1000 inodes are told once. Remedy: free some space, or use another disk.
     """
     for path in output_paths:
         free, total = path.free_bytes, path.total_bytes
-        if (
-            free is None
-            or total == 0
-            or not path.writable
-            or path.kind == "unreachable"
-            or not _nearly_full(free, total)
-        ):
+        if free is None or total == 0 or not path.writable or path.kind == "unreachable":
+            continue
+        if not _nearly_full(free, total):
             continue
         of_total = f" of {size_text(total)}" if total else ""
         yield (error if free < _FULL_BYTES else warning)(
@@ -190,7 +186,7 @@ def _nearly_full(free: int, total: int | None) -> bool:
     return free < _LOW_BYTES or (total is not None and free < _LOW_SHARE * total and free < _LOW_SHARE_BYTES)
 
 
-def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
+def output_inodes(output_paths: tuple[PathFact, ...]) -> Findings:
     """The file system of an output path is running out of inodes.
 
     Each file takes one. When none is free, creating a file fails with "No space left on device" although `df -h` shows
@@ -207,14 +203,4 @@ def output_inodes(output_paths: tuple[PathFact, ...]) -> Iterator[Finding]:
             )
 
 
-CHECKS: tuple[Check, ...] = (
-    declare("storage", data_missing),
-    declare("storage", data_unreadable),
-    declare("storage", data_empty),
-    declare("storage", data_unreachable),
-    declare("storage", data_on_slow_storage),
-    declare("storage", output_not_writable),
-    declare("storage", output_unreachable),
-    declare("storage", disk_nearly_full),
-    declare("storage", output_inodes),
-)
+CHECKS = checks_in(globals(), "storage")

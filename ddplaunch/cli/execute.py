@@ -3,54 +3,73 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
+import ddplaunch
 from ddplaunch.launch.launch import Launch
 from ddplaunch.values.finding import RefusedError, error
-from ddplaunch.values.variable_names import EXECUTED, SETTINGS
+from ddplaunch.values.variable_names import EXECUTED, LAUNCH, SETTINGS
 
 _LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
 
 
 def environment_of(launch: Launch) -> dict[str, str]:
     """Return the environment that torchrun gets: this process's with the launch's variables set and removed."""
-    environment = dict(os.environ)
-    for variable in launch.environment:
-        if variable.value is None:
-            environment.pop(variable.name, None)
-        else:
-            environment[variable.name] = variable.value
-    return environment
+    changed = {variable.name: variable.value for variable in launch.environment}
+    return {name: value for name, value in {**os.environ, **changed}.items() if value is not None}
 
 
 def refuse_too_long(argv: Sequence[str], environment: Mapping[str, str]) -> None:
     """Raise RefusedError for an argument or variable that the kernel would not pass on (MAX_ARG_STRLEN, execve(2))."""
-    words = [(f"the argument `{word[:20]}…`", os.fsencode(word)) for word in argv if len(word) > _LONGEST_WORD // 4]
-    words += [
-        (f"the variable `{name}`", os.fsencode(f"{name}={value}"))
-        for name, value in environment.items()
-        if len(name) + len(value) > _LONGEST_WORD // 4
-    ]
+    words = [(f"the argument `{word[:20]}…`", word) for word in argv]
+    words += [(f"the variable `{name}`", f"{name}={value}") for name, value in environment.items()]
     for what, word in words:
-        if len(word) >= _LONGEST_WORD:
+        size = len(os.fsencode(word))
+        if size >= _LONGEST_WORD:
             raise RefusedError(
                 error(
                     "argument-too-long",
-                    f"{what} has {len(word)} bytes; Linux passes at most {_LONGEST_WORD - 1} to a program",
+                    f"{what} has {size} bytes; Linux passes at most {_LONGEST_WORD - 1} to a program",
                     why="torchrun could not be started with it",
                     fix="write it to a file, and pass the file's name",
                 )
             )
 
 
-def execute(launch: Launch, environment: dict[str, str]) -> NoReturn:
-    """Replace this process by torchrun."""
+def new_token() -> str:
+    """Return a random token, by which the processes of one launch are known."""
+    return os.urandom(16).hex()
+
+
+def interruptible(argv: Sequence[str], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which torchrun ends on Ctrl-C without a traceback while it imports torch.
+
+    ``agent/rank_site/sitecustomize.py`` reads them, and takes them out again, before torchrun does anything. None for
+    an interpreter that would not read that file.
+    """
+    options = argv[1 : argv.index("-m")] if "-m" in argv else argv[1:]
+    if not {*options} <= {"-u", "-P"}:
+        return {}
+    before, folder = environment.get("PYTHONPATH", ""), str(Path(ddplaunch.__file__).parent / "agent" / "rank_site")
+    path = f"{folder}:{before}" if before else folder
+    return {"DDPLAUNCH_INTERRUPTIBLE": "1", "DDPLAUNCH_SITE": before, "PYTHONPATH": path}
+
+
+def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn:
+    """Replace this process by torchrun; ``token`` marks all that it starts."""
+    environment[LAUNCH] = token
+    quiet = interruptible(launch.argv, environment)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it is None where its descriptor was closed
             stream.flush()
     if launch.options.trace is not None and SETTINGS in environment:
         environment[EXECUTED] = str(time.time())
+    if quiet:
+        environment.update(quiet)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # until it is told what to do, a moment later
     os.execve(launch.argv[0], list(launch.argv), environment)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.cli.flags import HELP, LAUNCHING, own_values, said_on_command_line
-from ddplaunch.cli.quick import parse as parse_quickly
+from ddplaunch.cli.flags import HELP, LAUNCHING, own_values, parse_quickly, said_on_command_line
+from ddplaunch.cli.other_spellings import as_spelled_here, unknown_command
 from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if argv is None else argv)
     occupy_standard_descriptors()
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here there was nothing to tidy up
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         status = dispatch(words)
     except KeyboardInterrupt:
         status = ExitStatus.INTERRUPTED
@@ -73,45 +75,38 @@ def _unwritable(exception: Exception) -> UsageError | None:
 def dispatch(words: list[str]) -> int:
     """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
     ours, script = split_arguments(words)
-    if not ours:
-        parse_with_typer(["--help"])
-        return ExitStatus.USAGE
     if ours == ["--version"]:
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
-    if ours[0] in LAUNCHING and not {"--help", "-h"} & {*ours}:
+    if ours[:1] == ["help"]:
+        ours = [*ours[1:], "--help"]
+    command = ours[0] if ours else ""
+    if command and not command.startswith("-") and command not in HELP:
+        raise unknown_command(ours, script)
+    if command in HELP:
+        ours = [command, *as_spelled_here(command, ours[1:])]
+    if command in LAUNCHING and not {"--help", "-h"} & {*ours}:
         problem = misplaced_script(ours, script)
         if problem is not None:
             raise problem
-    if ours[:1] == ["plan"]:
+    if command == "plan":
         ours = _bare_env(ours)
-    command, values = (ours[0], parse_quickly(ours[0], ours[1:])) if ours and ours[0] in HELP else ("", None)
+    values = parse_quickly(command, ours[1:]) if command in HELP else None
     if values is None:
-        parsed = parse_with_typer(ours)
-        if parsed is None:
-            return ExitStatus.DONE
-        command, values = parsed
+        from ddplaunch.cli.typer_app import parse  # takes longer than deciding a launch
+
+        values = parse(ours or ["--help"])
+    if values is None:
+        return ExitStatus.DONE if ours else ExitStatus.USAGE
     function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
-    if command not in LAUNCHING:
-        return int(function(**own_values(command, values)))
-    said = said_on_command_line(values)
-    return int(function(said=said, script=script, **own_values(command, values)))
-
-
-def parse_with_typer(words: list[str]) -> tuple[str, dict[str, Any]] | None:
-    """Let Typer answer; it is imported only here, because that takes longer than deciding a launch."""
-    from ddplaunch.cli.typer_app import parse
-
-    return parse(words)
+    launch = {"said": said_on_command_line(values), "script": script} if command in LAUNCHING else {}
+    return int(function(**launch, **own_values(command, values)))
 
 
 def _bare_env(words: list[str]) -> list[str]:
     """Read ``plan --env`` without NAME=VALUE behind it as the output format that it names."""
-    result = []
-    for position, word in enumerate(words):
-        following = words[position + 1] if position + 1 < len(words) else "-"
-        result.append("--exports" if word == "--env" and following.startswith("-") else word)
-    return result
+    pairs = zip(words, [*words[1:], "-"], strict=True)
+    return ["--exports" if word == "--env" and following.startswith("-") else word for word, following in pairs]
 
 
 def _bug(exception: Exception) -> ExitStatus:

@@ -12,12 +12,13 @@ import sys
 from typing import Any
 
 from ddplaunch.cli.execute import environment_of, execute, refuse_too_long
-from ddplaunch.cli.prepare import prepare
+from ddplaunch.cli.prepare import errors, prepare
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.cli.target import parse_target
 from ddplaunch.launch.hosts_plan import options_from_json
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
+from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import DdplaunchError, ExitStatus
 from ddplaunch.values.variable_names import SETTINGS
@@ -28,9 +29,10 @@ def on_host(order: dict[str, Any]) -> int:
     options = options_from_json(order["options"])
     target = parse_target(order["script"])
     prepared = prepare(options, target, locks=GpuLocks())
-    if refusing := prepared.refusing():
+    if refusing := errors(prepared.findings):
         tell_findings(refusing)
         return ExitStatus.REFUSED
+    refuse_taken(prepared.base, prepared.launch, "host")
     environment = environment_of(prepared.launch)
     if SETTINGS in environment:  # the launcher has the last word
         environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True).to_json()
@@ -41,8 +43,12 @@ def on_host(order: dict[str, Any]) -> int:
         told = with_order(environment, prepared.launch, None, (), alone=True)
     refuse_too_long(prepared.launch.argv, told)
     of = order.get("relaunch_of")
-    write_record(prepared.launch, order["argv"], environment, prepared.facts, prepared.findings, prepared.base, of)
-    execute(prepared.launch, told)
+    directory, marker = prepared.base / "runs" / prepared.launch.run_id, order.get("marker")
+    shared = marker is not None and (directory / marker).exists()
+    hold_run(prepared.base, prepared.launch, "host", shared=shared).pass_on()
+    findings, base, code = prepared.findings, prepared.base, prepared.code
+    write_record(prepared.launch, order["argv"], environment, prepared.facts, findings, base, of, code)
+    execute(prepared.launch, told, order["token"])
 
 
 def main(descriptor: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,33 +13,38 @@ from pathlib import Path
 from ddplaunch.checks.all_checks import run_all
 from ddplaunch.checks.check import Outcome, available
 from ddplaunch.cli.configuration import variables
-from ddplaunch.launch.gpus import Selection, select
+from ddplaunch.launch.gpus import Exported, Selection, exported, select
 from ddplaunch.launch.inside.complete import complete, notes, within_allocation
 from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.relaunch import relaunched_id
+from ddplaunch.launch.relaunch import Relaunched, relaunched_id
 from ddplaunch.launch.resolve import Situation, resolve
+from ddplaunch.launch.script_numbers.as_said import understood_as_said
 from ddplaunch.machine.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.machine.gather import gather
 from ddplaunch.machine.software import probe_plugin
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
-from ddplaunch.records.gpu_lock import GpuLocks, pick_free
+from ddplaunch.records.gpu_lock import CORES, GpuLocks, pick_free
 from ddplaunch.script.read import read_script
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.script.source import locate
 from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Unavailable, value_of
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A decided launch, the facts it was decided from and every check's outcome; ``base`` holds the records."""
+    """A decided launch, the facts it was decided from and every check's outcome; ``base`` holds the records.
+
+    ``code`` has the script's files, each with a digest.
+    """
 
     launch: Launch
     facts: Facts
     outcomes: tuple[Outcome, ...]
     base: Path
+    code: tuple[tuple[str, str], ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -47,9 +52,10 @@ class Prepared:
         every = [finding for outcome in self.outcomes for finding in outcome.findings]
         return tuple(sorted(every, key=lambda finding: finding.severity is not Severity.ERROR))
 
-    def refusing(self) -> tuple[Finding, ...]:
-        """Return the errors, which stop the launch."""
-        return tuple(item for item in self.findings if item.severity is Severity.ERROR)
+
+def errors(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Return what stops the launch."""
+    return tuple(each for each in findings if each.severity is Severity.ERROR)
 
 
 def prepare(
@@ -58,10 +64,11 @@ def prepare(
     *,
     locks: GpuLocks | None = None,
     import_torch: bool = False,
-    relaunch: int = 0,
+    back: Relaunched | None = None,
 ) -> Prepared:
-    """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks;
-    ``import_torch`` asks a child interpreter as well (seconds). ``relaunch`` counts how many times it failed before.
+    """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks, and
+    the cores to which ranks are bound;
+    ``import_torch`` asks a child interpreter as well (seconds). ``back`` says which run is launched again.
 
     Raises UsageError or RefusedError where no launch can be decided at all.
     """
@@ -69,15 +76,15 @@ def prepare(
     options = complete(options, environ)
     pairs = variables(options)
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
-    script = script_report(target, cwd)
-    run_id = new_run_id() if options.run_id is None else relaunched_id(options.run_id.value, relaunch)
-    base = runs_directory(environ, options.run_dir.value if options.run_dir else None, cwd)
+    script = script_report(options, target, cwd, facts)
+    run_id = run_id_of(options, back.number if back else 0)
+    base = runs_directory(environ, value_of(options.run_dir, None), cwd)
     situation = Situation(
         facts=facts,
         script=script,
         environ=environ,
         pairs=pairs,
-        selection=choose_gpus(options, facts, environ, locks, run_id),
+        selection=choose_gpus(options, facts, exported(environ, pairs), locks, run_id),
         python=interpreter(),
         run_id=run_id,
         record=str(record_directory(base, run_id)),
@@ -86,16 +93,20 @@ def prepare(
         shadowing=shadowing(options, cwd),
     )
     launch = resolve(options, target, situation)
-    launch = replace(launch, notes=(*surroundings_notes(environ), *launch.notes))
-    return Prepared(launch, facts, check(options, launch, facts, script), base)
+    if launch.placement.apart and locks is not None and not locks.try_hold(CORES, run_id):
+        holder = locks.holder(CORES)
+        taken = "another run on this machine has bound its ranks" + (f" ({holder})" if holder else "")
+        launch = resolve(options, target, replace(situation, taken=taken))
+    again = (f"relaunch {back.number}, because {back.of} failed",) if back else ()
+    launch = replace(launch, notes=(*again, *surroundings_notes(environ), *launch.notes))
+    code = () if isinstance(script, Unavailable) else script.code
+    return Prepared(launch, facts, check(options, launch, facts, script), base, code)
 
 
 def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return who else set this job up and how much time it has left, for the panel."""
     if "SLURM_JOB_ID" in environ:
-        from ddplaunch.hosts.slurm.programs import (
-            with_end_of_job,  # a program to ask, which only Slurm's users wait for
-        )
+        from ddplaunch.hosts.slurm.programs import with_end_of_job  # a program to ask: only Slurm's users wait
 
         environ = with_end_of_job(environ)
     return notes(environ, time.time())
@@ -105,16 +116,29 @@ def check(
     options: Options, launch: Launch | Unavailable, facts: Facts, script: ScriptReport | Unavailable
 ) -> tuple[Outcome, ...]:
     """Run the checks: none with ``--no-checks``, not those of ``--ignore``."""
-    if options.checks is not None and not options.checks.value:
-        return ()
-    return run_all(available(facts, launch, script), {item.value for item in options.ignore})
+    return run_all(available(facts, launch, script), ignored(options)) if checked(options) else ()
+
+
+def checked(options: Options) -> bool:
+    """Whether the launch is to be checked at all."""
+    return value_of(options.checks, True)
+
+
+def ignored(options: Options) -> set[str]:
+    """Return the codes of the checks that `--ignore` names."""
+    return {item.value for item in options.ignore}
+
+
+def run_id_of(options: Options, relaunch: int) -> str:
+    """Return the name of the run: `--run-id` with the number of the relaunch, or a new one."""
+    return new_run_id() if options.run_id is None else relaunched_id(options.run_id.value, relaunch)
 
 
 def probe_request(options: Options, environ: Mapping[str, str], *, import_torch: bool = False) -> ProbeRequest:
     """Return what to look at for these options; an explicit port counts on the node that will bind it."""
-    port = options.master_port.value if options.master_port else _port(environ)
-    rank = options.node_rank.value if options.node_rank else 0
-    addr = options.master_addr.value if options.master_addr else environ.get("MASTER_ADDR")
+    port = value_of(options.master_port, _port(environ))
+    rank = value_of(options.node_rank, 0)
+    addr = value_of(options.master_addr, environ.get("MASTER_ADDR"))
     return ProbeRequest(
         data_paths=tuple(item.value for item in options.data),
         output_paths=tuple(item.value for item in options.output),
@@ -130,10 +154,10 @@ def _port(environ: Mapping[str, str]) -> int | None:
 
 
 def choose_gpus(
-    options: Options, facts: Facts, environ: Mapping[str, str], locks: GpuLocks | None, run_id: str
+    options: Options, facts: Facts, within: Exported, locks: GpuLocks | None, run_id: str
 ) -> Selection | None:
     """Return the GPUs of ``--gpus``, None where it was not given. Raises UsageError or RefusedError."""
-    if options.gpus is None or (options.device is not None and options.device.value == "cpu"):
+    if options.gpus is None or value_of(options.device, None) == "cpu":
         return None  # a contradiction is refused in ``resolve``
     if not isinstance(facts.nvml, NvmlFacts):
         raise usage(
@@ -143,11 +167,10 @@ def choose_gpus(
             where=str(options.gpus.source),
             code="gpu-not-found",
         )
-    seen = environ.get("CUDA_VISIBLE_DEVICES")
     need = None if options.nproc is None or options.nproc.value == "auto" else options.nproc.value
     if locks is not None:
-        return pick_free(options.gpus.value, facts.nvml, seen, locks, run_id, need)
-    return select(options.gpus.value, facts.nvml, seen, frozenset(), need)
+        return pick_free(options.gpus.value, facts.nvml, within, locks, run_id, need)
+    return select(options.gpus.value, facts.nvml, within, frozenset(), need)
 
 
 def record_directory(base: Path, run_id: str) -> Path:
@@ -160,15 +183,26 @@ def record_directory(base: Path, run_id: str) -> Path:
         raise usage(str(exception), why="it names the run's record", fix="`--run-id my-run-1`") from exception
 
 
-def script_report(target: Target | None, cwd: Path) -> ScriptReport | Unavailable:
-    """Read the target's source. Raises UsageError for a module that exists nowhere."""
+def script_report(options: Options, target: Target | None, cwd: Path, facts: Facts) -> ScriptReport | Unavailable:
+    """Read the target's source, for its arguments and this torch, and take what the options say of it.
+
+    Raises UsageError for a module that exists nowhere, and for an option that the script does not declare.
+    """
     if target is None:
         return Unavailable("no script was named")
+    return understood_as_said(_read(target, cwd, facts), options, target)
+
+
+def _read(target: Target, cwd: Path, facts: Facts) -> ScriptReport | Unavailable:
     search = tuple(Path(entry) for entry in sys.path if entry)
     path = locate(target.kind, target.name, cwd, search)
+    homes = _homes(target.name) if target.kind == "module" and not isinstance(path, Path) else ()
+    if homes:
+        path = locate(target.kind, target.name, homes[0], homes)
     if isinstance(path, Path):
-        return read_script(path, cwd, search)
-    if target.kind == "module" and not (cwd / target.name.split(".")[0]).exists() and not _installed(target.name):
+        version = None if isinstance(facts.torch, Unavailable) else facts.torch.version
+        return read_script(path, cwd, search, target.args, version)
+    if target.kind == "module" and not (cwd / target.name.split(".")[0]).exists() and not homes:
         raise usage(
             f"there is no module `{target.name}`",
             why=f"neither {cwd} nor {sys.executable} has it",
@@ -178,11 +212,16 @@ def script_report(target: Target | None, cwd: Path) -> ScriptReport | Unavailabl
     return path
 
 
-def _installed(module: str) -> bool:
+def _homes(module: str) -> tuple[Path, ...]:
+    """Return the folders that an installed package stands in, also one that was installed to be edited."""
     try:
-        return find_spec(module.split(".")[0]) is not None
+        spec = find_spec(module.split(".")[0])
     except (ImportError, ValueError):
-        return False
+        return ()
+    if spec is None:
+        return ()
+    places = spec.submodule_search_locations or ([spec.origin] if spec.origin else [])
+    return tuple(Path(place).parent for place in places) or (Path(sys.prefix),)
 
 
 def shadowing(options: Options, cwd: Path) -> str | None:

@@ -19,7 +19,6 @@ from typing import Any
 from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.hosts.roll_call.messages import Hello
 from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.options import Options
 from ddplaunch.launch.relaunch import (
     NOT_GIVEN,
     NOT_RELAUNCHED,
@@ -31,7 +30,6 @@ from ddplaunch.launch.relaunch import (
     decide,
     pause_s,
     read_relaunched,
-    relaunch_policy,
 )
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.paths import newest_below
@@ -39,7 +37,7 @@ from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunchi
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
-from ddplaunch.values.variable_names import EXECUTED, RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import EXECUTED, LAUNCH, RUN_ID, SETTINGS
 
 
 @contextmanager
@@ -67,14 +65,14 @@ _OF_TORCHRUN = "TORCHELASTIC_SIGNALS_TO_HANDLE"  # it puts that into its own env
 def claimed(environ: MutableMapping[str, str]) -> Relaunched | None:
     """Return what the plug-in left for this process if it is a relaunch, and take it away; None if it is none."""
     back = read_relaunched(environ.pop(RELAUNCHED, None), os.getpid())
-    for name in (RUN_ID, SETTINGS) if back is not None else ():
+    for name in (RUN_ID, LAUNCH, SETTINGS) if back is not None else ():
         environ.pop(name, None)  # they say whose relaunch this process is, and stay in /proc
     return back
 
 
-def pause(back: Relaunched, options: Options) -> None:
+def pause(back: Relaunched, asked: RelaunchPolicy | None) -> None:
     """Say that all of it is launched again and why, and wait. Ctrl-C ends it, as everywhere."""
-    policy = relaunch_policy(options) or RelaunchPolicy(back.number)
+    policy = asked or RelaunchPolicy(back.number)
     decision = decide([back.progress], policy, back.number)
     if decision.again:
         tell(relaunching_text(decision, policy, back.number, Terminal.of(sys.stderr).width))
@@ -112,11 +110,11 @@ def with_order(
 
     ``command`` is what to become, ``alone`` whether no other nodes have to agree.
     """
-    policy = relaunch_policy(launch.options)
+    policy = launch.options.relaunch_policy
     if policy is None or SETTINGS not in environment:
         return dict(environment)
     outputs = [item.value for item in launch.options.output]
-    changed = [*(variable.name for variable in launch.environment), EXECUTED, _OF_TORCHRUN]
+    changed = [*(variable.name for variable in launch.environment), EXECUTED, LAUNCH, _OF_TORCHRUN]
     order = RelaunchOrder(
         run_id=launch.run_id,
         number=back.number if back else 0,
@@ -157,8 +155,3 @@ def told(failed: RunProgress) -> dict[str, Any]:
     name = None if failed.advanced is None else Path(failed.advanced).name  # a path may say more than others need
     unseen = failed.unseen if failed.unseen in (None, NOT_GIVEN) else "did not answer on a node"
     return dict(codec.plain(replace(failed, advanced=name, unseen=unseen)))
-
-
-def this_command() -> tuple[str, ...]:
-    """Return program and arguments that this process was started with."""
-    return (sys.executable, *sys.orig_argv[1:])

@@ -1,6 +1,6 @@
-"""``python -m ddplaunch.cli.stop_here RUN_ID GRACE_S``: this host's part of a ``stop`` on another one, told as JSON.
+"""``python -m ddplaunch.cli.stop_here RUN_ID GRACE_S LAUNCH``: this host's part of a ``stop`` on another one, as JSON.
 
-Only runs of exactly this id end; ``ddplaunch stop`` takes a part of an id, too.
+Only the launch with this token ends, not another of its id; ``ddplaunch stop`` takes a part of an id, too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.ui.stop_view import stop_json
 
 
-def main(run_id: str, grace_s: float) -> int:
-    """End every run of this id and this user here."""
+def main(run_id: str, grace_s: float, launch: str) -> int:
+    """End what runs here of this launch and this user; without a token, which a pasted torchrun lacks, of this id."""
     found: dict[str, list[object]] = {"ended": [], "remaining": []}
     for run in runs_in(process_table()):
-        if (run.run_id, run.uid) == (run_id, os.geteuid()):
+        if (run.run_id, run.uid, run.launch) == (run_id, os.geteuid(), launch):
             said = stop_json(stop_run(run, grace_s), ())
             for key, listed in found.items():
                 listed += said[key]
@@ -29,4 +29,4 @@ def main(run_id: str, grace_s: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], float(sys.argv[2])))
+    sys.exit(main(sys.argv[1], float(sys.argv[2]), sys.argv[3]))

@@ -9,8 +9,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddplaunch.cli.flags import flags_of
-from ddplaunch.launch.flag import Flag
+from ddplaunch.cli.flags import flags_of, spellings
 from ddplaunch.launch.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 
@@ -81,7 +80,7 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
     ``script`` are the words behind ``--``. What follows an option that takes a value is that value, not a script.
     An option that ddplaunch does not have ends the search: it is reported first.
     """
-    takes_value = _spellings(flags_of(argv[0]))
+    spelled = spellings(flags_of(argv[0]))
     position, arguments = 1, 0
     while position < len(argv):
         word = argv[position]
@@ -94,23 +93,17 @@ def misplaced_script(argv: Sequence[str], script: Sequence[str] | None = None) -
                 code="separator-missing",
             )
         name, equals, _ = word.partition("=")
-        if word.startswith("-") and name not in takes_value:
+        if word.startswith("-") and name not in spelled:
             return None
         arguments += not word.startswith("-")
-        position += 2 if takes_value.get(name) and not equals else 1
+        takes_value = name in spelled and spelled[name][1] is None
+        position += 2 if takes_value and not equals else 1
     return None
 
 
 def _names_script(word: str, arguments: int) -> bool:
     """The first word may be NPROC; what follows it can only be a script, and is one if there is such a program."""
     return word.endswith(".py") or (shutil.which(word) is not None and (arguments > 0 or "/" in word))
-
-
-def _spellings(flags: Sequence[Flag]) -> dict[str, bool]:
-    """Return every spelling of an option, and whether a value follows it."""
-    found = {flag.flag: flag.kind not in ("switch", "pair") for flag in flags if flag.kind != "argument"}
-    found.update({"--no-" + flag.flag[2:]: False for flag in flags if flag.kind == "pair"})
-    return {**found, "--help": False, "-h": False}
 
 
 def _not_runnable(name: str, problem: str, fix: str) -> UsageError:

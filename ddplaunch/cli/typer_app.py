@@ -1,38 +1,42 @@
-"""The Typer application: parses what ``quick`` leaves to it, prints help, and words the errors of a command line."""
+"""The Typer application: parses what ``parse_quickly`` leaves, prints help, and words the errors of a command line."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Optional
 
 import typer
 
-from ddplaunch.cli.flags import HELP, flags_of
+from ddplaunch.cli.flags import HELP, LAUNCHING, REPEATED, flags_of, spellings
+from ddplaunch.cli.other_spellings import PROCESSES
 from ddplaunch.launch.flag import Flag
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.words import listed
 
-#: Numbers and lengths of time are text here: ``Flag`` reads them, with errors in our words.
-_TEXT: Any = Optional[str]  # noqa: UP045 - Typer reads it at run time
+#: Numbers and lengths of time are text here: ``Flag`` reads them, with errors in our words. All options are lists, to
+#: see what was typed twice.
+_TEXTS: Any = Optional[list[str]]  # noqa: UP045 - Typer reads it at run time
 _TYPES: dict[str, Any] = {
-    "arguments": Optional[list[str]],  # noqa: UP045
+    "argument": Optional[str],  # noqa: UP045
     "switch": Optional[bool],  # noqa: UP045
-    "pair": Optional[bool],  # noqa: UP045
-    "many": Optional[list[str]],  # noqa: UP045
+    "pair": Optional[list[bool]],  # noqa: UP045
 }
 _NEAR = 0.7
 _WIDEST = 80
 
 
-def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
-    """Return (command, values) as Typer understands the command line; None if it was ``--help`` that it answered.
+def parse(words: list[str]) -> dict[str, Any] | None:
+    """Return the values of all flags as Typer understands the command line; None if it answered ``--help``.
 
     Raises UsageError in our words for what it does not understand.
     """
-    parsed: list[tuple[str, dict[str, Any]]] = []
+    parsed: dict[str, Any] = {}
+    named = words[0] if words and words[0] in HELP else None
     app = typer.Typer(
         context_settings={
             "help_option_names": ["-h", "--help"],
@@ -40,38 +44,65 @@ def parse(words: list[str]) -> tuple[str, dict[str, Any]] | None:
         },
         help="Launch distributed PyTorch: what runs is torchrun, checked and explained.",
         add_completion=False,
-        rich_markup_mode=None,
+        rich_markup_mode=None,  # rich would take 90 ms more, and cut the names of flags on 40 columns
         pretty_exceptions_enable=False,
     )
-    for name in HELP:
-        app.command(name, help=HELP[name])(_command(name, lambda name, values: parsed.append((name, values))))
+    for name in [named] if named else HELP:  # one alone answers in half the time: a group has Typer import pydantic
+        app.command(name, help=HELP[name])(_command(flags_of(name) if named else (), parsed.update))
     try:
-        app(args=words, prog_name="ddplaunch", standalone_mode=False)
+        if named:
+            app(args=words[1:], prog_name=f"ddplaunch {named}", standalone_mode=False)
+        else:
+            app(args=words, prog_name="ddplaunch", standalone_mode=False)
     except Exception as exception:
         if not hasattr(exception, "format_message"):
             raise
         raise _in_our_words(words, exception) from exception
-    return parsed[0] if parsed else None
+    return parsed or None
 
 
-def _command(name: str, keep: Callable[[str, dict[str, Any]], None]) -> Callable[..., None]:
+def _command(flags: tuple[Flag, ...], keep: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
     """Return a function with one parameter for each flag, as Typer wants to read them."""
 
     def command(**values: Any) -> None:
-        keep(name, {key: list(value) if isinstance(value, (list, tuple)) else value for key, value in values.items()})
+        keep({flag.name: _value(flag, values[flag.name]) for flag in flags})
 
     parameters = [
         inspect.Parameter(
             flag.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=[] if flag.kind in ("many", "arguments") else None,
-            annotation=Annotated[_TYPES.get(flag.kind, _TEXT), _described(flag)],
+            default=[] if flag.kind in REPEATED else None,
+            annotation=Annotated[_TYPES.get(flag.kind, _TEXTS), _described(flag)],
         )
-        for flag in flags_of(name)
+        for flag in flags
     ]
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return command
+
+
+def _value(flag: Flag, typed: Any) -> Any:
+    """Return what a flag says. Raises UsageError for two values of one that takes one."""
+    if flag.kind in REPEATED:
+        return list(typed or ())
+    if flag.kind in ("argument", "switch") or not typed:
+        return None if typed == [] else typed
+    if flag.kind == "pair" and len(set(typed)) > 1:
+        raise usage(
+            f"`{flag.flag}` and `--no-{flag.flag[2:]}` are both given",
+            why="one is the opposite of the other",
+            fix="keep the one that you mean",
+            where=f"flag: {flag.flag}",
+        )
+    if flag.kind != "pair" and len(typed) > 1:
+        said = [f"{flag.flag} {shlex.quote(each)}" for each in typed]
+        raise usage(
+            f"`{flag.flag}` is given {len(said)} times: {listed([f'`{each}`' for each in said], last=' and ')}",
+            why="it takes one value, and which one you mean is not clear",
+            fix=f"keep one of them, as in `{said[-1]}`",
+            where=f"flag: {flag.flag}",
+        )
+    return typed[0]
 
 
 def _described(flag: Flag) -> Any:
@@ -91,20 +122,13 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
     unknown = getattr(exception, "option_name", None)
     kind = type(exception).__name__
     if kind == "NoSuchOption" and unknown:
-        return _unknown_option(unknown, list(exception.possibilities or []), listed)
+        return _unknown_option(command, unknown, listed)
     if kind == "BadOptionUsage" and unknown and "requires an argument" in message:
         return usage(
             f"`{unknown}` needs a value",
             why="the next word is an option, or there is none before `--`",
-            fix=f"`{unknown} {_metavar(command, unknown)}`, or leave it out; {listed}",
+            fix=f"`{unknown} {spellings(flags_of(command))[unknown][0].metavar}`, or leave it out; {listed}",
             where=f"flag: {unknown}",
-        )
-    if not command and words and not words[0].startswith("-"):
-        near = difflib.get_close_matches(words[0], list(HELP), n=1)
-        return usage(
-            f"`{words[0]}` is not a command of ddplaunch",
-            why=f"the commands are {', '.join(f'`{name}`' for name in HELP)}",
-            fix=f"did you mean `ddplaunch {near[0]}`?" if near else "`ddplaunch run 4 -- train.py`",
         )
     if "unexpected extra argument" in message:
         extra = message.partition("(s) (")[2].rstrip(")") or message
@@ -116,21 +140,23 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
     return usage(message, why="the command line could not be understood", fix=listed)
 
 
-def _metavar(command: str, spelled: str) -> str:
-    return next((flag.metavar for flag in flags_of(command) if flag.flag == spelled), "VALUE") if command else "VALUE"
-
-
-def _unknown_option(unknown: str, near: list[str], listed: str) -> UsageError:
-    if unknown[1:].isdigit():
+def _unknown_option(command: str, unknown: str, listed: str) -> UsageError:
+    launches = command in LAUNCHING
+    if launches and unknown[1:].isdigit():
         return usage(
             f"`{unknown}` is not a number of processes",
             why="NPROC is a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
             fix="`ddplaunch run 4 -- train.py`",
         )
-    if unknown.replace("_", "-") in ("--nproc-per-node", "--nproc"):
+    there = [*spellings(flags_of(command)), "--help"] if command else ["--version", "--help"]
+    near = difflib.get_close_matches(unknown, there, cutoff=_NEAR)
+    if launches and unknown.replace("_", "-") in PROCESSES:
         fix = "the number stands alone: `ddplaunch run 4 -- train.py`"
-    elif near := difflib.get_close_matches(unknown, near, cutoff=_NEAR):
-        fix = f"did you mean {' or '.join(f'`{each}`' for each in near)}? An option of the script goes behind `--`"
-    else:
+    elif near:
+        behind = "? An option of the script goes behind `--`" if launches else "?"
+        fix = f"did you mean {' or '.join(f'`{each}`' for each in near)}{behind}"
+    elif launches:
         fix = f"put it behind `--` if it is the script's, into `--torchrun-arg` if it is torchrun's; {listed}"
+    else:
+        fix = listed
     return usage(f"there is no option `{unknown}`", why="it is not one of ddplaunch's", fix=fix)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from ddplaunch.checks.all_checks import outcome
-from ddplaunch.checks.check import Outcome, declare
-from ddplaunch.comm.groups import Blame, Comm, HostGroup, bandwidth_of_most, blame, dead, failed, lossy, slow, usual
+from ddplaunch.checks.check import Outcome, checks_in, run_check
+from ddplaunch.comm.groups import Comm, HostGroup, bandwidth_of_most, dead, failed, lossy, slow, usual
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import listed
 
 _TWO_HOSTS = "with two hosts nothing tells which of them it is, or what lies between them"
+_OTHER_INTERFACE = "`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface"
 _PREFIXES = ((1e9, "Gbit/s"), (1e6, "Mbit/s"), (1e3, "kbit/s"))
 
 
@@ -69,7 +70,8 @@ def comm_ranks_fail(comm: Comm) -> Iterator[Finding]:
     """
     names = "`NCCL_DEBUG=INFO`" if comm.backend == "nccl" else "`TORCH_CPP_LOG_LEVEL=INFO`"
     more = "; `NCCL_P2P_DISABLE=1` tells whether it is the way between GPUs" if comm.backend == "nccl" else ""
-    for group in filter(failed, comm.inside):
+    gone = {host for host, _ in comm.untested}  # named with the same reason
+    for group in (each for each in comm.inside if failed(each) and each.hosts[0] not in gone):
         (host,) = group.hosts
         yield error(
             "comm-ranks-fail",
@@ -88,25 +90,18 @@ def comm_cut_off(comm: Comm) -> Iterator[Finding]:
     Remedy: let TCP through between the hosts, on all ports: ranks connect to ports that the kernel chooses.
     """
     gone = {host for host, _ in comm.untested}
-    found = blame(comm, (group for group in comm.between if not gone & {*group.hosts}), dead)
-    for host in found.hosts:
-        groups = [group for group in comm.between if host in group.hosts]
-        tried = listed(_partners(host, groups), 3, " and ")
-        yield error(
-            "comm-cut-off",
-            f"{host} gets no collective through, tried with {tried}: {groups[0].problem}",
-            why=f"{_not_partners(host, found, comm.between)}: it is {host}'s cable, interface, route or firewall",
-            fix=f"let TCP through to and from {host} on all ports, or leave it out: `--exclude {host}`",
-            where=host,
-        )
-    for group in found.pairs:
-        yield error(
-            "comm-cut-off",
-            f"no collective gets through between {' and '.join(group.hosts)}: {group.problem}",
-            why=_between(group, comm),
-            fix="let TCP through between them on all ports; `ip -s link` on each counts what its interface lost",
-            where=group.hosts,
-        )
+    for hosts, groups, proof in _blamed(comm, [group for group in comm.between if not gone & {*group.hosts}], dead):
+        host = hosts[0]
+        if len(hosts) == 1:
+            groups = [group for group in comm.between if host in group.hosts]
+            what = f"{host} gets no collective through, tried with {listed(_partners(host, groups), 3, ' and ')}"
+            why = f"{proof}: it is {host}'s cable, interface, route or firewall"
+            way = f"to and from {host} on all ports, or leave it out: `--exclude {host}`"
+        else:
+            what, why = f"no collective gets through between {' and '.join(hosts)}", proof
+            way = "between them on all ports; `ip -s link` on each counts what its interface lost"
+        what = f"{what}: {groups[0].problem}"
+        yield error("comm-cut-off", what, why=why, fix=f"let TCP through {way}", where=hosts)
 
 
 def comm_packet_loss(comm: Comm) -> Iterator[Finding]:
@@ -116,27 +111,18 @@ def comm_packet_loss(comm: Comm) -> Iterator[Finding]:
     collective waits for its slowest rank.
     Remedy: errors and drops in `ip -s link` and `ethtool -S`; cable, transceiver, switch port, MTU.
     """
-    tried = [group for group in comm.between if not dead(group)]
-    found = blame(comm, tried, lossy)
-    why = "TCP waits 200 ms or more for each lost segment, and all ranks wait with it"
-    fix = "drops and errors in `ip -s link` and `ethtool -S INTERFACE`; then cable, switch port and MTU"
-    for host in found.hosts:
-        groups = [group for group in tried if host in group.hosts]
+    for hosts, groups, proof in _blamed(comm, [group for group in comm.between if not dead(group)], lossy):
+        one = len(hosts) == 1
+        where = f"{hosts[0]} loses packets" if one else f"packets are lost between {' and '.join(hosts)}"
         yield warning(
             "comm-packet-loss",
-            f"{host} loses packets: {_losses_text(groups)} of TCP segments had to be sent again",
-            why=f"{why}; {_not_partners(host, found, comm.between)}",
-            fix=f"on {host} look at {fix}; or leave it out: `--exclude {host}`",
-            where=host,
-        )
-    for group in found.pairs:
-        yield warning(
-            "comm-packet-loss",
-            f"packets are lost between {' and '.join(group.hosts)}: {_losses_text([group])} of TCP segments had to be "
-            "sent again",
-            why=f"{why}; {_between(group, comm)}",
-            fix=f"on both look at {fix}",
-            where=group.hosts,
+            f"{where}: {_losses_text(groups)} of TCP segments had to be sent again",
+            why=f"TCP waits 200 ms or more for each lost segment, and all ranks wait with it; {proof}",
+            fix=_on(
+                hosts,
+                "look at drops and errors in `ip -s link` and `ethtool -S INTERFACE`; then cable, switch port and MTU",
+            ),
+            where=hosts,
         )
 
 
@@ -147,35 +133,22 @@ def comm_slow_host(comm: Comm) -> Iterator[Finding]:
     as its slowest link.
     Remedy: the negotiated speed in `ethtool INTERFACE`, the interface that is used (`--socket-ifname`), InfiniBand.
     """
-    groups = [group for group in comm.between if not failed(group) and not lossy(group)]
-    normal = bandwidth_of_most(groups)
+    sound = _sound(comm)
+    normal = bandwidth_of_most(sound)
     if normal is None:
         return
-    found = blame(comm, groups, lambda group: slow(group, normal))
-    why = "every all-reduce of a job is as slow as its slowest link"
-    fix = "`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface"
-    for host in found.hosts:
-        rates = [group.measured.bandwidth for group in groups if host in group.hosts and group.measured]
-        best = max(rates)
-        if len(rates) == 1 and best >= _SLOW_PAIR * normal:
+    for hosts, groups, proof in _blamed(comm, sound, lambda group: slow(group, normal)):
+        rates = [group.measured.bandwidth for group in groups if group.measured]
+        if len(rates) == 1 and rates[0] >= _SLOW_PAIR * normal:
             continue
+        best = rate_text(max(rates))
+        what = f"{hosts[0]} carries {best}" if len(hosts) == 1 else f"{best} between {' and '.join(hosts)}"
         yield warning(
             "comm-slow-host",
-            f"{host} carries {rate_text(best)}; the median of the hosts is {rate_text(normal)}",
-            why=f"{why}; {_not_partners(host, found, comm.between)}",
-            fix=f"on {host} {fix}; or leave it out: `--exclude {host}`",
-            where=host,
-        )
-    for group in found.pairs:
-        if group.measured is None or group.measured.bandwidth >= _SLOW_PAIR * normal:
-            continue
-        yield warning(
-            "comm-slow-host",
-            f"{rate_text(group.measured.bandwidth)} between {' and '.join(group.hosts)}; "
-            f"the median of the hosts is {rate_text(normal)}",
-            why=f"{why}; {_between(group, comm)}",
-            fix=f"on both {fix}",
-            where=group.hosts,
+            f"{what}; the median of the hosts is {rate_text(normal)}",
+            why=f"every all-reduce of a job is as slow as its slowest link; {proof}",
+            fix=_on(hosts, _OTHER_INTERFACE),
+            where=hosts,
         )
 
 
@@ -194,7 +167,7 @@ def comm_slow_network(comm: Comm) -> Iterator[Finding]:
         "comm-slow-network",
         f"no two hosts exchange more than {rate_text(max(rates))}",
         why=f"the gradients of 100 million parameters take {_GRADIENT_BYTES / max(rates):.0f} s for each step{cause}",
-        fix="`ethtool INTERFACE` shows the negotiated speed; `--socket-ifname NAME` picks another interface",
+        fix=_OTHER_INTERFACE,
         where=comm.hosts,
     )
 
@@ -205,22 +178,24 @@ def comm_late_host(comm: Comm) -> Iterator[Finding]:
     Small collectives are as late as the latest rank: a long way through other networks, power saving, a busy host.
     Remedy: `ping` between the hosts; what else runs there.
     """
-    groups = [group for group in comm.between if not failed(group) and not lossy(group)]
-    normal = usual(groups, lambda measured: measured.latency_us, min)
+    sound = _sound(comm)
+    normal = usual(sound, lambda measured: measured.latency_us, min)
     if normal is None:
         return
     most = max(_LATE_FACTOR * normal, normal + _LATE_US)
-    for host in blame(
-        comm, groups, lambda group: group.measured is not None and group.measured.latency_us > most
-    ).hosts:
-        best = min(group.measured.latency_us for group in groups if host in group.hosts and group.measured)
+    for hosts, groups, _ in _blamed(
+        comm, sound, lambda each: each.measured is not None and each.measured.latency_us > most
+    ):
+        if len(hosts) > 1:
+            continue
+        best = min(group.measured.latency_us for group in groups if group.measured)
         yield warning(
             "comm-late-host",
-            f"an all-reduce of one number with {host} takes {time_text(best)}; the median of the hosts is "
+            f"an all-reduce of one number with {hosts[0]} takes {time_text(best)}; the median of the hosts is "
             f"{time_text(normal)}",
             why="small collectives, and every barrier, are as late as the latest rank",
-            fix=f"`ping` between {host} and another tells whether it is the network or the host, which may be busy",
-            where=host,
+            fix=f"`ping` between {hosts[0]} and another tells whether it is the network or the host, which may be busy",
+            where=hosts,
         )
 
 
@@ -246,6 +221,44 @@ def comm_slow_inside(comm: Comm) -> Iterator[Finding]:
         )
 
 
+def _sound(comm: Comm) -> list[HostGroup]:
+    """Return the groups of several hosts whose figures say how quick they are."""
+    return [group for group in comm.between if not failed(group) and not lossy(group)]
+
+
+def _blamed(
+    comm: Comm, groups: Sequence[HostGroup], bad: Callable[[HostGroup], bool]
+) -> Iterator[tuple[tuple[str, ...], list[HostGroup], str]]:
+    """Yield who explains the bad ones among ``groups``: one host, or two of which neither can be blamed alone.
+
+    A host that is in a good group is innocent. One that is in bad groups only, and had two partners, is the cause if
+    one of them is innocent. With the hosts come those of ``groups`` that they were in, and as a clause what shows that
+    it is them.
+    """
+    partners = Counter(host for group in comm.between for host in group.hosts)
+    innocent = {host for group in groups if not bad(group) for host in group.hosts}
+    wrong = [group for group in groups if bad(group)]
+    guilty: dict[str, None] = {}
+    for group in wrong:
+        suspects = [host for host in group.hosts if host not in innocent]
+        if len(suspects) == 1 and partners[suspects[0]] > 1:
+            guilty[suspects[0]] = None
+    for host in guilty:
+        others = [other for other in _partners(host, comm.between) if other in innocent]
+        proof = f"{listed(others, 3, ' and ')} {'does' if len(others) == 1 else 'do'} well with another host"
+        yield (host,), [group for group in groups if host in group.hosts], proof
+    for group in wrong:
+        if not any(host in guilty for host in group.hosts):
+            yield group.hosts, [group], _between(group, comm)
+
+
+def _on(hosts: tuple[str, ...], remedy: str) -> str:
+    """Say where the remedy for what ``_blamed`` yields is to be tried."""
+    if len(hosts) > 1:
+        return f"on both {remedy}"
+    return f"on {hosts[0]} {remedy}; or leave it out: `--exclude {hosts[0]}`"
+
+
 def _losses_text(groups: Sequence[HostGroup]) -> str:
     """Return the shares of segments that were sent again: ``21 %``, ``18 to 22 %``."""
     shares = sorted(round(100 * group.loss) for group in groups)
@@ -255,15 +268,8 @@ def _losses_text(groups: Sequence[HostGroup]) -> str:
 
 def _partners(host: str, groups: Iterable[HostGroup]) -> list[str]:
     """Return whom ``host`` was tested with, each once."""
-    return list(
-        dict.fromkeys(other for group in groups if host in group.hosts for other in group.hosts if other != host)
-    )
-
-
-def _not_partners(host: str, found: Blame, groups: Iterable[HostGroup]) -> str:
-    """Say which partners of a host that is to blame show that it is not them."""
-    others = [other for other in _partners(host, groups) if other in found.innocent]
-    return f"{listed(others, 3, ' and ')} {'does' if len(others) == 1 else 'do'} well with another host"
+    tested = (other for group in groups if host in group.hosts for other in group.hosts)
+    return [other for other in dict.fromkeys(tested) if other != host]
 
 
 def _between(group: HostGroup, comm: Comm) -> str:
@@ -276,21 +282,9 @@ def _between(group: HostGroup, comm: Comm) -> str:
     return "neither of them was tested with a host that works"
 
 
-CHECKS = tuple(
-    declare("comm", function)
-    for function in (
-        comm_untested,
-        comm_ranks_fail,
-        comm_cut_off,
-        comm_packet_loss,
-        comm_slow_host,
-        comm_slow_network,
-        comm_late_host,
-        comm_slow_inside,
-    )
-)
+CHECKS = checks_in(globals(), "comm")
 
 
 def run_measured(comm: Comm, ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
     """Run every check of what `doctor --comm` measured."""
-    return tuple(outcome(check, {"comm": comm}, ignore) for check in CHECKS)
+    return tuple(run_check(check, {"comm": comm}, ignore) for check in CHECKS)

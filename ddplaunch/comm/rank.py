@@ -259,10 +259,3 @@ class _Bench:
         while self.agreed(time.perf_counter() - begun) < _REPEATED_S:  # what else runs here comes and goes
             mine = min(mine, self.once(tensor))
         yield size, self.agreed(mine)
-
-
-def free_socket() -> socket.socket:
-    """Return a socket that listens on a free port of every address, for the store of a step."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=256)
-    return socket.create_server(("", 0), backlog=256)

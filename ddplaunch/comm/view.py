@@ -11,14 +11,14 @@ from ddplaunch.ui.table import grid
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.words import count
 
-_SIGNS: dict[GroupVerdict, str] = {"fine": "#", "slow": "s", "lossy": "!", "failed": "x"}
-_EMPHASIS: dict[GroupVerdict, Emphasis | None] = {
-    "fine": None,
-    "slow": "warning",
-    "lossy": "warning",
-    "failed": "error",
+#: The sign and the words of a verdict, and how both are painted.
+_SHOWN: dict[GroupVerdict, tuple[str, str, Emphasis | None]] = {
+    "fine": ("#", "fine", None),
+    "slow": ("s", "slow", "warning"),
+    "lossy": ("!", "loses packets", "warning"),
+    "failed": ("x", "fails", "error"),
 }
-_WORDS: dict[GroupVerdict, str] = {"fine": "fine", "slow": "slow", "lossy": "loses packets", "failed": "fails"}
+_LEGEND = ", ".join(f"{sign} {words}" for sign, words, _ in _SHOWN.values())
 _BLANK: tuple[str, GroupVerdict] = ("", "fine")
 _GAP = 2
 
@@ -43,7 +43,7 @@ def comm_text(comm: Comm, terminal: Terminal) -> list[str]:
     elif 2 + label + _GAP + len(places) <= terminal.width:
         gap = 1 if 2 + label + _GAP + 2 * len(places) <= terminal.width else 0
         lines = _matrix(comm.hosts, _signs(found, places), label + _GAP, 1, terminal, gap)
-        legend = "# fine, s slow, ! loses packets, x fails; blank: not tested together; `--json` has the numbers"
+        legend = f"{_LEGEND}; blank: not tested together; `--json` has the numbers"
     else:
         lines, legend = _worst(found, terminal.width), "`--json` has the numbers"
     return [title, *lines, *wrap(legend, terminal.width, "  ", "  "), ""]
@@ -54,7 +54,7 @@ def _worst(found: Mapping[HostGroup, GroupVerdict], width: int) -> list[str]:
     lines = []
     for group, verdict in found.items():
         if verdict != "fine":
-            lines += wrap(f"{visible(' with '.join(group.hosts))}: {_WORDS[verdict]}", width, "  ", "    ")
+            lines += wrap(f"{visible(' with '.join(group.hosts))}: {_SHOWN[verdict][1]}", width, "  ", "    ")
     return [*lines, f"  {count(sum(verdict == 'fine' for verdict in found.values()), 'group')} of hosts do well"]
 
 
@@ -90,7 +90,7 @@ def _signs(found: Mapping[HostGroup, GroupVerdict], places: Mapping[str, int]) -
     result: dict[tuple[int, int], tuple[str, GroupVerdict]] = {}
     for group, verdict in found.items():
         one, two = places[group.hosts[0]], places[group.hosts[-1]]
-        result[one, two] = result[two, one] = (_SIGNS[verdict], verdict)
+        result[one, two] = result[two, one] = (_SHOWN[verdict][0], verdict)
     return result
 
 
@@ -107,8 +107,7 @@ def _matrix(hosts: Sequence[str], shown: _Cells, label: int, column: int, termin
     names = [f"  {name}{' ' * (label - cells(name))}" for name in named]
     header = [str(number + 1)[-column:].rjust(column + gap) for number in numbers]
     found = [[shown.get((row, number), _BLANK) for number in numbers] for row in numbers]
-    rows = [[(text, _EMPHASIS[verdict]) for text, verdict in each] for each in found]
-    return grid(names, header, rows, terminal)
+    return grid(names, header, [[(text, _SHOWN[verdict][2]) for text, verdict in each] for each in found], terminal)
 
 
 def comm_json(comm: Comm) -> dict[str, Any]:
@@ -139,7 +138,5 @@ def _step(group: HostGroup, verdict: GroupVerdict) -> dict[str, Any]:
             "size_bytes": group.measured.size_bytes,
             "latency_us": group.measured.latency_us,
             "latency_most_us": group.measured.latency_most_us,
-            "tcp_segments": group.measured.segments,
-            "tcp_resent": group.measured.resent,
         }
     return step

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.scaling.batch import resolve_batch
@@ -13,6 +14,11 @@ from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 
 _COMPUTED = Source("computed", "")
+_TYPED = re.compile(r"`(-[^`]+)` behind `--`")
+_NO_HALF = (
+    "a batch of 1 cannot be halved: smaller inputs or a smaller model, activation checkpointing, or FSDP, which shards "
+    "weights and optimizer state"
+)
 
 
 def command_fixes(code: str, facts: RunFacts | None) -> tuple[str, ...]:
@@ -23,25 +29,101 @@ def command_fixes(code: str, facts: RunFacts | None) -> tuple[str, ...]:
     own = words[: words.index("--")] if "--" in words else words  # the words behind it are the script's
     behind = words[len(own) :]
     if code == "cuda-out-of-memory":
-        return _smaller_batch(own, behind, facts.plan or {})
+        return _smaller_batch(_Command(own, behind, facts.plan or {}))
     if code == "too-many-open-files":
         return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
     if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):
         free = (*_with(own, "--master-port", None), *behind)
         return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
-    if code == "segmentation-fault":
+    if code == "segmentation-fault" and not _sets(facts, "PYTHONFAULTHANDLER"):
         return (f"where in Python it was: `{shlex.join((*own, '--env', 'PYTHONFAULTHANDLER=1', *behind))}`",)
     return ()
 
 
-def _smaller_batch(own: Sequence[str], behind: Sequence[str], plan: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the command with the largest smaller batch per process that keeps the effective batch."""
-    batch, accum, world, whole = (
-        _number(plan, name) for name in ("batch_size", "accum", "world_size", "global_batch_size")
-    )
-    if batch is None or world is None or batch < 2:
-        return ()
-    whole = whole or batch * (accum or 1) * world
+def already_followed(fix: str, facts: RunFacts | None) -> bool:
+    """Return whether the run that failed had done what ``fix`` says, or had nothing that it could undo."""
+    if facts is None or (facts.plan is None and not facts.ranks):
+        return False
+    if "--no-forward" in fix:
+        return facts.plan is not None and not facts.plan.get("passed")
+    if "PYTHONFAULTHANDLER" in fix:
+        return _sets(facts, "PYTHONFAULTHANDLER")
+    return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
+
+
+def another_port(fix: str, line: str) -> str:
+    """Return ``fix`` with another port than the one that ``line`` says is taken."""
+    return fix.replace("29501", "29511") if "29501" in line else fix
+
+
+def _sets(facts: RunFacts, name: str) -> bool:
+    """Return whether the launch set a variable of the ranks."""
+    variables = (facts.plan or {}).get("environment")
+    known = variables if isinstance(variables, list) else []
+    return any(isinstance(each, dict) and each.get("name") == name and each.get("value") for each in known)
+
+
+class _Command(NamedTuple):
+    """The words of a run, those behind ``--`` apart, and what its plan says of the numbers."""
+
+    own: tuple[str, ...]
+    behind: tuple[str, ...]
+    plan: Mapping[str, Any]
+
+    def takes(self, name: str) -> bool:
+        """Return whether the script receives the number in some way; of runs of older versions that is not known."""
+        receives = self.plan.get("receives")
+        return not isinstance(receives, list) or name in receives or self.literal(name) is not None
+
+    def literal(self, name: str) -> str | None:
+        """Return the script's option that was typed behind ``--`` and decided the number."""
+        found = _of_numbers(self.plan, name).get("source")
+        detail = found.get("detail") if isinstance(found, dict) and found.get("kind") == "script" else None
+        match = _TYPED.fullmatch(detail) if isinstance(detail, str) else None
+        return match[1] if match else None
+
+    def put(self, name: str, value: int) -> _Command:
+        """Return the command with another number, where the script gets it from."""
+        option, now = self.literal(name), _number(self.plan, name)
+        if option is None or now is None:
+            return self._replace(own=tuple(_with(self.own, "--" + name.replace("_", "-"), str(value))))
+        words = list(self.behind)
+        for at, word in enumerate(words):
+            flag, equals, attached = word.partition("=")
+            text = attached if equals else words[at + 1] if at + 1 < len(words) else ""
+            if flag == option and text.isdecimal():  # maybe a total of several processes: it changes in proportion
+                changed = str(int(text) * value // now)
+                words[at : at + (1 if equals else 2)] = [f"{flag}={changed}"] if equals else [flag, changed]
+        return self._replace(behind=tuple(words))
+
+    def text(self) -> str:
+        """Return it as it is typed."""
+        return shlex.join((*self.own, *self.behind))
+
+
+def _smaller_batch(command: _Command) -> tuple[str, ...]:
+    """Return the command with a smaller batch per process: of the same effective batch if the script can accumulate."""
+    plan = command.plan
+    batch, accum, world = (_number(plan, name) for name in ("batch_size", "accum", "world_size"))
+    if not command.takes("batch_size"):
+        return (f"a smaller batch, in the script itself: {_reason(plan, 'batch_size')}",)
+    if batch is not None and batch < 2:
+        return () if "receives" not in plan else (_NO_HALF,)
+    if not command.takes("accum"):
+        return _without_accumulation(command, batch, accum or 1, world)
+    return () if batch is None or world is None else _with_accumulation(command, batch, accum or 1, world)
+
+
+def _without_accumulation(command: _Command, batch: int | None, accum: int, world: int | None) -> tuple[str, ...]:
+    if batch is None or world is None:
+        return ("a smaller batch, `--batch-size` N/2: the effective batch halves too, the script does not accumulate",)
+    smaller = command._replace(own=tuple(_with(command.own, "--global-batch-size", None))).put("batch_size", batch // 2)
+    whole = f"{batch // 2 * accum * world} in the place of {batch * accum * world}"
+    return (f"an effective batch of {whole}, since the script does not accumulate: `{smaller.text()}`",)
+
+
+def _with_accumulation(command: _Command, batch: int, accum: int, world: int) -> tuple[str, ...]:
+    whole = _number(command.plan, "global_batch_size") or batch * accum * world
     ranks, effective = Resolved(world, _COMPUTED), Resolved(whole, _COMPUTED)
     for smaller in range(batch // 2, 0, -1):
         request = NumbersRequest(ranks, batch_size=Resolved(smaller, _COMPUTED), global_batch_size=effective)
@@ -51,15 +133,28 @@ def _smaller_batch(own: Sequence[str], behind: Sequence[str], plan: Mapping[str,
             continue
         if found.accum is None:
             return ()
-        changed = _with(_with(own, "--batch-size", str(smaller)), "--accum", str(found.accum.value))
-        return (f"same effective batch of {whole} in less memory: `{shlex.join((*changed, *behind))}`",)
+        changed = command.put("batch_size", smaller).put("accum", found.accum.value)
+        return (f"same effective batch of {whole} in less memory: `{changed.text()}`",)
     return ()
 
 
-def _number(plan: Mapping[str, Any], name: str) -> int | None:
+def _reason(plan: Mapping[str, Any], name: str) -> str:
+    """Return why a number does not reach the script, as the plan says."""
+    missing = plan.get("missing")
+    for each in missing if isinstance(missing, list) else []:
+        if isinstance(each, dict) and each.get("number") == name and isinstance(each.get("reason"), str):
+            return str(each["reason"])
+    return "no option was found by which it takes one"
+
+
+def _of_numbers(plan: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     numbers = plan.get("numbers")
     found = numbers.get(name) if isinstance(numbers, dict) else None
-    value = found.get("value") if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def _number(plan: Mapping[str, Any], name: str) -> int | None:
+    value = _of_numbers(plan, name).get("value")
     return value if isinstance(value, int) and value > 0 else None
 
 

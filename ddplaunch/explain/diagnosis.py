@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from ddplaunch.values.codec import plain
 from ddplaunch.values.frozen import dataclass
 
 #: "observed": a line says it. "likely": the lines fit this best. "unknown": nothing decides.
 Certainty = Literal["observed", "likely", "unknown"]
+
+
+#: What comes from outside or needs luck: coming twice, it says nothing.
+_BY_CHANCE = frozenset(
+    {"unknown", "killed", "terminated", "time-limit", "scheduler-error", "rendezvous-failed", "port-taken"}
+    | {"host-name-unresolvable", "infiniband-error", "gpu-fault", "download-failed", "dataset-race"}
+    | {"host-out-of-memory"}
+)
+#: Addresses, sizes, times, process ids, hosts and folders of a run.
+_VARIES = re.compile(
+    r"0x[0-9a-fA-F]+|\b\d+(?:\.\d+)? ?(?:[KMGT]i?B|bytes|m?s|min|h)\b|\bpid:? ?\d+|\bport:? ?\d+"
+    r"|\b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?|(?<=:)\d{4,5}\b|/tmp/\S+|\S*/runs/\S+"
+)
 
 
 @dataclass(frozen=True)
@@ -43,10 +57,24 @@ class Raised:
 
 
 @dataclass(frozen=True)
+class UserCall:
+    """A call in the user's code on the way to a failure, with the text of its line where it is known.
+
+    ``folded`` calls in ``library`` follow it.
+    """
+
+    place: str  # "train.py:31 in main"
+    source: str = ""
+    folded: int = 0
+    library: str = ""
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """A root cause. ``rank`` is global, None if several ranks show the cause, none is meant, or nothing tells.
 
     ``what`` is one line, understandable alone; ``why`` is the mechanism; each of ``fixes`` can be done, best first.
+    ``calls`` are those that led there, outermost first, of one rank where several are meant.
     """
 
     code: str
@@ -57,7 +85,20 @@ class Diagnosis:
     rank: int | None = None
     host: str | None = None
     evidence: tuple[Evidence, ...] = ()
-    raised: Raised | None = None
+    exception: Raised | None = None
+    calls: tuple[UserCall, ...] = ()
+
+    def is_like(self, other: Diagnosis | None) -> bool:
+        """Return whether both are one failure that came twice: the same line, or else rank, and the same words.
+
+        Sizes and addresses may differ. Of ranks that all meet an exception, now one is the first and now another.
+        """
+        return other is not None and self.code not in _BY_CHANCE and self._kernel() == other._kernel()
+
+    def _kernel(self) -> tuple[object, ...]:
+        raised = self.exception
+        said = (f"{self.rank}", self.what) if raised is None else (raised.type, raised.frame, raised.message)
+        return (self.code, *(_VARIES.sub("", each or "") for each in said))
 
 
 @dataclass(frozen=True)
@@ -70,10 +111,10 @@ class Explanation:
 
 @dataclass(frozen=True)
 class LogSource:
-    """One log. ``read`` is a path, bytes or an open binary stream; a record's files have a rank and a host."""
+    """One log. ``read`` is a path or an open binary stream; a record's files have a rank and a host."""
 
     name: str
-    read: Path | bytes | BinaryIO
+    read: Path | BinaryIO
     rank: int | None = None
     host: str | None = None
 
@@ -115,37 +156,7 @@ SCHEMA = 1
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """Return ``{"schema": 1, "diagnosis": …|None, "cascade": […]}``."""
-    found = explanation.diagnosis
-    return {
-        "schema": SCHEMA,
-        "diagnosis": None if found is None else diagnosis_json(found),
-        "cascade": [echo_json(echo) for echo in explanation.cascade],
-    }
-
-
-def diagnosis_json(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Return one diagnosis as a JSON value."""
-    return {
-        "code": diagnosis.code,
-        "certainty": diagnosis.certainty,
-        "rank": diagnosis.rank,
-        "host": diagnosis.host,
-        "evidence": [asdict(each) for each in diagnosis.evidence],
-        "what": diagnosis.what,
-        "why": diagnosis.why,
-        "fixes": list(diagnosis.fixes),
-        "exception": None if diagnosis.raised is None else raised_json(diagnosis.raised),
-    }
-
-
-def echo_json(echo: Echo) -> dict[str, Any]:
-    """Return one kind of consequence as a JSON value."""
-    return asdict(echo)
-
-
-def raised_json(raised: Raised) -> dict[str, Any]:
-    """Return an exception as a JSON value."""
-    return asdict(raised)
+    return {"schema": SCHEMA, **plain(explanation)}
 
 
 def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
@@ -161,6 +172,9 @@ def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
         value["host"],
         tuple(_evidence(each) for each in value["evidence"]),
         None if raised is None else Raised(raised["type"], raised["message"], raised["frame"]),
+        tuple(
+            UserCall(each["place"], each["source"], each["folded"], each["library"]) for each in value.get("calls", ())
+        ),
     )
 
 

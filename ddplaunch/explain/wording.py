@@ -7,30 +7,56 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ddplaunch.explain.command_fixes import command_fixes
+from ddplaunch.explain.command_fixes import already_followed, another_port, command_fixes
 from ddplaunch.explain.decide.candidates import NOISE
-from ddplaunch.explain.decide.collectives import Stuck, Waited, uneven
+from ddplaunch.explain.decide.collectives import Left, Stuck, Waited, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, signal_number, status_text
+from ddplaunch.explain.decide.endings import BareExit, status_text
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.scan import Hit
+from ddplaunch.explain.read.scan import Hit, matcher
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
-from ddplaunch.values.words import ranks_text
+from ddplaunch.values.words import duration_text, ranks_text, signal_name
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
 _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
+_RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
+_CORE = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _ASKED = "if it was not you: ask the scheduler (`sacct -j JOBID -o State,ExitCode,Reason`); save checkpoints on SIGTERM"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
+_TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
+
+#: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
+_LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
+_OF_EXCEPTIONS = {
+    "CalledProcessError": (
+        "started a program that failed; the program printed its own reason above the traceback, if any",
+        "run the program by itself on that node: same folder, same environment",
+    ),
+    "DataLoader worker": (
+        "lost a process of its DataLoader that left by itself, by `os._exit` or in native code",
+        "run once with `num_workers=0`: what ends the worker then shows in the rank",
+    ),
+    "DistStoreError": (
+        "waited for a key of the store that its script chose, and no rank had set it by then",
+        "look at what sets the key: that rank ended, came late, or took another branch",
+    ),
+    "ConnectionResetError": _LOST,
+    "ConnectionAbortedError": _LOST,
+    "ConnectionRefusedError": _LOST,
+    "BrokenPipeError": _LOST,
+}
 
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")
+_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
+_QUOTED = 160  # characters of a rank's last words in one line
 _WIDEST = 300  # characters of a line that is evidence
 
 
@@ -44,7 +70,9 @@ def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
     words = _words(cause, facts)
     concrete = command_fixes(cause.code, facts)
-    general = tuple(fix for fix in words.fixes if not (concrete and _GENERAL.search(fix)))
+    line = cause.candidate.line.text if cause.candidate is not None else ""
+    left = [fix for fix in words.fixes if not (already_followed(fix, facts) or (concrete and _GENERAL.search(fix)))]
+    general = tuple(another_port(fix, line) for fix in left)
     raised = cause.candidate.raised if cause.candidate is not None else None
     return Diagnosis(
         cause.code,
@@ -56,6 +84,7 @@ def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
         cause.host,
         _evidence(cause),
         raised,
+        cause.calls,
     )
 
 
@@ -86,7 +115,9 @@ def _evidence(cause: RootCause) -> tuple[Evidence, ...]:
     found += [] if cause.ended is None else [cause.ended.exit.line]
     found += [] if cause.outside is None else [cause.outside]
     found += [each.line for each in cause.mismatched or ()]
+    found += [] if cause.left is None or cause.left.line is None else [cause.left.line]
     found += [] if cause.witness is None else [cause.witness.line]
+    found = [*cause.ended.said, *found] if cause.ended is not None and cause.outside is None else found
     if not found and cause.echoes:
         found.append(cause.echoes[0].line)
     return tuple(dict.fromkeys(_evidence_of(line) for line in found))
@@ -104,6 +135,8 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     candidate = cause.candidate
     if cause.told:
         return _signal_to_launcher(cause, facts)
+    if cause.left is not None:
+        return _left_early(cause.left, cause.stuck)
     if cause.outside is not None:
         return _outside(cause, cause.outside)
     if cause.ended is not None:
@@ -119,7 +152,9 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     signature = candidate.signature
     if signature.code != cause.code:  # the timeouts of all ranks say more than the one that was found first
         signature = next((each for each in all_signatures() if each.code == cause.code), signature)
-    return _of_signature(signature, candidate.groups)
+    words = _of_signature(signature, candidate.groups)
+    at = cause.frame or (cause.calls[-1].place if cause.calls and cause.code == "syntax-error" else "")
+    return words._replace(what=f"{words.what}, at {at}") if at else words
 
 
 def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
@@ -129,47 +164,51 @@ def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
 
 def _exception(cause: RootCause, raised: Raised) -> _Words:
     name = raised.type.rpartition(".")[2]
+    special = _OF_EXCEPTIONS.get("DataLoader worker" if raised.message.startswith("DataLoader worker (") else name)
     said = f"{name}: {raised.message}" if raised.message else name
     what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
     who = f"rank {cause.rank}" if cause.rank is not None else "the script"
     where = f"look at `{raised.frame.split(' ')[0]}`" if raised.frame else "look at the traceback above this line"
-    return _Words(
-        what,
-        f"{who} ended by an uncaught exception; errors on other ranks are consequences",
-        (where + ": the exception is raised there or in what it calls",),
-    )
+    if cause.candidate is not None and cause.candidate.bare:
+        where = "its traceback is not here: look in the whole output of that rank"
+    why = f"{who} ended by an uncaught exception; errors on other ranks are consequences"
+    fixes = (where + ": the exception is raised there or in what it calls",)
+    return _Words(what, f"{who} {special[0]}" if special else why, (special[1], *fixes) if special else fixes)
 
 
 def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
     """Return the words for a rank whose exit no line explains."""
-    who = "a rank" if cause.rank is None else f"rank {cause.rank}"
-    how = status_text(ended.exit.code)
-    if cause.code == "killed":
+    nobody = "the ranks" if ended.exit.seen else "a rank"
+    who = nobody if cause.rank is None else f"rank {cause.rank}"
+    how = status_text(ended.exit.code, ended.exit.seen)
+    said = f": {ended.said[0].text.strip()[:_QUOTED]}" if ended.gives_reason else ""
+    at = f", at {cause.frame}" if cause.frame else ""
+    again = () if ended.exit.seen else (_NATIVE,)  # ddplaunch has set it
+    if ended.code == "killed":
         return _Words(
             f"{who} ended by {how}, and nothing says who sent it",
             "SIGKILL leaves no message; usually the kernel sent it, because the node or the cgroup has no memory left",
             (_DMESG, "fewer DataLoader workers, less loaded into host memory by each rank; else ask who ended it"),
         )
-    if cause.code == "segmentation-fault":
+    if ended.code == "segmentation-fault":
         return _Words(
-            f"{who} ended by {how} in native code",
+            f"{who} ended by {how} in native code{said}{at}",
             "a C, C++ or CUDA library read or wrote memory that is not its own; Python cannot say which",
-            (_NATIVE, "look at extensions built for another torch, and at libraries that were updated last"),
+            (*again, "look at extensions built for another torch, and at libraries that were updated last"),
         )
-    if cause.code == "aborted":
-        return _Words(
-            f"{who} ended by {how} without a message",
-            "native code called abort(); usually C++ prints the reason in a line above, but here is none",
-            (_NATIVE, _RECORD),
-        )
-    if signal_number(ended.exit.code) == signal.SIGBUS:
+    if ended.code == "aborted":
+        reason = "native code called abort(); the last lines of the rank should say why"
+        silent = "native code called abort(); usually C++ prints the reason in a line above, but here is none"
+        record = (_NATIVE, _RECORD) if not ended.exit.seen else (_read_words(ended), _CORE)
+        return _Words(f"{who} ended by {how}{said or ' without a message'}{at}", reason if said else silent, record)
+    if ended.exit.code == -signal.SIGBUS:
         shm = "`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`"
         return _Words(
-            f"{who} ended by {how}, and no line says why",
+            f"{who} ended by {how}{at or ', and no line says why'}",
             "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while read",
-            (shm, _NATIVE),
+            (shm, *again),
         )
-    if cause.code == "terminated":
+    if ended.code == "terminated":
         return _Words(
             f"{who} was ended from outside by {how}",
             "the launcher did not send it: a person, a scheduler or a supervisor asked this process to end",
@@ -181,21 +220,56 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
             "the line is printed by survivors; the cause is in the log of the rank or host that they lost",
             ("`ddplaunch explain` on each of the other nodes, or with the logs of all nodes here", _DMESG),
         )
-    return _Words(
-        f"{who} ended with {how}, and no line says why",
-        "its output may have gone elsewhere, or the script left by `sys.exit()` or `os._exit()`",
-        (_RECORD, _TEE),
-    )
+    return _plain_exit(cause, ended, who, how)
+
+
+def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words:
+    """Return the words for a rank that left with a status, after what it said last."""
+    text = ended.said[0].text.strip()[:_QUOTED] if ended.said else ""
+    why = "no exception and no signal: it left by `sys.exit()` or `os._exit()`, or it is a program or shell script"
+    if ended.exit.seen and ended.exit.code - 128 in _CRASHES:
+        signalled = signal_name(ended.exit.code - 128)
+        why = f"the rank itself got no signal; a shell gives this status where {signalled} ended a command of it"
+    if cause.code == "script-not-found":
+        why = "status 127 is what a shell and `env` give where a command is not there"
+        return _Words(
+            f"{who} found no such command: {text}",
+            why,
+            ("`command -v NAME` on that node, as the ranks' user; the line names the program that called it",),
+        )
+    if cause.code == "permission-denied":
+        why = "status 126 is what a shell and `env` give where a command is there but may not be executed"
+        return _Words(
+            f"{who} may not execute a command: {text}",
+            why,
+            ("`ls -l` shows it; `chmod +x FILE`, or a file system mounted with noexec",),
+        )
+    if ended.gives_reason:
+        return _Words(f"{who} ended with {how}: {text}", why, (_read_words(ended),))
+    if not ended.exit.seen:
+        why = "its output may have gone elsewhere, or the script left by `sys.exit()` or `os._exit()`"
+        return _Words(f"{who} ended with {how}, and no line says why", why, (_RECORD, _TEE))
+    last = f"; its last one: {text}" if text else "; it printed nothing"
+    where = _read_words(ended) if ended.said else "look for `sys.exit` and `os._exit` in the script, with this status"
+    return _Words(f"{who} ended with {how}, and no line says why{last}", why, (where,))
+
+
+def _read_words(ended: BareExit) -> str:
+    """Return what to look for where a rank's last words are all that is known."""
+    if not ended.said:
+        return "look for `sys.exit`, `os._exit` and `abort` in the script and in what it calls"
+    return "its output ends there: look for these words in the script and in what it calls"
 
 
 def _outside(cause: RootCause, line: Line) -> _Words:
     """Return the words for an end that only the kernel or the cgroup explains."""
     who = "a process of the run" if cause.rank is None else f"rank {cause.rank}"
-    how = f" by {status_text(cause.ended.exit.code)}" if cause.ended is not None else ""
+    how = f" by {status_text(cause.ended.exit.code, cause.ended.exit.seen)}" if cause.ended is not None else ""
     what = f"{who} was ended{how}: {line.file} says: {line.text.strip()[:120]}"
     why = "the kernel ends a process when memory runs out, and the process itself prints nothing"
-    known = (fix for each in all_signatures() if each.code == cause.code for fix in each.fixes if "{" not in fix)
-    return _Words(what, why, tuple(dict.fromkeys(known))[:3] or (_DMESG,))
+    shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # what the kernel says, else any
+    fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), (_DMESG,))
+    return _Words(what, why, tuple(fix for fix in fixes if not _FIELD.search(fix))[:3])
 
 
 def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
@@ -205,7 +279,7 @@ def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
             "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
             (_DMESG, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
         )
-    name = _signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
     reasons = {
         "SIGHUP": ("the terminal or the ssh session was closed", "run it in tmux or screen, or as a batch job"),
         "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
@@ -215,23 +289,17 @@ def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
     return _Words(f"the run was ended from outside by {name}", why, (fix,))
 
 
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _unknown(cause: RootCause) -> _Words:
     """Return the words where only survivors report, or where the log just ends."""
     if cause.witness is not None and cause.witness.raised is not None:
         raised = cause.witness.raised
+        own = (_RAY, _RECORD) if raised.type.startswith("ray.") else (_RECORD,)
         return _Words(
             f"{raised.type.rpartition('.')[2]} only reports that another process failed: {raised.message[:120]}",
             "the process that raised it lost another one, or repeats what a library printed elsewhere",
-            (f"`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO`; {_DMESG}", _RECORD),
+            (f"`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO`; {_DMESG}", *own),
         )
-    if cause.echoes:
+    if any(hit.signature.code not in NOISE for hit in cause.echoes):
         return _Words(
             "ranks lost their connection to another one, and that one says nothing here",
             "these lines are printed by survivors; the cause is in the log of the rank or host that they lost",
@@ -241,6 +309,23 @@ def _unknown(cause: RootCause) -> _Words:
         "the log ends without saying how the run ended",
         "no error, no exit status and no sign of completion: it still runs, hangs, or was cut off",
         ("`py-spy dump --pid PID` for every rank while it hangs; else the exit status and " + _DMESG, _RECORD),
+    )
+
+
+def _left_early(left: Left, stuck: Stuck | None) -> _Words:
+    """Return the words for ranks that ended with status 0 while another one still waited for them."""
+    waits = stuck.waited if stuck is not None else ()
+    waited = next((each for each in waits if each.rank == left.waiting), None)
+    call = _call(waited) if waited is not None and waited.op else left.call
+    where = f" in {call}" if call else " in a collective"
+    who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
+    what = f"{who} left with status 0 while rank {left.waiting} still waited{where}"
+    since = f", {duration_text(left.before_s)} before rank {left.waiting} failed" if left.before_s >= 0.1 else ""
+    return _Words(
+        f"{what}, at {left.frame}" if left.frame else what,
+        f"a collective needs all ranks, and {they} had ended{since}: fewer batches than the others, or a `return`, "
+        "`break` or `sys.exit` that not all ranks take",
+        (EQUAL_BATCHES, _TOGETHER),
     )
 
 

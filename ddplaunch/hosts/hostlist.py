@@ -66,14 +66,12 @@ def _with_setting(host: Host, word: str, place: str) -> Host:
     if key == "max_slots" and _COUNT.match(value):
         return host  # Open MPI's limit to overcommitting, which a launch here never does
     if key != "slots" or not equals or not _COUNT.match(value):
-        raise _no_setting(f"`{word}` after host `{host.name}` is not a number of slots", host, place)
-    if host.slots is not None and host.slots != int(value):
-        raise _no_setting(f"`{host.name}:{host.slots}` and `{word}` are two numbers of slots", host, place)
-    return Host(host.name, int(value))
-
-
-def _no_setting(what: str, host: Host, place: str) -> UsageError:
-    return usage(
+        what = f"`{word}` after host `{host.name}` is not a number of slots"
+    elif host.slots is not None and host.slots != int(value):
+        what = f"`{host.name}:{host.slots}` and `{word}` are two numbers of slots"
+    else:
+        return Host(host.name, int(value))
+    raise usage(
         what,
         why="a host is followed by the number of its processes, 1 or more",
         fix=f"write `{host.name} slots=8` in that line",
@@ -144,13 +142,11 @@ def chosen(hosts: tuple[Host, ...], include: Iterable[str], exclude: Iterable[st
         )
     result = []
     for host in hosts:
-        if wanted and host.name not in wanted:
-            continue
         devices = wanted.get(host.name, ())
-        if host.name in dropped:
-            if not dropped[host.name]:
-                continue
+        if dropped.get(host.name):
             devices = _without(host, dropped[host.name])
+        elif host.name in dropped or (wanted and host.name not in wanted):
+            continue
         result.append(Host(host.name, len(devices), devices) if devices else host)
     if not result:
         raise usage("no host is left", why="`--exclude` drops all of them", fix="leave one in", code="host-unknown")
@@ -158,56 +154,39 @@ def chosen(hosts: tuple[Host, ...], include: Iterable[str], exclude: Iterable[st
 
 
 def _choices(words: Iterable[str], hosts: tuple[Host, ...], flag: str) -> dict[str, tuple[int, ...]]:
-    names = {host.name: host for host in hosts}
+    slots = {host.name: host.slots for host in hosts}
     found: dict[str, tuple[int, ...]] = {}
     for word in (part for each in words for part in each.split("@")):
+        said = f"`{flag} {word}`"
         name, colon, devices = word.strip().partition(":")
-        if name not in names:
-            raise usage(
-                f"`{flag} {word}` names no host of the list",
-                why=f"the hosts are {', '.join(names)}",
-                fix=f"`{flag} {next(iter(names))}`",
-                where=f"flag: {flag}",
-                code="host-unknown",
-            )
+        if name not in slots:
+            known = f"the hosts are {', '.join(slots)}"
+            raise _no_choice(flag, f"{said} names no host of the list", known, f"`{flag} {next(iter(slots))}`")
         if colon and not _DEVICES.match(devices):
-            raise usage(
-                f"`{flag} {word}` names no GPUs",
-                why="the host is followed by their numbers, as nvidia-smi counts",
-                fix=f"`{flag} {name}:0,2`",
-                where=f"flag: {flag}",
-                code="host-name-malformed",
-            )
-        numbers = tuple(int(each) for each in devices.split(",")) if colon else ()
-        slots = names[name].slots
-        if slots is not None and any(each >= slots for each in numbers):
-            raise usage(
-                f"`{flag} {word}`, but `{name}` has {slots} slots",
-                why=f"they count from 0 to {slots - 1}",
-                fix=f"`{flag} {name}:0`",
-                where=f"flag: {flag}",
-                code="host-unknown",
-            )
-        found[name] = tuple(dict.fromkeys(numbers))
+            why = "the host is followed by their numbers, as nvidia-smi counts"
+            raise _no_choice(flag, f"{said} names no GPUs", why, f"`{flag} {name}:0,2`", "host-name-malformed")
+        found[name] = tuple(dict.fromkeys(map(int, devices.split(",")))) if colon else ()
+        most = slots[name]
+        if most is not None and any(number >= most for number in found[name]):
+            why = f"they count from 0 to {most - 1}"
+            raise _no_choice(flag, f"{said}, but `{name}` has {most} slots", why, f"`{flag} {name}:0`")
     return found
 
 
 def _without(host: Host, dropped: tuple[int, ...]) -> tuple[int, ...]:
     if host.slots is None:
-        raise usage(
+        raise _no_choice(
+            "--exclude",
             f"`--exclude {host.name}:{','.join(map(str, dropped))}`, but the GPUs of `{host.name}` are not known",
-            why="the GPUs that are left have to be known",
-            fix=f"write the slots, as in `--hosts {host.name}:8`, or use `--include {host.name}:0,1`",
-            where="flag: --exclude",
-            code="host-unknown",
+            "the GPUs that are left have to be known",
+            f"write the slots, as in `--hosts {host.name}:8`, or use `--include {host.name}:0,1`",
         )
     left = tuple(number for number in range(host.slots) if number not in dropped)
     if not left:
-        raise usage(
-            f"`--exclude` leaves no GPU of `{host.name}`",
-            why="a host without processes is not part of the launch",
-            fix=f"`--exclude {host.name}`",
-            where="flag: --exclude",
-            code="host-unknown",
-        )
+        what, why = f"`--exclude` leaves no GPU of `{host.name}`", "a host without processes is not part of the launch"
+        raise _no_choice("--exclude", what, why, f"`--exclude {host.name}`")
     return left
+
+
+def _no_choice(flag: str, what: str, why: str, fix: str, code: str = "host-unknown") -> UsageError:
+    return usage(what, why=why, fix=fix, where=f"flag: {flag}", code=code)

@@ -9,7 +9,6 @@ waiting then has most of what explains a failure.
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import selectors
 import signal
@@ -231,59 +230,38 @@ def pieces(record: str | None, marker: str | None) -> Iterator[bytes]:
     """
     if not record or (marker and Path(record, marker).exists()):
         return
+    piece = bytearray()
+    for size, path in sorted(_files(Path(record))):
+        with contextlib.suppress(OSError):
+            for block in _archived(path, str(path.relative_to(record)), size):
+                piece += block
+                if len(piece) >= _PIECE:
+                    yield bytes(piece)
+                    piece.clear()
+    yield bytes(piece) + bytes(1024)  # which ends an archive
+
+
+def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in folder.rglob("[!.]*"):
+        if path.is_file() and not path.is_symlink():
+            yield path.stat().st_size, path
+
+
+def _archived(path: Path, name: str, size: int) -> Iterator[bytes]:
+    """Yield the end of a file as a member of an archive; zeros where it has shrunk since it was measured."""
     import tarfile  # not for a host that only tells its facts
 
-    buffer = _Sink()
-    with tarfile.open(fileobj=buffer, mode="w|", bufsize=_PIECE) as archive:
-        for size, path in sorted(_files(Path(record))):
-            try:
-                with path.open("rb") as file:
-                    file.seek(max(0, size - _KEPT))
-                    info = tarfile.TarInfo(str(path.relative_to(record)))
-                    info.size, info.mtime, info.mode = min(size, _KEPT), path.stat().st_mtime, 0o600
-                    archive.addfile(info, _Exactly(file, info.size))
-            except OSError:
-                continue
-            yield from buffer.taken()
-    yield from buffer.taken()
-
-
-def _files(folder: Path) -> list[tuple[int, Path]]:
-    found = []
-    for directory, _, names in os.walk(folder):
-        for name in names:
-            path = Path(directory, name)
-            if path.is_file() and not path.is_symlink() and not name.startswith("."):
-                found.append((path.stat().st_size, path))
-    return found
-
-
-class _Sink(io.RawIOBase):
-    """Keeps what is written until it is taken."""
-
-    def __init__(self) -> None:
-        self._data: list[bytes] = []
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        self._data.append(bytes(data))
-        return len(data)
-
-    def taken(self) -> list[bytes]:
-        data, self._data = self._data, []
-        return data
-
-
-class _Exactly(io.RawIOBase):
-    """A file as long as it was when it was measured: zeros where it has shrunk since."""
-
-    def __init__(self, file: io.BufferedReader, size: int) -> None:
-        self._file, self._left = file, size
-
-    def read(self, size: int = -1) -> bytes:
-        wanted = self._left if size < 0 else min(size, self._left)
-        data = self._file.read(wanted).ljust(wanted, b"\0")
-        self._left -= len(data)
-        return data
+    with path.open("rb") as file:
+        member = tarfile.TarInfo(name)
+        member.size, member.mtime, member.mode = min(size, _KEPT), path.stat().st_mtime, 0o600
+        yield member.tobuf()
+        file.seek(size - member.size)
+        left = member.size
+        while left:
+            data = file.read(min(left, _PIECE)) or bytes(min(left, _PIECE))
+            left -= len(data)
+            yield data
+        yield bytes(-member.size % tarfile.BLOCKSIZE)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import re
 import shlex
 
 from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.variable_names import own_command
 
 CONNECT_S = 10
 _OPTIONS = (
@@ -25,11 +26,16 @@ _OPTIONS = (
 )
 
 
-def command(host: str, python: str) -> list[str]:
-    """Return the words that start the service on ``host``. A shell of any kind understands its last one."""
+def command(host: str, python: str, *module: str) -> list[str]:
+    """Return the words that start a module with its arguments on ``host``, or else the service.
+
+    A shell of any kind understands the last one.
+    """
     options = [word for option in _OPTIONS for word in ("-o", option)]
-    remote = f"exec env PYTHONSAFEPATH=1 {shlex.quote(python)} -m ddplaunch.hosts.remote"
-    return ["ssh", "-T", *options, "--", host, remote]
+    words = own_command(python, *(module or ("ddplaunch.hosts.remote",)))
+    if "-P" in words:  # there the interpreter may be older
+        words.remove("-P")
+    return ["ssh", "-T", *options, "--", host, f"exec env PYTHONSAFEPATH=1 {shlex.join(words)}"]
 
 
 def environment() -> dict[str, str]:
@@ -41,6 +47,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "SSH_ASKPASS": "false"}
 
 
+_ANYTHING = re.compile(r"\S")
 _NO_NAME = re.compile(r"Could not resolve hostname|Name or service not known|nodename nor servname", re.IGNORECASE)
 _CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|Host key for .* has changed")
 _UNKNOWN_KEY = re.compile(r"Host key verification failed|No \S+ host key is known")
@@ -105,7 +112,7 @@ def failure(host: str, python: str, status: int | None, said: str, tries: int = 
 
 
 def _connection_failure(host: str, login: str, status: int | None, said: str) -> Finding:
-    last = _last(said)
+    last, denied = _last_line(said), _last_line(said, _DENIED).rstrip(".")
     removal = _REMOVAL.search(said)
     forget = removal[1] if removal else f"ssh-keygen -R {shlex.quote(host.rpartition('@')[2])}"
     for pattern, code, what, why, fix in (
@@ -134,7 +141,7 @@ def _connection_failure(host: str, login: str, status: int | None, said: str) ->
             _DENIED,
             "host-login-denied",
             f"{host} does not let this user in",
-            f"{_line(_DENIED, said).rstrip('.')}; passwords are not asked for, since nobody may be there to type them",
+            f"{denied}; passwords are not asked for, since nobody may be there to type them",
             f"`ssh-copy-id {shlex.quote(host)}`, or `ssh-add` for a key with a passphrase; then `{login} true` works",
         ),
         (_CLOSED, "host-unreachable", f"{host} cannot be reached", last, f"`{login} true` has to work first"),
@@ -149,7 +156,7 @@ def _connection_failure(host: str, login: str, status: int | None, said: str) ->
             fix=f"`{login} true` has to be quick and silent",
             where=host,
         )
-    if status == 255 and not said.strip():  # ssh's own status; it is quiet when its server stops answering
+    if status == 255 and not last:  # ssh's own status; it is quiet when its server stops answering
         return error(
             "host-unreachable",
             f"the connection to {host} broke off",
@@ -166,11 +173,6 @@ def _connection_failure(host: str, login: str, status: int | None, said: str) ->
     )
 
 
-def _line(pattern: re.Pattern[str], said: str) -> str:
+def _last_line(said: str, pattern: re.Pattern[str] = _ANYTHING) -> str:
     """Return the last line in which the pattern is; a jump host's words are followed by others."""
     return next((line.strip() for line in reversed(said.splitlines()) if pattern.search(line)), "")
-
-
-def _last(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    return lines[-1] if lines else "ssh gave no reason"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from ddplaunch.launch.flag import Ranks
-from ddplaunch.launch.launch import Target, Topology, Variable
-from ddplaunch.launch.options import Options
+from ddplaunch.launch.launch import Target, Variable
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.facts import TorchFacts
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.variable_names import SETTINGS
 
 LOGS_SPECS = "--logs-specs=ddplaunch"
@@ -38,27 +37,22 @@ class StartDecision:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class CaptureDecision:
-    """The words for torchrun, the variable with the plug-in's settings if it is used, and notes for the plan."""
-
-    argv: tuple[str, ...] = ()
-    variables: tuple[Variable, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def decide_start(options: Options, target: Target | None, shadowing: str | None) -> StartDecision:
+def decide_start(
+    start: Resolved[Literal["cold", "warm"]] | None,
+    preload: Resolved[tuple[str, ...]] | None,
+    target: Target | None,
+    shadowing: str | None,
+) -> StartDecision:
     """Decide whether ranks are forked from one process that has torch.
 
     ``shadowing`` is a file of the working directory that torchrun would import in a library's place.
     """
-    preload = options.preload.value if options.preload else ()
-    if options.start is not None and options.start.value == "warm":
+    if value_of(start, "cold") == "warm":
         reason = _why_cold(target, shadowing)
         if reason is None:
-            return StartDecision(True, preload)
+            return StartDecision(True, value_of(preload, ()))
         return StartDecision(False, (), (f"cold start: {reason}",))
-    if not preload:
+    if preload is None:
         return StartDecision(False)
     note = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
     return StartDecision(False, (), (note,))
@@ -84,66 +78,44 @@ def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:
 
 
 def decide_capture(
-    options: Options,
-    topology: Topology,
-    torch: TorchFacts | Unavailable,
+    capture: Resolved[bool] | None,
+    settings: Settings,
+    unheard: Sequence[str],
+    flags: frozenset[str] | Unavailable,
     plugin: str | Unavailable,
     extra: Sequence[str],
-    about: Settings,
-) -> CaptureDecision:
-    """Decide whether the plug-in is used.
+) -> tuple[Variable | None, tuple[str, ...]]:
+    """Return the variable with the plug-in's settings, None where the plug-in is not used, and notes for the plan.
 
-    ``plugin`` is where torchrun finds it, ``extra`` are the user's words to torchrun. ``about`` has ``run_id``,
-    ``directory`` and the decided start. Raises UsageError for a rank to show that does not exist, and for two values of
-    the grace.
+    ``settings`` are for it, ``unheard`` the flags that were given and that nobody else heeds. ``flags`` are the options
+    of the installed torchrun, ``plugin`` is where it finds the plug-in, ``extra`` are the user's words to it.
     """
-    _refuse_absent(options.show, topology.world_size)
-    flags = None if isinstance(torch, Unavailable) else torch.torchrun_flags
-    argv, notes = _shutdown_timeout(options.grace_s, flags, extra)
-    if options.capture is not None and not options.capture.value:
-        return CaptureDecision(argv, (), (*notes, *_without_effect(options, "`--no-capture`")))
+    if not value_of(capture, True):
+        return None, _without_effect(unheard, "`--no-capture`")
     reason = _unusable(flags, plugin, extra)
     if reason is not None:
-        return CaptureDecision(argv, (), (*notes, f"no capture: {reason}", *_without_effect(options, "no capture")))
-    variable = Variable(
-        SETTINGS,
-        _settings(options, topology, about).to_json(),
-        Source("computed"),
-        "what records the ranks' output, shows it, and explains a failure",
-    )
-    return CaptureDecision((LOGS_SPECS, *argv), (variable,), notes)
+        return None, (f"no capture: {reason}", *_without_effect(unheard, "no capture"))
+    why = "what records the ranks' output, shows it, and explains a failure"
+    return Variable(SETTINGS, settings.to_json(), Source("computed"), why), ()
 
 
-def _settings(options: Options, topology: Topology, about: Settings) -> Settings:
-    show = options.show.value if options.show else (0,)
-    limited = with_time_limits(about, options)
-    return limited._replace(
-        node=topology.node_rank.value if topology.node_rank else 0,
-        show=show if show == "all" else ",".join(map(str, show)),
-        verbose=bool(options.verbose and options.verbose.value),
-        grace_s=options.grace_s.value if options.grace_s else about.grace_s,
-        max_restarts=options.max_restarts.value if options.max_restarts else 0,
-        record_metrics=bool(options.record_metrics and options.record_metrics.value),
-        trace=options.trace.value if options.trace else "",
-    )
+def is_used(
+    capture: Resolved[bool] | None,
+    flags: frozenset[str] | Unavailable,
+    plugin: str | Unavailable,
+    extra: Sequence[str],
+) -> bool:
+    """Say whether ``decide_capture`` will use the plug-in."""
+    return value_of(capture, True) and _unusable(flags, plugin, extra) is None
 
 
-def with_time_limits(settings: Settings, options: Options) -> Settings:
-    """Return ``settings`` with ``timeout_s``, ``hang_timeout_s``, ``on_hang`` and ``stacks`` as the options ask.
-
-    Both time-outs are explained by stacks, so a run with one of them lets its ranks show theirs.
-    """
-    timeout, hang_timeout = options.timeout_s, options.hang_timeout_s
-    return settings._replace(
-        timeout_s=timeout.value if timeout else None,
-        hang_timeout_s=hang_timeout.value if hang_timeout else None,
-        on_hang=options.on_hang.value if options.on_hang else None,
-        stacks=options.stacks.value if options.stacks else timeout is not None or hang_timeout is not None,
-    )
+def _without_effect(unheard: Sequence[str], cause: str) -> tuple[str, ...]:
+    said = " and ".join(f"`{flag}`" for flag in unheard)
+    return (f"{said} without effect: {cause}",) if said else ()
 
 
-def _refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
-    """Raise UsageError for a rank that never exists: the console would stay empty, without a word."""
+def refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
+    """Raise UsageError for a rank to show that never exists: the console would stay empty, without a word."""
     if show is None or show.value == "all":
         return
     absent = next((rank for rank in show.value if rank >= world_size), None)
@@ -156,10 +128,10 @@ def _refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
         )
 
 
-def _shutdown_timeout(
-    grace_s: Resolved[float] | None, flags: frozenset[str] | None, extra: Sequence[str]
+def shutdown_timeout(
+    grace_s: Resolved[float] | None, flags: frozenset[str] | Unavailable, extra: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return torchrun's words for the grace, and notes."""
+    """Return torchrun's words for the grace, and notes. Raises UsageError for two values of it."""
     if grace_s is None:
         return (), ()
     if _given(extra, ("--shutdown-timeout",)):
@@ -169,16 +141,16 @@ def _shutdown_timeout(
             fix="keep `--grace`",
             where=str(grace_s.source),
         )
-    if flags is not None and "--shutdown-timeout" not in flags:
+    if not isinstance(flags, Unavailable) and "--shutdown-timeout" not in flags:
         return (), ("`--grace` has no effect: the installed torchrun has no `--shutdown-timeout`, and waits 30 s",)
     return (f"--shutdown-timeout={round(grace_s.value)}",), ()
 
 
-def _unusable(flags: frozenset[str] | None, plugin: str | Unavailable, extra: Sequence[str]) -> str | None:
+def _unusable(flags: frozenset[str] | Unavailable, plugin: str | Unavailable, extra: Sequence[str]) -> str | None:
     given = _given(extra, _DECIDED)
     if given is not None:
         return f"`{given}` decides where output goes"
-    if flags is not None and "--logs-specs" not in flags:
+    if not isinstance(flags, Unavailable) and "--logs-specs" not in flags:
         return "the installed torchrun has no `--logs-specs`, which came with torch 2.3"
     return plugin.reason if isinstance(plugin, Unavailable) else None
 
@@ -191,23 +163,3 @@ def _given(extra: Sequence[str], names: Sequence[str]) -> str | None:
         if name in names:
             return name
     return None
-
-
-def _without_effect(options: Options, cause: str) -> tuple[str, ...]:
-    """Return a note on the flags that only the guard beside torchrun could heed."""
-    warm = options.start is not None and options.start.value == "warm"  # else ``decide_start`` has said it
-    of_the_guard = {
-        "--show": options.show,
-        "--verbose": options.verbose,
-        "--record-metrics": options.record_metrics,
-        "--timeout": options.timeout_s,
-        "--hang-timeout": options.hang_timeout_s,
-        "--on-hang": options.on_hang,
-        "--stacks": options.stacks,
-        "--start": options.start if warm else None,
-        "--preload": options.preload if warm else None,
-        "--trace": options.trace,
-        "--relaunch": options.relaunch,
-    }
-    said = [f"`{flag}`" for flag, value in of_the_guard.items() if value is not None]
-    return (f"{' and '.join(said)} without effect: {cause}",) if said else ()

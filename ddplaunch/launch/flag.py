@@ -10,19 +10,24 @@ import math
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.resolved import Resolved
 from ddplaunch.values.words import duration_s
 
-Kind = Literal["argument", "arguments", "text", "integer", "number", "duration", "switch", "pair", "many"]
+Kind = Literal["argument", "arguments", "text", "integer", "number", "duration", "switch", "pair", "many", "rates"]
 Processes: TypeAlias = int | Literal["auto"]
+DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
 Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 
-_NODES_BY_PROCESSES = re.compile(r"([0-9]{1,19})x([0-9]{1,19}|auto)\Z")
+_NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto)\Z")
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
-_COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
+_RATE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
+_LEAST_SIZE = 1 << 20
+COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
 #: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
@@ -50,8 +55,9 @@ class NprocWord(NamedTuple):
 class Flag(NamedTuple):
     """One flag. ``kind`` "pair" is ``--x/--no-x``, "switch" a plain ``--x``, "many" may be repeated.
 
-    "arguments" takes all words that are left. ``example`` is a value to show where a wrong one was given. ``read`` is
-    called with each value that was said and returns what ``Options`` holds.
+    "rates" takes a number, and is repeated with names: ``phase1=3e-5``. "arguments" takes all words that are left.
+    ``example`` is a value to show where a wrong one was given. ``read`` is called with each value that was said and
+    returns what ``Options`` holds.
     """
 
     name: str
@@ -79,9 +85,7 @@ class Flag(NamedTuple):
             return None
         if self.kind == "duration":
             return duration_s(self.flag, value)
-        if self.kind == "integer":
-            return _integer(self, value)
-        return _number(self, value) if self.kind == "number" else value
+        return _number(self, value) if self.kind in ("integer", "number") else value
 
     def parsed(self, said: Resolved[Any]) -> Resolved[Any]:
         """Return the value that was said as what it means, with the same source. Raises UsageError."""
@@ -91,41 +95,55 @@ class Flag(NamedTuple):
         return said if self.read is None else Resolved(self.read(self, said), said.source)
 
 
-def _meaning(flag: Flag) -> str:
-    return flag.text[:1].lower() + flag.text[1:].partition(" [")[0].rstrip(".")
+#: The type of a kind's values, in words too, and an example; what is not here is text.
+TYPES: dict[str, tuple[type, str, str]] = {
+    "integer": (int, "an integer", "8"),
+    "number": (float, "a number", "1e-4"),
+    "rates": (float, "a number", "1e-4"),
+    "switch": (bool, "true or false", "true"),
+    "pair": (bool, "true or false", "true"),
+}
 
 
-def _integer(flag: Flag, text: str) -> int:
-    try:
-        if text.isascii():  # int() takes the digits of every script, and underscores
-            return int(text.replace("_", "x"))
-    except ValueError:
-        pass
+def _number(flag: Flag, text: str, typed: str = "") -> int | float:
+    """Return the integer or finite number in ``text``. Raises UsageError, which shows ``typed`` if that is longer."""
+    plain = text.replace("_", "x")  # int() and float() take underscores, and int() the digits of every script
+    with suppress(ValueError):
+        if flag.kind in ("number", "rates") and math.isfinite(number := float(plain)):
+            return number
+        if flag.kind == "integer" and text.isascii():
+            return int(plain)
+    _, expected, example = TYPES[flag.kind]
+    takes = "a whole number" if flag.kind == "integer" else "a finite decimal number"
+    meaning = flag.text[:1].lower() + flag.text[1:].partition(" [")[0].rstrip(".")
     raise usage(
-        f"`{flag.flag} {shlex.quote(text)}` is not an integer",
-        why=f"it takes a whole number ({_meaning(flag)})",
-        fix=f"`{flag.flag} {flag.example or '8'}`",
-        where=f"flag: {flag.flag}",
-    )
-
-
-def _number(flag: Flag, text: str) -> float:
-    try:
-        number = float(text.replace("_", "x"))
-    except ValueError:
-        number = math.nan
-    if math.isfinite(number):
-        return number
-    raise usage(
-        f"`{flag.flag} {shlex.quote(text)}` is not a number",
-        why=f"it takes a finite decimal number ({_meaning(flag)})",
-        fix=f"`{flag.flag} {flag.example or '1e-4'}`",
+        f"`{flag.flag} {shlex.quote(typed or text)}` is not {expected}",
+        why=f"it takes {takes} ({meaning})",
+        fix=f"`{flag.flag} {flag.example or example}`",
         where=f"flag: {flag.flag}",
     )
 
 
 def _impossible(said: Resolved[Any], what: str, why: str, fix: str) -> UsageError:
     return usage(what, why=why, fix=fix, where=str(said.source))
+
+
+def _refused(flag: Flag, said: Resolved[Any], problem: str, why: str, fix: str = "") -> UsageError:
+    """Return what to raise: ``problem`` follows the flag with its value; the fix is the flag's example unless given."""
+    sign = "=" if said.value.startswith("-") else " "
+    typed = f"`{flag.flag}{sign}{said.value}`"
+    return _impossible(said, f"{typed}{problem}", why, fix or f"`{flag.flag} {flag.example}`")
+
+
+def _one_of(words: tuple[str, ...], problem: str, why: str, fix: str) -> Reader:
+    """Return a reader of one of ``words``."""
+
+    def read(flag: Flag, said: Resolved[str]) -> str:
+        if said.value not in words:
+            raise _refused(flag, said, problem, why, fix)
+        return said.value
+
+    return read
 
 
 def read_count(flag: Flag, said: Resolved[Any]) -> Any:
@@ -143,6 +161,19 @@ def read_name(flag: Flag, said: Resolved[str]) -> str:
     return said.value
 
 
+def read_rate(flag: Flag, said: Resolved[str]) -> tuple[str, float]:
+    """Return name and value of ``phase1=3e-5``; the name of ``3e-5`` is empty."""
+    name, equals, number = said.value.rpartition("=")
+    if equals and (not _RATE.match(name) or name.lower() == "factor"):
+        why = "it takes letters, digits, `-` and `_`; `{lr_factor}` is another number"
+        problem = f": `{name}` cannot name a learning rate" if name else " cannot name a learning rate"
+        raise _refused(flag, said, problem, why, f"`{flag.flag} phase1=3e-5`")
+    with suppress(ValueError):
+        if said.source.kind == "profile":  # where it stands is said with its range
+            return name, float(number)
+    return name, _number(flag, number, said.value)
+
+
 def read_address(flag: Flag, said: Resolved[str]) -> str:
     """Return an address without the brackets of a URL: torchrun alone among its readers takes them."""
     address = read_name(flag, said)
@@ -154,31 +185,40 @@ def read_duration(flag: Flag, said: Resolved[str]) -> float:
     return duration_s(flag.flag, said.value, str(said.source))
 
 
+def read_size(flag: Flag, said: Resolved[str]) -> int:
+    """Return ``512M``, ``4G`` or ``4GiB`` in bytes, 0 for ``none``; of at least 1 MiB."""
+    text = said.value.strip()
+    if text.lower() == "none":
+        return 0
+    match = _SIZE.match(text)
+    if match is None:
+        raise _refused(flag, said, " is not a size", "it is a number with K, M, G or T, or `none`")
+    size = float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1)
+    if not _LEAST_SIZE <= size < 1 << 60:
+        raise _refused(
+            flag,
+            said,
+            " is less than 1 MiB" if size < _LEAST_SIZE else " is no size of a disk",
+            "a failure is explained from what was printed last",
+        )
+    return int(size)
+
+
 def read_limit(flag: Flag, said: Resolved[str]) -> float:
     """Return a length of time of at least a second, in seconds."""
     seconds = read_duration(flag, said)
     if seconds < 1.0:
-        raise _impossible(
-            said,
-            f"`{flag.flag} {said.value}` is less than a second",
-            "importing torch alone takes longer",
-            f"`{flag.flag} {flag.example}`",
-        )
+        raise _refused(flag, said, " is less than a second", "importing torch alone takes longer")
     return seconds
 
 
 def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
     """Return what ``4``, ``auto``, ``2x4`` or ``2xauto`` means."""
-    text = said.value.strip()
-    if match := _NODES_BY_PROCESSES.match(text):
-        nodes = int(match[1])
+    if match := _NPROC.match(said.value.strip()):
+        nodes = int(match[1]) if match[1] else None
         processes: Processes = "auto" if match[2] == "auto" else int(match[2])
-        if nodes > 0 and processes != 0:
+        if nodes != 0 and processes != 0:
             return NprocWord(nodes, processes)
-    elif text == "auto":
-        return NprocWord(None, "auto")
-    elif _COUNT.match(text) and int(text) > 0:
-        return NprocWord(None, int(text))
     raise usage(
         f"`{said.value}` is not a number of processes",
         why="NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
@@ -189,34 +229,23 @@ def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
 
 def read_nodes(flag: Flag | None, said: Resolved[str]) -> NodeRange:
     """Return what ``2`` or ``2:4`` means."""
-    match = _NODES.match(said.value.strip())
-    fewest = int(match[1]) if match else 0
-    most = int(match[2]) if match and match[2] else fewest
-    if not 0 < fewest <= most:
-        raise _impossible(
-            said,
-            f"`--nnodes {said.value}` is not a number of nodes",
-            "it is a positive integer, or MIN:MAX for an elastic launch",
-            "`--nnodes 2` or `--nnodes 2:4`",
-        )
-    return NodeRange(fewest, most)
+    if match := _NODES.match(said.value.strip()):
+        fewest, most = int(match[1]), int(match[2] or match[1])
+        if 0 < fewest <= most:
+            return NodeRange(fewest, most)
+    what, why = "is not a number of nodes", "it is a positive integer, or MIN:MAX for an elastic launch"
+    raise _impossible(said, f"`--nnodes {said.value}` {what}", why, "`--nnodes 2` or `--nnodes 2:4`")
 
 
 def read_ranks(flag: Flag, said: Resolved[str]) -> Ranks:
     """Return "all", or the ranks of ``0,3`` in ascending order."""
-    text = said.value.strip()
-    if text == "all":
+    if said.value.strip() == "all":
         return "all"
-    for word in text.split(","):
-        rank = word.strip()
+    ranks = [word.strip() for word in said.value.split(",")]
+    for rank in ranks:
         if not (rank.isascii() and rank.isdecimal() and len(rank) < 8):
-            raise _impossible(
-                said,
-                f"`{flag.flag} {said.value}`: `{rank}` is not a rank",
-                "it takes global ranks with commas, or `all`",
-                f"`{flag.flag} {flag.example}`",
-            )
-    return tuple(sorted({int(word) for word in text.split(",")}))
+            raise _refused(flag, said, f": `{rank}` is not a rank", "it takes global ranks with commas, or `all`")
+    return tuple(sorted(set(map(int, ranks))))
 
 
 def read_modules(flag: Flag, said: Resolved[str]) -> tuple[str, ...]:
@@ -224,12 +253,8 @@ def read_modules(flag: Flag, said: Resolved[str]) -> tuple[str, ...]:
     names = tuple(name.strip() for name in said.value.split(","))
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
-            raise _impossible(
-                said,
-                f"`{flag.flag} {said.value}` names no module: `{name}`",
-                "it takes names as `import` does, with commas",
-                f"`{flag.flag} {flag.example}`",
-            )
+            why = "it takes names as `import` does, with commas"
+            raise _refused(flag, said, f" names no module: `{name}`", why)
     return tuple(dict.fromkeys(names))
 
 
@@ -249,45 +274,73 @@ def read_assignment(flag: Flag | None, said: Resolved[str]) -> tuple[str, str]:
 def read_nccl_level(flag: Flag, said: Resolved[str]) -> str:
     """Return a level of NCCL_DEBUG, as typed."""
     if said.value.upper() not in _NCCL_LEVELS:
-        what = f"`{flag.flag} {said.value}` is not a level of NCCL"
-        raise _impossible(said, what, f"it is one of {', '.join(_NCCL_LEVELS)}", f"`{flag.flag} {flag.example}`")
+        raise _refused(flag, said, " is not a level of NCCL", f"it is one of {', '.join(_NCCL_LEVELS)}")
     return said.value
 
 
-def read_device(flag: Flag, said: Resolved[str]) -> str:
-    """Return ``auto``, ``cuda`` or ``cpu``."""
-    if said.value not in ("auto", "cuda", "cpu"):
-        raise _impossible(
-            said,
-            f"`--device {said.value}` is not known",
-            "it is `auto`, `cuda` (AMD's ROCm too) or `cpu`",
-            "`--device auto`",
-        )
-    return said.value
+def named_option(text: str) -> tuple[str, str]:
+    """Return the name of the script's option and the word behind it: ``--batch-size`` and ``total``, or no word."""
+    name, colon, word = text.strip().rpartition(":")
+    return (name, word) if colon else (word, "")
+
+
+def of_the_script(*words: str) -> Reader:
+    """Return a reader of an option of the script, ``NAME`` or ``NAME:WORD`` with one of ``words``, or of ``none``."""
+
+    def read(flag: Flag, said: Resolved[str]) -> str:
+        name, word = named_option(said.value)
+        kinds = f"NAME:{'|'.join(words)}, NAME or `none`" if words else "NAME or `none`"
+        if not name.strip("-") or any(each.isspace() or each == "=" for each in name):
+            raise _refused(flag, said, " names no option of the script", f"it takes {kinds}")
+        if word not in ("", *words) or said.value.rstrip().endswith(":"):
+            raise _refused(flag, said, f": `{word}` is not known", f"it takes {kinds}")
+        return said.value.strip()
+
+    return read
+
+
+read_device = _one_of(
+    ("auto", "cuda", "cpu"), " is not known", "it is `auto`, `cuda` (AMD's ROCm too) or `cpu`", "`--device auto`"
+)
+
+read_on_hang = _one_of(
+    ("report", "stop"),
+    " is neither report nor stop",
+    "`report` names the rank that the others wait for and keeps watching, `stop` also ends the run",
+    "`--on-hang report` or `--on-hang stop`",
+)
+
+read_placement = _one_of(
+    ("auto", "none", "node", "cores"),
+    " is neither auto, none, node nor cores",
+    "`node` keeps each rank on the NUMA node of its GPU, `cores` gives each physical cores of its own, `none` leaves "
+    "all ranks alone",
+    "`--placement cores`",
+)
+
+_read_start = _one_of(
+    ("auto", "warm", "cold"),
+    " is neither auto, warm nor cold",
+    "`warm` forks the ranks from one process that has imported torch, `cold` starts an interpreter for each, "
+    "`auto` decides (now: cold)",
+    "`--start warm`",
+)
 
 
 def read_start(flag: Flag, said: Resolved[str]) -> str:
     """Return ``warm`` or ``cold``; ``auto`` is cold (docs/warm-start.md says why)."""
-    if said.value == "auto":
-        return "cold"
-    if said.value not in ("warm", "cold"):
-        raise _impossible(
-            said,
-            f"`--start {said.value}` is neither auto, warm nor cold",
-            "`warm` forks the ranks from one process that has imported torch, `cold` starts an interpreter for each, "
-            "`auto` decides (now: cold)",
-            "`--start warm`",
-        )
-    return said.value
+    start: str = _read_start(flag, said)
+    return "cold" if start == "auto" else start
 
 
-def read_on_hang(flag: Flag, said: Resolved[str]) -> str:
-    """Return ``report`` or ``stop``."""
-    if said.value not in ("report", "stop"):
-        raise _impossible(
-            said,
-            f"`--on-hang {said.value}` is neither report nor stop",
-            "`report` names the rank that the others wait for and keeps watching, `stop` also ends the run",
-            "`--on-hang report` or `--on-hang stop`",
-        )
-    return said.value
+def shell_words(flag: str, text: str, example: str, where: str) -> list[str]:
+    """Return the words of a shell line. Raises UsageError for an unbalanced quote; ``example`` is a right value."""
+    try:
+        return shlex.split(text)
+    except ValueError as exception:
+        raise usage(
+            f"`{flag} {text}` has an unbalanced quote",
+            why=f"it is split like a shell line ({exception})",
+            fix=f"`{flag} '{example}'`",
+            where=where,
+        ) from exception

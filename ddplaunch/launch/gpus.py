@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.values.finding import RefusedError, UsageError, error
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import size_text
+from ddplaunch.values.resolved import Source, Unavailable
+from ddplaunch.values.words import count, size_text
 
 # CUDA reads an entry as strtoul does: blanks, a sign, digits, and whatever follows is ignored (`1x` is 1).
 # torch does the same in torch/cuda/__init__.py, _parse_visible_devices.
@@ -23,6 +24,7 @@ IDLE_UTILIZATION_PERCENT = 10
 # Differences smaller than this are noise and must not scramble the order of GPUs.
 _SAME_MEMORY_BYTES = 256 * 2**20
 
+SHELL = "the shell's environment"
 _DUPLICATE = "CUDA shows no GPU at all if one is named twice"
 _EXAMPLES = "`--gpus 0,1,3`, `--gpus free:4` or a list of UUIDs from `nvidia-smi -L`"
 
@@ -40,24 +42,38 @@ class VisibleGpu:
         """The device's own UUID, empty if a lost GPU did not tell it."""
         return self.mig.uuid if self.mig else self.gpu.uuid
 
+    @property
+    def split(self) -> bool:
+        """Whether it is a whole GPU that MIG splits: CUDA then knows its instances, and it is no device itself."""
+        return self.mig is None and self.gpu.mig_enabled is True
+
+    @property
+    def instances(self) -> tuple[VisibleGpu, ...]:
+        """The instances of a split GPU; none of any other device."""
+        return tuple(VisibleGpu(mig.uuid, self.gpu, mig) for mig in self.gpu.mig_devices) if self.split else ()
+
 
 @dataclass(frozen=True)
 class VisibleGpus:
-    """What a CUDA process sees, in CUDA's order.
+    """What a CUDA process sees. ``named`` are the devices in CUDA's order, as they are named.
 
     ``unknown``: entries that name nothing; a reason in parentheses follows where it is another one ("0 (duplicate)").
     ``unread``: entries behind the first bad one, which CUDA does not read any more.
-    ``hidden_by_mig``: devices that are named but not shown, since a process sees one MIG instance and nothing else.
-    ``named``: the devices as they are named, before a split GPU is replaced by its instances.
-    ``order_guessed``: models differ and CUDA sorts them by a speed that it does not tell.
     """
 
-    entries: tuple[VisibleGpu, ...]
+    named: tuple[VisibleGpu, ...]
     unknown: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
-    hidden_by_mig: tuple[VisibleGpu, ...] = ()
-    named: tuple[VisibleGpu, ...] = ()
-    order_guessed: bool = False
+
+    @property
+    def devices(self) -> tuple[VisibleGpu, ...]:
+        """What is named, with instances in the place of split GPUs."""
+        return tuple(each for entry in self.named for each in (entry.instances if entry.split else (entry,)))
+
+    @property
+    def entries(self) -> tuple[VisibleGpu, ...]:
+        """What is shown: a process sees the first MIG instance and nothing else, if there is any."""
+        return next(((each,) for each in self.devices if each.mig is not None), self.devices)
 
 
 def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str | None) -> VisibleGpus:
@@ -66,29 +82,31 @@ def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-environment-variables
     https://docs.nvidia.com/datacenter/tesla/mig-user-guide/#cuda-visible-devices
     """
-    ordered, guessed = _in_cuda_order(nvml.gpus, device_order)
+    ordered = _in_cuda_order(nvml.gpus, device_order)
     if cuda_visible_devices is None:
-        return _with_mig([VisibleGpu(str(gpu.index), gpu) for gpu in ordered], order_guessed=guessed)
+        return VisibleGpus(tuple(VisibleGpu(str(gpu.index), gpu) for gpu in ordered))
     named: list[VisibleGpu] = []
     texts = [text.strip() for text in cuda_visible_devices.split(",")] if cuda_visible_devices.strip() else []
     by_uuid = bool(texts) and texts[0].startswith(("GPU-", "MIG-"))
     for position, text in enumerate(texts):
+        unread = tuple(texts[position + 1 :])
         match = _NUMBER.match(text)
         if not by_uuid and match is not None and match[1] == "-":  # `-1` ends the list on purpose
-            return _with_mig(named, unread=tuple(texts[position + 1 :]), order_guessed=guessed)
+            return VisibleGpus(tuple(named), (), unread)
         found = _by_uuid(nvml.gpus, text) if by_uuid else _by_index(ordered, match)
         if found is None:
-            return _with_mig(named, unknown=(text,), unread=tuple(texts[position + 1 :]), order_guessed=guessed)
+            return VisibleGpus(tuple(named), (text,), unread)
         if any((other.gpu, other.mig) == (found.gpu, found.mig) for other in named):
-            return VisibleGpus((), (f"{text} (duplicate)",), tuple(texts[position + 1 :]))  # CUDA then shows none
+            return VisibleGpus((), (f"{text} (duplicate)",), unread)  # CUDA then shows none
         named.append(found)
-    return _with_mig(named, order_guessed=guessed and not by_uuid)
+    return VisibleGpus(tuple(named))
 
 
-def _in_cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[tuple[Gpu, ...], bool]:
+def _in_cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[Gpu, ...]:
+    """Return the fastest first where models differ, as far as their speed can be guessed: CUDA does not tell it."""
     if device_order == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2:
-        return gpus, False
-    return tuple(sorted(gpus, key=_speed, reverse=True)), True
+        return gpus
+    return tuple(sorted(gpus, key=_speed, reverse=True))
 
 
 def _speed(gpu: Gpu) -> tuple[tuple[int, int], int]:
@@ -112,25 +130,53 @@ def _by_uuid(gpus: tuple[Gpu, ...], text: str) -> VisibleGpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def _with_mig(
-    named: list[VisibleGpu],
-    *,
-    unknown: tuple[str, ...] = (),
-    unread: tuple[str, ...] = (),
-    order_guessed: bool = False,
-) -> VisibleGpus:
-    """Put MIG instances in the place of split GPUs; if there is any, a process sees the first one only."""
-    usable: list[VisibleGpu] = []
-    for entry in named:
-        if entry.mig is not None or entry.gpu.mig_enabled is not True:
-            usable.append(entry)
-        else:  # a split GPU without an instance is no CUDA device at all
-            usable.extend(VisibleGpu(mig.uuid, entry.gpu, mig) for mig in entry.gpu.mig_devices)
-    first = next((entry for entry in usable if entry.mig is not None), None)
-    if first is None:
-        return VisibleGpus(tuple(usable), unknown, unread, (), tuple(named), order_guessed)
-    hidden = tuple(entry for entry in usable if entry is not first)
-    return VisibleGpus((first,), unknown, unread, hidden, tuple(named), order_guessed)
+@dataclass(frozen=True)
+class Exported:
+    """What the ranks would see without ``--gpus``: ``devices`` is CUDA_VISIBLE_DEVICES (None: not set), and who set it.
+
+    ``order`` is the CUDA_DEVICE_ORDER of the ranks, which ddplaunch sets where nobody has.
+    """
+
+    devices: str | None = None
+    by: str = SHELL
+    order: str = "PCI_BUS_ID"
+
+    def __str__(self) -> str:
+        return f"CUDA_VISIBLE_DEVICES={self.devices} from {self.by}"
+
+
+_NOTHING = Exported()
+
+
+def exported(environ: Mapping[str, str], pairs: Sequence[tuple[str, str, Source]]) -> Exported:
+    """Return what ``environ`` and ``pairs``, the variables of ``--env-file`` and ``--env``, say of GPUs."""
+    named = {name: (value, said_by(source)) for name, value, source in pairs}
+    value = environ.get("CUDA_VISIBLE_DEVICES")
+    devices, by = named.get("CUDA_VISIBLE_DEVICES", (value, set_by("CUDA_VISIBLE_DEVICES", environ)))
+    order, _ = named.get("CUDA_DEVICE_ORDER", (environ.get("CUDA_DEVICE_ORDER"), ""))
+    return Exported(devices, by, order or "PCI_BUS_ID")
+
+
+def set_by(name: str, environ: Mapping[str, str]) -> str:
+    """Return who set a variable of ``environ``, as it follows on "from".
+
+    Slurm's list is one that it says in another variable too, or counts from 0 where its cgroup hides the other GPUs:
+    https://slurm.schedmd.com/gres.html#GPU_Management
+    """
+    if name == "CUDA_VISIBLE_DEVICES" and "SLURM_JOB_ID" in environ:
+        number = environ.get("SLURM_GPUS_ON_NODE", "")
+        lists = [environ.get(each) for each in ("GPU_DEVICE_ORDINAL", "SLURM_STEP_GPUS", "SLURM_JOB_GPUS")]
+        lists += [",".join(map(str, range(int(number))))] if re.fullmatch(r"[0-9]{1,4}", number, re.ASCII) else []
+        if environ.get(name) in lists:
+            return "Slurm"
+    return SHELL
+
+
+def said_by(source: Source) -> str:
+    """Return who set a variable of a launch, as it follows on "from": a flag, a profile, Slurm."""
+    if source.kind == "flag" and source.detail:
+        return f"`{source.detail}`"
+    return source.detail if source.kind == "profile" else source.kind
 
 
 @dataclass(frozen=True)
@@ -142,26 +188,60 @@ class Selection:
 
 
 def select(
-    requested: str, nvml: NvmlFacts, environ_visible: str | None, locked: frozenset[str], need: int | None
+    requested: str, nvml: NvmlFacts, within: Exported | None, locked: frozenset[str], need: int | None
 ) -> Selection:
     """Resolve ``--gpus``: indices, UUIDs (or their unique beginnings), ``free:N``, or ``free`` for ``need`` of them.
 
-    Indices count in PCI order, within CUDA_VISIBLE_DEVICES if that is set. ``locked`` are UUIDs that other launches
-    hold. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found`` or ``gpus-not-free``.
+    It chooses ``within`` what CUDA_VISIBLE_DEVICES shows; ``_numbered`` says how indices count. ``locked`` are UUIDs
+    that other launches hold. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found`` or ``gpus-not-free``.
     """
-    shown = visible(nvml, environ_visible, "PCI_BUS_ID")
-    notes = () if environ_visible is None else (f"`--gpus` counts within CUDA_VISIBLE_DEVICES={environ_visible}",)
+    within = within or _NOTHING
+    shown = visible(nvml, within.devices, within.order)
     text = requested.strip()
     if text == "free" or text.startswith("free:"):
-        whole = tuple(entry for entry in shown.named if entry.mig is None and entry.gpu.mig_enabled is not True)
-        candidates = whole or shown.entries + shown.hidden_by_mig
-        return Selection(_free(candidates, _wanted(text, requested, need), locked), notes)
-    found = tuple(_named(part, requested, shown.named, environ_visible) for part in _parts(text))
+        whole = tuple(entry for entry in shown.named if entry.mig is None and not entry.split)
+        found = _free(whole or shown.devices, _wanted(text, requested, need), locked)
+        note = "" if within.devices is None else f"`--gpus` chooses within {within}"
+    else:
+        parts = _parts(text)
+        numbered, note = _numbered([int(part) for part in parts if part.isdigit()], shown.named, within)
+        found = tuple(_named(part, requested, shown.named, numbered, within) for part in parts)
     if len({entry.uuid or entry.text for entry in found}) < len(found):
         raise _invalid(requested, "a GPU is named twice", _DUPLICATE)
-    if len({entry.text.isdigit() for entry in found}) > 1:  # CUDA reads a list as indices or as UUIDs, never both
+    # CUDA reads a list as indices or as UUIDs, never both; and indices count otherwise where the user changed the order
+    if within.order != "PCI_BUS_ID" or len({entry.text.isdigit() for entry in found}) > 1:
         found = tuple(replace(entry, text=entry.uuid or entry.text) for entry in found)
-    return Selection(found, notes)
+    return Selection(found, (note,) if note else ())
+
+
+def _numbered(
+    numbers: Sequence[int], pool: Sequence[VisibleGpu], within: Exported
+) -> tuple[Mapping[int, VisibleGpu], str]:
+    """Return what numbers mean, and a clause on how they count where CUDA_VISIBLE_DEVICES is set.
+
+    They are those of nvidia-smi if all of them are among the GPUs that it shows, and otherwise positions in it, which
+    is how the ranks themselves count.
+    """
+    by_smi = {entry.gpu.index: entry for entry in pool if entry.mig is None}
+    by_position = dict(enumerate(pool))
+    if within.devices is None:
+        return by_smi, ""
+    if not numbers:
+        return by_smi, f"`--gpus` chooses within {within}"
+    if set(numbers) <= by_smi.keys():
+        note = f"`--gpus` counts as nvidia-smi does, within {within}"
+        if set(numbers) <= by_position.keys() and any(by_position[each] != by_smi[each] for each in numbers):
+            note += f"; by position there it would be {','.join(_label(by_position[each]) for each in numbers)}"
+        return by_smi, note
+    if set(numbers) <= by_position.keys():
+        meant = ",".join(_label(by_position[each]) for each in numbers)
+        return by_position, f"`--gpus` counts positions in {within}; nvidia-smi's numbers are {meant}"
+    return by_smi, ""
+
+
+def _label(entry: VisibleGpu) -> str:
+    """Return what ``--gpus`` takes for a device: nvidia-smi's number, of a MIG instance its UUID."""
+    return str(entry.gpu.index) if entry.mig is None else entry.uuid
 
 
 def busy_reason(entry: VisibleGpu, locked: frozenset[str]) -> str | None:
@@ -190,12 +270,10 @@ def _busy_by_numbers(gpu: Gpu) -> str | None:
 
 
 def _process(process: GpuProcess) -> str:
-    words = [f"pid {process.pid}"]
-    words += [process.user] if process.user else []
-    words += [f"`{process.command}`"] if process.command else []
-    words += [size_text(process.memory_bytes)] if process.memory_bytes is not None else []
-    words += ["orphaned worker"] if process.orphan else []
-    return ", ".join(words)
+    command = process.command and f"`{process.command}`"
+    orphan = "orphaned worker" if process.orphan else ""
+    words = (f"pid {process.pid}", process.user, command, size_text(process.memory_bytes), orphan)
+    return ", ".join(word for word in words if word)
 
 
 def _parts(text: str) -> list[str]:
@@ -220,40 +298,31 @@ def _invalid(requested: str, what: str, why: str = "the option takes indices, UU
     return UsageError(finding)
 
 
-def _named(part: str, requested: str, pool: tuple[VisibleGpu, ...], environ_visible: str | None) -> VisibleGpu:
+def _named(
+    part: str, requested: str, pool: tuple[VisibleGpu, ...], numbered: Mapping[int, VisibleGpu], within: Exported
+) -> VisibleGpu:
+    """Return the device; of a split GPU the first instance, which is what CUDA takes."""
     if part.isdigit():
-        if int(part) < len(pool):
-            return _usable(pool[int(part)])
+        found = [numbered[int(part)]] if int(part) in numbered else []
     else:
-        found = [device for entry in pool for device in _devices(entry) if device.uuid.startswith(part)]
-        if len(found) == 1:
-            return _usable(replace(found[0], text=part))
-    raise _not_found(part, requested, pool, environ_visible)
+        devices = [device for entry in pool for device in (entry, *entry.instances)]
+        found = [replace(device, text=part) for device in devices if device.uuid.startswith(part)]
+    if len(found) != 1:
+        raise _not_found(part, requested, pool, within)
+    return next(iter(found[0].instances), found[0])
 
 
-def _devices(entry: VisibleGpu) -> tuple[VisibleGpu, ...]:
-    """Return the entry and, if it is a whole GPU, every instance that it is split into."""
-    instances = entry.gpu.mig_devices if entry.mig is None else ()
-    return (entry, *(VisibleGpu(mig.uuid, entry.gpu, mig) for mig in instances))
-
-
-def _usable(entry: VisibleGpu) -> VisibleGpu:
-    """Return the first instance of a split GPU, which is what CUDA takes, and any other device as it is."""
-    if entry.mig is None and entry.gpu.mig_enabled is True and entry.gpu.mig_devices:
-        return _devices(entry)[1]
-    return entry
-
-
-def _not_found(part: str, requested: str, pool: tuple[VisibleGpu, ...], environ_visible: str | None) -> RefusedError:
-    within = "on this machine" if environ_visible is None else f"within CUDA_VISIBLE_DEVICES={environ_visible}"
+def _not_found(part: str, requested: str, pool: tuple[VisibleGpu, ...], within: Exported) -> RefusedError:
+    place = "on this machine" if within.devices is None else f"within {within}"
     if not pool:
-        what, fix = f"there is no GPU {within}", "run without `--gpus`, with `--device cpu`"
+        what, fix = f"there is no GPU {place}", "run without `--gpus`, with `--device cpu`"
     else:
-        devices = (f"{position} ({entry.gpu.name}, {entry.uuid})" for position, entry in enumerate(pool))
+        devices = (f"{entry.gpu.index} ({entry.gpu.name}, {entry.uuid})" for entry in pool)
         several = sum(entry.uuid.startswith(part) for entry in pool) > 1
-        problem = "names several GPUs" if several else f"names no GPU {within}"
+        problem = "names several GPUs" if several else f"names no GPU {place}"
         what = f"`--gpus {requested}`: `{part}` {problem}; there {_are(len(pool))} {', '.join(devices)}"
-        fix = f"use `--gpus {','.join(str(number) for number in range(len(pool)))}` or fewer of them"
+        fix = f"use `--gpus {','.join(map(_label, pool))}` or fewer of them"
+        fix += "" if within.devices is None else ", as nvidia-smi counts"
     return RefusedError(
         error("gpu-not-found", what, why="CUDA ignores an entry that names nothing and all behind it", fix=fix)
     )
@@ -279,11 +348,10 @@ def _memory_step(gpu: Gpu) -> int:
 
 
 def _not_free(entries: tuple[VisibleGpu, ...], busy: dict[int, str], idle: int, wanted: int) -> RefusedError:
-    plural = "GPU" if wanted == 1 else "GPUs"
-    what = f"{wanted} free {plural} asked for, {idle} of {len(entries)} {_are(idle)} free"
+    what = f"{count(wanted, 'free GPU')} asked for, {idle} of {len(entries)} {_are(idle)} free"
     least = f"wait, or ask for `--gpus free:{idle}`" if idle else "wait for a GPU to become free"
     if len(entries) >= wanted:
-        named = ",".join(str(number) for number in range(wanted))
+        named = ",".join(_label(entry) for entry in entries[:wanted])
         least += f"; to share GPUs all the same, name them: `--gpus {named}`"
     return RefusedError(
         error(

@@ -11,7 +11,7 @@ from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import Facts, NetworkFacts, Route
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source, value_of
 
 #: Variables of this shell that the hosts get too. What names this host's devices, paths of its own or its place in a
 #: job stays here; `--env` adds whatever else is needed.
@@ -83,7 +83,7 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
 
     Raises UsageError where numbers contradict each other or differ from host to host.
     """
-    processes: Processes = options.nproc.value if options.nproc else "auto"
+    processes: Processes = value_of(options.nproc, "auto")
     if options.nnodes is not None and options.nnodes.value.most != len(names):
         fewest, most = options.nnodes.value
         hosts = most if fewest == most else f"{fewest} to {most}"
@@ -101,16 +101,6 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
     source = options.nproc.source if options.nproc else Source("flag", "--hosts")
     nodes = Resolved(NodeRange(len(names), len(names)), source)
     return replace(options, nproc=Resolved(processes, source), nnodes=nodes)
-
-
-def fewest(options: Options, hosts: int) -> int:
-    """Return how many of the ``hosts`` that were named are enough: MIN of `--nnodes MIN:MAX`, else all of them."""
-    return hosts if options.nnodes is None else options.nnodes.value.fewest
-
-
-def sized_for(options: Options, names: Sequence[str], slots: Sequence[int | None]) -> Options:
-    """Return what ``sized`` does, for those hosts alone which answered. Raises UsageError."""
-    return sized(replace(options, nnodes=None), names, slots)
 
 
 def _common(given: Mapping[str, int], hosts: int) -> int:

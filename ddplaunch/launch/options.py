@@ -7,12 +7,12 @@ result once.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Literal, TypeAlias
 
 from ddplaunch.launch.flag import (
+    DeviceWord,
     Flag,
     Kind,
     NodeRange,
@@ -20,6 +20,7 @@ from ddplaunch.launch.flag import (
     Processes,
     Ranks,
     Reader,
+    of_the_script,
     read_address,
     read_assignment,
     read_count,
@@ -32,13 +33,17 @@ from ddplaunch.launch.flag import (
     read_nodes,
     read_nproc,
     read_on_hang,
+    read_placement,
     read_ranks,
+    read_rate,
+    read_size,
     read_start,
 )
-from ddplaunch.scaling.numbers import LrScaling
+from ddplaunch.launch.relaunch import RelaunchPolicy
+from ddplaunch.scaling.numbers import LrScaling, rate_key
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import Resolved, value_of
 
 #: What was typed, by name of the flag: a ``Resolved``, or a tuple of them for a flag that may be repeated.
 Said: TypeAlias = Mapping[str, Any]
@@ -61,6 +66,10 @@ def _integer(panel: str, text: str, read: Reader | None = None, example: str = "
 
 def _number(panel: str, text: str, example: str = "") -> Any:
     return _flag(panel, text, "X", None, example, kind="number")
+
+
+def _rates(text: str) -> Any:
+    return _flag(NUMBERS, text, "X", read_rate, "1e-4", kind="rates")
 
 
 def _switch(panel: str, text: str, kind: Kind = "pair") -> Any:
@@ -92,8 +101,14 @@ class Options:
     gpus: Resolved[str] | None = _flag(
         SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST"
     )
-    device: Resolved[str] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read_device)
+    device: Resolved[DeviceWord] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read_device)
     nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read_nodes)
+    placement: Resolved[Literal["auto", "none", "node", "cores"]] | None = _flag(
+        SIZE,
+        "On which CPUs ranks run: node (their GPU's NUMA node), cores (their own), none or auto [auto].",
+        "HOW",
+        read_placement,
+    )
     batch_size: Resolved[int] | None = _integer(NUMBERS, "Samples per process and forward pass.")
     accum: Resolved[int] | None = _integer(
         NUMBERS, "Gradient accumulation: forward passes per optimizer step.", example="4"
@@ -101,18 +116,43 @@ class Options:
     global_batch_size: Resolved[int] | None = _integer(
         NUMBERS, "Samples per optimizer step over all processes.", example="64"
     )
-    base_lr: Resolved[float] | None = _number(NUMBERS, "Learning rate to scale from.")
+    base_lr: Resolved[float] | None = _rates("Learning rate to scale from; of several, NAME=X each.")
     base_batch_size: Resolved[int] | None = _integer(
         NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
     )
-    lr: Resolved[float] | None = _number(NUMBERS, "Final learning rate, never scaled.")
+    lr: Resolved[float] | None = _rates("Final learning rate, never scaled; of several, NAME=X each.")
     lr_scaling: Resolved[LrScaling] | None = _flag(NUMBERS, "linear, sqrt or none [linear].", "RULE")
     lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", "4")
     base_warmup: Resolved[int] | None = _integer(NUMBERS, "Warmup steps, scaled like --base-lr.", example="500")
+    warmup: Resolved[int] | None = _integer(NUMBERS, "Final warmup steps, never scaled.", example="500")
     dataset_size: Resolved[int] | None = _integer(
         NUMBERS, "Samples in the training set: gives steps per epoch.", example="50000"
     )
     forward: Resolved[bool] | None = _switch(NUMBERS, "Fill in the options that the script declares [yes].")
+    batch_option: Resolved[str] | None = _flag(
+        NUMBERS,
+        "The script's option for the batch, and whose: batch-size:total (rank, node, total, step); or none.",
+        "NAME",
+        of_the_script("rank", "node", "total", "step"),
+        "batch-size:total",
+    )
+    accum_option: Resolved[str] | None = _flag(
+        NUMBERS, "The script's option for the accumulation, or none.", "NAME", of_the_script(), "grad-accum"
+    )
+    lr_option: Resolved[str] | None = _flag(
+        NUMBERS,
+        "The script's option for the learning rate: lr:final, or lr:base if the script scales it; or none.",
+        "NAME",
+        of_the_script("final", "base"),
+        "lr:final",
+    )
+    warmup_option: Resolved[str] | None = _flag(
+        NUMBERS,
+        "The script's option for the warmup: warmup:steps (steps, epochs, ratio); or none.",
+        "NAME",
+        of_the_script("steps", "epochs", "ratio"),
+        "warmup:steps",
+    )
     data: tuple[Resolved[str], ...] = _many(
         INPUTS, "A file or directory that must be readable (repeatable).", "PATH", read_name, "/data/train"
     )
@@ -191,6 +231,14 @@ class Options:
     )
     verbose: Resolved[bool] | None = _switch(SHOWING, "Show torchrun's own messages too.", "switch")
     capture: Resolved[bool] | None = _switch(SHOWING, "Record every rank's output, and explain a failure [yes].")
+    log_max_bytes: Resolved[int] | None = _flag(
+        SHOWING,
+        "Most to keep of one rank's output, its beginning and its end: 512M, 4G, none [4G].",
+        "SIZE",
+        read_size,
+        "4G",
+        name="log_max_size",
+    )
     hang_timeout_s: Resolved[float] | None = _duration(
         SHOWING,
         "hang_timeout",
@@ -204,6 +252,12 @@ class Options:
     stacks: Resolved[bool] | None = _switch(
         SHOWING, "Make `ddplaunch stacks` work without py-spy [on if a time-out is set]."
     )
+    observe: Resolved[bool] | None = _switch(
+        SHOWING, "Compare the first optimizer steps with the plan, from inside the ranks [yes]."
+    )
+    phases: Resolved[bool] | None = _switch(
+        SHOWING, "Measure where each step's time goes: data, forward, backward, communication, optimizer.", "switch"
+    )
     trace: Resolved[str] | None = _flag(
         SHOWING, "Write how long each phase of the launch took: FILE.svg or FILE.json.", "FILE"
     )
@@ -211,10 +265,21 @@ class Options:
         SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`.", "switch"
     )
 
+    #: Those of several learning rates that have a name: what ``--base-lr`` and ``--lr`` say beside a plain number.
+    named_base_lr: tuple[Resolved[tuple[str, float]], ...] = ()
+    named_lr: tuple[Resolved[tuple[str, float]], ...] = ()
+
+    @property
+    def relaunch_policy(self) -> RelaunchPolicy | None:
+        """What `--relaunch` asks for, None without it."""
+        times = value_of(self.relaunch, 0)
+        after_s = value_of(self.relaunch_after_s, RelaunchPolicy.after_s)
+        return RelaunchPolicy(times, after_s, value_of(self.relaunch_wait_s, RelaunchPolicy.wait_s)) if times else None
+
 
 def flags_of_options() -> dict[str, Flag]:
     """Return every flag by the name of its field, in the order of ``--help``."""
-    found: dict[str, Flag] = {each.name: each.metadata["flag"] for each in fields(Options)}
+    found: dict[str, Flag] = {each.name: each.metadata["flag"] for each in fields(Options) if each.metadata}
     return {name: flag._replace(name=flag.name or name) for name, flag in found.items()}
 
 
@@ -224,11 +289,40 @@ def parse_options(said: Said) -> Options:
     for name, flag in flags_of_options().items():
         item = said.get(flag.name)
         if item is not None:
-            values[name] = tuple(map(flag.parsed, item)) if flag.kind == "many" else flag.parsed(item)
+            several = flag.kind in ("many", "rates")
+            values[name] = tuple(map(flag.parsed, item)) if several else flag.parsed(item)
+    _separate_rates(values)
     _separate_nodes(values, said)
-    options = Options(**values)
-    _refuse_lonely(options, said)
-    return options
+    _refuse_lonely(said)
+    return Options(**values)
+
+
+def _separate_rates(values: dict[str, Any]) -> None:
+    """Put learning rates with names into the fields for them; of two for one name that of the flag over the profile's.
+
+    Raises UsageError where one place says two.
+    """
+    for field_name in ("base_lr", "lr"):
+        found: dict[str, Resolved[tuple[str, float]]] = {}
+        for item in values.pop(field_name, ()):
+            name = rate_key(item.value[0])
+            if name in found and found[name].source == item.source:
+                raise _two_rates("--" + field_name.replace("_", "-"), found[name], item)
+            found[name] = item
+        if plain := found.pop("", None):
+            values[field_name] = Resolved(plain.value[1], plain.source)
+        values[f"named_{field_name}"] = tuple(found.values())
+
+
+def _two_rates(flag: str, one: Resolved[tuple[str, float]], other: Resolved[tuple[str, float]]) -> UsageError:
+    first, second = (f"{flag} {each.value[0]}{'=' if each.value[0] else ''}{each.value[1]:g}" for each in (one, other))
+    names = "" if one.value[0] else f", or give each a name: `{flag} phase1={one.value[1]:g}`"
+    return usage(
+        f"`{first}` and `{second}` set one learning rate",
+        why="it may be repeated for another learning rate, with another name",
+        fix=f"keep one of them, as in `{second}`{names}",
+        where=str(other.source),
+    )
 
 
 def _separate_nodes(values: dict[str, Any], said: Said) -> None:
@@ -249,138 +343,23 @@ def _separate_nodes(values: dict[str, Any], said: Said) -> None:
         )
 
 
-def _refuse_lonely(options: Options, said: Said) -> None:
+_OF_RELAUNCHES = "it says when a failed run is launched again, and that was not asked for"
+#: Flags that mean nothing without another one, with that one as it might be given, and why.
+_LONELY = {
+    "on_hang": ("--hang-timeout 10m", "it says what happens when no rank moves, and that is not watched"),
+    "relaunch_after": ("--relaunch 3", _OF_RELAUNCHES),
+    "relaunch_wait": ("--relaunch 3", _OF_RELAUNCHES),
+}
+
+
+def _refuse_lonely(said: Said) -> None:
     """Raise UsageError for a flag that means nothing without another one."""
-    if options.on_hang is not None and options.hang_timeout_s is None:
-        raise usage(
-            "`--on-hang` without `--hang-timeout`",
-            why="it says what happens when no rank moves, and that is not watched",
-            fix=f"`--hang-timeout 10m --on-hang {options.on_hang.value}`",
-            where=str(options.on_hang.source),
-        )
-    for name in ("relaunch_after", "relaunch_wait"):
-        if options.relaunch is None and name in said:
-            flag = "--" + name.replace("_", "-")
+    for name, (other, why) in _LONELY.items():
+        flag, needed = "--" + name.replace("_", "-"), other.partition(" ")[0]
+        if name in said and needed[2:].replace("-", "_") not in said:
             raise usage(
-                f"`{flag}` without `--relaunch`",
-                why="it says when a failed run is launched again, and that was not asked for",
-                fix=f"`--relaunch 3 {flag} {said[name].value}`",
+                f"`{flag}` without `{needed}`",
+                why=why,
+                fix=f"`{other} {flag} {said[name].value}`",
                 where=str(said[name].source),
             )
-
-
-_EXPECTED = {"integer": "an integer", "number": "a number", "switch": "true or false", "pair": "true or false"}
-_EXAMPLES = {"env": '["NAME=VALUE"]', "nproc": '"auto"', "gpus": '"0,1"', "lr-scaling": '"sqrt"'}
-_EXAMPLES_OF_KIND = {"integer": "8", "number": "1e-4", "switch": "true", "pair": "true"}
-
-
-def said_in_table(table: Mapping[str, Any], where: str) -> Said:
-    """Return what a table of the project's configuration says, each value with source "profile".
-
-    A key is the flag without the leading dashes. Raises UsageError for an unknown key (with the near miss) and for a
-    value of the wrong type.
-    """
-    flags = {flag.name: flag for flag in flags_of_options().values()}
-    said: dict[str, Any] = {}
-    for key, value in table.items():
-        name = key.replace("-", "_")
-        if name not in flags:
-            raise _unknown("key", key, [known.replace("_", "-") for known in flags], where)
-        if name in said:
-            spelled = name.replace("_", "-")
-            raise usage(
-                f"`{spelled}` is set twice",
-                why="`-` and `_` spell the same key",
-                fix=f"keep one of `{spelled}` and `{name}` in {where}",
-                where=where,
-            )
-        source, kind = Source("profile", where), flags[name].kind
-        if kind == "many":
-            items = value if isinstance(value, list) else [value]
-            said[name] = tuple(Resolved(_scalar(key, item, kind, where), source) for item in items)
-        else:
-            said[name] = Resolved(_scalar(key, value, kind, where), source)
-    return said
-
-
-def _scalar(key: str, value: object, kind: Kind, where: str) -> object:
-    wanted = {"integer": int, "number": float, "switch": bool, "pair": bool}.get(kind, str)
-    if wanted in (float, str) and isinstance(value, int) and not isinstance(value, bool):
-        return wanted(value)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted is not bool):
-        expected, example = _EXPECTED.get(kind, "text"), _EXAMPLES.get(key, _EXAMPLES_OF_KIND.get(kind, '"text"'))
-        raise usage(
-            f"`{key} = {value!r}` is not {expected}",
-            why=f"`{key}` takes {expected}",
-            fix=f"correct it in {where}, as in `{key} = {example}`",
-            where=where,
-        )
-    return value
-
-
-def said_in_profile(document: Mapping[str, Any], name: str | None, where: str) -> Said:
-    """Merge the document's own keys with those of the named profile, which wins.
-
-    Raises UsageError if the profile does not exist.
-    """
-    profiles = _table_of_tables(document.get("profiles", {}), where)
-    base = said_in_table({key: value for key, value in document.items() if key != "profiles"}, where)
-    if name is None:
-        return base
-    if name not in profiles:
-        raise _unknown("profile", name, list(profiles), where)
-    return merge(said_in_table(profiles[name], f"{where}, {name}"), base)
-
-
-def _table_of_tables(profiles: object, where: str) -> Mapping[str, Mapping[str, Any]]:
-    wrong = "profiles" if not isinstance(profiles, Mapping) else None
-    if isinstance(profiles, Mapping):
-        wrong = next((f"profiles.{name}" for name, table in profiles.items() if not isinstance(table, Mapping)), None)
-    if not isinstance(profiles, Mapping) or wrong is not None:
-        raise usage(
-            f"`{wrong}` is not a table",
-            why="each profile is a section with keys of its own",
-            fix="write `[profiles.big]`, and below it `batch-size = 8`",
-            where=where,
-        )
-    return profiles
-
-
-def merge(first: Said, second: Said) -> dict[str, Any]:
-    """Return ``first`` completed by ``second``; repeatable flags are joined, those of ``first`` last.
-
-    What ``first`` says also takes away from ``second`` what would contradict it, so that a flag wins over a profile.
-    """
-    merged = {name: value for name, value in second.items() if name not in _displaced(first, second)}
-    for name, value in first.items():
-        merged[name] = (*merged.get(name, ()), *value) if isinstance(value, tuple) else value
-    return merged
-
-
-def _displaced(first: Said, second: Said) -> set[str]:
-    """Return the flags of ``second`` that cannot stand beside those of ``first``."""
-    names: set[str] = set()
-    if "lr" in first:
-        names |= {"base_lr"}
-        if "base_warmup" not in first and "base_warmup" not in second:  # nothing is left that could be scaled
-            names |= {"base_batch_size", "lr_scaling", "lr_max_factor"}
-    if "base_lr" in first:
-        names.add("lr")
-    if "gpus" in first:
-        names.add("device")
-    if "device" in first and first["device"].value == "cpu":
-        names.add("gpus")
-    if "nnodes" in first and "nproc" in second and "x" in second["nproc"].value:
-        names.add("nproc")
-    return names
-
-
-def _unknown(what: str, name: str, known: list[str], where: str) -> UsageError:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    listed = ", ".join(f"`{item}`" for item in sorted(known)) or "none"
-    return usage(
-        f"unknown {what} `{name}`",
-        why=f"{where} may hold: {listed}",
-        fix=f"did you mean `{near[0]}`?" if near else f"use one of those, or remove `{name}`",
-        where=where,
-    )

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ddplaunch.launch.options import Options
 from ddplaunch.machine.paths import NewestCheckpoint
 from ddplaunch.values import codec
 from ddplaunch.values.frozen import dataclass
@@ -27,8 +26,6 @@ RELAUNCHED = "DDPLAUNCH_RELAUNCHED"
 NOT_RELAUNCHED = "not-relaunched"
 #: Why there is no output to look at: behind "`--output`".
 NOT_GIVEN = "was not given"
-_AFTER_S = 60.0  # importing torch, reading data and the first step are behind most runs by then
-_WAIT_S = 10.0
 _LONGEST_WAIT_S = 300.0
 
 Reason = Literal["advanced", "lived", "short", "spent"]
@@ -41,8 +38,8 @@ class RelaunchPolicy:
     """
 
     times: int
-    after_s: float = _AFTER_S
-    wait_s: float = _WAIT_S
+    after_s: float = 60.0  # importing torch, reading data and the first step are behind most runs by then
+    wait_s: float = 10.0
 
 
 @dataclass(frozen=True)
@@ -65,14 +62,6 @@ class RelaunchDecision:
     again: bool
     reason: Reason
     progress: RunProgress
-
-
-def relaunch_policy(options: Options) -> RelaunchPolicy | None:
-    """Return what `--relaunch` asks for, None without it."""
-    if options.relaunch is None or not options.relaunch.value:
-        return None
-    after, wait = options.relaunch_after_s, options.relaunch_wait_s
-    return RelaunchPolicy(options.relaunch.value, after.value if after else _AFTER_S, wait.value if wait else _WAIT_S)
 
 
 def decide(progress: Sequence[RunProgress], policy: RelaunchPolicy, number: int) -> RelaunchDecision:

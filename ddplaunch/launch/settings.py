@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+#: The codes of what ranks are found to do at their first optimizer steps (``watch/observed.py``).
+OBSERVED = ("numbers-differ", "no-process-group", "data-not-divided")
 #: Written even if they have their defaults.
 _ALWAYS = frozenset({"run_id", "directory", "node", "show", "verbose", "grace_s", "max_restarts"})
 _LARGEST = 1 << 31
@@ -40,8 +42,20 @@ class Settings(NamedTuple):
     on_hang: Literal["report", "stop"] | None = None
     #: Let ranks print their stacks on a signal.
     stacks: bool = False
+    #: Let ranks note with which numbers they train.
+    observe: bool = True
+    #: Those of ``OBSERVED`` that are not to be told.
+    ignore: tuple[str, ...] = ()
+    #: Let ranks write what the phases of their steps take.
+    phases: bool = False
     #: Write ``node-K/metrics.jsonl``.
     record_metrics: bool = False
+    #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound, or torchrun binds them.
+    cpus: tuple[str, ...] = ()
+    #: How much of one rank's output is kept, 0 for all of it.
+    log_max_bytes: int = 4 << 30
+    #: Where checkpoints go: whether these disks fill up is watched.
+    outputs: tuple[str, ...] = ()
     #: The file for the phases of the launch.
     trace: str = ""
     #: Leave the last words to the launcher, which speaks for all hosts.
@@ -81,11 +95,11 @@ class Settings(NamedTuple):
         for name, value in known.items():
             if not _fits(name, value):
                 raise ValueError(f"{name} is {str(value)[:80]!r}")
-        if "preload" in known:
-            known["preload"] = tuple(known["preload"])
+        known.update({name: tuple(known[name]) for name in _LISTS if name in known})
         return cls(**known)
 
 
+_LISTS = ("preload", "ignore", "cpus", "outputs")
 _CHOICES = {"start": ("cold", "warm"), "on_hang": ("report", "stop")}
 
 
@@ -93,8 +107,10 @@ def _fits(name: str, value: object) -> bool:
     """Say whether a launch can have written ``value`` for the field ``name``."""
     if name in _CHOICES:
         return value in _CHOICES[name]
-    if name == "preload":
+    if name in _LISTS:
         return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if name == "log_max_bytes":
+        return type(value) is int and 0 <= value < 1 << 63
     if name == "relaunch":
         return isinstance(value, dict)
     if name.endswith("_s"):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import shlex
 from collections.abc import Sequence
 
+from ddplaunch.launch.flag import shell_words
 from ddplaunch.launch.launch import Target, Topology
-from ddplaunch.launch.topology import endpoint
+from ddplaunch.launch.ranks.topology import endpoint
 from ddplaunch.values.finding import usage
-from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Unavailable
+from ddplaunch.values.resolved import Resolved, Unavailable, value_of
 
 #: What the launch decides itself; a second value by ``--torchrun-arg`` would contradict the plan.
 _OURS = {
@@ -32,26 +31,20 @@ _OURS = {
 _CONF = "--rdzv-conf="
 
 
-@dataclass(frozen=True)
-class Rendezvous:
-    """How nodes find each other: an id that all share, and this node's address on the way to rank 0."""
-
-    id: str
-    local_address: str | None = None
-
-
 def torchrun_argv(
     python: tuple[str, ...],
-    rendezvous: Rendezvous,
     topology: Topology,
-    restarts: int,
-    extra: tuple[str, ...],
     target: Target | None,
+    rendezvous_id: str,
+    local_address: str | None = None,
+    restarts: int = 0,
+    extra: tuple[str, ...] = (),
     capture: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Return the argument vector: interpreter, ``-m torch.distributed.run``, options, ``--``, target.
 
-    ``extra`` are the user's own words to torchrun, ``capture`` what the plug-in needs.
+    ``local_address`` is this node's on the way to rank 0. ``extra`` are the user's own words to torchrun, ``capture``
+    what the plug-in needs.
 
     The ``--`` keeps argparse from taking the script's own ``--r=16`` for an abbreviation of a torchrun option
     (https://github.com/pytorch/pytorch/issues/120601).
@@ -62,7 +55,7 @@ def torchrun_argv(
         "torch.distributed.run",
         f"--nnodes={_nodes(topology)}",
         f"--nproc-per-node={topology.nproc_per_node.value}",
-        *_joined(_rendezvous(rendezvous, topology, restarts), list(extra)),
+        *_joined(_rendezvous(topology, rendezvous_id, local_address, restarts), list(extra)),
         f"--max-restarts={restarts}",
         *capture,
     ]
@@ -74,7 +67,7 @@ def _nodes(topology: Topology) -> str:
     return str(high) if topology.min_nodes == high else f"{topology.min_nodes}:{high}"
 
 
-def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> list[str]:
+def _rendezvous(topology: Topology, identity: str, local_address: str | None, restarts: int) -> list[str]:
     """Choose the rendezvous.
 
     One node: c10d on a port that the kernel chooses at bind time, so launches at once never collide. A port that was
@@ -83,27 +76,26 @@ def _rendezvous(rendezvous: Rendezvous, topology: Topology, restarts: int) -> li
     is said outright: c10d's own guess compares host names and is wrong on a host whose name resolves to 127.0.1.1
     (https://github.com/pytorch/pytorch/issues/73656).
     """
-    port = topology.master_port.value if topology.master_port else 0
+    port = value_of(topology.master_port, 0)
     static = topology.min_nodes == topology.nnodes.value and not restarts
     if topology.master_addr is None or topology.node_rank is None:
-        if port and static:
-            return _static(rendezvous, 0, "localhost", port)
-        return [
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint=localhost:{port}",
-            f"--rdzv-id={rendezvous.id}",
-            "--rdzv-conf=is_host=1",
-            "--local-addr=localhost",
-        ]
-    addr, rank = topology.master_addr.value, topology.node_rank.value
+        addr, rank, local_address, static = "localhost", 0, "localhost", static and port > 0
+    else:
+        addr, rank = topology.master_addr.value, topology.node_rank.value
     if static:
-        return _static(rendezvous, rank, addr, port)
+        return [
+            "--rdzv-backend=static",
+            f"--rdzv-id={identity}",
+            f"--node-rank={rank}",
+            f"--master-addr={addr}",
+            f"--master-port={port}",
+        ]
     return [
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={endpoint(addr, port)}",
-        f"--rdzv-id={rendezvous.id}",
+        f"--rdzv-id={identity}",
         f"--rdzv-conf=is_host={int(rank == 0)}",
-        *([f"--local-addr={rendezvous.local_address}"] if rendezvous.local_address else []),
+        *([f"--local-addr={local_address}"] if local_address else []),
     ]
 
 
@@ -121,16 +113,6 @@ def _joined(ours: list[str], extra: list[str]) -> list[str]:
     return [*ours, *filter(None, extra)]
 
 
-def _static(rendezvous: Rendezvous, rank: int, addr: str, port: int) -> list[str]:
-    return [
-        "--rdzv-backend=static",
-        f"--rdzv-id={rendezvous.id}",
-        f"--node-rank={rank}",
-        f"--master-addr={addr}",
-        f"--master-port={port}",
-    ]
-
-
 def shared_id(topology: Topology, target: Target | None) -> str:
     """Return a rendezvous id that every node derives alike from the command that it was given.
 
@@ -138,9 +120,8 @@ def shared_id(topology: Topology, target: Target | None) -> str:
     """
     import hashlib  # loads OpenSSL, which a launch on one node has no need of
 
-    addr = topology.master_addr.value if topology.master_addr else ""
-    port = topology.master_port.value if topology.master_port else 0
-    words = [addr, str(port), _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
+    where = [value_of(topology.master_addr, ""), str(value_of(topology.master_port, 0))]
+    words = [*where, _nodes(topology), str(topology.nproc_per_node.value), *_target(target)]
     digest = hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()
     return f"ddplaunch-{digest[:12]}"
 
@@ -160,16 +141,7 @@ def extra_arguments(said: Sequence[Resolved[str]], known: frozenset[str] | Unava
     """
     words: list[str] = []
     for item in said:
-        try:
-            parts = shlex.split(item.value)
-        except ValueError as exception:
-            raise usage(
-                f"`--torchrun-arg {item.value}` has an unbalanced quote",
-                why=f"it is split like a shell line ({exception})",
-                fix="`--torchrun-arg '--monitor-interval 1'`",
-                where=str(item.source),
-            ) from exception
-        for part in parts:
+        for part in shell_words("--torchrun-arg", item.value, "--monitor-interval 1", str(item.source)):
             _check_flag(part, known)
             _refuse_positional(part, words[-1] if words else "")
             words.append(part)
@@ -190,15 +162,13 @@ def _refuse_positional(word: str, before: str) -> None:
 
 def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
     flag = "--" + word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else word
-    if not word.startswith("--") and flag not in _OURS:
-        return
     if flag in _OURS:
         raise usage(
             f"`--torchrun-arg {word}` contradicts the plan",
             why=f"ddplaunch decides `{flag}` itself, from {_OURS[flag]}",
             fix=f"say it by {_OURS[flag]} instead",
         )
-    if isinstance(known, Unavailable) or flag in known:
+    if not word.startswith("--") or isinstance(known, Unavailable) or flag in known:
         return
     near = difflib.get_close_matches(flag, sorted(known), n=1)
     raise usage(

@@ -157,6 +157,54 @@ class CpuFacts:
 
 
 @dataclass(frozen=True)
+class NumaNode:
+    """A NUMA node that has CPUs: ``cores`` are the physical cores that this process may use, each as its hardware
+    threads; ``package`` is the socket that it is a part of.
+    """
+
+    index: int
+    package: int
+    cores: tuple[tuple[int, ...], ...]
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """The CPUs of the node that this process may use."""
+        return tuple(cpu for core in self.cores for cpu in core)
+
+
+@dataclass(frozen=True)
+class CpuLayout:
+    """Where the CPUs lie that this process may use.
+
+    ``allowed`` of the ``online`` CPUs is how many the cgroup's cpuset leaves (or the first process has); an affinity
+    of fewer was chosen by somebody. On a machine with several nodes, ``gpu_nodes`` holds the node of each GPU by the
+    PCI address that NVML tells, ``network_nodes`` that of network cards by interface and InfiniBand device, as far as
+    the kernel knows them. ``numactl`` is whether that program, by which torchrun binds ranks, would work here.
+    ``running`` is how many threads computed on the machine at two moments, this process's left out.
+    """
+
+    nodes: tuple[NumaNode, ...]
+    allowed: int
+    online: int
+    gpu_nodes: dict[str, int] = field(default_factory=dict)
+    network_nodes: dict[str, int] = field(default_factory=dict)
+    numactl: bool = False
+    running: int = 0
+
+    @property
+    def cores(self) -> tuple[tuple[int, ...], ...]:
+        """All usable cores, node by node and socket by socket."""
+        return tuple(
+            core for node in sorted(self.nodes, key=lambda each: (each.package, each.index)) for core in node.cores
+        )
+
+    @property
+    def cpus(self) -> tuple[int, ...]:
+        """All usable CPUs, in order."""
+        return tuple(sorted(cpu for core in self.cores for cpu in core))
+
+
+@dataclass(frozen=True)
 class MemoryFacts:
     """``limit_bytes`` is the cgroup's limit or None; ``available_bytes`` already respects it."""
 
@@ -279,6 +327,7 @@ class Facts:
     output_paths: tuple[PathFact, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)  # as ddplaunch found it, secrets replaced by "***"
     packages: PackageFacts | Unavailable = NOT_ASKED
+    cpu_layout: CpuLayout | Unavailable = NOT_ASKED
 
 
 @dataclass(frozen=True)

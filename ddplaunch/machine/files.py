@@ -1,21 +1,30 @@
-"""Reads small files of /proc, /sys and /etc; one that is absent or unreadable is None."""
+"""Reads small files of /proc, /sys and /etc, and the ends of large ones; what cannot be read is None or empty.
+
+A log that grew beyond its limit is kept in pieces: its head has the name, and what came last is in ``NAME.from-N``
+beside it, N being the byte of the log at which the piece begins.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import pwd
 import re
+import stat
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 def read(path: str) -> str | None:
     """Return the file's text, stripped, or None if it cannot be read (absent, no permission, EINVAL from sysfs)."""
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read().decode("utf-8", "surrogateescape").strip()
-    except OSError:
-        return None
+    data = read_bytes(path)
+    return None if data is None else data.decode("utf-8", "surrogateescape").strip()
 
 
 def number(path: str) -> int | None:
@@ -57,6 +66,14 @@ def user_name(uid: int, root: str = "/", environ: Mapping[str, str] | None = Non
     return own or str(uid)
 
 
+def owner_name(uid: int) -> str:
+    """Return the user's name as the name service tells it, which may take a while; ``uid 1234`` if it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # a container without this user in its /etc/passwd
+        return f"uid {uid}"
+
+
 def read_bytes(path: str) -> bytes | None:
     """Return the whole file, None if it is gone or may not be read; half the time that a file object takes."""
     try:
@@ -74,7 +91,101 @@ def read_bytes(path: str) -> bytes | None:
         os.close(descriptor)
 
 
+def open_plain(path: str | Path) -> int:
+    """Open a plain file to read; a pipe or a device is not waited for. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no plain file", os.fspath(path))
+    return descriptor
+
+
+def read_plain(path: str | Path, most_bytes: int = 1 << 20) -> bytes:
+    """Return what a plain file holds. Raises OSError where it is none, or holds more."""
+    with open(open_plain(path), "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"has more than {most_bytes} bytes", os.fspath(path))
+    return data
+
+
+class Piece(NamedTuple):
+    """A file that holds a log from its byte ``start`` up to ``end``."""
+
+    path: str
+    start: int
+    end: int
+
+
+_CONTINUED = ".from-"
+
+
+def piece_path(path: str, start: int) -> str:
+    """Return what the piece of the log ``path`` that begins at its byte ``start`` is called."""
+    return f"{path}{_CONTINUED}{start}"
+
+
+def pieces_of(path: str | Path) -> list[Piece]:
+    """Return the files of a log, in order; one that is in one file has one piece, one that is gone has none."""
+    folder, name = os.path.split(os.fspath(path))
+    return pieces_in(folder or ".", name).get(name, [])
+
+
+def pieces_in(folder: str | Path, name: str = "") -> dict[str, list[Piece]]:
+    """Return the pieces of every log in ``folder``, or of that called ``name``, by the log's name."""
+    found: dict[str, list[Piece]] = {}
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.name.startswith(name):
+                continue
+            log, continued, digits = entry.name.rpartition(_CONTINUED)
+            start = int(digits) if continued and digits.isascii() and digits.isdecimal() and len(digits) < 20 else 0
+            with contextlib.suppress(OSError):  # removed meanwhile
+                seen = entry.stat(follow_symlinks=False)
+                if stat.S_ISREG(seen.st_mode):
+                    piece = Piece(entry.path, start, start + seen.st_size)
+                    found.setdefault(log if start else entry.name, []).append(piece)
+    for pieces in found.values():
+        pieces.sort(key=lambda piece: piece.start)
+    return found
+
+
+def read_end(path: str | Path, most_bytes: int) -> bytes:
+    """Return the last ``most_bytes`` of a log, all of a shorter one; nothing if it cannot be read."""
+    data, before = b"", None
+    for piece in reversed(pieces_of(path)):
+        if len(data) >= most_bytes or before not in (None, piece.end):
+            break
+        data, before = _end_of(piece.path, most_bytes - len(data)) + data, piece.start
+    return data
+
+
+def _end_of(path: str, most_bytes: int) -> bytes:
+    try:
+        with open(open_plain(path), "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most_bytes))
+            return file.read(most_bytes)
+    except OSError:
+        return b""
+
+
+def is_same_file(one: int, other: int) -> bool:
+    """Say whether two descriptors lead to the same terminal, pipe or file; False where one of them is closed."""
+    try:
+        return os.path.samestat(os.fstat(one), os.fstat(other))
+    except OSError:
+        return False
+
+
+def nvidia_devices(pid: int | Literal["self"], proc: str = "/proc") -> list[str]:
+    """Return the NVIDIA devices that a process has open; none where this user may not look."""
+    folder, found = f"{proc}/{pid}/fd", []
+    for name in names(folder):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            found.append(os.readlink(f"{folder}/{name}"))  # noqa: PTH115
+    return [path for path in found if path.startswith("/dev/nvidia")]
+
+
 def boot_id(proc: str = "/proc") -> str | None:
     """Return the id of this boot, within which a pid and a start time name one process; None where it is not told."""
-    text = read_bytes(f"{proc}/sys/kernel/random/boot_id")
-    return None if text is None else text.decode().strip()
+    return read(f"{proc}/sys/kernel/random/boot_id")

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from ddplaunch.machine import environ as environment
-from ddplaunch.machine import hardware, network, paths, software
+from ddplaunch.machine import cpu_layout, hardware, network, paths, software
 from ddplaunch.machine.facts import (
     NO_MASTER,
     NO_PORT,
@@ -38,15 +37,21 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     long (torch's import, names, paths) is started first and collected last.
     """
     env = dict(os.environ if environ is None else environ)
-    torch_import = _begin_import(request)
-    own_name = ask(lambda: network.start(os.uname().nodename))
+    ran = cpu_layout.running()  # first: the children that look up names compute too
+    torch_import = _begin(lambda: _import(request))
+    own_name = _begin(lambda: network.look_up(os.uname().nodename, _OWN_NAME_DEADLINE_S))
     master = request.master_addr
-    master_name = ask(lambda: network.start(master)) if master else NO_MASTER
-    data, output = _begin_paths(request, "data"), _begin_paths(request, "output")
+    master_name = _begin(lambda: network.look_up(master, _MASTER_NAME_DEADLINE_S)) if master else lambda: NO_MASTER
+    wanted: list[tuple[str, paths.Role]] = [(path, "data") for path in request.data_paths]
+    wanted += [(path, "output") for path in request.output_paths]
+    looks = _begin(lambda: paths.begin_looks(wanted, request.path_deadline_s))
     nvml, nvidia = _gpus(request.gpu_details)
-    own_addresses = ask(lambda: _resolved(own_name, _OWN_NAME_DEADLINE_S))
-    network_facts = ask(lambda: _network(master, master_name))
-    variables = ask(lambda: environment.probe_environment(env))
+    own_addresses = own_name()
+    network_facts = ask(lambda: _network(master, master_name()))
+    variables = ask(lambda: software.probe_environment(env))
+    found = looks()
+    if isinstance(found, Unavailable):
+        found = tuple(PathFact(path, "unreachable", error=found.reason) for path, _ in wanted)
     return Facts(
         host=ask(lambda: software.probe_host(own_addresses, env)),
         python=ask(lambda: software.probe_python(env)),
@@ -60,10 +65,11 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
         network=network_facts,
         master_port=ask(lambda: _port(request, network_facts)),
         environment={} if isinstance(variables, Unavailable) else variables,
-        data_paths=data(),
-        output_paths=output(),
+        data_paths=found[: len(request.data_paths)],
+        output_paths=found[len(request.data_paths) :],
         torch_import=torch_import(),
         packages=ask(software.probe_packages) if request.packages else NOT_ASKED,
+        cpu_layout=ask(lambda: cpu_layout.probe_layout(nvml, env, ran=ran)),
     )
 
 
@@ -75,28 +81,19 @@ def ask(probe: Callable[[], T]) -> T | Unavailable:
         return Unavailable(f"probe failed: {type(error).__name__}: {error}")
 
 
-def _begin_import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
+def _begin(start: Callable[[], Callable[[], T | Unavailable]]) -> Callable[[], T | Unavailable]:
+    """Start what takes long, and return what collects its answer later; each may break, as in ``ask``."""
+    finish = ask(start)
+    return (lambda: finish) if isinstance(finish, Unavailable) else lambda: ask(finish)
+
+
+def _import(request: ProbeRequest) -> Callable[[], TorchImport | Unavailable]:
     if not request.import_torch or (request.torch_needs_gpu and not any(os.access(path, os.F_OK) for path in _DRIVERS)):
         return lambda: NOT_ASKED
     from ddplaunch.machine import torch_child  # subprocess costs milliseconds that a launch does not pay
 
-    child = ask(torch_child.start)
-    if isinstance(child, Unavailable):
-        return lambda: child
-    return lambda: ask(lambda: torch_child.finish(child))
-
-
-def _begin_paths(request: ProbeRequest, role: paths.Role) -> Callable[[], tuple[PathFact, ...]]:
-    wanted = request.data_paths if role == "data" else request.output_paths
-    looks = ask(lambda: paths.PathLooks([(path, role) for path in wanted]))
-
-    def finish() -> tuple[PathFact, ...]:
-        found = looks if isinstance(looks, Unavailable) else ask(lambda: looks.finish(request.path_deadline_s))
-        if isinstance(found, Unavailable):
-            return tuple(PathFact(path, "unreachable", error=found.reason) for path in wanted)
-        return found
-
-    return finish
+    child = torch_child.start()
+    return lambda: torch_child.finish(child)
 
 
 def _gpus(details: bool) -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavailable]:
@@ -107,16 +104,9 @@ def _gpus(details: bool) -> tuple[NvmlFacts | Unavailable, NvidiaFacts | Unavail
     return nvml, ask(lambda: probe_nvidia(error))
 
 
-def _resolved(lookup: network.Lookup | Unavailable, deadline_s: float) -> tuple[str, ...] | Unavailable:
-    return lookup if isinstance(lookup, Unavailable) else network.finish(lookup, deadline_s)
-
-
-def _network(master: str | None, lookup: network.Lookup | Unavailable) -> NetworkFacts:
+def _network(master: str | None, addresses: tuple[str, ...] | Unavailable) -> NetworkFacts:
     interfaces = network.probe_interfaces()
-    route: Route | Unavailable = NO_MASTER
-    if master:
-        addresses = _resolved(lookup, _MASTER_NAME_DEADLINE_S)
-        route = ask(lambda: network.probe_route(master, addresses, interfaces))
+    route = ask(lambda: network.probe_route(master, addresses, interfaces)) if master else NO_MASTER
     return NetworkFacts(interfaces, network.probe_infiniband(), route)
 
 

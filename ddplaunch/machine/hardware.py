@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 from pathlib import Path
 
@@ -23,11 +24,6 @@ class CgroupLevels:
     version: int  # 1 or 2
     folders: tuple[str, ...]
 
-    def minimum(self, name: str) -> int | None:
-        """Return the smallest number that a file of this name holds on any level, or None ("max" everywhere)."""
-        values = [files.number(f"{folder}/{name}") for folder in self.folders]
-        return min((value for value in values if value is not None), default=None)
-
 
 def levels(controller: str, root: Path = Path("/")) -> CgroupLevels:
     """Return the cgroups whose ``controller`` ("cpu", "memory", "pids") governs this process.
@@ -35,43 +31,27 @@ def levels(controller: str, root: Path = Path("/")) -> CgroupLevels:
     A v1 hierarchy that carries the controller wins over v2, as in the kernel: a controller lives in one of them.
     See cgroups(7), /proc/self/cgroup and proc_pid_mountinfo(5).
     """
-    memberships = (files.read(f"{root}/proc/self/cgroup") or "").splitlines()
-    mounts = _mounts(root)
-    unified = CgroupLevels(2, ())
-    for line in memberships:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if controller in controllers.split(","):
-            found = _walk(path, controller, mounts, root)
-            if found.folders:
-                return found
-        elif not controllers:
-            unified = _walk(path, None, mounts, root)
-    return unified
+    paths: dict[str, str] = {}  # in each v1 hierarchy by its controllers, in that of v2 by an empty name
+    for line in (files.read(f"{root}/proc/self/cgroup") or "").splitlines():
+        controllers, _, path = line.partition(":")[2].partition(":")
+        paths |= dict.fromkeys(controllers.split(","), path)
+    for version, name in ((1, controller), (2, "")):
+        if name in paths and (folders := _folders(name, paths[name], root)):
+            return CgroupLevels(version, folders)
+    return CgroupLevels(2, ())
 
 
-def _mounts(root: Path) -> list[tuple[str, str, str, list[str]]]:
-    """Return (file system type, root inside the hierarchy, mount point, super options) of each cgroup mount."""
-    found = []
+def _folders(controller: str, path: str, root: Path) -> tuple[str, ...]:
+    """Return the folders of ``path`` up to the mount of its hierarchy; none if that is not mounted."""
     for line in (files.read(f"{root}/proc/self/mountinfo") or "").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.partition(" ")
-        if kind in ("cgroup", "cgroup2"):
-            fields = before.split(" ")
-            found.append(
-                (kind, files.unescape(fields[3]), files.unescape(fields[4]), options.split(" ")[-1].split(","))
-            )
-    return found
-
-
-def _walk(path: str, controller: str | None, mounts: list[tuple[str, str, str, list[str]]], root: Path) -> CgroupLevels:
-    version = 2 if controller is None else 1
-    for kind, inside, point, options in mounts:
-        if (kind == "cgroup2") != (version == 2) or (controller is not None and controller not in options):
-            continue
-        base = f"{root}/{point.lstrip('/')}".replace("//", "/")
-        return CgroupLevels(version, tuple(_upwards(base, _below(path, inside))))
-    return CgroupLevels(version, ())
+        carried = {"cgroup": options.split(" ")[-1].split(","), "cgroup2": [""]}.get(kind, [])
+        if controller in carried:
+            inside, point = map(files.unescape, before.split(" ")[3:5])
+            base = f"{root}/{point.lstrip('/')}".replace("//", "/")
+            return tuple(_upwards(base, _below(path, inside)))
+    return ()
 
 
 def _below(path: str, inside: str) -> str:
@@ -105,23 +85,16 @@ def _quota(levels: CgroupLevels) -> float | None:
     v1 has cpu.cfs_quota_us (-1: none) and cpu.cfs_period_us, v2 has "QUOTA PERIOD" in cpu.max
     (https://docs.kernel.org/admin-guide/cgroup-v2.html#cpu-interface-files).
     """
+    names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if levels.version == 1 else ("cpu.max",)
     quotas = []
     for folder in levels.folders:
-        if levels.version == 1:
-            quota = files.number(f"{folder}/cpu.cfs_quota_us")
-            period = files.number(f"{folder}/cpu.cfs_period_us")
-        else:
-            quota, period = _two_numbers(files.read(f"{folder}/cpu.max") or "")
-        if quota is not None and period and quota > 0:
-            quotas.append(quota / period)
+        words = " ".join(files.read(f"{folder}/{name}") or "" for name in names).split()
+        if len(words) == 2 and all(word.isdigit() and int(word) > 0 for word in words):
+            quotas.append(int(words[0]) / int(words[1]))
     return min(quotas, default=None)
 
 
-def _two_numbers(text: str) -> tuple[int | None, int | None]:
-    first, _, second = text.partition(" ")
-    return (int(first), int(second)) if first.isdigit() and second.isdigit() else (None, None)
-
-
+_NAMED_NUMBER = re.compile(r"^([^\s:]+):?[ \t]+(\d+)", re.MULTILINE)
 _MEMORY_FILES = {  # cgroup version: limit, usage, the reclaimable page cache's line in memory.stat
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -130,7 +103,7 @@ _MEMORY_FILES = {  # cgroup version: limit, usage, the reclaimable page cache's 
 
 def probe_memory(root: Path = Path("/")) -> MemoryFacts | Unavailable:
     """Return total, limit and available bytes; a cgroup limit at or above the machine's memory counts as none."""
-    meminfo = _table(files.read(f"{root}/proc/meminfo") or "", separator=":")
+    meminfo = _table(f"{root}/proc/meminfo")
     total_kib = meminfo.get("MemTotal")
     if total_kib is None:
         return Unavailable("/proc/meminfo does not tell MemTotal")
@@ -146,20 +119,14 @@ def probe_memory(root: Path = Path("/")) -> MemoryFacts | Unavailable:
             continue
         tightest = min(tightest, limit)
         usage = files.number(f"{folder}/{usage_file}") or 0
-        cache = _table(files.read(f"{folder}/memory.stat") or "", separator=" ").get(cache_name, 0)
+        cache = _table(f"{folder}/memory.stat").get(cache_name, 0)
         available = min(available, max(0, limit - usage + min(cache, usage)))
     return MemoryFacts(total_bytes=total, available_bytes=available, limit_bytes=tightest if tightest < total else None)
 
 
-def _table(text: str, separator: str) -> dict[str, int]:
-    """Return the lines "name<separator> number [kB]" as numbers."""
-    table = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(separator)
-        words = value.split()
-        if words and words[0].isdigit():
-            table[name] = int(words[0])
-    return table
+def _table(path: str) -> dict[str, int]:
+    """Return the lines ``name number`` or ``name: number kB`` of a file as numbers; nothing if it cannot be read."""
+    return {name: int(number) for name, number in _NAMED_NUMBER.findall(files.read(path) or "")}
 
 
 def probe_shm(root: Path = Path("/")) -> ShmFacts | Unavailable:
@@ -173,13 +140,14 @@ def probe_shm(root: Path = Path("/")) -> ShmFacts | Unavailable:
 
 def probe_limits(root: Path = Path("/")) -> LimitFacts:
     """Return soft and hard limits (None is unlimited); ranks inherit them through torchrun."""
+    pids = [files.number(f"{folder}/pids.max") for folder in levels("pids", root).folders]  # None is "max"
     files_soft, files_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LimitFacts(
         open_files_soft=_finite(files_soft),
         open_files_hard=_finite(files_hard),
         memlock_bytes=_finite(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
         processes_soft=_finite(resource.getrlimit(resource.RLIMIT_NPROC)[0]),
-        cgroup_pids_max=levels("pids", root).minimum("pids.max"),
+        cgroup_pids_max=min((limit for limit in pids if limit is not None), default=None),
     )
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from ddplaunch.machine import deadline, files
 from ddplaunch.machine.facts import InfinibandPort, Interface, PortFact, Route
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.secrets import hide_words
 
 _SIOCGIFCONF, _SIOCGIFFLAGS = 0x8912, 0x8913  # linux/sockios.h
 _IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40  # linux/if.h
@@ -26,23 +26,19 @@ _BRIDGES = ("docker", "br-", "virbr", "cni", "flannel", "cali", "veth", "podman"
 _IFREQ_BYTES = 40 if struct.calcsize("P") == 8 else 32
 
 
-def probe_interfaces(
-    root: Path = Path("/"),
-    flags_of: Callable[[str], int] | None = None,
-    ipv4: Callable[[], list[tuple[str, str]]] | None = None,
-) -> tuple[Interface, ...]:
+def probe_interfaces(root: Path = Path("/")) -> tuple[Interface, ...]:
     """Return this network namespace's interfaces in the kernel's order; ``up`` means that it carries traffic.
 
     /proc/net and ioctls follow the process's namespace; a /sys mounted elsewhere may not, so only the speed
     (Mbit/s) is read there.
     """
     addresses: dict[str, list[str]] = {}
-    for name, address in [*(ipv4 or ipv4_addresses)(), *_ipv6_addresses(root)]:
+    for name, address in [*ipv4_addresses(), *_ipv6_addresses(root)]:
         addresses.setdefault(name, []).append(address)
     found = []
     for line in (files.read(f"{root}/proc/net/dev") or "").splitlines()[2:]:
         name = line.partition(":")[0].strip()
-        flags = (flags_of or interface_flags)(name)
+        flags = _interface_flags(name)
         speed = files.number(f"{root}/sys/class/net/{name}/speed")
         found.append(
             Interface(
@@ -56,7 +52,7 @@ def probe_interfaces(
     return tuple(found)
 
 
-def interface_flags(name: str) -> int:
+def _interface_flags(name: str) -> int:
     """Return the IFF_ flags of an interface (netdevice(7)), 0 if it is gone."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         try:
@@ -188,7 +184,7 @@ def probe_port(port: int, root: Path = Path("/")) -> PortFact:
     holder = None if pid is None else read_process(pid)
     if holder is None:
         return PortFact(port, False, text, pid)
-    command = " ".join(holder.command).strip() or holder.name
+    command = " ".join(hide_words(holder.command)).strip() or holder.name
     return PortFact(port, False, text, pid, files.user_name(holder.uid, str(root)), command[:_COMMAND_CHARS] or None)
 
 
@@ -234,38 +230,27 @@ def _holder(port: int) -> int | None:
     return next((each.pid for each in sockets if each.pid and each.status != psutil.CONN_TIME_WAIT), None)
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """A name on its way: answered at once by ``addresses``, or by ``child`` later."""
+def look_up(name: str, deadline_s: float, root: Path = Path("/")) -> Callable[[], tuple[str, ...] | Unavailable]:
+    """Begin to resolve ``name``; an address or a name in /etc/hosts is answered without a resolver.
 
-    name: str
-    addresses: tuple[str, ...] = ()
-    child: deadline.Child | None = None
+    What is returned waits at most ``deadline_s`` seconds, and gives the addresses in the resolver's order or why there
+    are none.
+    """
+    known = (name,) if is_address(name) else in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
+    if known:
+        return lambda: known
+    child = deadline.start(lambda: _ask(name))
 
+    def finish() -> tuple[str, ...] | Unavailable:
+        answer = deadline.collect([child], deadline_s)[0]
+        if answer.late:
+            return Unavailable(f"`{name}` did not resolve within {deadline_s:g} s (the name server is silent)")
+        if answer.error is not None:
+            return Unavailable(f"`{name}` could not be resolved: {answer.error}")
+        error, addresses = answer.value
+        return tuple(addresses) if error is None else Unavailable(f"`{name}` does not resolve: {error}")
 
-def start(name: str, root: Path = Path("/")) -> Lookup:
-    """Begin to resolve ``name``; an address or a name in /etc/hosts is answered without a resolver."""
-    if is_address(name):
-        return Lookup(name, (name,))
-    listed = in_hosts_file(files.read(f"{root}/etc/hosts") or "", name)
-    if listed:
-        return Lookup(name, listed)
-    return Lookup(name, child=deadline.start(lambda: _ask(name)))
-
-
-def finish(lookup: Lookup, deadline_s: float) -> tuple[str, ...] | Unavailable:
-    """Return the addresses in the resolver's order, or why there are none after ``deadline_s`` seconds."""
-    if lookup.child is None:
-        return lookup.addresses
-    answer = deadline.collect([lookup.child], deadline_s)[0]
-    if answer.late:
-        return Unavailable(f"`{lookup.name}` did not resolve within {deadline_s:g} s (the name server is silent)")
-    if answer.error is not None:
-        return Unavailable(f"`{lookup.name}` could not be resolved: {answer.error}")
-    error, addresses = answer.value
-    if error is not None:
-        return Unavailable(f"`{lookup.name}` does not resolve: {error}")
-    return tuple(addresses)
+    return finish
 
 
 def is_address(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import pwd
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddplaunch.machine import files
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvidiaFacts, NvmlFacts
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Unavailable, known
+from ddplaunch.values.secrets import hide_words
 
 if TYPE_CHECKING:
     from ddplaunch.machine.processes.process_table import Process
@@ -28,11 +28,8 @@ def gpu_process(pid: int, memory_bytes: int | None, proc: Path = Path("/proc")) 
     process = read_process(pid, str(proc))
     if process is None:
         return GpuProcess(pid, memory_bytes, None, None)
-    try:
-        user = pwd.getpwuid(process.uid).pw_name
-    except KeyError:  # a container without this user in its /etc/passwd
-        user = f"uid {process.uid}"
-    text = " ".join(process.command).strip() or f"[{process.name}]"
+    user = files.owner_name(process.uid)
+    text = " ".join(hide_words(process.command)).strip() or f"[{process.name}]"
     command = "".join(letter if letter.isprintable() else " " for letter in text)
     shown = command if len(command) <= COMMAND_LENGTH else command[: COMMAND_LENGTH - 1] + "…"
     return GpuProcess(pid, memory_bytes, user, shown, _is_orphan(process, str(proc)))
@@ -63,14 +60,8 @@ _FIELD_RECOVERY_ACTION = 230
 _VERSION_MISMATCH = 18
 _GONE = (15, 16)  # GPU_IS_LOST, RESET_REQUIRED: no other question to this GPU makes sense
 _RECOVERY_ACTIONS = (
-    "none",
-    "reset",
-    "reboot",
-    "drain P2P",
-    "drain and reset",
-    "recover IMEX domain",
-    "bus reset",
-    "system reboot",
+    *("none", "reset", "reboot", "drain P2P", "drain and reset"),
+    *("recover IMEX domain", "bus reset", "system reboot"),
 )
 _COMPUTE_MODES = ("default", "exclusive thread", "prohibited", "exclusive process")
 # Of all reasons only these mean that something is wrong; an idle GPU or one at its power limit is as it should be.
@@ -169,19 +160,8 @@ def _details(api: Any, handle: Any) -> dict[str, Any]:
     # Constants are looked up inside the questions, so that a name missing in an old nvidia-ml-py costs one fact only.
     return {
         "utilization_percent": ask(api, lambda: int(api.nvmlDeviceGetUtilizationRates(handle).gpu)),
-        "processes": ask(
-            api,
-            lambda: tuple(
-                gpu_process(process.pid, process.usedGpuMemory)
-                for process in api.nvmlDeviceGetComputeRunningProcesses(handle)
-            ),
-        ),
-        "ecc_uncorrected": ask(
-            api,
-            lambda: int(
-                api.nvmlDeviceGetTotalEccErrors(handle, api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC)
-            ),
-        ),
+        "processes": ask(api, lambda: _processes(api, handle)),
+        "ecc_uncorrected": ask(api, lambda: _uncorrected_errors(api, handle)),
         "remap_pending": pending,
         "remap_failed": failed,
         "recovery_action": ask(api, lambda: _recovery_action(api, handle)),
@@ -189,6 +169,15 @@ def _details(api: Any, handle: Any) -> dict[str, Any]:
         "temperature_c": ask(api, lambda: int(api.nvmlDeviceGetTemperature(handle, api.NVML_TEMPERATURE_GPU))),
         "compute_mode": ask(api, lambda: _named(_COMPUTE_MODES, api.nvmlDeviceGetComputeMode(handle))),
     }
+
+
+def _processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    return tuple(gpu_process(each.pid, each.usedGpuMemory) for each in api.nvmlDeviceGetComputeRunningProcesses(handle))
+
+
+def _uncorrected_errors(api: Any, handle: Any) -> int:
+    kind, since = api.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, api.NVML_VOLATILE_ECC
+    return int(api.nvmlDeviceGetTotalEccErrors(handle, kind, since))
 
 
 def memory_of(api: Any, handle: Any) -> tuple[int, int]:
@@ -201,9 +190,7 @@ def memory_of(api: Any, handle: Any) -> tuple[int, int]:
 
 
 def _pci_bus_id(api: Any, handle: Any) -> str:
-    info = ask(api, lambda: api.nvmlDeviceGetPciInfo(handle).busId)
-    if isinstance(info, Unavailable):
-        return ""
+    info = known(ask(api, lambda: api.nvmlDeviceGetPciInfo(handle).busId), "")
     return info.decode(errors="replace") if isinstance(info, bytes) else str(info)
 
 
@@ -215,21 +202,16 @@ def _mig_enabled(api: Any, handle: Any) -> bool:
 
 
 def _mig_devices(api: Any, handle: Any) -> tuple[MigDevice, ...]:
-    most = ask(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(handle)))
-    slots = 0 if isinstance(most, Unavailable) else most
+    slots = known(ask(api, lambda: int(api.nvmlDeviceGetMaxMigDeviceCount(handle))), 0)
     found = (ask(api, lambda slot=slot: _mig_device(api, handle, slot)) for slot in range(slots))  # type: ignore[misc]
     return tuple(device for device in found if isinstance(device, MigDevice))  # slots may be empty between others
 
 
 def _mig_device(api: Any, handle: Any, slot: int) -> MigDevice:
     device = api.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-    name = ask(api, lambda: str(api.nvmlDeviceGetName(device)))
-    memory = ask(api, lambda: memory_of(api, device)[0])
-    return MigDevice(
-        uuid=api.nvmlDeviceGetUUID(device),
-        name="MIG device" if isinstance(name, Unavailable) else name,
-        memory_bytes=None if isinstance(memory, Unavailable) else memory,
-    )
+    name = known(ask(api, lambda: str(api.nvmlDeviceGetName(device))), "MIG device")
+    memory_bytes = known(ask(api, lambda: memory_of(api, device)[0]), None)
+    return MigDevice(api.nvmlDeviceGetUUID(device), name, memory_bytes)
 
 
 def _recovery_action(api: Any, handle: Any) -> str:

@@ -68,26 +68,25 @@ def _virtual(disk: str) -> bool:
 
 
 Role = Literal["data", "output"]
-Look = Callable[[str, Role], dict[str, Any]]
 
 # what a mount says whose server is gone, where it says anything (soft NFS, a crashed FUSE daemon, a lost disk)
 _DEAD = {errno.ESTALE, errno.ENOTCONN, errno.EIO, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENODEV}
 _GLOB = set("*?[")
 
 
-class PathLooks:
-    """Looks that have been started, in order; one dead path does not hide the others."""
+def begin_looks(wanted: Sequence[tuple[str, Role]], deadline_s: float) -> Callable[[], tuple[PathFact, ...]]:
+    """Look at each path in a child of its own, so that one dead path does not hide the others.
 
-    def __init__(self, wanted: Sequence[tuple[str, Role]], look: Look | None = None) -> None:
-        """Start one child for each path."""
-        self._paths = [path for path, _ in wanted]
-        function = look or describe
-        self._children = [deadline.start(partial(function, path, role)) for path, role in wanted]
+    What is returned collects the facts in order; all paths together get ``deadline_s`` seconds, late ones are
+    "unreachable".
+    """
+    children = [deadline.start(partial(describe, path, role)) for path, role in wanted]
 
-    def finish(self, deadline_s: float) -> tuple[PathFact, ...]:
-        """Return the facts in order; all paths together get ``deadline_s`` seconds, late ones are "unreachable"."""
-        answers = deadline.collect(self._children, deadline_s)
-        return tuple(_fact(path, answer, deadline_s) for path, answer in zip(self._paths, answers, strict=True))
+    def finish() -> tuple[PathFact, ...]:
+        answers = deadline.collect(children, deadline_s)
+        return tuple(_fact(path, answer, deadline_s) for (path, _), answer in zip(wanted, answers, strict=True))
+
+    return finish
 
 
 def _fact(path: str, answer: deadline.Answer, deadline_s: float) -> PathFact:
@@ -206,12 +205,12 @@ def _newest(answer: deadline.Answer, deadline_s: float) -> NewestCheckpoint:
 
 
 def _newest_checkpoint(path: str) -> tuple[Any, ...]:
-    """Return the fields of a ``NewestCheckpoint``; runs in the child and may block."""
+    """Return the fields of a ``NewestCheckpoint``, none where there is none; runs in the child and may block."""
     best: tuple[int, int, str] = (0, 0, "")
     try:
         status = os.stat(path)  # noqa: PTH116  Path("") would be the working folder
     except (OSError, ValueError):  # it is made by the script, maybe
-        return ("", 0, 0, None)
+        return ()
     if not stat.S_ISDIR(status.st_mode):
         return (path, status.st_mtime_ns, status.st_size, None)
     seen = 0

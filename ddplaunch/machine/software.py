@@ -1,4 +1,5 @@
-"""What is installed on this host, read from files: Python, torch, packages, ddplaunch's plug-in; and the host itself.
+"""What is installed on this host, read from files: Python, torch, packages, ddplaunch's plug-in; the host itself,
+and the environment variables that decide a launch.
 
 Nothing is imported or run. torchrun asks ``importlib.metadata`` for the group ``torchrun.logs_specs``, which reads
 every distribution there is; looking for ddplaunch's own takes a fraction of a millisecond.
@@ -17,6 +18,31 @@ from ddplaunch import __version__
 from ddplaunch.machine import files
 from ddplaunch.machine.facts import HostFacts, PackageFacts, PythonFacts, TorchFacts
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.secrets import hide_value
+
+_VARIABLE_PREFIXES = (
+    *("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "PET_", "TORCH", "PYTORCH_", "DDPLAUNCH_", "ACCELERATE_", "DEEPSPEED_"),
+    *("NCCL_", "GLOO_", "TP_", "UCC_", "UCX_", "FI_", "OFI_", "RDMAV_", "IBV_", "MLX5_", "RCCL_", "HSA_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "NVIDIA_", "NVSHMEM_", "HIP_", "ROCR_", "ROCM_", "GPU_", "ZE_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "MALLOC_", "SLURM", "SBATCH_", "PMI_", "PMIX_", "OMPI_", "PALS_"),
+    *("MPI_", "SM_", "KUBERNETES_", "PYXIS_", "ENROOT_", "APPTAINER_", "SINGULARITY_", "PYTHON", "CONDA_"),
+    *("HF_", "TRANSFORMERS_", "WANDB_", "TOKENIZERS_", "XLA_", "TRITON_"),
+)
+_VARIABLES = frozenset(
+    {"RANK", "WORLD_SIZE", "NODE_RANK", "NNODES", "HOSTNAME", "SLURMD_NODENAME", "LD_LIBRARY_PATH", "LD_PRELOAD"}
+    | {
+        "PATH",
+        "VIRTUAL_ENV",
+        "TMPDIR",
+        "CUDA_VISIBLE_DEVICES",
+        "USE_LIBUV",
+        "LANG",
+        "LC_ALL",
+        "TERM",
+        "CI",
+        "container",
+    }
+)
 
 
 def probe_python(environ: Mapping[str, str]) -> PythonFacts:
@@ -157,7 +183,6 @@ def shadowing_file(directory: str) -> str | None:
 
 _ASSIGNED = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*=\s*(?:None|'([^'\n]*)'|\"([^\"\n]*)\")", re.MULTILINE)
 _LONG_OPTION = re.compile(r"""["']--([a-z0-9][a-z0-9_-]*)["']""")
-_NCCL = re.compile(r"^nvidia_nccl_cu\d+-([0-9][^-]*)\.dist-info$")
 
 
 def probe_torch() -> TorchFacts | Unavailable:
@@ -178,13 +203,15 @@ def probe_torch() -> TorchFacts | Unavailable:
     version = values.get("__version__")
     if version is None:
         return Unavailable(f"`import torch` in {sys.executable} would load {folder}, which has no version.py of torch")
+    beside = probe_packages([str(Path(folder).parent)]).versions
+    nccl = (version for name, version in beside.items() if name.startswith("nvidia-nccl-cu"))
     return TorchFacts(
         version=version,
         path=folder,
         cuda=values.get("cuda"),
         hip=values.get("hip"),
         torchrun_flags=torchrun_flags(files.read(f"{folder}/distributed/run.py") or ""),
-        nccl_version=_nccl_beside(folder),
+        nccl_version=next(nccl, None),  # None if NCCL came another way than as a wheel
     )
 
 
@@ -195,15 +222,12 @@ def torchrun_flags(source: str) -> frozenset[str]:
     return frozenset("--" + name.replace("_", "-") for name in _LONG_OPTION.findall(parser if found else source))
 
 
-def _nccl_beside(folder: str) -> str | None:
-    """Return the version of the nvidia-nccl-cu* wheel in torch's site-packages; None if NCCL came another way."""
-    for name in files.names(str(Path(folder).parent)):
-        match = _NCCL.match(name)
-        if match:
-            return match[1]
-    return None
-
-
+_CONTAINER_VARIABLES = {
+    "APPTAINER_CONTAINER": "apptainer",
+    "SINGULARITY_CONTAINER": "singularity",
+    "SINGULARITY_NAME": "singularity",
+    "KUBERNETES_SERVICE_HOST": "kubernetes",
+}
 # a path such as /system.slice/docker.service is Docker's daemon on a plain host, not a container: ask for an id
 _CGROUP_MARKS = (
     ("kubernetes", re.compile(r"/kubepods[./-]|/kubepods$", re.MULTILINE)),
@@ -235,12 +259,9 @@ def container(environ: Mapping[str, str], root: Path = Path("/")) -> str | None:
     """
     if any(name.startswith(("PYXIS_", "ENROOT_")) for name in environ):
         return "slurm-pyxis" if "SLURM_JOB_ID" in environ else "enroot"
-    if "APPTAINER_CONTAINER" in environ:
-        return "apptainer"
-    if "SINGULARITY_CONTAINER" in environ or "SINGULARITY_NAME" in environ:
-        return "singularity"
-    if "KUBERNETES_SERVICE_HOST" in environ:
-        return "kubernetes"
+    for name, kind in _CONTAINER_VARIABLES.items():
+        if name in environ:
+            return kind
     return _by_files(root) or environ.get("container") or None
 
 
@@ -252,3 +273,12 @@ def _by_files(root: Path) -> str | None:
         if mark.search(memberships):
             return kind
     return "docker" if (root / ".dockerenv").exists() else None
+
+
+def probe_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that matter to a launch, in order of name, secrets replaced by "***"."""
+    return {
+        name: hide_value(name, environ[name])
+        for name in sorted(environ)
+        if name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
+    }

@@ -13,7 +13,9 @@ import warnings
 from typing import Any
 
 from ddplaunch.machine.facts import TorchImport
+from ddplaunch.values import codec
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.variable_names import own_command
 
 DEADLINE_S = 120.0
 
@@ -21,7 +23,7 @@ DEADLINE_S = 120.0
 def start() -> subprocess.Popen[bytes]:
     """Start the child interpreter, in a session of its own so that its whole group can be ended."""
     return subprocess.Popen(
-        [sys.executable, "-m", "ddplaunch.machine.torch_child"],
+        own_command(sys.executable, "ddplaunch.machine.torch_child"),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -40,10 +42,8 @@ def finish(child: subprocess.Popen[bytes], deadline_s: float = DEADLINE_S) -> To
         _kill(child)
         raise
     try:
-        report = json.loads(output)
-        report["arch_list"] = tuple(report["arch_list"])
-        return TorchImport(**report)
-    except (ValueError, TypeError, KeyError):
+        return codec.from_plain(json.loads(output), TorchImport)
+    except ValueError:
         return Unavailable(f"`import torch` failed in {sys.executable}: {_last_words(child.returncode, errors)}")
 
 

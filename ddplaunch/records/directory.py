@@ -7,6 +7,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ddplaunch.records.own.own_files import NotOursError
+from ddplaunch.values.finding import Finding, error
+
 
 def runs_directory(environ: Mapping[str, str], run_dir_option: str | None, cwd: Path) -> Path:
     """Return what holds ``runs/``: ``--run-dir``, else ``DDPLAUNCH_DIR``, else ``.ddplaunch`` in ``cwd``."""
@@ -23,6 +26,11 @@ def run_directory(base: Path, run_id: str) -> Path:
     return base / "runs" / run_id
 
 
+def note_path(attempt: Path, rank: int) -> Path:
+    """Return where a rank of an attempt leaves its note of its first optimizer steps."""
+    return attempt / f"rank-{rank}.observed.json"
+
+
 def path_text(path: Path) -> str:
     """Return ``path`` as it is best named: from the working directory if it lies below."""
     try:
@@ -30,6 +38,18 @@ def path_text(path: Path) -> str:
     except (OSError, ValueError):  # the working directory is gone
         return str(path)
     return str(path) if relative.startswith("..") else relative
+
+
+def not_yours(problem: NotOursError, fix: str) -> Finding:
+    """Return the finding for a record, or what holds it, that is another user's, or is a link to who knows where."""
+    path = path_text(Path(os.fsdecode(problem.filename)))
+    return error(
+        "record-not-yours",
+        f"{path} {problem.strerror}",
+        why="whoever can change a record has files written where its links lead, and says whom `stop` asks by ssh",
+        fix=fix,
+        where=path,
+    )
 
 
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from ddplaunch.explain.diagnosis import LogSource, RunFacts
+from ddplaunch.explain.read.packed import is_binary, open_pipe, packing, sample, unpacked, zstd_opener
+from ddplaunch.machine.files import Piece, pieces_in, pieces_of
 from ddplaunch.records.directory import path_text
-from ddplaunch.records.find import RunRecord, node_directories, read_record
+from ddplaunch.records.find import RunRecord, numbered, read_record
 from ddplaunch.records.outcome import rank_end
-from ddplaunch.values.finding import usage
+from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 
 _OUTPUT = re.compile(r"rank-(\d+)\.(out|err)")
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 _TORCHRUN = re.compile(r"std(?:out|err)\.log")  # <log-dir>/<run-id>_<random>/attempt_N/<local_rank>/stdout.log
 _LOGS = (".log", ".out", ".err", ".txt")
+_PACKED = (".gz", ".xz", ".bz2", ".zst")
+_MOST_ENTRIES = 200_000  # files and folders that are looked at below a folder
+_WHY = "`explain` reads a log, a recorded run, or describes a code"
 
 
 @dataclass(frozen=True)
@@ -36,24 +43,50 @@ def recorded_run(directory: Path) -> Subject:
     """Return a run's logs of its last attempt on every node, with the facts that its record holds."""
     record = read_record(directory)
     sources: list[LogSource] = []
-    for number, node in node_directories(directory):
+    for number, node in numbered(directory, "node"):
         host = (record.outcomes[number].host or None) if number in record.outcomes else None
-        attempts = sorted(
-            (int(match.group(1)), path) for path in node.iterdir() if (match := _ATTEMPT.fullmatch(path.name))
-        )
-        for path in sorted(attempts[-1][1].iterdir(), key=_rank_first) if attempts else ():
-            if match := _OUTPUT.fullmatch(path.name):
-                sources.append(LogSource(str(path.relative_to(directory)), path, int(match.group(1)), host))
-        if (node / "launcher.err").is_file():
-            sources.append(
-                LogSource(str((node / "launcher.err").relative_to(directory)), node / "launcher.err", None, host)
-            )
+        attempts = numbered(node, "attempt")
+        logs = pieces_in(attempts[-1][1]) if attempts else {}
+        outputs = sorted((int(match[1]), name) for name in logs if (match := _OUTPUT.fullmatch(name)))
+        for rank, name in outputs:
+            sources += _sources(directory, logs[name], rank, host)
+        sources += log_sources(directory, f"{node.name}/launcher.err", None, host)
     return Subject(f"run {directory.name}", tuple(sources), _facts(record), record)
 
 
-def _rank_first(path: Path) -> tuple[int, str]:
-    match = _OUTPUT.fullmatch(path.name)
-    return (int(match.group(1)) if match else -1, path.name)
+def log_sources(directory: Path, name: str, rank: int | None, host: str | None, last: bytes = b"") -> list[LogSource]:
+    """Return what to read of the log ``name`` of a record: each of its files; none where there is none.
+
+    ``last`` is what comes behind the end of the last one, and is in no file.
+    """
+    found = _sources(directory, pieces_of(directory / name), rank, host)
+    if last:
+        written = found.pop() if found else LogSource(name, io.BytesIO(), rank, host)
+        found.append(replace(written, read=io.BufferedReader(_Joined(written.read, last))))
+    return found
+
+
+def _sources(directory: Path, pieces: Sequence[Piece], rank: int | None, host: str | None) -> list[LogSource]:
+    paths = [Path(piece.path) for piece in pieces]
+    return [LogSource(str(path.relative_to(directory)), path, rank, host) for path in paths]
+
+
+class _Joined(io.RawIOBase):
+    """A file, and what should be behind its end."""
+
+    def __init__(self, file: Path | BinaryIO, last: bytes) -> None:
+        self._parts: list[BinaryIO] = [file.open("rb") if isinstance(file, Path) else file, io.BytesIO(last)]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while self._parts:
+            if data := self._parts[0].read(len(buffer)):
+                buffer[: len(data)] = data
+                return len(data)
+            self._parts.pop(0).close()
+        return 0
 
 
 def _facts(record: RunRecord) -> RunFacts | None:
@@ -62,7 +95,7 @@ def _facts(record: RunRecord) -> RunFacts | None:
         return facts_of_run(record.run) if record.run else None
     return replace(
         facts_of_run(record.run),
-        ranks=tuple(rank_end(each, each.host or None) for outcome in outcomes for each in outcome.last_ranks),
+        ranks=tuple(rank_end(each) for outcome in outcomes for each in outcome.last_ranks),
         state=next((outcome.state for outcome in outcomes if outcome.state != "succeeded"), "succeeded"),
     )
 
@@ -77,52 +110,111 @@ def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
 
 
 def named_files(words: Sequence[str]) -> Subject:
-    """Return the files, folders of logs, and stdin (``-``) that were named.
+    """Return the files, pipes, folders of logs, and stdin (``-``) that were named.
 
-    Raises UsageError for what cannot be read or is not there.
+    Raises UsageError for what cannot be read, is not there, or is no log.
     """
     sources: list[LogSource] = []
     for word in words:
-        path = Path(word)
+        if not word:
+            raise usage("an empty word names no log", why=_WHY, fix="name a file, or `-` for stdin")
         if word == "-":
-            sources.append(LogSource("stdin", sys.stdin.buffer))
-        elif path.is_dir():
+            sources.append(_stdin())
+        elif (path := Path(word)).is_dir():
             sources += _folder(path)
         else:
-            sources.append(LogSource(word, path))
-        for source in sources[-1:]:
-            _readable(source)
+            sources.append(_file(word, path))
     named = sources[0].name if len(sources) == 1 else f"{len(sources)} logs"
     return Subject(named, tuple(sources))
 
 
+def _stdin() -> LogSource:
+    if sys.stdin is None:
+        raise usage("stdin is closed", why="`-` reads the log from there", fix="`ddplaunch explain FILE`")
+    stream = sys.stdin.buffer
+    return LogSource("stdin", _log("stdin", stream if isinstance(stream, io.BufferedReader) else _buffered(stream)))
+
+
+def _buffered(stream: Any) -> BinaryIO:
+    return cast("BinaryIO", io.BufferedReader(stream))
+
+
+def _file(word: str, path: Path) -> LogSource:
+    """Return a file to be read later, a pipe to be read now."""
+    try:
+        if stat.S_ISFIFO(path.stat().st_mode):
+            pipe = open_pipe(path)
+            if pipe is None:
+                raise usage(f"nobody writes into `{word}`", why="it is a pipe, which holds nothing itself", fix=_NAMES)
+            return LogSource(word, _log(word, pipe))
+        if not path.is_file():
+            raise usage(f"`{word}` is not a log: it is a device or a socket", why=_WHY, fix=_NAMES)
+        with open(path, "rb") as file:
+            packed = unpacked(_log(word, file))
+            if packed is not None and not packed.read(1):
+                raise usage(f"nothing can be unpacked from `{word}`", why="it is cut off, damaged or empty", fix=_NAMES)
+    except OSError as error:
+        raise usage(
+            f"`{word}` cannot be read: {error.strerror}",
+            why=_WHY,
+            fix="name a file that is there; `ddplaunch ps` lists the recorded runs",
+        ) from error
+    return LogSource(word, path)
+
+
+_NAMES = "name a file that holds text; `ddplaunch ps` lists the recorded runs"
+
+
+def _log(word: str, file: BinaryIO) -> BinaryIO:
+    """Return ``file``. Raises UsageError where it begins like no text, or is compressed and nothing here unpacks it."""
+    start = sample(file)
+    how = packing(start)
+    if how == "zstd" and zstd_opener() is None:
+        raise usage(
+            f"`{word}` is compressed with zstd, which this Python cannot read",
+            why="Python reads it since 3.14, older ones with the package `zstandard`",
+            fix=f"`zstdcat {word} | ddplaunch explain -`",
+        )
+    if not how and is_binary(start):
+        raise usage(f"`{word}` is not a log: it holds no text", why=_WHY, fix=_NAMES)
+    return file
+
+
 def _folder(folder: Path) -> list[LogSource]:
-    found = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _LOGS]
+    found = []
+    for path in sorted(_logs_below(folder)):
+        try:
+            found.append(_file(path_text(path), path))
+        except UsageError:  # a log of a dozen in a folder may be none, or somebody else's
+            continue
     if not found:
         raise usage(
             f"`{folder}` holds no log",
             why=f"files that end in {', '.join(_LOGS)} are looked for there, and in the folders below",
             fix="name the files",
         )
-    return [LogSource(path_text(path), path, _rank_of(path)) for path in found]
+    return [LogSource(each.name, each.read, _rank_of(Path(each.name))) for each in found]
+
+
+def _logs_below(folder: Path) -> Iterator[Path]:
+    """Yield what is called like a log, compressed or not. Raises UsageError for a folder of far too many things."""
+    seen = 0
+    for directory, folders, files in os.walk(folder):
+        seen += len(folders) + len(files)
+        if seen > _MOST_ENTRIES:
+            raise usage(
+                f"`{folder}` is no folder of logs: it holds more than {_MOST_ENTRIES} files",
+                why="all that is called like a log in a folder and below it is read together, as one run's",
+                fix="name the folder of one run, or its files",
+            )
+        for name in files:
+            path = Path(directory, name.removesuffix(next((end for end in _PACKED if name.endswith(end)), "")))
+            if path.suffix in _LOGS and (full := Path(directory, name)).is_file():
+                yield full
 
 
 def _rank_of(path: Path) -> int | None:
     """Return the rank in the paths of torchrun's ``--log-dir`` and of our records; on one node local is global."""
-    if match := _OUTPUT.fullmatch(path.name):
+    if match := _OUTPUT.match(path.name):
         return int(match.group(1))
-    return int(path.parent.name) if _TORCHRUN.fullmatch(path.name) and path.parent.name.isdecimal() else None
-
-
-def _readable(source: LogSource) -> None:
-    if not isinstance(source.read, Path):
-        return
-    try:
-        with open(source.read, "rb"):
-            pass
-    except OSError as error:
-        raise usage(
-            f"`{source.read}` cannot be read: {error.strerror}",
-            why="`explain` reads a log, a recorded run, or describes a code",
-            fix="name a file that is there; `ddplaunch ps` lists the recorded runs",
-        ) from error
+    return int(path.parent.name) if _TORCHRUN.match(path.name) and path.parent.name.isdecimal() else None

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.records.directory import not_yours, path_text
 from ddplaunch.records.json_files import as_number, as_text, read_object
 from ddplaunch.records.outcome import RunOutcome, read_outcome
+from ddplaunch.records.own.own_files import NotOursError, foreign, own_folders
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-
-_NODE = re.compile(r"node-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,21 @@ class RunRecord:
 
 
 def run_directories(base: Path) -> list[Path]:
-    """Return the directories of all runs under ``base``, the newest first, by when their record was begun."""
+    """Return the directories of all of this user's runs under ``base``, the newest first, by when each was begun."""
     begun: list[tuple[float, str, Path]] = []
-    with suppress(OSError):
-        for path in (base / "runs").iterdir():
-            with suppress(OSError):
-                if path.is_symlink() or not path.is_dir():
-                    continue
-                begun.append((_begun_s(path), path.name, path))
+    for name in own_folders(base / "runs"):
+        with suppress(OSError):
+            begun.append((_begun_s(base / "runs" / name), name, base / "runs" / name))
     return [path for _, _, path in sorted(begun, reverse=True)]
 
 
 def _begun_s(directory: Path) -> float:
-    """Return when run.json was written, which happens once; a directory's own time moves with every new file."""
+    """Return when run.json was written, which happens once; a directory's own time moves with every new file.
+
+    Raises OSError where the directory is gone.
+    """
     try:
-        return (directory / "run.json").stat().st_mtime
+        return (directory / "run.json").lstat().st_mtime
     except OSError:
         return directory.stat().st_mtime
 
@@ -79,7 +80,7 @@ def read_record(directory: Path) -> RunRecord:
     problems: list[str] = []
     run = _read(directory / "run.json", problems)
     outcomes = read_outcomes(directory, problems)
-    for node, folder in node_directories(directory):
+    for node, folder in numbered(directory, "node"):
         if not run and node != 0:  # this node's record is all that this host has
             run = _read(folder / "run.json", problems)
     created = as_number(run.get("created_s"))
@@ -102,7 +103,7 @@ def read_run(directory: Path, node: int) -> dict[str, Any]:
 def read_outcomes(directory: Path, problems: list[str] | None = None) -> dict[int, RunOutcome]:
     """Return the outcomes of a run by node; why one cannot be read is added to ``problems``."""
     outcomes = {}
-    for node in sorted({0, *(node for node, _ in node_directories(directory))}):
+    for node in sorted({0, *(node for node, _ in numbered(directory, "node"))}):
         found = read_outcome(directory, node)
         if isinstance(found, RunOutcome):
             outcomes[node] = found
@@ -111,14 +112,10 @@ def read_outcomes(directory: Path, problems: list[str] | None = None) -> dict[in
     return outcomes
 
 
-def node_directories(directory: Path) -> list[tuple[int, Path]]:
-    """Return the ``node-K`` directories of a run with their numbers, in order."""
-    found = []
-    with suppress(OSError):
-        for path in directory.iterdir():
-            if match := _NODE.fullmatch(path.name):
-                found.append((int(match.group(1)), path))
-    return sorted(found)
+def numbered(directory: Path, kind: str) -> list[tuple[int, Path]]:
+    """Return what is called ``KIND-K`` in ``directory`` with its numbers, in order: nodes of a run, attempts of one."""
+    matches = (re.fullmatch(rf"{kind}-(\d{{1,9}})", name) for name in own_folders(directory))
+    return sorted((int(match[1]), directory / match[0]) for match in matches if match)
 
 
 def _read(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -147,8 +144,10 @@ def find_run(base: Path, wanted: str | None) -> Path:
         path = Path(wanted)
         if not path.is_dir():
             raise _no_such_run(f"`{wanted}` is no directory", base)
-        return path.resolve()
+        return yours(path.resolve())
     named = [path for path in found if path.name == wanted]
+    if not named and wanted not in (".", ".."):
+        yours(base / "runs" / wanted)
     near = named or [path for path in found if wanted and wanted in path.name]
     if not near:
         raise _no_such_run(f"there is no record of a run `{wanted}` in `{base}`", base)
@@ -160,6 +159,15 @@ def find_run(base: Path, wanted: str | None) -> Path:
             fix="`ddplaunch ps` lists the ids",
         )
     return near[0]
+
+
+def yours(directory: Path) -> Path:
+    """Return ``directory``. Raises UsageError where it is a record of somebody else's."""
+    reason = foreign(directory)
+    if reason is None:
+        return directory
+    copied = f"`cp -r {shlex.quote(path_text(directory))} .` makes a record of yours, if you may read it"
+    raise UsageError(not_yours(NotOursError(reason, str(directory)), copied))
 
 
 def newest_run(base: Path, prefix: str) -> Path | None:

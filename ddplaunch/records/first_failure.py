@@ -17,10 +17,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from ddplaunch.records.outcome import RunOutcome, RunState
+    from ddplaunch.records.outcome import RankOutcome, RunOutcome, RunState
 
 #: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
 EndedBy = Literal["itself", "launcher"]
@@ -33,33 +33,6 @@ _TIMED_OUT = 124  # ExitStatus.TIMED_OUT, whose module is too heavy for the guar
 _TORCHRUN_KILLED = 128 + SIGKILL
 #: A rank that was told to end ends by one of these, or exits with 128 + one of them, as shells do.
 _ORDERS = (SIGTERM, SIGKILL, SIGINT, SIGHUP, SIGQUIT)
-
-
-class RankEnding(Protocol):
-    """How one rank ended. Exit code and signal are both None where nobody saw it, or it still runs."""
-
-    @property
-    def rank(self) -> int:
-        """The global rank."""
-
-    @property
-    def exit_code(self) -> int | None:
-        """The exit code, None for a signal."""
-
-    @property
-    def signal(self) -> int | str | None:
-        """The number or name of the signal that ended it, None for an exit code."""
-
-    @property
-    def ended_s(self) -> float | None:
-        """Seconds since the epoch."""
-
-    @property
-    def ended_by(self) -> EndedBy | None:
-        """Who ended it, None where nobody saw the end."""
-
-
-_Ending = TypeVar("_Ending", bound=RankEnding)
 
 
 class SeenEnd(NamedTuple):
@@ -118,12 +91,12 @@ def _obeyed(one: SeenEnd) -> bool:
 # 2. The end of one node's run
 
 
-def failed_by_itself(end: RankEnding) -> bool:
+def failed_by_itself(end: RankOutcome) -> bool:
     """Whether the rank failed before anybody asked it to end."""
     return end.ended_by != "launcher" and bool(end.exit_code or end.signal)
 
 
-def first_failed(ends: Iterable[_Ending], accused: int | None, seen_first: int | None) -> _Ending | None:
+def first_failed(ends: Iterable[RankOutcome], accused: int | None, seen_first: int | None) -> RankOutcome | None:
     """Return the rank that failed first: the ``accused`` by the evidence, else ``seen_first``, else the earliest end.
 
     Each of them counts only if it failed by itself. None where no rank did.
@@ -152,7 +125,7 @@ def run_state(state: TorchrunState, *, launcher_died: bool = False, stopped: str
 
 def exit_status(
     state: TorchrunState,
-    first: RankEnding | None = None,
+    first: RankOutcome | None = None,
     failures: Iterable[tuple[int, int]] = (),
     *,
     signal: int | None = None,
@@ -184,19 +157,13 @@ def exit_status(
     return code if code > 0 else 128 - code
 
 
-def own_status(end: RankEnding) -> int:
+def own_status(end: RankOutcome) -> int:
     """Return a rank's exit code, or 128 + the signal that ended it, as a shell says it."""
     if end.exit_code:
         return end.exit_code
-    return 128 + (getattr(Signals, end.signal, 0) if isinstance(end.signal, str) else end.signal or 0)
-
-
-def signal_name(number: int) -> str:
-    """Return ``SIGKILL`` for 9, and the number where it has no name."""
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    name = end.signal or ""
+    number = name.removeprefix("signal ")  # where it has no name
+    return 128 + (int(number) if number.isdecimal() else getattr(Signals, name, 0))
 
 
 # 3. A run on several nodes

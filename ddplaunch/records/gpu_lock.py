@@ -13,15 +13,16 @@ import re
 import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.launch.gpus import Selection, VisibleGpu, select
+from ddplaunch.launch.gpus import Exported, Selection, VisibleGpu, select
 from ddplaunch.machine.facts import NvmlFacts
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
 _DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
+CORES = "cores"  # is held like a GPU by the one launch on this machine whose ranks have cores of their own
 _ATTEMPTS = 5
 _CHOOSING_DEADLINE_S = 2.0
 _PAUSE_S = 0.01
@@ -74,7 +75,7 @@ class GpuLocks:
 
     def locked(self, uuids: Iterable[str]) -> frozenset[str]:
         """Return those that another process holds."""
-        return frozenset(uuid for uuid in uuids if self._is_locked(uuid))
+        return frozenset(uuid for uuid in uuids if uuid not in self.held and self._is_locked(uuid))
 
     def holder(self, uuid: str) -> str | None:
         """Return what the last holder wrote about itself ("pid 7, run abc"), or None."""
@@ -92,25 +93,17 @@ class GpuLocks:
     @contextmanager
     def choosing(self) -> Iterator[None]:
         """Let one process at a time choose, for at most 2 s of waiting, then go on anyway."""
-        descriptor: int | None = None
-        if self._directory is not None:
-            with suppress(OSError):
-                descriptor = _open_file(self._directory, "choosing")
-        if descriptor is None:
+        with ExitStack() as held:
+            if self._directory is not None:
+                with suppress(OSError):
+                    descriptor = _open_file(self._directory, "choosing")
+                    held.callback(os.close, descriptor)
+                    deadline = time.monotonic() + _CHOOSING_DEADLINE_S
+                    while not _flock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
+                        time.sleep(_PAUSE_S)
             yield
-            return
-        try:
-            with suppress(OSError):
-                deadline = time.monotonic() + _CHOOSING_DEADLINE_S
-                while not _flock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
-                    time.sleep(_PAUSE_S)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _is_locked(self, uuid: str) -> bool:
-        if uuid in self.held:
-            return False
         with suppress(OSError), self._reading(uuid) as descriptor:
             return not _flock(descriptor, fcntl.LOCK_SH)
         return False
@@ -137,7 +130,7 @@ def lock_directory(environment: Mapping[str, str]) -> Path:
 
 
 def pick_free(
-    requested: str, nvml: NvmlFacts, environ_visible: str | None, locks: GpuLocks, run_id: str, need: int | None
+    requested: str, nvml: NvmlFacts, within: Exported | None, locks: GpuLocks, run_id: str, need: int | None
 ) -> Selection:
     """Resolve ``--gpus`` and hold what it resolves to; GPUs named one by one are used even if another launch has them.
 
@@ -147,14 +140,14 @@ def pick_free(
     by_choice = requested.strip().startswith("free")
     for attempt in range(_ATTEMPTS):
         with locks.choosing():
-            selection = select(requested, nvml, environ_visible, locks.locked(uuids), need)
+            selection = select(requested, nvml, within, locks.locked(uuids), need)
             taken = [entry for entry in selection.entries if entry.uuid and not locks.try_hold(entry.uuid, run_id)]
         if not taken or not by_choice:
             shared = tuple(_shared(entry, locks) for entry in taken)
             return replace(selection, notes=selection.notes + shared + locks.notes)
         locks.release()  # only when the wait for `choosing` ran out: somebody else chose at the same moment
         time.sleep(_PAUSE_S * (attempt + 1))
-    return select(requested, nvml, environ_visible, frozenset(uuids), need)  # raises: all that is idle is contended
+    return select(requested, nvml, within, frozenset(uuids), need)  # raises: all that is idle is contended
 
 
 def _shared(entry: VisibleGpu, locks: GpuLocks) -> str:

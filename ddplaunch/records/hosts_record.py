@@ -10,10 +10,13 @@ import tarfile
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.records.outcome import AttemptOutcome, RunOutcome, outcome_path, write_outcome
+from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, outcome_path, write_outcome
+from ddplaunch.records.own.own_files import closing, open_folder, open_place, open_to_write
+
+_Timed = TypeVar("_Timed", RunOutcome, AttemptOutcome, RankOutcome)
 
 
 class Pieces:
@@ -32,7 +35,7 @@ class Pieces:
         try:
             if node not in self._files:
                 path = self._directory / f".node-{node}.tar"
-                self._files[node] = open(path, "w+b")  # noqa: SIM115 - closed in unpack
+                self._files[node] = os.fdopen(open_to_write(path, os.O_RDWR | os.O_TRUNC), "w+b")
                 path.unlink()
             self._files[node].write(data)
         except OSError as error:
@@ -60,34 +63,23 @@ class Pieces:
                 if source is None:
                     continue
                 target = self._directory / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with open(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as copy:
+                with open(open_to_write(target, os.O_WRONLY | os.O_TRUNC), "wb") as copy:
                     while chunk := source.read(1 << 20):
                         copy.write(chunk)
-                os.utime(target, (member.mtime, member.mtime))
+                    copy.flush()
+                    os.utime(copy.fileno(), (member.mtime, member.mtime))
 
 
 def without_skew(outcome: RunOutcome, ahead_s: float) -> RunOutcome:
     """Return a node's outcome with its times by the launcher's clock."""
 
-    def moved(time_s: float) -> float:
-        return round(time_s - ahead_s, 3)
+    def moved(value: _Timed, **changes: Any) -> _Timed:
+        times = {name: getattr(value, name) for name in ("started_s", "ended_s")}
+        changes |= {name: round(time_s - ahead_s, 3) for name, time_s in times.items() if time_s is not None}
+        return replace(value, **changes)
 
-    def maybe(time_s: float | None) -> float | None:
-        return None if time_s is None else moved(time_s)
-
-    attempts = tuple(
-        replace(
-            each,
-            started_s=moved(each.started_s),
-            ended_s=moved(each.ended_s),
-            ranks=tuple(
-                replace(rank, started_s=maybe(rank.started_s), ended_s=maybe(rank.ended_s)) for rank in each.ranks
-            ),
-        )
-        for each in outcome.attempts
-    )
-    return replace(outcome, started_s=moved(outcome.started_s), ended_s=moved(outcome.ended_s), attempts=attempts)
+    attempts = (moved(each, ranks=tuple(map(moved, each.ranks))) for each in outcome.attempts)
+    return moved(outcome, attempts=tuple(attempts))
 
 
 def merged_attempts(outcomes: Iterable[RunOutcome], diagnosis: Diagnosis | None) -> tuple[AttemptOutcome, ...]:
@@ -115,8 +107,8 @@ def write_for_all(directory: Path, outcome: RunOutcome) -> str | None:
     path = outcome_path(directory, 0)
     try:
         if path.exists():
-            (directory / "node-0").mkdir(exist_ok=True)
-            path.replace(directory / "node-0" / path.name)
+            with closing(open_place(directory)) as run, closing(open_folder(run, "node-0", create=True)) as node:
+                os.replace(path.name, path.name, src_dir_fd=run, dst_dir_fd=node)
     except OSError as error:
         return error.strerror or str(error)
     return write_outcome(directory, outcome, path)

@@ -11,22 +11,24 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.records.own.own_files import closing, open_file, open_place, read_file
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 NEWEST_SCHEMA = 1
-_LARGEST = 1 << 28  # bytes; the outcome of 10,000 ranks with 20 long lines each has 100 MB
+LARGEST = 1 << 28  # bytes; the outcome of 10,000 ranks with 20 long lines each has 100 MB
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path, most_bytes: int = LARGEST >> 3) -> dict[str, Any]:
     """Return the JSON object in ``path``, which may be half written or of any schema: what it lacks is not there.
 
-    Raises OSError if it cannot be read, ValueError with a clause if it is no object or its schema is newer.
+    Raises OSError if it cannot be read or is not this user's, ValueError with a clause if it is no object, its schema
+    is newer, or it is larger than any that ddplaunch writes.
     """
-    with open(path, "rb") as file:
-        text = file.read(_LARGEST)
+    text = read_file(path, most_bytes)
     try:
-        data = json.loads(text)
+        data = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is not JSON") from error
     if not isinstance(data, dict):
@@ -35,6 +37,10 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(schema, int) or schema > NEWEST_SCHEMA:
         raise ValueError(f"{path.name} has schema {schema}; this ddplaunch reads {NEWEST_SCHEMA}")
     return data
+
+
+def _no_number(_: str) -> None:
+    """NaN and Infinity, which are no JSON, and which no record has."""
 
 
 def as_text(value: Any) -> str | None:
@@ -57,18 +63,20 @@ def objects(value: Any) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
-def replace_file(path: str | Path, text: str, mode: int = 0o600) -> None:
+def replace_file(path: str | Path, text: str, errors: str = "strict") -> None:
     """Write ``path`` in one step: a reader sees the old file or the new one. Raises OSError, and leaves no draft then.
 
-    ``mode`` is that of a new file, less the umask. By default only the owner may read it.
+    Folders that are missing are made; only the owner may look into them, and read the file.
     """
     folder, name = os.path.split(path)
-    draft = os.path.join(folder, f".{name}.{os.getpid()}")  # noqa: PTH118
-    try:
-        with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(draft, path)  # noqa: PTH105
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(draft)  # noqa: PTH108
-        raise
+    draft = f".{name}.{os.getpid()}"
+    with closing(open_place(folder, create=True)) as parent:
+        try:
+            descriptor = open_file(parent, draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            with open(descriptor, "w", encoding="utf-8", errors=errors) as file:
+                file.write(text)
+            os.replace(draft, name, src_dir_fd=parent, dst_dir_fd=parent)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=parent)
+            raise

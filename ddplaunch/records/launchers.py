@@ -1,5 +1,6 @@
-"""The launchers that stay on this machine while their run is on other hosts (``launcher.json``).
+"""The processes that a record names: those of each node, and the launcher of a run on other hosts; which still live.
 
+A node's are in ``node-K/processes.json``, the launcher that stays on this machine is in ``launcher.json``.
 Such a launcher keeps ``runs/ID/launcher.json`` open as long as it lives. No ranks run below it, and its environment
 says nothing of the run, so that open file is what ties the process to the run id.
 """
@@ -8,17 +9,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.machine.files import boot_id
-from ddplaunch.machine.processes.process_table import Process, ProcessTable, read_process
+from ddplaunch.machine.files import boot_id, open_plain
+from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher
-from ddplaunch.records.json_files import read_object, replace_file
+from ddplaunch.records.find import numbered
+from ddplaunch.records.json_files import as_number, as_whole, objects, read_object, replace_file
+from ddplaunch.values.codec import plain
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variable_names import RUN_ID
 
 FILE = "launcher.json"
 _GRACE_S = 30.0
@@ -38,6 +42,7 @@ class Launched:
     """What a launcher noted of itself. ``pid`` means something on ``host`` in the boot ``boot_id`` only.
 
     ``start_ticks`` is as in ``Process``; ``grace_s`` is how long it lets ranks take to end, in seconds.
+    ``launch`` is the token by which its processes are known on every host.
     """
 
     run_id: str
@@ -48,48 +53,44 @@ class Launched:
     start_ticks: int
     places: tuple[Place, ...]
     grace_s: float = _GRACE_S
+    launch: str = ""
 
 
 @contextmanager
-def holding(directory: Path, run_id: str, places: Sequence[Place], grace_s: float) -> Iterator[None]:
+def holding(directory: Path, run_id: str, places: Sequence[Place], grace_s: float, launch: str = "") -> Iterator[None]:
     """Note this process as the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted."""
-    descriptor = None
     with suppress(OSError):
-        descriptor = _write(directory, run_id, places, grace_s)
-    try:
+        _write(directory, run_id, places, grace_s, launch)
+    with still_holding(directory):
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
 @contextmanager
 def still_holding(directory: Path | None) -> Iterator[None]:
-    """Hold the note of a run open that has ended on its hosts: `ps` and `stop` find who is about to launch it again."""
-    descriptor = None
-    with suppress(OSError):
-        descriptor = None if directory is None else os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    """Hold the note of a run open that has ended on its hosts: `ps` and `stop` find who is about to launch it again.
+
+    Children do not inherit it.
+    """
+    with ExitStack() as held:
+        if directory is not None:
+            with suppress(OSError):
+                held.enter_context(open(open_plain(directory / FILE), "rb"))
         yield
-    finally:
-        if descriptor is not None:
-            os.close(descriptor)
 
 
-def _write(directory: Path, run_id: str, places: Sequence[Place], grace_s: float) -> int:
-    """Return a descriptor of the file; children do not inherit it."""
+def _write(directory: Path, run_id: str, places: Sequence[Place], grace_s: float, launch: str) -> None:
     me = read_process(os.getpid())
     data = {
         "schema": 1,
         "run_id": run_id,
+        "launch": launch,
         "host": os.uname().nodename,
         "boot_id": boot_id(),
         "launcher": {"pid": os.getpid(), "start_time": me.start_ticks if me is not None else None},
         "grace_s": grace_s,
-        "nodes": [{"node": each.node, "host": each.host, "python": each.python} for each in places],
+        "nodes": plain(places),
     }
     replace_file(directory / FILE, json.dumps(data) + "\n")
-    return os.open(directory / FILE, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def read_launched(directory: Path) -> Launched | None:
@@ -104,15 +105,12 @@ def read_launched(directory: Path) -> Launched | None:
             boot_id=str(data["boot_id"]),
             pid=int(launcher["pid"]),
             start_ticks=int(launcher["start_time"]),
-            places=tuple(_place(each) for each in nodes),
-            grace_s=float(data.get("grace_s", _GRACE_S)),
+            places=tuple(Place(int(node["node"]), str(node["host"]), str(node["python"])) for node in nodes),
+            grace_s=as_number(data.get("grace_s")) or _GRACE_S,
+            launch=str(data.get("launch", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _place(node: Mapping[str, Any]) -> Place:
-    return Place(int(node["node"]), str(node["host"]), str(node["python"]))
 
 
 def launcher_of(launched: Launched, table: ProcessTable, boot: str | None, host: str) -> Process | None:
@@ -138,12 +136,12 @@ def _holds(pid: int, path: Path) -> bool:
     return False
 
 
-def residents_in(table: ProcessTable, host: str, boot: str | None = None) -> tuple[tuple[Launched, Process], ...]:
+def residents_in(table: ProcessTable, host: str) -> tuple[tuple[Launched, Process], ...]:
     """Return the launchers of runs on several hosts that live here, wherever their records are; the youngest first.
 
     Those of other users are found by root alone.
     """
-    boot = boot or boot_id()
+    boot = boot_id()
     found = []
     for process in table.values():
         if process.alive and is_launcher(process):
@@ -174,14 +172,18 @@ def held_by(process: Process) -> Path | None:
     return next(iter(_held(process.pid)), None) if is_launcher(process) else None
 
 
+def _is_part_of(here: RunProcesses, run: RunProcesses) -> bool:
+    return (here.run_id, here.uid, here.launch) == (run.run_id, run.uid, run.launch)
+
+
 def with_residents(
     alive: Sequence[RunProcesses], residents: Sequence[tuple[Launched, Process]]
 ) -> tuple[RunProcesses, ...]:
     """Return the runs together with those whose launcher lives here; what else lives here of one joins it."""
     left, joined = list(alive), []
     for launched, process in residents:
-        run = RunProcesses(launched.run_id, process.uid, (process,))
-        for same in [each for each in left if (each.run_id, each.uid) == (run.run_id, run.uid)]:
+        run = RunProcesses(launched.run_id, process.uid, (process,), launch=launched.launch)
+        for same in [each for each in left if _is_part_of(each, run)]:
             left.remove(same)
             run = replace(
                 run,
@@ -192,3 +194,90 @@ def with_residents(
             )
         joined.append(run)
     return (*joined, *left)
+
+
+# What a record names on this machine
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One process as the record names it. ``start_ticks`` as in ``Process``; ``rank`` is None for no rank."""
+
+    pid: int
+    start_ticks: int
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeProcesses:
+    """``node-K/processes.json``: what ran on one node. Pids mean something on ``host`` in the boot ``boot_id`` only."""
+
+    node: int
+    run_id: str
+    host: str
+    boot_id: str
+    attempt: int
+    launcher: Recorded | None
+    ranks: tuple[Recorded, ...]
+
+    @property
+    def recorded(self) -> tuple[Recorded, ...]:
+        """The launcher, if it is known, and the ranks."""
+        return self.ranks if self.launcher is None else (self.launcher, *self.ranks)
+
+
+def read_processes(directory: Path) -> tuple[NodeProcesses, ...]:
+    """Return what every node of a run noted; a file that is missing, broken or newer says nothing."""
+    found = []
+    for node, folder in numbered(directory, "node"):
+        try:
+            data = read_object(folder / "processes.json")
+        except (OSError, ValueError):
+            continue
+        ranks = tuple(rank for each in objects(data.get("ranks")) if (rank := _recorded(each, each.get("rank"))))
+        found.append(
+            NodeProcesses(
+                node=node,
+                run_id=str(data.get("run_id", "")),
+                host=str(data.get("host", "")),
+                boot_id=str(data.get("boot_id", "")),
+                attempt=as_whole(data.get("attempt")) or 0,
+                launcher=_recorded(data.get("launcher")),
+                ranks=ranks,
+            )
+        )
+    return tuple(found)
+
+
+def _recorded(value: Any, rank: Any = None) -> Recorded | None:
+    if not isinstance(value, dict):
+        return None
+    pid, start = as_whole(value.get("pid")), as_whole(value.get("start_time"))
+    return None if pid is None or start is None else Recorded(pid, start, as_whole(rank))
+
+
+def still_running(
+    recorded: Recorded | None, node: NodeProcesses, table: ProcessTable, boot: str | None
+) -> Process | None:
+    """Return the live process that the record means: boot, pid, start time and run id all agree; None otherwise.
+
+    A pid alone means nothing: it is given out again. The run id is read in the process's environment, or, where that
+    cannot be read, in that of a parent.
+    """
+    if recorded is None or boot is None or node.boot_id != boot:
+        return None
+    process = table.get(recorded.pid)
+    if process is None or not process.alive or process.start_ticks != recorded.start_ticks:
+        return None
+    named = process.mark(RUN_ID)
+    if named is None and process.environment == {}:  # setproctitle writes its title over the environment
+        named = next((mark for each in ancestors(table, process.pid) if (mark := each.mark(RUN_ID))), None)
+    return process if named == node.run_id else None
+
+
+def other_processes(nodes: tuple[NodeProcesses, ...], table: ProcessTable, boot: str | None) -> tuple[int, ...]:
+    """Return pids of the record that exist on this host and are not what was recorded, or cannot be told to be."""
+    here = [(node, each) for node in nodes if node.boot_id == boot for each in node.recorded]
+    return tuple(
+        each.pid for node, each in here if each.pid in table and still_running(each, node, table, boot) is None
+    )

@@ -9,12 +9,15 @@ import time
 from calendar import timegm
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
+from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 
-from ddplaunch.records.find import node_directories
+from ddplaunch.machine.files import Piece, pieces_in, pieces_of
+from ddplaunch.records.find import numbered
 from ddplaunch.values.frozen import dataclass
 
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 _FILE = re.compile(r"rank-(\d+)\.(out|err)")
 _RANK = rb"(?:\[rank\d+\]:? ?)?"  # as torch's own handler puts in front
 _ISO = re.compile(
@@ -30,6 +33,21 @@ _CHUNK_BYTES = 1 << 20
 _ROUND_BYTES = 16 << 20  # of one file before the others get their turn
 _TRIED_LINES = 200
 _EARLIEST = float("-inf")
+
+
+#: What counts up in a line, in order of preference where the output of one rank has several; the number is the group
+#: ``step``, or the first one.
+STEP_BAR = re.compile(
+    rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
+)
+STEPS = (
+    re.compile(
+        rb"(?i)\b(?:global_?)?(?:step|iter|iteration|it)[\"']?\s{0,3}[:=#\[(]?\s{0,6}"
+        rb"(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))"
+    ),
+    STEP_BAR,
+    re.compile(rb"(?i)\bepoch:? ?\[?\d+\]? ?\[ {0,8}(\d{1,12})/\d"),
+)
 
 
 @dataclass(frozen=True)
@@ -50,69 +68,86 @@ class LogFile:
 
 def log_files(directory: Path, ranks: frozenset[int] | None = None) -> list[LogFile]:
     """Return the files of these ranks (None: all) in order of attempt and rank; none where the record is gone."""
-    found = []
-    for node, folder in node_directories(directory):
-        for attempt, place in _attempts(folder):
-            with suppress(OSError), os.scandir(place) as entries:
-                for entry in entries:
-                    match = _FILE.fullmatch(entry.name)
-                    if match and (ranks is None or int(match[1]) in ranks):
-                        found.append(LogFile(Path(entry.path), node, attempt, int(match[1]), match[2]))
-    return sorted(found, key=lambda file: file.order)
+    return [file for file, _ in _with_pieces(directory, ranks)]
 
 
-def _attempts(folder: Path) -> list[tuple[int, Path]]:
+def log_parts(directory: Path, ranks: frozenset[int] | None = None, lines: int | None = None) -> list[LogPart]:
+    """Return the last ``lines`` lines, all for None, of each of the files that ``log_files`` returns."""
+    return [part_of(file, lines, pieces) for file, pieces in _with_pieces(directory, ranks)]
+
+
+def _with_pieces(directory: Path, ranks: frozenset[int] | None) -> list[tuple[LogFile, tuple[Piece, ...]]]:
     found = []
-    with suppress(OSError):
-        for path in folder.iterdir():
-            if match := _ATTEMPT.fullmatch(path.name):
-                found.append((int(match[1]), path))
-    return sorted(found)
+    for node, folder in numbered(directory, "node"):
+        for attempt, place in numbered(folder, "attempt"):
+            for name, pieces in pieces_in(place).items():
+                match = _FILE.fullmatch(name)
+                if match and (ranks is None or int(match[1]) in ranks):
+                    file = LogFile(place / name, node, attempt, int(match[1]), match[2])
+                    found.append((file, tuple(pieces)))
+    return sorted(found, key=lambda each: each[0].order)
 
 
 @dataclass(frozen=True)
 class LogPart:
-    """The bytes of a file from ``start`` up to ``end``: what was there when somebody looked."""
+    """The bytes of a stream from ``start`` up to ``end``: what was there when somebody looked.
+
+    They count what is not kept any more too. ``pieces`` are the files that hold it.
+    """
 
     file: LogFile
     start: int
     end: int
+    pieces: tuple[Piece, ...] = ()
+
+    @property
+    def cut_bytes(self) -> int:
+        """How many bytes between ``start`` and ``end`` are not kept."""
+        return sum(later.start - earlier.end for earlier, later in pairwise(self.pieces) if later.start > self.start)
+
+    @property
+    def written_s(self) -> float:
+        """When the last of it was written, in seconds since the epoch; 0 for what is gone."""
+        with suppress(OSError):
+            return os.stat(self.pieces[-1].path).st_mtime if self.pieces else 0.0  # noqa: PTH116
+        return 0.0
 
 
 Block = tuple[LogFile, bytes]
 
 
-def part_of(file: LogFile, lines: int | None) -> LogPart:
-    """Return the last ``lines`` lines of a file, all of it for None. A file that is gone is empty."""
-    try:
-        end = file.path.stat().st_size
-        return LogPart(file, 0 if lines is None else _start_of_last(file, end, lines), end)
-    except OSError:
+def part_of(file: LogFile, lines: int | None, pieces: tuple[Piece, ...] | None = None) -> LogPart:
+    """Return the last ``lines`` lines of a stream, all of it for None. A file that is gone is empty."""
+    pieces = tuple(pieces_of(file.path)) if pieces is None else pieces
+    if not pieces:
         return LogPart(file, 0, 0)
+    return LogPart(file, 0 if lines is None else _start_of_last(pieces, lines), pieces[-1].end, pieces)
 
 
-def _start_of_last(file: LogFile, end: int, lines: int) -> int:
+def _start_of_last(pieces: Sequence[Piece], lines: int) -> int:
     """Return where the last ``lines`` lines begin; a line without its newline counts."""
-    if lines == 0:
+    end, missing = pieces[-1].end, lines
+    if missing == 0:
         return end
-    position, missing = end, lines
-    with file.path.open("rb") as source:
-        while position > 0:
-            length = min(_CHUNK_BYTES, position)
-            source.seek(position - length)
-            data = source.read(length)
-            found = len(data) - 1 if position == end and data.endswith(b"\n") else len(data)
-            while (found := data.rfind(b"\n", 0, found)) >= 0:
-                missing -= 1
-                if missing == 0:
-                    return position - length + found + 1
-            position -= length
+    for piece in reversed(pieces):
+        with suppress(OSError), open(piece.path, "rb") as source:
+            position = piece.end
+            while position > piece.start:
+                length = min(_CHUNK_BYTES, position - piece.start)
+                source.seek(position - length - piece.start)
+                data = source.read(length)
+                found = len(data) - 1 if position == end and data.endswith(b"\n") else len(data)
+                while (found := data.rfind(b"\n", 0, found)) >= 0:
+                    missing -= 1
+                    if missing == 0:
+                        return position - length + found + 1
+                position -= length
     return 0
 
 
 def has_stamps(part: LogPart) -> bool:
     """Return whether one of the first lines begins with a time."""
-    year = _year(part.file)
+    year = _year(part)
     lines = next(_chunks(part), b"").split(b"\n", _TRIED_LINES)[:_TRIED_LINES]
     return any(stamp_s(line, year) is not None for line in lines)
 
@@ -131,7 +166,7 @@ def blocks(parts: Sequence[LogPart], since_s: float | None = None) -> Iterator[B
             if part.file.attempt == attempt and part.end > part.start:
                 (timed if has_stamps(part) else plain).append(part)
         for part in plain:
-            if since_s is None or _written_s(part.file) >= since_s:
+            if since_s is None or part.written_s >= since_s:
                 yield from ((part.file, chunk) for chunk in _chunks(part))
         if len(timed) == 1 and since_s is None:
             yield from ((timed[0].file, chunk) for chunk in _chunks(timed[0]))
@@ -158,54 +193,44 @@ def _merged(parts: Sequence[LogPart], since_s: float | None) -> Iterator[Block]:
 
 def _timed(part: LogPart, number: int) -> Iterator[tuple[float, int, bytes]]:
     """Yield each line with the latest time up to it, so that the merge sees every file in order."""
-    latest, year = _EARLIEST, _year(part.file)
+    latest, year = _EARLIEST, _year(part)
     for chunk in _chunks(part):
-        for line in chunk.splitlines(keepends=True) if b"\r" not in chunk else _lines(chunk):
+        for line in BytesIO(chunk):  # ends lines at newlines only: ``splitlines`` would also split a progress bar
             when = stamp_s(line, year)
             if when is not None and when > latest:
                 latest = when
             yield latest, number, line
 
 
-def _lines(chunk: bytes) -> list[bytes]:
-    """Split at newlines only: ``splitlines`` would also split a progress bar at its carriage returns."""
-    *whole, last = chunk.split(b"\n")
-    return [line + b"\n" for line in whole] + ([last] if last else [])
-
-
 def _chunks(part: LogPart) -> Iterator[bytes]:
     """Yield the part in pieces that end with a line, except the last; a line of more than 16 MiB is cut."""
     rest = b""
-    try:
-        with part.file.path.open("rb") as source:
-            source.seek(part.start)
-            left = part.end - part.start
-            while left > 0 and (data := source.read(min(_CHUNK_BYTES, left))):
-                left -= len(data)
-                cut = data.rfind(b"\n") + 1
-                if cut:
-                    yield rest + data[:cut]
-                    rest = data[cut:]
-                else:
-                    rest += data
-                    if len(rest) > 16 * _CHUNK_BYTES:
-                        yield rest
-                        rest = b""
-    except OSError:  # the record was removed meanwhile
-        return
+    for data in _read(part):
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            yield rest + data[:cut]
+            rest = data[cut:]
+        else:
+            rest += data
+            if len(rest) > 16 * _CHUNK_BYTES:
+                yield rest
+                rest = b""
     if rest:
         yield rest
 
 
-def _year(file: LogFile) -> int:
-    return time.localtime(_written_s(file)).tm_year
+def _read(part: LogPart) -> Iterator[bytes]:
+    for piece in part.pieces:
+        position, end = max(part.start, piece.start), min(part.end, piece.end)
+        with suppress(OSError), open(piece.path, "rb") as source:  # it may have been removed meanwhile
+            source.seek(max(0, position - piece.start))
+            while position < end and (data := source.read(min(_CHUNK_BYTES, end - position))):
+                position += len(data)
+                yield data
 
 
-def _written_s(file: LogFile) -> float:
-    try:
-        return os.stat(file.path).st_mtime  # noqa: PTH116
-    except OSError:
-        return 0.0
+def _year(part: LogPart) -> int:
+    return time.localtime(part.written_s).tm_year
 
 
 def stamp_s(line: bytes, year: int) -> float | None:
@@ -222,16 +247,9 @@ def stamp_s(line: bytes, year: int) -> float | None:
     return None
 
 
-_minutes: dict[tuple[int, ...], float] = {}  # mktime() takes longer than the rest, and most lines share a minute
-
-
 def _seconds(moment: tuple[int, ...], zone: bytes | None) -> float:
-    *_, second = moment
     if zone is None:
-        if moment[:5] not in _minutes:
-            _minutes.clear()
-            _minutes[moment[:5]] = _local(moment[:5])
-        return _minutes[moment[:5]] + second
+        return _minute_s(moment[:5]) + moment[5]
     offset_s = 0
     if zone != b"Z":
         digits = zone[1:].replace(b":", b"")
@@ -239,7 +257,8 @@ def _seconds(moment: tuple[int, ...], zone: bytes | None) -> float:
     return timegm(moment) - offset_s
 
 
-def _local(moment: tuple[int, ...]) -> float:
+@lru_cache(maxsize=16)  # mktime() takes longer than the rest, and most lines share a minute
+def _minute_s(moment: tuple[int, ...]) -> float:
     try:
         return time.mktime((*moment, 0, 0, 0, -1))  # type: ignore[arg-type]
     except (OverflowError, ValueError):
@@ -251,10 +270,11 @@ def _fraction(digits: bytes | None) -> float:
 
 
 class _Followed:
-    """One file with the position up to which it was read."""
+    """One file, or a later piece of it, with the position up to which it was read."""
 
-    def __init__(self, file: LogFile, position: int) -> None:
+    def __init__(self, file: LogFile, path: str, position: int) -> None:
         self.file = file
+        self._path = path
         self._position = position
         self._descriptor = -1
         self._inode = (0, 0)
@@ -262,7 +282,7 @@ class _Followed:
     def read(self) -> Iterator[bytes]:
         """Yield what came since the last time; a file that was replaced or cut is read from its start."""
         try:
-            status = os.stat(self.file.path)  # noqa: PTH116 - ten times a second for each of many files
+            status = os.stat(self._path)  # noqa: PTH116 - ten times a second for each of many files
         except OSError:  # removed: what it still had was read before, it may come back
             return
         if (status.st_dev, status.st_ino) != self._inode:
@@ -276,7 +296,7 @@ class _Followed:
         first = self._inode == (0, 0)
         self.close()
         with suppress(OSError):
-            self._descriptor = os.open(self.file.path, os.O_RDONLY | os.O_CLOEXEC)
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             self._inode = (status.st_dev, status.st_ino)
             self._position = self._position if first else 0
 
@@ -310,7 +330,7 @@ def follow(
     start. An empty item ``(None, b"")`` comes after each round. It ends when the directory is gone, or when ``over()``
     says that nothing more will come and nothing more came, which is asked every ``over_s`` seconds.
     """
-    files: dict[Path, _Followed] = {}
+    files: dict[str, _Followed] = {}
     looked_s = asked_s = float("-inf")
     last_round = False
     try:
@@ -318,8 +338,10 @@ def follow(
             now_s = time.monotonic()
             if now_s - looked_s >= _NEW_FILES_S or last_round:
                 looked_s = now_s
-                for file in log_files(directory, ranks):
-                    files.setdefault(file.path, _Followed(file, positions.get(file.path, 0)))
+                for file, pieces in _with_pieces(directory, ranks):
+                    for piece in pieces:
+                        position = min(piece.end, positions.get(file.path, 0)) - piece.start
+                        files.setdefault(piece.path, _Followed(file, piece.path, max(0, position)))
             came = False
             for item in _round(files):
                 came = True
@@ -337,7 +359,7 @@ def follow(
             followed.close()
 
 
-def _round(files: Mapping[Path, _Followed]) -> Iterator[tuple[LogFile, bytes]]:
+def _round(files: Mapping[str, _Followed]) -> Iterator[tuple[LogFile, bytes]]:
     for followed in list(files.values()):
         for data in followed.read():
             yield followed.file, data

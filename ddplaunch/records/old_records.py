@@ -1,16 +1,24 @@
-"""Which records of ended runs are old enough to be removed, and their removal; a run that may live keeps its record."""
+"""Which records of ended runs are old enough to be removed, and their removal.
+
+What is removed is a record by its own words: its run.json names the run as the directory does. A run that may live
+keeps its record.
+"""
 
 from __future__ import annotations
 
-import shutil
+import os
 import time
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.machine.processes.process_table import ProcessTable
-from ddplaunch.records.find import read_record, run_directories
-from ddplaunch.records.live_processes import NodeProcesses, read_processes
+from ddplaunch.records.directory import path_text
+from ddplaunch.records.find import numbered, read_record, run_directories
+from ddplaunch.records.json_files import read_object
+from ddplaunch.records.launchers import NodeProcesses, read_processes
+from ddplaunch.records.own.own_files import NotOursError, closing, open_runs, own_folders, remove_folder
+from ddplaunch.records.own.run_lock import is_held
 from ddplaunch.records.run_states import state_of
 from ddplaunch.values.frozen import dataclass
 
@@ -19,11 +27,18 @@ _BEGINNING_S = 60.0  # between writing run.json and torchrun's start a run has n
 
 @dataclass(frozen=True)
 class OldRecords:
-    """``removable`` are those beyond the newest ``keep``, the oldest last; ``kept`` would be, for the reason beside."""
+    """``removable`` are those beyond the newest ``keep``, the oldest last; ``kept`` would be, for the reason beside.
+
+    ``others`` are names in ``place`` that are no records of this user; they stay. ``problem`` says in a sentence why
+    nothing there may be removed.
+    """
 
     removable: tuple[Path, ...]
     kept: tuple[tuple[Path, str], ...]
     total: int
+    others: tuple[str, ...] = ()
+    place: str = ""
+    problem: str | None = None
 
 
 def old_records(
@@ -37,22 +52,48 @@ def old_records(
 ) -> OldRecords:
     """Return the records that are not among the newest ``keep``. ``busy`` are directories of runs that live here."""
     now_s = time.time() if now_s is None else now_s
+    try:
+        with closing(open_runs(base, links=False)) as runs:
+            every, mine = os.listdir(runs), own_folders(runs)  # noqa: PTH208 - by descriptor
+    except NotOursError as error:
+        return OldRecords(
+            (), (), 0, problem=f"{path_text(Path(error.filename))} {error.strerror}: nothing there is removed"
+        )
+    except OSError:
+        return OldRecords((), (), 0)
+    claims = {name: _claims(base / "runs" / name) for name in mine}
+    records = [path for path in run_directories(base) if claims.get(path.name)]
     removable, kept = [], []
-    directories = run_directories(base)
-    for directory in directories[keep:]:
+    for directory in records[keep:]:
         reason = _reason_to_keep(directory, busy, table, host, boot, now_s)
+        if reason is None and directory.name not in claims[directory.name]:
+            reason = "no run.json in it names this run"
         if reason is None:
             removable.append(directory)
         else:
             kept.append((directory, reason))
-    return OldRecords(tuple(removable), tuple(kept), len(directories))
+    others = tuple(sorted(name for name in every if not claims.get(name)))
+    return OldRecords(tuple(removable), tuple(kept), len(records), others, path_text(base / "runs"))
+
+
+def _claims(directory: Path) -> set[str]:
+    """Return the run ids that run.json files in ``directory`` name, "" for one that cannot be read."""
+    found = set()
+    for path in (directory / "run.json", *(folder / "run.json" for _, folder in numbered(directory, "node"))):
+        try:
+            found.add(str(read_object(path).get("run_id", "")))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            found.add("")
+    return found
 
 
 def _reason_to_keep(
     directory: Path, busy: Collection[Path], table: ProcessTable, host: str, boot: str | None, now_s: float
 ) -> str | None:
     record, nodes = read_record(directory), read_processes(directory)
-    if directory.resolve() in busy or any(_lives(node, table, boot) for node in nodes):
+    if directory.resolve() in busy or is_held(directory) or any(_lives(node, table, boot) for node in nodes):
         return "it runs"
     state = state_of(record, None, nodes, host)
     if state == "elsewhere":
@@ -66,24 +107,27 @@ def _reason_to_keep(
 
 def _lives(node: NodeProcesses, table: ProcessTable, boot: str | None) -> bool:
     """Whether a pid and start time of the record live, whatever their environment says: in doubt it is kept."""
-    if node.boot_id != boot:
-        return False
-    recorded = (node.launcher, *node.ranks)
-    return any(
-        each is not None and (process := table.get(each.pid)) is not None and process.start_ticks == each.start_ticks
-        for each in recorded
+    return node.boot_id == boot and any(
+        each.pid in table and table[each.pid].start_ticks == each.start_ticks for each in node.recorded
     )
 
 
 def remove_record(directory: Path) -> str | None:
-    """Remove one record and a ``latest`` that points to it; return why not, None if it is gone."""
+    """Remove one record and a ``latest`` that points to it; return why not, None if it is gone.
+
+    What is removed is looked at once more: between a list and the answer to a question somebody may put another there.
+    """
+    base, name = directory.parent.parent, directory.name
     try:
-        shutil.rmtree(directory)
+        with closing(open_runs(base, links=False)) as runs:
+            if name in own_folders(runs) and name not in _claims(directory):
+                return f"no run.json in it names this run: {directory}"
+            remove_folder(runs, name, last="run.json")
     except FileNotFoundError:
         pass
     except OSError as error:
         return f"{error.strerror or error}: {error.filename or directory}"
-    latest = directory.parent.parent / "latest"
+    latest = base / "latest"
     with suppress(OSError):
         if latest.is_symlink() and not latest.exists():
             latest.unlink()

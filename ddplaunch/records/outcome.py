@@ -7,6 +7,8 @@ them in place of node 0's. Paths in it are relative to the run's directory. Whoe
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -17,20 +19,22 @@ from ddplaunch.explain.diagnosis import (
     Raised,
     RankEnd,
     diagnosis_from_json,
-    diagnosis_json,
     echo_from_json,
-    echo_json,
-    raised_json,
 )
-from ddplaunch.records.first_failure import EndedBy, RankEnding, signal_name
-from ddplaunch.records.json_files import as_number, as_text, as_whole, objects, read_object, replace_file
+from ddplaunch.records.first_failure import EndedBy
+from ddplaunch.records.json_files import LARGEST, as_number, as_text, as_whole, objects, read_object, replace_file
+from ddplaunch.values.codec import plain
+from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
 SCHEMA = 1
+_OBSERVED = "observed.json"  # in the folder of a node
 
 #: "terminated": torchrun was told to end by a signal. "killed": torchrun itself died without a word.
 RunState = Literal["succeeded", "failed", "terminated", "killed"]
+#: How an earlier run ended: "alike" and "otherwise" compare its failure with the one that is looked at.
+Ended = Literal["succeeded", "alike", "otherwise"]
 STATES: tuple[RunState, ...] = get_args(RunState)
 
 
@@ -51,7 +55,7 @@ class RankOutcome:
     ended_s: float | None = None
     ended_by: EndedBy | None = None
     last_lines: tuple[str, ...] = ()
-    raised: Raised | None = None
+    exception: Raised | None = None
     out: str | None = None
     err: str | None = None
 
@@ -69,9 +73,20 @@ class AttemptOutcome:
 
 
 @dataclass(frozen=True)
+class PreviousRun:
+    """How the run of the same command before ended, and which files of the script were ``changed`` since."""
+
+    run_id: str
+    ended: Ended
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunOutcome:
     """How a run ended on one node, or on all. ``diagnosis`` is the last attempt's, ``exit_status`` the launcher's own.
 
+    ``findings`` are where the ranks did not train as planned, ``previous`` the run of the same command before one that
+    failed.
     ``explained`` is False where the file that it was read from has no explanation that this version knows.
     """
 
@@ -87,7 +102,9 @@ class RunOutcome:
     cascade: tuple[Echo, ...]
     attempts: tuple[AttemptOutcome, ...]
     notes: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
     explained: bool = True
+    previous: PreviousRun | None = None
 
     @property
     def last_ranks(self) -> tuple[RankOutcome, ...]:
@@ -112,10 +129,9 @@ class RunOutcome:
         return max(0.0, round(max(lived), 3)) if lived else None
 
 
-def rank_end(end: RankEnding, host: str | None) -> RankEnd:
-    """Return how a rank ended as the explanation takes it, with the name of its signal."""
-    name = signal_name(end.signal) if isinstance(end.signal, int) else end.signal
-    return RankEnd(end.rank, host, end.exit_code, name, end.ended_s, end.ended_by)
+def rank_end(rank: RankOutcome) -> RankEnd:
+    """Return how a rank ended as the explanation takes it."""
+    return RankEnd(rank.rank, rank.host or None, rank.exit_code, rank.signal, rank.ended_s, rank.ended_by)
 
 
 def outcome_path(directory: Path, node: int) -> Path:
@@ -125,50 +141,9 @@ def outcome_path(directory: Path, node: int) -> Path:
 
 def outcome_json(outcome: RunOutcome) -> dict[str, Any]:
     """Return the outcome as JSON values, schema 1."""
-    return {
-        "schema": SCHEMA,
-        "run_id": outcome.run_id,
-        "host": outcome.host,
-        "node": outcome.node,
-        "state": outcome.state,
-        "exit_status": outcome.exit_status,
-        "started_s": outcome.started_s,
-        "ended_s": outcome.ended_s,
-        "first_failed_rank": outcome.first_failed_rank,
-        "diagnosis": None if outcome.diagnosis is None else diagnosis_json(outcome.diagnosis),
-        "cascade": [echo_json(echo) for echo in outcome.cascade],
-        "attempts": [_attempt_json(attempt) for attempt in outcome.attempts],
-        "notes": list(outcome.notes),
-    }
-
-
-def _attempt_json(attempt: AttemptOutcome) -> dict[str, Any]:
-    return {
-        "attempt": attempt.attempt,
-        "started_s": attempt.started_s,
-        "ended_s": attempt.ended_s,
-        "failed": attempt.failed,
-        "diagnosis": None if attempt.diagnosis is None else diagnosis_json(attempt.diagnosis),
-        "ranks": [_rank_json(rank) for rank in attempt.ranks],
-    }
-
-
-def _rank_json(rank: RankOutcome) -> dict[str, Any]:
-    return {
-        "rank": rank.rank,
-        "local_rank": rank.local_rank,
-        "pid": rank.pid,
-        "host": rank.host,
-        "exit_code": rank.exit_code,
-        "signal": rank.signal,
-        "started_s": rank.started_s,
-        "ended_s": rank.ended_s,
-        "ended_by": rank.ended_by,
-        "last_lines": list(rank.last_lines),
-        "exception": None if rank.raised is None else raised_json(rank.raised),
-        "out": rank.out,
-        "err": rank.err,
-    }
+    value = {"schema": SCHEMA, **plain(outcome)}
+    del value["explained"]  # it is about the reading
+    return value
 
 
 def write_outcome(directory: Path, outcome: RunOutcome, path: Path | None = None) -> str | None:
@@ -178,7 +153,6 @@ def write_outcome(directory: Path, outcome: RunOutcome, path: Path | None = None
     """
     path = path or outcome_path(directory, outcome.node)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(outcome_json(outcome), indent=1) + "\n")
     except (OSError, ValueError) as error:
         return getattr(error, "strerror", None) or str(error)
@@ -189,7 +163,7 @@ def read_outcome(directory: Path, node: int = 0) -> RunOutcome | Unavailable | N
     """Return what ``node`` wrote of its end, None where it wrote nothing, why it cannot be read otherwise."""
     path = outcome_path(directory, node)
     try:
-        return _outcome(read_object(path), directory.name, node)
+        return _outcome(read_object(path, LARGEST), directory.name, node)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -228,12 +202,22 @@ def _outcome(data: dict[str, Any], run_id: str, node: int) -> RunOutcome:
             for number, each in enumerate(objects(data.get("attempts")))
         ),
         notes=_texts(data.get("notes")),
+        findings=_findings(data.get("findings")),
         explained=explanation is not None,
+        previous=_previous(data.get("previous")),
     )
 
 
+def _previous(value: Any) -> PreviousRun | None:
+    found = value if isinstance(value, dict) else {}
+    run_id, ended = as_text(found.get("run_id")), as_text(found.get("ended"))
+    if not run_id or ended not in get_args(Ended):
+        return None
+    return PreviousRun(run_id, cast(Ended, ended), _texts(found.get("changed")))
+
+
 def _rank(data: dict[str, Any]) -> RankOutcome:
-    by, raised = data.get("ended_by"), data.get("exception")
+    by, exception = data.get("ended_by"), data.get("exception")
     return RankOutcome(
         rank=int(data["rank"]),
         local_rank=as_whole(data.get("local_rank")) or 0,
@@ -245,7 +229,7 @@ def _rank(data: dict[str, Any]) -> RankOutcome:
         ended_s=as_number(data.get("ended_s")),
         ended_by=by if by in get_args(EndedBy) else None,
         last_lines=_texts(data.get("last_lines")),
-        raised=_raised(raised) if isinstance(raised, dict) else None,
+        exception=_raised(exception) if isinstance(exception, dict) else None,
         out=as_text(data.get("out")),
         err=as_text(data.get("err")),
     )
@@ -267,6 +251,34 @@ def _diagnosis(data: Any) -> Diagnosis | None:
         return None if data is None else diagnosis_from_json(data)
     except (KeyError, TypeError, AttributeError):
         return None
+
+
+def write_findings(node: str, findings: Sequence[Finding]) -> None:
+    """Keep in the folder ``node-K`` what was found while the run goes on, for `ps`; what cannot be written is not."""
+    with suppress(OSError, ValueError):
+        replace_file(f"{node}/{_OBSERVED}", json.dumps({"schema": SCHEMA, "findings": plain(tuple(findings))}) + "\n")
+
+
+def read_findings(directory: Path) -> tuple[Finding, ...]:
+    """Return what was found of a run that goes on; nothing where nobody has written anything that can be read."""
+    try:
+        return _findings(read_object(directory / "node-0" / _OBSERVED).get("findings"))
+    except (OSError, ValueError):
+        return ()
+
+
+def _findings(value: Any) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            code=as_text(each.get("code")) or "",
+            severity=Severity.ERROR if each.get("severity") == Severity.ERROR.value else Severity.WARNING,
+            what=as_text(each.get("what")) or "",
+            why=as_text(each.get("why")) or "",
+            fix=as_text(each.get("fix")) or "",
+            where=_texts(each.get("where")),
+        )
+        for each in objects(value)
+    )
 
 
 def _raised(data: dict[str, Any]) -> Raised:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import os
-import pwd
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table, start_s
-from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.machine.files import owner_name
+from ddplaunch.machine.processes.process_table import ProcessTable, process_table, start_s
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
 from ddplaunch.records.json_files import as_text, as_whole
-from ddplaunch.records.launchers import held_by, read_launched, residents_in, with_residents
-from ddplaunch.records.live_processes import NodeProcesses, read_processes
-from ddplaunch.values.finding import UsageError
+from ddplaunch.records.launchers import (
+    NodeProcesses,
+    held_by,
+    read_launched,
+    read_processes,
+    residents_in,
+    with_residents,
+)
+from ddplaunch.records.outcome import read_findings
+from ddplaunch.records.own.own_files import foreign
+from ddplaunch.values.finding import Finding, UsageError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import SETTINGS
 
@@ -69,7 +77,8 @@ class RunSummary:
     """One run in a line. Times are in seconds since the epoch; None and empty mean "not known".
 
     ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
-    ``relaunch_of`` is the run that failed before it, and that it was launched for.
+    ``relaunch_of`` is the run that failed before it, and that it was launched for; ``findings`` are where its ranks do
+    not train as planned.
     """
 
     run_id: str
@@ -92,6 +101,7 @@ class RunSummary:
     ranks: tuple[RankProcess, ...] = ()
     problem: str | None = None
     relaunch_of: str | None = None
+    findings: tuple[Finding, ...] = ()
 
 
 def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
@@ -100,18 +110,12 @@ def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> t
     """
     directories = run_directories(base)
     alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
-    running = [_of(run, directory, host) for run, directory in alive]
+    running = [summary(directory, run, host) for run, directory in alive]
     busy = {directory for _, directory in alive}
     ended = [path for path in directories if path.resolve() not in busy]
-    shown = ended if most is None else ended[:most]
-    listed = [summary(read_record(path), None, read_processes(path), host) for path in shown]
+    shown = ended[:most]
+    listed = [summary(path, None, host) for path in shown]
     return (*running, *listed), len(ended) - len(shown)
-
-
-def _of(run: RunProcesses, directory: Path | None, host: str) -> RunSummary:
-    if directory is None:
-        return summary(None, run, (), host)
-    return summary(read_record(directory), run, read_processes(directory), host)
 
 
 def recorded_at(run: RunProcesses) -> Path | None:
@@ -127,16 +131,16 @@ def recorded_at(run: RunProcesses) -> Path | None:
             cwd = Path(f"/proc/{process.pid}/cwd").readlink()
             base = process.mark("DDPLAUNCH_DIR") or ".ddplaunch"
             path = cwd / (named or f"{base}/runs/{run.run_id}")
-            if path.is_dir():
+            if path.is_dir() and foreign(path) is None:
                 return path.resolve()
     return None
 
 
-def summary(
-    record: RunRecord | None, run: RunProcesses | None, nodes: tuple[NodeProcesses, ...], host: str
-) -> RunSummary:
-    """Return one run; ``record`` or ``run`` may be missing, not both."""
-    launched = None if record is None else read_launched(record.directory)
+def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunSummary:
+    """Return one run; ``directory`` (of its record) or ``run`` may be missing, not both."""
+    record = None if directory is None else read_record(directory)
+    nodes = () if directory is None else read_processes(directory)
+    launched = None if directory is None else read_launched(directory)
     state = state_of(record, run, nodes, host)
     if state == "elsewhere" and launched is not None and launched.host == host:
         state = "ended"  # its launcher was here and is gone: the hosts do not go on without it
@@ -155,10 +159,16 @@ def summary(
         first_failed_rank=None if outcome is None else outcome.first_failed_rank,
         diagnosis=None if outcome is None or outcome.diagnosis is None else outcome.diagnosis.code,
         launcher_pids=tuple(process.pid for process in run.launchers) if run is not None else (),
-        ranks=tuple(_rank(process) for process in run.ranks) if run is not None else (),
-        problem=record.problem if record is not None else "its record is missing",
+        ranks=tuple(RankProcess(each.number("RANK"), each.pid) for each in run.ranks) if run is not None else (),
+        problem=record.problem if record is not None else _no_record(run),
+        findings=outcome.findings if outcome is not None else () if directory is None else read_findings(directory),
         **known,
     )
+
+
+def _no_record(run: RunProcesses | None) -> str | None:
+    """Return why a run that lives has no record here; another user's is not looked at."""
+    return "its record is missing" if run is None or run.uid == os.geteuid() else None
 
 
 def _recorded(record: RunRecord) -> dict[str, Any]:
@@ -181,15 +191,14 @@ def _from_processes(run: RunProcesses) -> dict[str, Any]:
     """Return what the environment tells of a run whose record cannot be found."""
     first = run.first
     worker = run.ranks[0] if run.ranks else first
-    world, batch = worker.mark("WORLD_SIZE") or "", first.mark("DDPLAUNCH_GLOBAL_BATCH_SIZE") or ""
     seen = first.mark("CUDA_VISIBLE_DEVICES")
     return {
         "script": _script_of(worker.command) if run.ranks else None,
-        "nproc_per_node": int(world) if world.isdecimal() else None,
+        "nproc_per_node": worker.number("WORLD_SIZE"),
         "started_s": start_s(first.start_ticks),
-        "effective_batch": int(batch) if batch.isdecimal() else None,
+        "effective_batch": first.number("DDPLAUNCH_GLOBAL_BATCH_SIZE"),
         "gpus": tuple(seen.split(",")) if seen else None,
-        "user": user_name(first.uid),
+        "user": owner_name(first.uid),
     }
 
 
@@ -203,22 +212,9 @@ def _script_of(command: Sequence[str]) -> str | None:
     return command[0] if command else None
 
 
-def user_name(uid: int) -> str:
-    """Return the user's name, or ``uid 1234`` where this machine has none for it."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
 def host_name() -> str:
     """Return this machine's name, as records have it."""
     return os.uname().nodename
-
-
-def _rank(process: Process) -> RankProcess:
-    number, pid = rank_of(process)
-    return RankProcess(number if process.mark("RANK") else None, pid)
 
 
 def locate_run(base: Path, wanted: str | None, uid: int, anywhere: bool = True) -> Path:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,16 @@ from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.launch.launch import Launch, Variable
-from ddplaunch.machine.environ import redact
 from ddplaunch.machine.facts import Facts
+from ddplaunch.machine.files import read_plain
 from ddplaunch.records.directory import run_directory
 from ddplaunch.records.json_files import replace_file
+from ddplaunch.records.own.own_files import closing, open_base, open_file
+from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.secrets import hide_json, hide_value, hide_words
 
 SCHEMA = 1
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
@@ -34,21 +38,22 @@ def write_record(
     findings: Sequence[Finding],
     base: Path,
     relaunch_of: str | None = None,
+    code: Sequence[tuple[str, str]] = (),
 ) -> Path | str:
     """Write ``runs/<run-id>/run.json`` under ``base`` and return the run's directory, or the reason why not.
 
     ``argv`` is the command as typed, ``environment`` what torchrun gets, ``relaunch_of`` the id of the run that failed
-    before this one. Never raises. Only the owner can read the file, since command lines and paths say more than a group
-    needs to know. Nodes beyond the first write ``node-K/run.json``: all nodes may share the run's directory.
+    before this one, ``code`` has the script's files with a digest each. Never raises. Only the owner can read the file,
+    since command lines and paths say more than a group needs to know. Nodes beyond the first write
+    ``node-K/run.json``: all nodes may share the run's directory.
     """
     try:
         directory = run_directory(base, launch.run_id)
-        record = _record(launch, argv, environment, facts, findings)
+        record = {**_record(launch, argv, environment, facts, findings), "code": dict(code)}
         text = _lines(record if relaunch_of is None else {**record, "relaunch_of": relaunch_of})
         _own(base)
         rank = launch.topology.node_rank
         holder = directory if rank is None or rank.value == 0 else directory / f"node-{rank.value}"
-        holder.mkdir(parents=True, exist_ok=True)
         replace_file(holder / "run.json", text)
     except OSError as error:
         return f"{error.strerror or error}: {error.filename or base}"
@@ -69,95 +74,86 @@ def _record(
     host = {key: value for key, value in plain(facts).items() if key != "environment"}
     if not isinstance(facts.torch, Unavailable):
         del host["torch"]["torchrun_flags"]  # a long list that follows from the version
-    cwd = Path.cwd()
+    cwd, secrets = Path.cwd(), _Secrets(environment)
     return {
         "schema": SCHEMA,
         "run_id": launch.run_id,
         "created_s": round(time.time(), 3),
         "cwd": str(cwd),
         "git_commit": git_commit(cwd),
-        "argv": hide_secrets(argv),
-        "torchrun_argv": hide_secrets(launch.argv),
+        "argv": secrets.of_words(argv),
+        "torchrun_argv": hide_words(launch.argv),
         "plan": _plan(launch),
-        "environment": {name: redact(name, environment[name]) for name in sorted(environment)},
-        "findings": plain(findings),
+        "environment": {name: secrets.of_value(name, environment[name]) for name in sorted(environment)},
+        "secrets": secrets.fingerprints(),
+        "findings": hide_json(plain(findings)),
         "versions": {
             "ddplaunch": __version__,
             "python": sys.version.split()[0],
             "torch": None if isinstance(facts.torch, Unavailable) else facts.torch.version,
         },
-        "host": host,
+        "host": hide_json(host),
     }
+
+
+class _Secrets:
+    """Hides secrets in what is recorded, and keeps a fingerprint of each, so that two runs can be compared."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._prints = Fingerprints(environment)
+        self._found: dict[str, Any] = {}
+
+    def of_words(self, argv: Sequence[str]) -> list[str]:
+        return hide_words(argv, lambda secret: self._found.setdefault("argv", []).append(self._prints.of(secret)))
+
+    def of_value(self, name: str, value: str) -> str:
+        def note(secret: str) -> None:
+            self._found.setdefault("environment", {}).setdefault(name, []).append(self._prints.of(secret))
+
+        return hide_value(name, value, note)
+
+    def fingerprints(self) -> dict[str, Any]:
+        return {"key": self._prints.key, **self._found} if self._found else {}
 
 
 def _plan(launch: Launch) -> dict[str, Any]:
     """Every decided value with its source; the options are left out, because what became of them is here."""
-    numbers = {key: value for key, value in plain(launch.numbers).items() if value is not None}
-    target = plain(launch.target)
+    names = ("target", "topology", "device", "gpus", "numbers", "passed", "missing", "receives")
+    plan = {name: plain(getattr(launch, name)) for name in names}
+    plan["numbers"] = {key: value for key, value in plan["numbers"].items() if value is not None}
     if launch.target is not None:
-        target["args"] = hide_secrets(launch.target.args)
-    return {
-        "target": target,
-        "topology": plain(launch.topology),
-        "device": plain(launch.device),
-        "gpus": plain(launch.gpus),
-        "numbers": numbers,
-        "passed": plain(launch.passed),
-        "environment": [_variable(variable) for variable in launch.environment],
-    }
+        plan["target"]["args"] = hide_words(launch.target.args)
+    return {**plan, "environment": [_variable(variable) for variable in launch.environment]}
 
 
 def _variable(variable: Variable) -> dict[str, Any]:
-    shown = None if variable.value is None else redact(variable.name, variable.value)
+    shown = None if variable.value is None else hide_value(variable.name, variable.value)
     return {**plain(variable), "value": shown}
-
-
-def hide_secrets(argv: Sequence[str]) -> list[str]:
-    """Return ``argv`` with the values in ``--env NAME=VALUE`` and ``--token=VALUE`` hidden where names look secret."""
-    hidden: list[str] = []
-    option = ""  # the one whose value may come next
-    for word in argv:
-        name, equals, value = word.partition("=")
-        if name == "--env" and equals:
-            inner, again, value = value.partition("=")
-            hidden.append(f"--env={inner}{again}{redact(inner, value)}" if again else word)
-        elif equals:
-            hidden.append(f"{name}={redact(_variable_name(name), value)}")
-        elif option and not word.startswith("-") and not word.replace(".", "").isdecimal():  # not --max-tokens 512
-            hidden.append(redact(_variable_name(option), word))
-        else:
-            hidden.append(word)
-        option = word if word.startswith("--") and not equals else ""
-    return hidden
-
-
-def _variable_name(option: str) -> str:
-    return option.lstrip("-").replace("-", "_").upper()
 
 
 def _own(base: Path) -> None:
     """Create ``base`` and keep git away from it; a directory that the user already had is left as it is."""
-    try:
-        base.mkdir(parents=True)
-    except FileExistsError:
-        if base.name != ".ddplaunch":
-            return
-    ignore = base / ".gitignore"
-    if not ignore.exists():
-        ignore.write_text("*\n")
+    there = base.name != ".ddplaunch" and os.path.lexists(base)
+    with closing(open_base(base, create=True)) as folder:
+        if not there:
+            with contextlib.suppress(FileExistsError):
+                descriptor = open_file(folder, ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                with closing(descriptor):
+                    os.write(descriptor, b"*\n")
 
 
 def _point_latest(base: Path, run_id: str) -> None:
     """Move the ``latest`` link to this run; the record counts without it, so failing is silent."""
-    latest, draft = base / "latest", base / f".latest.{run_id}.{os.getpid()}"
-    try:
-        if latest.exists() and not latest.is_symlink():
-            return  # not ours
-        draft.symlink_to(Path("runs") / run_id)
-        draft.replace(latest)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+    latest, draft = "latest", f".latest.{run_id}.{os.getpid()}"
+    with contextlib.suppress(OSError), closing(open_base(base)) as folder:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISLNK(os.stat(latest, dir_fd=folder, follow_symlinks=False).st_mode):
+                return  # not ours
+        os.symlink(f"runs/{run_id}", draft, dir_fd=folder)
+        try:
+            os.replace(draft, latest, src_dir_fd=folder, dst_dir_fd=folder)
+        except OSError:
+            os.unlink(draft, dir_fd=folder)
 
 
 def git_commit(cwd: Path) -> str | None:
@@ -169,12 +165,16 @@ def git_commit(cwd: Path) -> str | None:
         git = _git_directory(cwd)
         if git is None:
             return None
-        head = (git / "HEAD").read_text().strip()
+        head = _text(git / "HEAD")
         if not head.startswith("ref: "):
             return head if _HASH.fullmatch(head) else None
         return _reference(git, head[len("ref: ") :])
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def _text(path: Path) -> str:
+    return read_plain(path, 1 << 24).decode().strip()
 
 
 def _git_directory(cwd: Path) -> Path | None:
@@ -183,7 +183,7 @@ def _git_directory(cwd: Path) -> Path | None:
         if git.is_dir():
             return git
         if git.is_file():  # a linked work tree or a submodule
-            text = git.read_text().strip()
+            text = _text(git)
             return directory / text[len("gitdir: ") :] if text.startswith("gitdir: ") else None
     return None
 
@@ -191,13 +191,13 @@ def _git_directory(cwd: Path) -> Path | None:
 def _reference(git: Path, name: str) -> str | None:
     """Look a branch up in ``git``, in what it shares with other work trees, and among the packed ones."""
     common_file = git / "commondir"
-    common = git / common_file.read_text().strip() if common_file.is_file() else git
+    common = git / _text(common_file) if common_file.is_file() else git
     for root in (git, common):
         if (root / name).is_file():
-            text = (root / name).read_text().strip()
+            text = _text(root / name)
             return text if _HASH.fullmatch(text) else None
     packed = common / "packed-refs"
-    for line in packed.read_text().splitlines() if packed.is_file() else ():
+    for line in _text(packed).splitlines() if packed.is_file() else ():
         commit, _, reference = line.partition(" ")
         if reference == name:
             return commit

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.scaling.batch import resolve_batch, resolve_epoch
-from ddplaunch.scaling.learning_rate import resolve_lr, resolve_scaling, resolve_warmup
-from ddplaunch.scaling.numbers import Numbers, NumbersRequest, refuse_impossible
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.scaling.batch import EffectiveBatch, resolve_batch, resolve_epoch
+from ddplaunch.scaling.numbers import (
+    Assumption,
+    LrScaling,
+    NamedRate,
+    Numbers,
+    NumbersRequest,
+    by_name,
+    computed,
+    format_factor,
+    format_lr,
+    rate_key,
+    refuse_impossible,
+    round_half_up,
+    round_significant,
+    where,
+)
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source
+
+_GOYAL = Source("default", "Goyal et al. 2017, https://arxiv.org/abs/1706.02677")
+_DDP_NOTES = Source("default", "PyTorch, https://docs.pytorch.org/docs/stable/notes/ddp.html")
 
 
 def compute(request: NumbersRequest) -> Numbers:
     """Return the numbers of one launch, each with its source.
 
-    Sizes are samples, warmup and steps are optimizer steps. ``resolve_batch``, ``resolve_scaling`` and
+    Sizes are samples, warmup and steps are optimizer steps. ``resolve_batch``, ``_resolve_scaling`` and
     ``resolve_epoch`` hold the formulas and their literature. Raises UsageError with a finding for each number that is
     out of range, or for numbers that contradict each other or are incomplete.
     """
     refuse_impossible(request)
     batch = resolve_batch(request)
-    scaling = resolve_scaling(request, batch)
+    scaling = _resolve_scaling(request, batch)
     epoch = resolve_epoch(request, batch)
     return Numbers(
         world_size=request.world_size,
@@ -31,9 +51,10 @@ def compute(request: NumbersRequest) -> Numbers:
         base_batch_size=scaling.base_batch_size if scaling else None,
         lr_scaling=scaling.lr_scaling if scaling else None,
         lr_factor=scaling.factor if scaling else None,
-        lr=resolve_lr(request, scaling),
+        lr=_resolve_lr(request, scaling),
         base_warmup=request.base_warmup,
-        warmup_steps=resolve_warmup(request, scaling),
+        warmup_steps=_resolve_warmup(request, scaling),
+        rates=_resolve_rates(request, scaling),
         dataset_size=request.dataset_size,
         steps_per_epoch=epoch.steps_per_epoch if epoch else None,
         dropped=epoch.dropped if epoch else None,
@@ -58,3 +79,185 @@ def compare(request: NumbersRequest, world_sizes: Sequence[int]) -> tuple[Number
     own = request.world_size
     sizes = (own if size == own.value else Resolved(size, Source("flag", "--compare")) for size in world_sizes)
     return tuple(compute(replace(request, world_size=size)) for size in sizes)
+
+
+@dataclass(frozen=True)
+class _Scaling:
+    """The rule, the base in samples per optimizer step, the factor, and what they take for granted."""
+
+    lr_scaling: Resolved[LrScaling]
+    base_batch_size: Resolved[int] | None
+    factor: Resolved[float]
+    assumptions: tuple[Assumption, ...]
+
+
+def _resolve_scaling(request: NumbersRequest, batch: EffectiveBatch) -> _Scaling | None:
+    """Return the factor for ``base_lr`` and ``base_warmup``, or None where nothing is to be scaled.
+
+    linear: effective batch / base batch (Goyal et al. 2017, https://arxiv.org/abs/1706.02677); sqrt: its square
+    root (https://arxiv.org/abs/1404.5997, section 5; usual for Adam-like optimizers); none: 1. ``lr_max_factor``
+    caps all of them. Without ``base_batch_size`` the base is one GPU with the same per-GPU batch and accumulation,
+    so the ratio is the world size.
+
+    Raises UsageError if flags contradict each other or have nothing to scale.
+    """
+    _refuse_contradictions(request)
+    if not _scales_rates(request) and (request.base_warmup is None or _is_final(request)):
+        return None
+    rule: Resolved[LrScaling] = request.lr_scaling or Resolved("linear", DEFAULT)
+    if rule.value == "none":
+        factor = _capped(1.0, "none", request)
+        return _Scaling(rule, request.base_batch_size, factor, ())
+    base, ratio, fraction = _ratio(request, batch)
+    if rule.value == "sqrt":
+        factor = _capped(math.sqrt(ratio), f"sqrt({fraction})", request)
+    else:
+        factor = _capped(ratio, f"linear: {fraction}", request)
+    return _Scaling(rule, base, factor, _scaling_assumptions(request, batch, base, factor.value))
+
+
+def _resolve_lr(request: NumbersRequest, scaling: _Scaling | None) -> Resolved[float] | None:
+    """Return the learning rate: ``--lr`` untouched, or base_lr x factor to 12 significant digits.
+
+    Raises UsageError if the product is too large or too small for a float.
+    """
+    base = request.base_lr
+    return request.lr if base is None or scaling is None else _scaled("--base-lr", base, scaling.factor.value)
+
+
+def _resolve_rates(request: NumbersRequest, scaling: _Scaling | None) -> tuple[NamedRate, ...]:
+    """Return the learning rates that have names, those to be scaled first. Raises UsageError as ``_resolve_lr``."""
+    found = []
+    for name, base in by_name(request.named_base_lr):
+        assert scaling is not None
+        found.append(NamedRate(name, base, _scaled(f"--base-lr {name}", base, scaling.factor.value)))
+    return (*found, *(NamedRate(name, None, lr) for name, lr in by_name(request.named_lr)))
+
+
+def _scaled(flag: str, base: Resolved[float], factor: float) -> Resolved[float]:
+    lr = round_significant(base.value * factor)
+    formula = f"{format_lr(base.value)} × {format_factor(factor)}"
+    if not math.isfinite(lr) or lr <= 0:
+        raise usage(
+            f"the learning rate {formula} is {format_lr(lr)}, not a finite number above 0",
+            why="a double holds about 1e-308 to 1e308",
+            fix="give the final value with `--lr`, for example `--lr 0.0003`, in place of `--base-lr`",
+            where=where(flag, base),
+            code="number-out-of-range",
+        )
+    return computed(lr, formula)
+
+
+def _resolve_warmup(request: NumbersRequest, scaling: _Scaling | None) -> Resolved[int] | None:
+    """Return the warmup in optimizer steps: ``--warmup`` untouched, or base_warmup x factor, a half rounded up.
+
+    Beside a final learning rate it is not scaled, unless a rule was given.
+    """
+    base = request.base_warmup
+    if base is None:
+        return request.warmup
+    if scaling is None:
+        return computed(base.value, f"{base.value}, not scaled: the learning rate is final")
+    factor = scaling.factor.value
+    return computed(round_half_up(base.value * factor), f"{base.value} × {format_factor(factor)}")
+
+
+def _scales_rates(request: NumbersRequest) -> bool:
+    return request.base_lr is not None or bool(request.named_base_lr)
+
+
+def _is_final(request: NumbersRequest) -> bool:
+    """Return whether the user gave a final learning rate and no rule, so that a warmup stays as it is too."""
+    final = (request.lr is not None and request.lr.source.kind != "script") or bool(request.named_lr)
+    return final and request.lr_scaling is None and request.lr_max_factor is None and request.base_batch_size is None
+
+
+def _refuse_both(request: NumbersRequest) -> None:
+    """Raise UsageError where one learning rate, or the warmup, is said to be final and to be scaled."""
+    pairs = [(request.lr, request.base_lr, "", "lr-given-twice")]
+    bases = {rate_key(name): base for name, base in by_name(request.named_base_lr)}
+    pairs += [(lr, bases.get(rate_key(name)), f"{name}=", "lr-given-twice") for name, lr in by_name(request.named_lr)]
+    for lr, base, name, code in [*pairs, (request.warmup, request.base_warmup, "", "warmup-given-twice")]:
+        if lr is None or base is None:
+            continue
+        flag, verb = ("lr", "train with") if code == "lr-given-twice" else ("warmup", "warm up for")
+        final, scaled = f"--{flag} {name}{format_lr(lr.value)}", f"--base-{flag} {name}{format_lr(base.value)}"
+        raise usage(
+            f"`{final}` and `{scaled}` are both given",
+            why=f"`--{flag}` is final and never scaled, `--base-{flag}` is scaled to the effective batch: both set one "
+            "value",
+            fix=f"keep `{final}` to {verb} exactly that, or `{scaled}` to have it scaled",
+            where=(where(f"--{flag}", lr), where(f"--base-{flag}", base)),
+            code=code,
+        )
+
+
+def _refuse_contradictions(request: NumbersRequest) -> None:
+    _refuse_both(request)
+    if _scales_rates(request) or request.base_warmup is not None:
+        return
+    for flag, given in (
+        ("--lr-scaling", request.lr_scaling),
+        ("--lr-max-factor", request.lr_max_factor),
+        ("--base-batch-size", request.base_batch_size),
+    ):
+        if given is not None:
+            final = f"; `--lr {format_lr(request.lr.value)}` is final" if request.lr is not None else ""
+            raise usage(
+                f"`{flag} {given.value}` has nothing to scale: neither `--base-lr` nor `--base-warmup` is given",
+                why=f"it only decides what `--base-lr` and `--base-warmup` are multiplied by{final}",
+                fix=f"leave `{flag}` out, or add what was tuned, for example `--base-lr 0.0001`",
+                where=where(flag, given),
+                code="nothing-to-scale",
+            )
+
+
+def _ratio(request: NumbersRequest, batch: EffectiveBatch) -> tuple[Resolved[int] | None, float, str]:
+    """Return the base, the ratio effective batch / base, and that fraction as text."""
+    base, effective = request.base_batch_size, batch.global_batch_size
+    if effective is None or batch.batch_size is None or batch.accum is None:
+        if base is not None:
+            raise usage(
+                f"`--base-batch-size {base.value}` has no effective batch to compare with",
+                why="the factor is the effective batch over the base batch, and no batch size is known",
+                fix=f"add `--batch-size 8` (per GPU) or `--global-batch-size {base.value}`, with your own number",
+                where=where("--base-batch-size", base),
+                code="batch-unknown",
+            )
+        world = request.world_size.value
+        return None, float(world), f"{world} / 1 GPU"
+    if base is None:
+        per_gpu, accum = batch.batch_size.value, batch.accum.value
+        base = computed(per_gpu * accum, f"{per_gpu} × {accum} × 1")
+    return base, effective.value / base.value, f"{effective.value} / {base.value}"
+
+
+def _capped(factor: float, formula: str, request: NumbersRequest) -> Resolved[float]:
+    if request.lr_max_factor is None:
+        return computed(factor, formula)
+    cap = float(request.lr_max_factor.value)
+    limited = f"= {format_factor(factor)}, capped at" if factor > cap else "within the cap of"
+    return computed(min(factor, cap), f"{formula} {limited} {format_factor(cap)}")
+
+
+def _scaling_assumptions(
+    request: NumbersRequest, batch: EffectiveBatch, base: Resolved[int] | None, factor: float
+) -> tuple[Assumption, ...]:
+    tuned = ["base_lr"] * _scales_rates(request) + ["base_warmup"] * (request.base_warmup is not None)
+    names, scale, was = (" and ".join(tuned), *(("scale", "were") if len(tuned) == 2 else ("scales", "was")))
+    assumptions = []
+    if request.lr_scaling is None:
+        text = f"{names} {scale} linearly with the effective batch (SGD with warmup); for Adam-like optimizers"
+        assumptions.append(Assumption(f"{text} the square root is the usual rule: `--lr-scaling sqrt`", _GOYAL))
+    if base is None:
+        text = f"{names} {was} tuned for one GPU with the batch that the script uses, so the ratio is the world size"
+        assumptions.append(Assumption(f"{text}; `--batch-size` and `--base-batch-size` say otherwise", DEFAULT))
+    elif base.source.kind == "computed":  # the default base; compare() passes it on as it is
+        text = f"{names} {was} tuned for one GPU with the same per-GPU batch and accumulation, {base.value} samples"
+        assumptions.append(Assumption(f"{text} per optimizer step; `--base-batch-size` says otherwise", DEFAULT))
+    if _scales_rates(request) and factor != 1:
+        text = "DDP averages gradients over ranks, so a larger effective batch does not enlarge the gradient by itself"
+        if batch.accum is not None and batch.accum.value > 1:
+            text += f"; the script averages over its {batch.accum.value} accumulated micro-batches in the same way"
+        assumptions.append(Assumption(text, _DDP_NOTES))
+    return tuple(assumptions)

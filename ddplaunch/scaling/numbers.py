@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Literal, TypeVar, get_args
 
 from ddplaunch.values.finding import Finding, UsageError, error
@@ -32,7 +32,30 @@ class NumbersRequest:
     lr_scaling: Resolved[LrScaling] | None = None
     lr_max_factor: Resolved[float] | None = None
     base_warmup: Resolved[int] | None = None
+    warmup: Resolved[int] | None = None
     dataset_size: Resolved[int] | None = None
+    named_base_lr: tuple[Resolved[tuple[str, float]], ...] = ()
+    named_lr: tuple[Resolved[tuple[str, float]], ...] = ()
+
+
+def rate_key(name: str) -> str:
+    """Return what tells names of learning rates apart: the end of their variable, ``DDPLAUNCH_LR_PHASE2``."""
+    return name.replace("-", "_").upper()
+
+
+def by_name(rates: Iterable[Resolved[tuple[str, float]]]) -> Iterator[tuple[str, Resolved[float]]]:
+    """Yield each learning rate with its name in front."""
+    for each in rates:
+        yield each.value[0], Resolved(each.value[1], each.source)
+
+
+@dataclass(frozen=True)
+class NamedRate:
+    """One of several learning rates; ``base`` is None for one that is final."""
+
+    name: str
+    base: Resolved[float] | None
+    lr: Resolved[float]
 
 
 @dataclass(frozen=True)
@@ -67,6 +90,7 @@ class Numbers:
     dropped: Resolved[int] | None = None
     padded: Resolved[int] | None = None
     assumptions: tuple[Assumption, ...] = ()
+    rates: tuple[NamedRate, ...] = ()
 
 
 def computed(value: T, formula: str) -> Resolved[T]:
@@ -119,6 +143,7 @@ def _counts(request: NumbersRequest) -> Iterator[Finding]:
         ("--base-batch-size", request.base_batch_size, 1, "--base-batch-size 64", "samples"),
         # 0 steps of warmup is a schedule without warmup, as in Hugging Face's default
         ("--base-warmup", request.base_warmup, 0, "--base-warmup 0", "optimizer steps"),
+        ("--warmup", request.warmup, 0, "--warmup 0", "optimizer steps"),
         ("--dataset-size", request.dataset_size, 1, "--dataset-size 50000", "samples"),
     )
     for flag, count, smallest, example, unit in counts:
@@ -138,6 +163,8 @@ def _rates(request: NumbersRequest) -> Iterator[Finding]:
         ("--lr", request.lr, "0.0003"),
         ("--base-lr", request.base_lr, "0.0001"),
         ("--lr-max-factor", request.lr_max_factor, "4"),
+        *((f"--lr {name}", lr, "0.0003") for name, lr in by_name(request.named_lr)),
+        *((f"--base-lr {name}", lr, "0.0001") for name, lr in by_name(request.named_base_lr)),
     )
     for flag, rate, example in rates:
         if rate is None or (math.isfinite(rate.value) and rate.value > 0):
@@ -146,7 +173,7 @@ def _rates(request: NumbersRequest) -> Iterator[Finding]:
             "number-out-of-range",
             f"`{flag}` is {format_lr(rate.value)}, not a finite number above 0",
             why="every learning rate made from it would be zero, negative, infinite or not a number",
-            fix=f"give a finite number above 0, for example `{flag} {example}`",
+            fix=f"give a finite number above 0, for example `{flag}{'=' if ' ' in flag else ' '}{example}`",
             where=where(flag, rate),
         )
 

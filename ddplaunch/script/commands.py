@@ -6,12 +6,25 @@ import ast
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ddplaunch.script.names import at, dotted, is_true, keyword, last, literal, string, strings
+from ddplaunch.script.known import text_of
+from ddplaunch.script.names import (
+    at,
+    destination,
+    dotted,
+    is_computed,
+    is_true,
+    keyword,
+    last,
+    literal,
+    string,
+    strings,
+)
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredOption, meaning_of
+from ddplaunch.script.report import DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,7 @@ class Parameter:
     annotation: ast.expr | None
     default: ast.expr | None
     node: ast.AST
+    help: str = ""
 
 
 def parameters(function: Function) -> Iterator[Parameter]:
@@ -36,9 +50,9 @@ def parameters(function: Function) -> Iterator[Parameter]:
 
 
 def click_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
-    """Yield the options of ``@click.option`` decorators; those of a group's commands get no meaning."""
-    for function in part.nodes:
-        if not isinstance(function, Function):
+    """Yield the options of ``@click.option`` decorators; those of a group's commands cannot be filled in."""
+    for function in part.of(*_FUNCTIONS):
+        if not isinstance(function, Function) or not function.decorator_list:
             continue
         calls = [item for item in function.decorator_list if isinstance(item, ast.Call)]
         below_group = any(
@@ -48,7 +62,7 @@ def click_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
             name = dotted(call.func, part.aliases)
             if _is_click(name) and name.endswith(".option"):
                 option = _click_option(part, call)
-                yield replace(option, meaning=None) if option is not None and below_group else option
+                yield replace(option, fillable=False) if option is not None and below_group else option
 
 
 def _is_click(name: str) -> bool:
@@ -65,14 +79,21 @@ def _click_option(part: ReachablePart, call: ast.Call) -> DeclaredOption | None:
     paired = any("/" in text for text in texts)
     switch = paired or is_true(keyword(call, "is_flag")) or is_true(keyword(call, "count"))
     switch = switch or keyword(call, "flag_value") is not None
-    default = literal(keyword(call, "default"), part.source)
-    kind = {"INT": "int", "FLOAT": "float", "STRING": "str"}.get(
-        last(keyword(call, "type")), last(keyword(call, "type"))
-    )
-    several = keyword(call, "nargs") is not None
-    meaning = None if switch or several else meaning_of(flags, kind or None, default)
+    kind = last(keyword(call, "type"))
+    default = keyword(call, "default")
+    named = [text for text in texts if not text.startswith("-")]
     return DeclaredOption(
-        tuple(flags), at(call, part.source), not switch, is_true(keyword(call, "required")), default, meaning, "click"
+        tuple(flags),
+        at(call, part.source),
+        takes_value=not switch,
+        required=is_true(keyword(call, "required")),
+        default=literal(default, part.source),
+        computed=is_computed(default),
+        kind={"INT": "int", "FLOAT": "float", "STRING": "str"}.get(kind, kind) or None,
+        help=text_of(keyword(call, "help")),
+        dest=named[0] if named else destination(flags),
+        fillable=keyword(call, "nargs") is None,
+        parser="click",
     )
 
 
@@ -82,19 +103,20 @@ def typer_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
         return
     run = {
         last(call.args[0])
-        for call in part.calls
+        for call in part.calls_of("run")
         if dotted(call.func, part.aliases) == "typer.run" and len(call.args) == 1
     }
-    commands = [function for function in part.nodes if isinstance(function, Function) and _registered(function, part)]
+    functions = [function for function in part.of(*_FUNCTIONS) if isinstance(function, Function)]
+    commands = [function for function in functions if _registered(function, part)]
     several = len([item for item in commands if "command" in _registered(item, part)]) > 1 or any(
         "callback" in _registered(item, part) for item in commands
     )
-    for function in part.nodes:
-        if isinstance(function, Function) and (function in commands or function.name in run):
+    for function in functions:
+        if function in commands or function.name in run:
             for parameter in parameters(function):
                 option = _typer_option(part, parameter)
                 if option is not None:
-                    yield replace(option, meaning=None) if several else option
+                    yield replace(option, fillable=not several)
 
 
 def _registered(function: Function, part: ReachablePart) -> set[str]:
@@ -131,9 +153,18 @@ def _typer_option(part: ReachablePart, parameter: Parameter) -> DeclaredOption |
     if switch and not spelled:
         flags = (*flags, f"--no-{flags[0][2:]}")
     required = default is None or (isinstance(default, ast.Constant) and default.value is ...)
-    text = literal(default, part.source)
-    meaning = None if switch else meaning_of(flags, kind, text)
-    return DeclaredOption(flags, at(parameter.node, part.source), not switch, required, text, meaning, "typer")
+    return DeclaredOption(
+        flags,
+        at(parameter.node, part.source),
+        takes_value=not switch,
+        required=required,
+        default=literal(default, part.source),
+        computed=is_computed(default),
+        kind=kind,
+        help=text_of(keyword(call, "help")) if call is not None else "",
+        dest=parameter.name,
+        parser="typer",
+    )
 
 
 def _typer_call(parameter: Parameter) -> tuple[ast.Call | None, bool]:

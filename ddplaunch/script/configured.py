@@ -6,13 +6,16 @@ It reads the classes in the user's files, and knows those fields of Hugging Face
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ddplaunch.script.commands import Function, Parameter, parameters
-from ddplaunch.script.names import aliases_of, at, dotted, keyword, last, literal
+from ddplaunch.script.configuration.config_files import dict_items, number_text
+from ddplaunch.script.known import text_of
+from ddplaunch.script.names import aliases_of, at, dotted, is_computed, keyword, last, literal, string
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, meaning_of
+from ddplaunch.script.report import DeclaredAt, DeclaredOption
 from ddplaunch.script.source import ParsedFile
 
 # Calls that turn their first argument into options, with the library whose spelling rules hold.
@@ -24,8 +27,20 @@ _CALLS = {
     "jsonargparse.auto_cli": "jsonargparse",
     "pyrallis.parse": "pyrallis",
     "draccus.parse": "pyrallis",
+    "tap.tapify": "tap",
 }
 _HF_PARSERS = ("HfArgumentParser", "TrlParser")
+_MAKERS = (
+    *_HF_PARSERS,
+    "gen_parser_from_dataclass",
+    "add_arguments",
+    "Fire",
+    "cli",
+    "parse",
+    "CLI",
+    "auto_cli",
+    "tapify",
+)
 # https://huggingface.co/docs/transformers/main_classes/trainer#transformers.TrainingArguments
 _TRAINING_ARGUMENTS = (
     ("per_device_train_batch_size", "8"),
@@ -33,22 +48,55 @@ _TRAINING_ARGUMENTS = (
     ("learning_rate", None),
     ("warmup_steps", "0"),
 )
+#: Gives the expressions that a name stands for, each with the part that it is in.
+Bound = Callable[[ast.AST, ReachablePart], Sequence[tuple[ast.expr, ReachablePart]]]
 _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union", "Literal", "List", "list", "None"})
 
 
 def configured_options(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the options of configuration classes and functions; None if their source is not in the program."""
-    for call in part.calls:
+    for call in part.calls_of(*_MAKERS):
         name = dotted(call.func, part.aliases)
         if last(call.func) in _HF_PARSERS:
             given = call.args[0] if call.args else keyword(call, "dataclass_types")
-            for item in given.elts if isinstance(given, (ast.List, ast.Tuple)) else [given]:
+            for item in _each_of(given, part.source):
                 yield from _of(program, part, item, "transformers", at(call, part.source))
+        elif last(call.func) == "gen_parser_from_dataclass" and len(call.args) > 1:
+            made = call.args[1].func if isinstance(call.args[1], ast.Call) else None
+            yield from _of(program, part, made, "fairseq", at(call, part.source))
         elif name in _CALLS:
             target = call.args[0] if call.args else keyword(call, "config_class")
             yield from _of(program, part, target, _CALLS[name], at(call, part.source))
         elif last(call.func) == "add_arguments" and call.args and "simple_parsing" in str(part.aliases.values()):
             yield from _of(program, part, call.args[0], "simple_parsing", at(call, part.source))
+
+
+def tap_options(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
+    """Yield the fields of classes that extend ``tap.Tap``, with the comments behind them for their help."""
+    if "tap.Tap" not in part.aliases.values():
+        return
+    spelled = any(keyword(call, "underscores_to_dashes") is not None for call in part.calls)
+    for node in part.of(ast.ClassDef):
+        if isinstance(node, ast.ClassDef) and any(dotted(base, part.aliases) == "tap.Tap" for base in node.bases):
+            for option in _fields(program, node, part.source, "tap", at(node, part.source)):
+                if option is None:
+                    yield None
+                    continue
+                line = part.source.lines[option.at.line - 1] if option.at.file == part.source.shown else ""
+                flags = (f"--{option.dest.replace('_', '-')}",) if spelled else option.flags
+                yield replace(option, flags=flags, help=option.help or line.partition("#")[2].strip())
+
+
+def _each_of(node: ast.AST | None, source: ParsedFile) -> list[ast.expr | None]:
+    """Return the items of a list or tuple, also of one that was assigned to a name."""
+    assigned = _assigned_to(node.id, source) if isinstance(node, ast.Name) else []
+    found = next((each for each in [node, *assigned] if isinstance(each, (ast.List, ast.Tuple))), None)
+    return [node] if found is None else list(found.elts)  # type: ignore[list-item]  # an expression or None
+
+
+def _assigned_to(name: str, source: ParsedFile) -> list[ast.expr]:
+    statements = (node for node in source.nodes if isinstance(node, ast.Assign))
+    return [each.value for each in statements if any(last(target) == name for target in each.targets)]
 
 
 def _of(
@@ -57,7 +105,7 @@ def _of(
     if is_training_arguments(dotted(node, part.aliases)):
         yield from _training_arguments(called)
         return
-    found = _definition(program, part.source, last(node)) if isinstance(node, ast.Name) else None
+    found = find_definition(program, part.source, last(node)) if isinstance(node, ast.Name) else None
     if found is None:
         yield None
         return
@@ -69,9 +117,66 @@ def _of(
             yield from _fields(program, definition, source, parser, called)
     else:
         for parameter in parameters(definition):
-            yield _option(parameter, source, parser)
+            yield from _option(program, parameter, source, parser)
         if definition.args.kwarg is not None:
             yield None
+
+
+def looped_options(program: Program, parts: Sequence[ReachablePart], bound: Bound) -> Iterator[DeclaredOption]:
+    """Yield the options of a loop: ``for key, value in defaults.items(): add_argument(f"--{key}", …)``."""
+    for part in parts:
+        for call in part.calls_of("add_argument"):
+            if last(call.func) != "add_argument" or not call.args or string(call.args[0]):
+                continue
+            loop: ast.AST | None = call
+            while loop is not None and not isinstance(loop, ast.For):
+                loop = part.source.parents.get(loop)
+            if loop is None or not isinstance(loop.iter, ast.Call):
+                continue
+            target, items = loop.target, loop.iter.func
+            pairs = isinstance(target, ast.Tuple) and isinstance(items, ast.Attribute) and items.attr == "items"
+            if pairs and _is_flag_of(call.args[0], last(target.elts[0])):  # type: ignore[attr-defined]
+                yield from _items(program, parts, bound, items.value, part)  # type: ignore[attr-defined]
+
+
+def _items(
+    program: Program,
+    parts: Sequence[ReachablePart],
+    bound: Bound,
+    node: ast.AST,
+    part: ReachablePart,
+    depth: int = 6,
+) -> Iterator[DeclaredOption]:
+    """Yield an option for each key of a dictionary: a literal, a name with its updates, a function's value."""
+    pairs = dict_items(node)
+    for key, value in pairs or ():
+        kind = type(value.value).__name__ if isinstance(value, ast.Constant) and value.value is not None else None
+        text = number_text(value)
+        line = at(value, part.source)
+        yield DeclaredOption((f"--{key}",), line, default=text, computed=text is None, kind=kind, dest=key)
+    if pairs is not None or not depth:
+        return
+    if isinstance(node, ast.Name):
+        for value, where in bound(node, part)[:12]:
+            yield from _items(program, parts, bound, value, where, depth - 1)
+        for call in part.calls_of("update"):
+            owner = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr == "update" else None
+            if isinstance(owner, ast.Name) and owner.id == node.id and call.args:
+                yield from _items(program, parts, bound, call.args[0], part, depth - 1)
+    elif isinstance(node, ast.Call):
+        found = find_definition(program, part.source, last(node.func))
+        there = next((each for each in parts if found and each.source is found[1]), None)
+        for inner in ast.walk(found[0]) if found and there else ():
+            if isinstance(inner, ast.Return) and inner.value is not None and there is not None:
+                yield from _items(program, parts, bound, inner.value, there, depth - 1)
+
+
+def _is_flag_of(node: ast.AST, name: str) -> bool:
+    """Return whether a flag is made as ``f"--{name}"`` or ``"--" + name``."""
+    pieces = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "values", [])
+    if len(pieces) != 2 or string(pieces[0]) != "--":
+        return False
+    return last(pieces[1].value if isinstance(pieces[1], ast.FormattedValue) else pieces[1]) == name
 
 
 def is_training_arguments(name: str) -> bool:
@@ -85,76 +190,133 @@ def is_training_arguments(name: str) -> bool:
 def _training_arguments(called: DeclaredAt) -> Iterator[DeclaredOption]:
     for name, default in _TRAINING_ARGUMENTS:
         flags = (f"--{name}", f"--{name.replace('_', '-')}")
-        yield DeclaredOption(
-            flags, called, default=default, meaning=meaning_of(flags, None, None), parser="transformers"
-        )
+        yield DeclaredOption(flags, called, default=default, dest=name, parser="transformers")
 
 
-def _definition(program: Program, source: ParsedFile, name: str) -> tuple[ast.ClassDef | Function, ParsedFile] | None:
+def class_options(
+    program: Program, part: ReachablePart, node: ast.AST | None, parser: str, prefix: str
+) -> Iterator[DeclaredOption | None]:
+    """Yield the options of a class below ``prefix``: of its fields, or of the parameters of its ``__init__``."""
+    found = find_definition(program, part.source, last(node)) if node is not None else None
+    if found is None or not isinstance(found[0], ast.ClassDef):
+        yield None
+        return
+    definition, source = found[0], found[1]
+    assert isinstance(definition, ast.ClassDef)
+    start = next((item for item in definition.body if isinstance(item, Function) and item.name == "__init__"), None)
+    if start is None:
+        yield from _fields(program, definition, source, parser, at(definition, source), prefix)
+    else:
+        for parameter in list(parameters(start))[1:]:
+            yield from _option(program, parameter, source, parser, prefix)
+
+
+def find_definition(
+    program: Program, source: ParsedFile, name: str
+) -> tuple[ast.ClassDef | Function, ParsedFile] | None:
     """Return the class or function ``name`` and its file, which may be the one that ``name`` was imported from."""
-    here = _top_level(source, name)
+    here = source.definitions.get(name)
     if here is not None:
         return here, source
     target = program.resolve(source.path, name)
     other = program.tree_of(target[0]) if target is not None else None
-    there = _top_level(other, target[1]) if target is not None and other is not None else None
+    there = other.definitions.get(target[1]) if target is not None and other is not None else None
     return (there, other) if there is not None and other is not None else None
 
 
-def _top_level(source: ParsedFile, name: str) -> ast.ClassDef | Function | None:
-    definitions = (each for each in source.tree.body if isinstance(each, (ast.ClassDef, Function)))
-    return next((each for each in definitions if each.name == name), None)
-
-
 def _fields(
-    program: Program, definition: ast.ClassDef, source: ParsedFile, parser: str, called: DeclaredAt, depth: int = 4
+    program: Program,
+    definition: ast.ClassDef,
+    source: ParsedFile,
+    parser: str,
+    called: DeclaredAt,
+    prefix: str = "",
+    depth: int = 4,
 ) -> Iterator[DeclaredOption | None]:
     aliases = aliases_of(source)
     own = [item for item in definition.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
     for base in definition.bases:
-        if is_training_arguments(dotted(base, aliases)):
+        bases = [base, *(_assigned_to(base.id, source) if isinstance(base, ast.Name) else [])]
+        if any(is_training_arguments(dotted(each, aliases)) for each in bases):
             overridden = {f"--{item.target.id}" for item in own if isinstance(item.target, ast.Name)}
             yield from (option for option in _training_arguments(called) if option.flags[0] not in overridden)
             continue
-        found = _definition(program, source, last(base)) if depth and isinstance(base, ast.Name) else None
+        found = find_definition(program, source, last(base)) if depth and isinstance(base, ast.Name) else None
         if found is not None and isinstance(found[0], ast.ClassDef):
-            yield from _fields(program, found[0], found[1], parser, called, depth - 1)
-        elif last(base) not in ("object", "ABC"):
+            yield from _fields(program, found[0], found[1], parser, called, prefix, depth - 1)
+        elif last(base) not in ("object", "ABC", "Tap"):
             yield None
     for item in own:
         assert isinstance(item.target, ast.Name)
-        default = item.value
+        default, metadata = item.value, None
         if isinstance(default, ast.Call) and last(default.func) == "field":
+            metadata = keyword(default, "metadata")
             default = keyword(default, "default") or keyword(default, "default_factory")
-        yield _option(Parameter(item.target.id, item.annotation, default, item), source, parser)
+        field = Parameter(item.target.id, item.annotation, default, item, _in_metadata(metadata, "help"))
+        alias = _in_metadata(metadata, "argparse_alias") if parser == "fairseq" else ""
+        for option in _option(program, field, source, parser, prefix, depth):
+            yield replace(option, flags=(*option.flags, alias)) if option is not None and alias else option
 
 
-def _option(parameter: Parameter, source: ParsedFile, parser: str) -> DeclaredOption | None:
-    """Return the option of a field with a plain type; None for a nested configuration, whose options are not read."""
+def _in_metadata(metadata: ast.expr | None, wanted: str) -> str:
+    """Return a text of ``field(metadata={"help": "…"})``."""
+    if not isinstance(metadata, ast.Dict):
+        return ""
+    found = zip(metadata.keys, metadata.values, strict=True)
+    return next((text_of(value) for key, value in found if string(key) == wanted), "")
+
+
+def _option(
+    program: Program, parameter: Parameter, source: ParsedFile, parser: str, prefix: str = "", depth: int = 4
+) -> Iterator[DeclaredOption | None]:
+    """Yield the option of a field with a plain type, or those of the class that is its type; else None."""
     kind = parameter.annotation
-    if parser != "fire" and kind is not None and not _is_plain(kind):
-        return None
-    dashes = f"--{parameter.name.replace('_', '-')}"
-    underscores = f"--{parameter.name}"
+    inner = _class_of(program, kind, source) if parser not in ("fire", "transformers") and depth else None
+    if inner is not None:
+        below = "" if parser == "simple_parsing" else f"{prefix}{parameter.name}."
+        yield from _fields(program, inner[0], inner[1], parser, at(parameter.node, source), below, depth - 1)
+        return
+    if parser not in ("fire", "omegaconf") and kind is not None and not _is_plain(kind):
+        yield None
+        return
+    name = f"{prefix}{parameter.name}"
+    dashes, underscores = f"--{name.replace('_', '-')}", f"--{name}"
     flags = {
         "tyro": (dashes, underscores),
         "transformers": (underscores, dashes),
         "fire": (underscores, dashes),
+        "fairseq": (dashes,),
+        "omegaconf": (name,),
     }.get(parser, (underscores,))
-    default = literal(parameter.default, source)
-    meaning = meaning_of(flags, last(kind) or None, default)
-    switch = parser == "tyro" and last(kind) == "bool"
-    if switch:
+    switch = parser in ("tyro", "fairseq", "tap") and last(kind) == "bool"
+    if switch and parser == "tyro":
         flags = (*flags, f"--no-{dashes[2:]}")
-    return DeclaredOption(
+    yield DeclaredOption(
         tuple(dict.fromkeys(flags)),
         at(parameter.node, source),
         takes_value=not switch,
         required=parameter.default is None,
-        default=default,
-        meaning=None if switch else meaning,
+        default=literal(parameter.default, source),
+        computed=is_computed(parameter.default),
+        kind=last(kind) or None,
+        help=parameter.help,
+        dest=parameter.name,
         parser=parser,
+        front=parser not in ("omegaconf", "jsonargparse"),
     )
+
+
+def _class_of(
+    program: Program, annotation: ast.expr | None, source: ParsedFile
+) -> tuple[ast.ClassDef, ParsedFile] | None:
+    """Return the one class of fields in a type, also in ``Optional[…]``; None of a choice between several."""
+    nodes = ast.walk(annotation) if annotation is not None else ()
+    names = {last(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))} - _SIMPLE - {""}
+    found = [each for name in sorted(names) if (each := find_definition(program, source, name)) is not None]
+    if len(found) != 1 or not isinstance(found[0][0], ast.ClassDef):
+        return None
+    fields = [item for item in found[0][0].body if isinstance(item, ast.AnnAssign)]
+    return (found[0][0], found[0][1]) if fields else None
 
 
 def _is_plain(annotation: ast.expr) -> bool:

@@ -6,9 +6,21 @@ import ast
 import re
 from collections.abc import Iterator, Sequence
 
-from ddplaunch.script.names import at, dotted, is_true, keyword, last, literal, string, strings
+from ddplaunch.script.known import text_of
+from ddplaunch.script.names import (
+    at,
+    destination,
+    dotted,
+    is_computed,
+    is_true,
+    keyword,
+    last,
+    literal,
+    string,
+    strings,
+)
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredOption, meaning_of
+from ddplaunch.script.report import DeclaredAt, DeclaredOption
 
 _NO_VALUE = frozenset({"store_true", "store_false", "store_const", "append_const", "count", "help", "version"})
 _NO_VALUE |= {"BooleanOptionalAction"}
@@ -17,17 +29,37 @@ _NO_VALUE |= {"BooleanOptionalAction"}
 def argparse_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the options of ``add_argument`` calls on any object; None if the flags are computed.
 
-    Options of a subcommand get no meaning, because they are only valid behind its name.
+    Those of a subcommand cannot be filled in, because they are only valid behind its name.
     """
-    subparsers = _subparser_names(part)
-    for call in part.calls:
+    calls = part.calls_of("add_argument")
+    subparsers = _subparser_names(part) if calls else set()
+    for call in calls:
         if not isinstance(call.func, ast.Attribute) or call.func.attr != "add_argument":
             continue
+        if dotted(call.func.value, {}) == "self" and "tap.Tap" in part.aliases.values():
+            continue  # it says more of a field, which is read itself
         flags = strings(call.args)
         if flags is None or (not flags and any(item.arg is None for item in call.keywords)):
             yield None
         elif flags and flags[0].startswith("-"):
             yield _argparse_option(part, call, flags, dotted(call.func.value, {}) in subparsers)
+
+
+def lightning_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
+    """Yield the option of `Trainer.add_argparse_args` that matters here; None if another class adds options of its own.
+
+    https://lightning.ai/docs/pytorch/1.9.5/common/trainer.html#trainer-class-api; Lightning 2 has no such method.
+    """
+    configured = "omegaconf" in part.source.text  # its keys take the same numbers
+    for call in part.calls_of("add_argparse_args") if not configured else ():
+        name = dotted(call.func, part.aliases)
+        if name.partition(".")[0] in ("pytorch_lightning", "lightning") and name.endswith(".Trainer.add_argparse_args"):
+            flags = ("--accumulate_grad_batches",)
+            yield DeclaredOption(
+                flags, at(call, part.source), default="1", dest="accumulate_grad_batches", parser="lightning"
+            )
+        else:
+            yield None
 
 
 def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subcommand: bool) -> DeclaredOption:
@@ -36,18 +68,19 @@ def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subc
         flags = flags + [f"--no-{flag[2:]}" for flag in flags if flag.startswith("--")]
     nargs = keyword(call, "nargs")
     no_value = action in _NO_VALUE or (isinstance(nargs, ast.Constant) and nargs.value == 0)
-    takes_value = not no_value
-    default = literal(keyword(call, "default"), part.source)
-    kind = last(keyword(call, "type")) or None
+    default = keyword(call, "default")
     several = nargs is not None and string(nargs) != "?"
-    known = takes_value and not several and not subcommand
     return DeclaredOption(
         tuple(flags),
         at(call, part.source),
-        takes_value,
-        is_true(keyword(call, "required")),
-        default,
-        meaning_of(flags, kind, default) if known else None,
+        takes_value=not no_value,
+        required=is_true(keyword(call, "required")),
+        default=literal(default, part.source),
+        computed=is_computed(default),
+        kind=last(keyword(call, "type")) or None,
+        help=text_of(keyword(call, "help")),
+        dest=string(keyword(call, "dest")) or destination(flags),
+        fillable=not several and not subcommand,
     )
 
 
@@ -55,7 +88,7 @@ def _subparser_names(part: ReachablePart) -> set[str]:
     """Return the variables that hold a result of ``add_parser``."""
     return {
         dotted(target, {})
-        for node in part.nodes
+        for node in part.of(ast.Assign)
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last(node.value.func) == "add_parser"
         for target in node.targets
     }
@@ -63,11 +96,10 @@ def _subparser_names(part: ReachablePart) -> set[str]:
 
 def absl_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the flags of ``absl.flags.DEFINE_…`` calls."""
+    if "DEFINE_" not in part.source.text:
+        return
     required = {
-        name
-        for call in part.calls
-        if last(call.func) in ("mark_flag_as_required", "mark_flags_as_required")
-        for name in _texts(call)
+        name for call in part.calls_of("mark_flag_as_required", "mark_flags_as_required") for name in _texts(call)
     }
     for call in part.calls:
         function = dotted(call.func, part.aliases)
@@ -81,10 +113,60 @@ def absl_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
         switch = function.endswith(("_bool", "_boolean"))
         short = string(keyword(call, "short_name"))
         flags = (f"--{name}", *((f"-{short}",) if short else ()), *((f"--no{name}",) if switch else ()))
-        default = literal(call.args[1] if len(call.args) > 1 else keyword(call, "default"), part.source)
-        meaning = None if switch else meaning_of(flags, kind, default)
-        needed = name in required or is_true(keyword(call, "required"))
-        yield DeclaredOption(flags, at(call, part.source), not switch, needed, default, meaning, "absl")
+        default = call.args[1] if len(call.args) > 1 else keyword(call, "default")
+        yield DeclaredOption(
+            flags,
+            at(call, part.source),
+            takes_value=not switch,
+            required=name in required or is_true(keyword(call, "required")),
+            default=literal(default, part.source),
+            computed=is_computed(default),
+            kind=kind,
+            help=text_of(call.args[2] if len(call.args) > 2 else keyword(call, "help")),
+            dest=name,
+            parser="absl",
+        )
+
+
+def docopt_options(part: ReachablePart) -> Iterator[DeclaredOption | None]:
+    """Yield the options that a text for ``docopt`` describes, and those with a value in its usage."""
+    for call in part.calls_of("docopt"):
+        if dotted(call.func, part.aliases) != "docopt.docopt":
+            continue
+        given_text = call.args[0] if call.args else keyword(call, "doc")
+        first = part.source.tree.body[0]
+        own = isinstance(given_text, ast.Name) and given_text.id == "__doc__" and isinstance(first, ast.Expr)
+        node = first.value if own and isinstance(first, ast.Expr) else given_text
+        text = string(node)
+        if text is None or node is None:
+            yield None
+        else:
+            yield from _described(text, part, node.lineno)
+
+
+def _described(text: str, part: ReachablePart, start: int) -> Iterator[DeclaredOption]:
+    """https://github.com/docopt/docopt#option-descriptions-format says what a description is."""
+    found: dict[str, DeclaredOption] = {}
+    for match in re.finditer(r"^[ \t]*(-.*(?:\n(?![ \t]*(?:-|\n|$)).*)*)", text, re.MULTILINE):
+        declaration, _, description = match[1].partition("  ")
+        words = re.split(r"[\s,=]+", declaration.strip())
+        flags = tuple(word for word in words if word.startswith("-"))
+        default = re.search(r"\[default: ([^\]]*)\]", description)
+        where = DeclaredAt(part.source.shown, start + text.count("\n", 0, match.start(1)))
+        found[destination(flags)] = DeclaredOption(
+            flags,
+            where,
+            takes_value=len(flags) < len(words),
+            default=default[1] if default else None,
+            help=" ".join(description.split()),
+            dest=next((flag for flag in flags if flag.startswith("--")), flags[0]),
+            parser="docopt",
+        )
+    for match in re.finditer(r"(?<=[\[\s(|])(--[\w-]+)=[<\w]", text):
+        if not any(match[1] in each.flags for each in found.values()):
+            where = DeclaredAt(part.source.shown, start + text.count("\n", 0, match.start(1)))
+            found[match[1]] = DeclaredOption((match[1],), where, dest=match[1], parser="docopt")
+    yield from found.values()
 
 
 def _texts(call: ast.Call) -> Iterator[str]:
@@ -97,7 +179,7 @@ def _texts(call: ast.Call) -> Iterator[str]:
 
 # Parsers that take `--batch-size` for `--batch_size`: absl's FlagValues, fire's and tyro's argument matching.
 _DASH_BLIND = frozenset({"absl", "fire", "tyro"})
-_ABBREVIATING = frozenset({"argparse", "transformers", "simple_parsing"})
+_ABBREVIATING = frozenset({"argparse", "docopt", "simple_parsing", "tap", "transformers"})
 _NUMBER = re.compile(r"-\.?\d")
 
 
@@ -109,7 +191,81 @@ def given(args: Sequence[str], option: DeclaredOption, declared: Sequence[Declar
     (https://docs.python.org/3/library/argparse.html#argument-abbreviations-prefix-matching).
     Arguments behind ``--`` do not count, and an option without its value gives none.
     """
-    return tuple(_values(list(args), option, declared))
+    if option.spelling in ("k=v", "k v", "k=v,"):
+        return tuple(_overrides(args, option))
+    return () if option.spelling == "file" else tuple(_values(list(args), option, declared))
+
+
+def is_same_value(one: str, other: str) -> bool:
+    """Return whether two values of an option are one number or one text: 0.001 and 1e-3 are the same."""
+    if one == other:
+        return True
+    try:
+        return float(one) == float(other)
+    except ValueError:
+        return False
+
+
+def _overrides(args: Sequence[str], option: DeclaredOption) -> Iterator[str]:
+    """Yield the values of a configuration's key among ``lr=0.1``, ``+lr=0.1``, ``a=1,lr=0.1`` or ``LR 0.1``."""
+    key = option.flags[0].lstrip("+")
+    for position, word in enumerate(args):
+        if option.spelling == "k v":
+            if word == key and position + 1 < len(args):
+                yield args[position + 1]
+            continue
+        word = word.removeprefix(f"{option.behind}=") if option.behind else word
+        for piece in word.split(",") if option.spelling == "k=v," else [word]:
+            name, equals, value = piece.partition("=")
+            if equals and name.lstrip("+") == key:
+                yield value
+
+
+def spell(option: DeclaredOption, value: str) -> tuple[str, ...]:
+    """Return the words that pass a value for ``option``, without the option that they stand behind."""
+    long = [flag for flag in option.flags if flag.startswith("--")]
+    name = (long or list(option.flags))[0]
+    return (name, value) if option.spelling in ("--k v", "k v") else (f"{name}={value}",)
+
+
+_OVERRIDE = re.compile(r"(?:\+\+|[+~])?[\w.@/]+=")
+
+
+def arranged(args: Sequence[str], additions: Sequence[tuple[DeclaredOption, tuple[str, ...]]]) -> tuple[str, ...]:
+    """Return ``args`` with the words of ``additions`` where the script takes them.
+
+    Options stand in front: behind a ``--`` of the script, or a positional that takes all the rest, they would be none.
+    Overrides stand behind their own option, beside others of their form, or at the end.
+    """
+    result = list(args)
+    front = [word for option, words in additions if option.front and not option.behind for word in words]
+    for flag in dict.fromkeys(option.behind for option, _ in additions if option.behind):
+        own = [(option, words) for option, words in additions if option.behind == flag]
+        result = _behind(flag, [word for _, words in own for word in words], own[0][0].spelling == "k=v,", result)
+    free = [(option, word) for option, words in additions if not option.front and not option.behind for word in words]
+    if free:
+        like = (
+            [index for index, word in enumerate(result) if _OVERRIDE.match(word)]
+            if free[0][0].spelling == "k=v"
+            else []
+        )
+        index = like[-1] + 1 if like else len(result)
+        result[index:index] = [word for _, word in free]
+    return (*front, *result)
+
+
+def _behind(flag: str, words: list[str], joined: bool, args: list[str]) -> list[str]:
+    position = next((index for index, word in enumerate(args) if word.partition("=")[0] == flag), None)
+    words = [",".join(words)] if joined else words
+    if position is None:
+        return [*args, flag, *words]
+    if not joined:
+        return [*args[: position + 1], *words, *args[position + 1 :]]
+    index = position if "=" in args[position] else position + 1
+    head, equals, rest = (
+        args[position].partition("=") if index == position else ("", "", "".join(args[index : index + 1]))
+    )
+    return [*args[:index], f"{head}{equals}{words[0]},{rest}".rstrip(","), *args[index + 1 :]]
 
 
 def _values(args: list[str], option: DeclaredOption, declared: Sequence[DeclaredOption]) -> Iterator[str]:

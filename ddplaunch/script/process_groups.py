@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
 from ddplaunch.script.configured import is_training_arguments
-from ddplaunch.script.names import at, dotted, keyword, last, string
+from ddplaunch.script.flow import TALK, Flow
+from ddplaunch.script.names import Function, FunctionNodes, as_text, at, dotted, keyword, last, string
 from ddplaunch.script.program import Program, is_main_guard
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import FRAMEWORKS, DeclaredAt
+from ddplaunch.script.report import FRAMEWORKS, DeclaredAt, DeclaredOption
+from ddplaunch.values.frozen import dataclass
 
 _TRANSFORMERS = re.compile(r"Trainer$|TrainingArguments$|^HfArgumentParser$")
 _LAUNCHERS = ("torchrun", "torch.distributed.launch", "torch.distributed.run", "accelerate launch")
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
+_OF_MPI = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"})
+_ENVIRONMENT = re.compile("environ|getenv")
 _SETS_UP = frozenset({"init_process_group", "init_device_mesh"})
+# Functions of libraries that start a function once per GPU, whatever started them.
+_LIBRARIES = frozenset({"detectron2.engine.launch", "detectron2.engine.launch.launch", "fastreid.engine.launch"})
+_LIBRARIES |= {"yolox.core.launch", "gsplat.distributed.cli", "accelerate.notebook_launcher"}
+_LIBRARIES |= {"ray.train.torch.TorchTrainer", "torch.distributed.launcher.api.elastic_launch"}
+# The last names of what can start ranks, unless it is a function of `subprocess` or gets `nprocs`.
+_STARTERS = frozenset(name.rpartition(".")[2] for name in _LIBRARIES)
+_STARTERS |= {"spawn", "start_processes", "Process", "system", "AutoExecutor", "SlurmExecutor"}
+_DEVICES = re.compile(r"(?i)n_?gpus?|num_gpus|gpu_count|(?:gpu|device)s|(?:gpu|device)_ids|device_count|world_size")
 
 
 def initialisation(program: Program) -> DeclaredAt | None:
     """Return the first mention of ``init_process_group`` or ``init_device_mesh``, in a call or otherwise."""
     for source in program.sources:
-        for node in source.nodes:
+        for node in source.nodes if any(name in source.text for name in _SETS_UP) else ():
             if last(node) in _SETS_UP or string(node) in _SETS_UP:
                 return at(node, source)
     return None
@@ -46,7 +59,7 @@ def _trains(names: Iterable[tuple[str, str]], text: str) -> bool:
 
 def environment_names(part: ReachablePart) -> Iterator[str]:
     """Yield the literal names of environment variables that the part reads."""
-    for node in part.nodes:
+    for node in part.of(ast.Subscript, ast.Call, ast.Compare) if _ENVIRONMENT.search(part.source.text) else ():
         if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value, part):
             name = string(node.slice)
         elif isinstance(node, ast.Call) and node.args and _looks_up(node, part):
@@ -59,6 +72,57 @@ def environment_names(part: ReachablePart) -> Iterator[str]:
             yield name
 
 
+# Fields of ``ddplaunch.current()`` that are numbers of the plan.
+_ASKED = ("batch_size", "global_batch_size", "accum", "lr", "lrs", "warmup_steps")
+
+
+# Nodes that give a value to a name, or only look at it.
+_KEEPING: tuple[type[ast.AST], ...] = (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.Compare, ast.BoolOp, ast.UnaryOp)
+_KEEPING += (ast.If, ast.IfExp, ast.Expr, ast.FormattedValue)
+# Functions that record what they get, as in ``wandb.config.update(ddplaunch.current().asdict())``.
+_RECORDING = TALK | {"update", "init", "log_params", "log_hyperparams", "dump", "dumps"}
+
+
+def asked_for(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, ...]:
+    """Return the numbers that the program reads from ``ddplaunch.current()``; all where that goes out of sight."""
+    if not any(name.partition(".")[0] == "ddplaunch" for part in parts for name in part.aliases.values()):
+        return ()
+    found = set()
+    for part in parts:
+        for node in part.of(ast.Attribute, ast.Name, ast.Call):
+            parent = part.source.parents.get(node)
+            if not _is_plan(node, part, flow) or not isinstance(getattr(node, "ctx", ast.Load()), ast.Load):
+                continue
+            if isinstance(parent, ast.Attribute) and parent.attr != "asdict":
+                found.add(parent.attr)
+            elif isinstance(parent, ast.Attribute):
+                if last(_function_over(part.source.parents.get(parent), part)) not in _RECORDING:
+                    return _ASKED
+            elif not _stays(node, part, flow):
+                return _ASKED
+    return tuple(name for name in _ASKED if name in found)
+
+
+def _is_plan(node: ast.AST, part: ReachablePart, flow: Flow, depth: int = 5) -> bool:
+    if isinstance(node, ast.Call):
+        return dotted(node.func, part.aliases) == "ddplaunch.current"
+    return depth > 0 and any(_is_plan(value, where, flow, depth - 1) for value, where in flow.bound(node, part)[:6])
+
+
+def _stays(node: ast.AST, part: ReachablePart, flow: Flow) -> bool:
+    """Return whether the plan goes only where ``flow`` follows it: to a name, or to a function of the program."""
+    function = last(_function_over(node, part))
+    own = any(function in each.source.definitions for each in flow.parts)
+    return own or function in _RECORDING or isinstance(part.source.parents.get(node), _KEEPING)
+
+
+def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None:
+    """Return what is called with ``node`` as an argument."""
+    parent = part.source.parents.get(node) if node is not None else None
+    parent = part.source.parents.get(parent) if isinstance(parent, ast.keyword) else parent
+    return parent.func if isinstance(parent, ast.Call) and parent.func is not node else None
+
+
 def _is_environ(node: ast.AST, part: ReachablePart) -> bool:
     return dotted(node, part.aliases) == "os.environ"
 
@@ -69,31 +133,232 @@ def _looks_up(call: ast.Call, part: ReachablePart) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and _is_environ(call.func.value, part)
 
 
-def spawning(parts: Iterable[ReachablePart]) -> DeclaredAt | None:
-    """Return where the script certainly starts its own ranks.
+@dataclass(frozen=True)
+class GroupSetUp:
+    """How a script's ranks come to know of each other.
 
-    None for a program that reads RANK or the like, because it may start ranks only without a launcher, and for a start
-    under a condition other than a count of devices, which may be false.
+    ``spawns`` is where it starts its own ones: certainly, because its process group is set up nowhere else (``alone``),
+    or likely (``unsure``), because nothing of it looks at the ranks that are there. ``off`` is where it would set up a
+    process group if ``condition`` were the other way, ``switches`` are the options that it depends on.
     """
-    parts = list(parts)
-    if any(name in _RANK_NAMES for part in parts for name in environment_names(part)):
+
+    spawns: DeclaredAt | None = None
+    alone: bool = False
+    unsure: bool = False
+    off: DeclaredAt | None = None
+    switches: tuple[str, ...] = ()
+    condition: str = ""
+
+
+def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[DeclaredOption]) -> GroupSetUp:
+    """Return where the script starts its own ranks, or which options keep it from setting up a process group."""
+    outside = _Outside(parts, flow)
+    certain = next((call for call in outside.spawns if _is_certain(*call, set())), None)
+    certain = certain or next((call for call in outside.spawns if _is_of_a_library(*call)), None)
+    set_ups = _set_ups(parts)
+    obstacles = [outside.obstacle(call, part) for call, part in set_ups]
+    alone = None not in obstacles
+    aware = any(name in _RANK_NAMES for part in parts for name in environment_names(part))
+    if certain is not None and (alone or not aware or _submits(*certain)):
+        return GroupSetUp(at(certain[0], certain[1].source), alone)
+    own = all(_says_rank(call) for call, _ in set_ups) if set_ups else any(map(_sets_rank, parts))
+    if certain is None and not aware and own:
+        ranks = (each for each in outside.spawns if last(each[0].func) != "Process" or _counts_ranks(_loop(*each)))
+        started = next((each for each in ranks if outside.obstacle(*each) is None), None)
+        if started is not None:
+            return GroupSetUp(at(started[0], started[1].source), alone=bool(set_ups), unsure=not set_ups)
+    if not alone or certain is not None:
+        return GroupSetUp()
+    if set_ups and outside.spawns and not any(outside.is_reached(call, part) for call, part in set_ups):
+        return GroupSetUp(at(outside.spawns[0][0], outside.spawns[0][1].source), True)
+    for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
+        if obstacle is not None and obstacle[1] is not None:
+            behind = flow.known.options_behind(obstacle[0], obstacle[1])
+            switches = tuple(option.flags[0] for option in options if option.dest in behind)
+            if switches:
+                return GroupSetUp(off=at(call, part.source), switches=switches, condition=as_text(obstacle[0]))
+    started = next(iter(outside.spawns), None) if _SPAWN in obstacles else None
+    return GroupSetUp() if started is None else GroupSetUp(at(started[0], started[1].source), True)
+
+
+def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePart]]:
+    return [(call, part) for part in parts for call in part.calls_of(*_SETS_UP) if last(call.func) in _SETS_UP]
+
+
+def rank_of_another_launcher(parts: Sequence[ReachablePart], flow: Flow) -> tuple[str, DeclaredAt] | None:
+    """Return what tells the script its rank, and where, if that is MPI or Horovod and nothing that torchrun sets."""
+    if not any(word in part.source.text for part in parts for word in ("mpi4py", "horovod", *_OF_MPI)):
         return None
+    constants = ((node, part) for part in parts for node in part.of(ast.Constant) if string(node) in _RANK_NAMES)
+    if any(not isinstance(getattr(part.source.parents[node], "ctx", None), ast.Store) for node, part in constants):
+        return None
+    set_ups = [call for call, _ in _set_ups(parts)]
+    own = bool(set_ups) and (all(map(_says_rank, set_ups)) or any(map(_sets_rank, parts)))
     for part in parts:
-        for call in part.calls:
-            if _starts_ranks(call, part) and _is_certain(call, part, set()):
-                return at(call, part.source)
+        for node in part.of(ast.Attribute, ast.Constant):
+            name = _launcher_asked(node, part, flow)
+            if name and (not set_ups if name == "Horovod" else own) and flow.known.runs(node, part):
+                return name, at(node, part.source)
     return None
 
 
-def _starts_ranks(call: ast.Call, part: ReachablePart) -> bool:
+def _launcher_asked(node: ast.AST, part: ReachablePart, flow: Flow) -> str:
+    """Return which launcher's world a name asks for the rank of this process; empty for none."""
+    if dotted(node, part.aliases) == "horovod.torch.init":
+        return "Horovod"
+    if string(node) in _OF_MPI:
+        return "MPI" if _ENVIRONMENT.search(ast.unparse(part.source.parents[node])) else ""
+    if not isinstance(node, ast.Attribute) or node.attr not in ("Get_rank", "rank"):
+        return ""
+    owners = [(node.value, part), *flow.bound(node.value, part)[:6]]
+    return "MPI" if any(dotted(owner, where.aliases) == "mpi4py.MPI.COMM_WORLD" for owner, where in owners) else ""
+
+
+_Obstacle = tuple[ast.expr, ReachablePart | None]
+_SPAWN: Final[_Obstacle] = (ast.Constant("started by the script itself"), None)
+
+
+class _Outside:
+    """Follows a node up to what calls it, other than processes that the script starts."""
+
+    def __init__(self, parts: Sequence[ReachablePart], flow: Flow) -> None:
+        self.parts, self.flow = parts, flow
+        self.spawns = [(call, part) for part in parts for call in _starters(part) if _starts_ranks(call, part, flow)]
+        self.targets = {id(node) for call, _ in self.spawns for item in _arguments(call) for node in ast.walk(item)}
+        self._named: dict[str, list[tuple[ast.expr, ReachablePart]]] | None = None
+
+    def obstacle(self, node: ast.AST, part: ReachablePart, seen: frozenset[int] = frozenset()) -> _Obstacle | None:
+        """Return a condition that keeps ``node`` from running in a rank, ``_SPAWN``, or None if it may run."""
+        test = self.flow.known.obstacle(node, part)
+        if test is not None:
+            return test, part
+        function = self.flow.function_of(node, part)
+        if function is None:
+            return None
+        found: list[_Obstacle] = []
+        started = False
+        for reference, where in self._references(function, part) if id(function) not in seen else ():
+            reason = self.obstacle(reference, where, seen | {id(function)})
+            own = id(reference) in self.targets
+            if reason is None and not own:
+                return None
+            started = started or reason is None
+            found.append(reason if reason is not None and not own else _SPAWN)
+        if started:
+            return _SPAWN
+        return next((reason for reason in found if reason is not _SPAWN), found[0] if found else None)
+
+    def is_reached(
+        self,
+        node: ast.AST,
+        part: ReachablePart,
+        seen: frozenset[int] = frozenset(),
+        assumed: frozenset[tuple[str, bool]] = frozenset(),
+    ) -> bool:
+        """Return whether ``node`` could run in a rank if options had other values, without contradicting conditions."""
+        around = frozenset((as_text(test), wanted) for test, wanted in self.flow.known.conditions(node, part))
+        assumed |= around
+        if any((text, not wanted) in assumed for text, wanted in around):
+            return False
+        function = self.flow.function_of(node, part)
+        references = [] if function is None else list(self._references(function, part))
+        if function is None or not references:
+            return True
+        return any(
+            self.is_reached(reference, where, seen | {id(function)}, assumed)
+            for reference, where in references
+            if id(reference) not in self.targets and id(function) not in seen
+        )
+
+    def _references(self, function: Function, part: ReachablePart) -> Iterator[tuple[ast.expr, ReachablePart]]:
+        """Yield the names that may stand for ``function``, other than those in its own body."""
+        parent = part.source.parents.get(function)
+        method = isinstance(parent, ast.ClassDef)
+        name = parent.name if isinstance(parent, ast.ClassDef) and function.name.startswith("__") else function.name
+        for node, where in self._by_name().get(name, []):
+            if self.flow.function_of(node, where) is function:
+                continue
+            if isinstance(node, ast.Name):
+                known = where.source is part.source or name in where.aliases or "*" in where.aliases
+            elif method or not isinstance(node.value, ast.Name):  # type: ignore[attr-defined]
+                known = True
+            else:
+                owner = where.aliases.get(node.value.id, "")  # type: ignore[attr-defined]
+                known = (
+                    part.source.path.stem in (*owner.split(".")[-1:], "__init__")
+                    or part.source.path.parent.name == (owner.rpartition(".")[2])
+                )
+            if known:
+                yield node, where
+
+    def _by_name(self) -> dict[str, list[tuple[ast.expr, ReachablePart]]]:
+        if self._named is None:
+            self._named = {}
+            for part in self.parts:
+                for node in part.of(ast.Name, ast.Attribute):
+                    if type(node.ctx) is ast.Load:  # type: ignore[attr-defined]  # of names and attributes
+                        self._named.setdefault(last(node), []).append((node, part))  # type: ignore[arg-type]
+        return self._named
+
+
+def _arguments(call: ast.Call) -> list[ast.expr]:
+    return [*call.args, *(item.value for item in call.keywords)]
+
+
+def _says_rank(call: ast.Call) -> bool:
+    """Return whether a process group is set up with a rank of the script's own, not with the one in the environment."""
+    return last(call.func) == "init_process_group" and keyword(call, "rank") is not None
+
+
+def _sets_rank(part: ReachablePart) -> bool:
+    """Return whether a part says itself which rank it is: ``os.environ["RANK"] = str(rank)``."""
+    nodes = (node for node in part.of(ast.Subscript) if isinstance(node, ast.Subscript))
+    own = (node for node in nodes if isinstance(node.ctx, ast.Store) and _is_environ(node.value, part))
+    return any(string(node.slice) == "RANK" for node in own)
+
+
+def _submits(call: ast.Call, part: ReachablePart) -> bool:
+    """Return whether a call makes what submits this script's functions as jobs."""
+    return dotted(call.func, part.aliases) in ("submitit.AutoExecutor", "submitit.SlurmExecutor")
+
+
+def _starters(part: ReachablePart) -> Sequence[ast.Call]:
+    """Return the calls that may start ranks."""
+    text = part.source.text
+    return part.calls if "subprocess" in text or "nprocs" in text else part.calls_of(*_STARTERS)
+
+
+def _starts_ranks(call: ast.Call, part: ReachablePart, flow: Flow) -> bool:
     name = dotted(call.func, part.aliases)
+    if isinstance(call.func, ast.Name) and keyword(call, "nprocs") is not None:  # run = torch.multiprocessing.spawn
+        name = next((dotted(value, where.aliases) for value, where in flow.bound(call.func, part)), name)
     if name in ("torch.multiprocessing.spawn", "torch.multiprocessing.start_processes"):
         processes = keyword(call, "nprocs") or (call.args[2] if len(call.args) > 2 else None)
         return processes is not None and not (isinstance(processes, ast.Constant) and processes.value == 1)
+    if last(call.func) == "Process" and keyword(call, "target") is not None:
+        return _loop(call, part) is not None
     if name == "os.system" or name.startswith("subprocess."):
         texts = (string(node) for argument in call.args[:1] for node in ast.walk(argument))
         return any(text is not None and any(launcher in text for launcher in _LAUNCHERS) for text in texts)
-    return False
+    return _is_of_a_library(call, part) or _submits(call, part)
+
+
+def _is_of_a_library(call: ast.Call, part: ReachablePart) -> bool:
+    """Return whether this is a library's call that starts a function once per GPU."""
+    return dotted(call.func, part.aliases) in _LIBRARIES and bool(_arguments(call))
+
+
+def _loop(call: ast.Call, part: ReachablePart) -> ast.For | None:
+    """Return the loop around a ``Process(…)``."""
+    parent = part.source.parents.get(call)
+    while parent is not None and not isinstance(parent, (ast.For, *FunctionNodes)):
+        parent = part.source.parents.get(parent)
+    return parent if isinstance(parent, ast.For) else None
+
+
+def _counts_ranks(loop: ast.For | None) -> bool:
+    """Return whether a loop counts devices or ranks, as in ``for rank in range(n_gpus)``."""
+    return loop is not None and any(_DEVICES.fullmatch(last(node)) for node in ast.walk(loop.iter))
 
 
 def _is_certain(node: ast.AST, part: ReachablePart, seen: set[str]) -> bool:
@@ -101,6 +366,11 @@ def _is_certain(node: ast.AST, part: ReachablePart, seen: set[str]) -> bool:
     parents = part.source.parents
     child, parent = node, parents.get(node)
     while parent is not None:
+        if isinstance(parent, ast.For) and isinstance(node, ast.Call) and parent is _loop(node, part):
+            if not _counts_ranks(parent):
+                return False
+            child, parent = parent, parents.get(parent)
+            continue
         if isinstance(parent, (ast.Try, ast.IfExp, ast.While, ast.For, ast.Lambda, ast.ExceptHandler, ast.ClassDef)):
             return False
         if isinstance(parent, ast.If) and not (is_main_guard(parent) and child in parent.body):
@@ -115,7 +385,7 @@ def _is_certain(node: ast.AST, part: ReachablePart, seen: set[str]) -> bool:
 
 
 def _is_called_for_certain(name: str, part: ReachablePart, seen: set[str]) -> bool:
-    calls = [call for call in part.calls if isinstance(call.func, ast.Name) and call.func.id == name]
+    calls = [call for call in part.calls_of(name) if isinstance(call.func, ast.Name) and call.func.id == name]
     return any(_is_certain(call, part, seen) for call in calls)
 
 
@@ -126,5 +396,5 @@ def _may_return_before(statement: ast.AST, body: list[ast.stmt]) -> bool:
 
 def _counts_devices(test: ast.expr) -> bool:
     return any(last(node) in ("device_count", "is_available") for node in ast.walk(test)) or (
-        isinstance(test, ast.Compare) and re.fullmatch(r"n_?gpus?|num_gpus|gpu_count", last(test.left)) is not None
+        isinstance(test, ast.Compare) and _DEVICES.fullmatch(last(test.left)) is not None
     )

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import ast
+import heapq
+import os
 import re
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from ddplaunch.script.names import ImportRecord, Roots, records_of, records_of_text
-from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
+from ddplaunch.script.source import ParsedFile, SyntaxProblem, digest_of, parse, read_text
 
 _FILE_LIMIT = 40
-_DEPTH_LIMIT = 3
+_DEPTH_LIMIT, _DEPTH_OF_PROMISING = 3, 5
 # Characters of imported files to parse: every launch does it, and these take about 50 ms.
 _PARSED_LIMIT = 150_000
 
-# An imported file without any of these words can neither declare options nor set up processes.
-_WORTH_PARSING = re.compile(
-    r"add_argument|click\.|import click|typer|DEFINE_|Fire\(|HfArgumentParser|TrlParser|tyro|simple_parsing"
-    r"|jsonargparse|pyrallis|draccus|init_process_group|init_device_mesh|spawn|start_processes|torchrun|environ|getenv"
-    r"|argv|hydra|OmegaConf|parse_known_args|\bexec\(|runpy|import_module|__import__|docopt"
-    r"|torch\.distributed\.(?:launch|run)"
+# Files with these words are parsed first: they can declare options. Those of the second line can set up processes, and
+# one with a word of the third may multiply or divide by the number of ranks what the script gives it.
+_WORDS = (
+    "add_argument|click.|import click|typer|DEFINE_|Fire(|HfArgumentParser|TrlParser|tyro|simple_parsing|jsonargparse"
+    "|pyrallis|draccus|hydra|OmegaConf|parse_known_args|exec(|docopt|(Tap)|tapify|gen_parser_from_dataclass"
+    "|HParams|CfgNode|merge_from_list|DictAction|LightningCLI|prefigure",
+    "init_process_group|init_device_mesh|spawn|start_processes|torchrun|environ|getenv|argv|runpy|import_module"
+    "|__import__|torch.distributed.launch|torch.distributed.run",
+    "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch",
 )
+_WORTH = tuple(tuple(line.split("|")) for line in _WORDS)
+# Parts of the names of modules that rather lead to options and process groups than others.
+_PROMISING = re.compile(r"(?i)arg|opt(?!im)|pars|conf|cfg|flag|param|cli\b|setup|dist|init|launch|train|main|run")
 
 
 @dataclass
@@ -35,6 +43,12 @@ class LocalFile:
     text: str
     records: list[ImportRecord]
     source: ParsedFile | None = None
+    worth: int = len(_WORTH)
+
+    @cached_property
+    def definitions(self) -> frozenset[str]:
+        """The names of its functions and classes, and of those inside of them."""
+        return frozenset(re.findall(r"^\s*(?:def|class)\s+(\w+)", self.text, re.MULTILINE))
 
 
 @dataclass
@@ -46,12 +60,17 @@ class Program:
     files: dict[Path, LocalFile] = field(default_factory=dict)
     foreign: list[tuple[LocalFile, ImportRecord]] = field(default_factory=list)
     complete: bool = True
-    parsed_characters: int = 0
+    #: Definitions that run although no name refers to them: a configuration names their classes.
+    named: list[tuple[Path, str]] = field(default_factory=list)
 
     @property
     def sources(self) -> list[ParsedFile]:
         """The files that were parsed, the script first."""
         return [file.source for file in self.files.values() if file.source is not None]
+
+    def digests(self) -> tuple[tuple[str, str], ...]:
+        """Return each file as users see it with a digest of its text, the script first."""
+        return tuple((file.shown, digest_of(file.text)) for file in self.files.values())
 
     def tree_of(self, path: Path) -> ParsedFile | None:
         """Return the parsed file at ``path``; parse it now if it was not parsed for its words."""
@@ -84,7 +103,7 @@ class Program:
 
     def _defines(self, path: Path, name: str) -> bool:
         file = self.files.get(path)
-        return file is not None and re.search(rf"^\s*(?:def|class)\s+{re.escape(name)}\b", file.text, re.M) is not None
+        return file is not None and name in file.definitions
 
     def modules_of(self, file: LocalFile) -> dict[str, Path]:
         """Return the local files behind names that are modules: ``import args``, ``from pkg import cli``."""
@@ -107,26 +126,62 @@ def show(path: Path, cwd: Path) -> str:
 
 
 def follow(root: ParsedFile, cwd: Path, search: Sequence[Path]) -> Program:
-    """Read the local files that ``root`` imports, directly or not, within the limits of this module."""
-    start = LocalFile(root.path, root.shown, root.text, list(records_of(root.nodes)), root)
-    program = Program(start, Roots(root.path, cwd, search), {root.path: start})
-    queue = deque([(start, 0)])
-    while queue:
-        file, depth = queue.popleft()
-        for record in file.records:
-            targets = program.roots.files_of(file.path, record)
-            if not targets:
-                program.foreign.append((file, record))
-            for target in targets:
-                if target in program.files:
-                    continue
-                if depth == _DEPTH_LIMIT or len(program.files) >= _FILE_LIMIT:
-                    program.complete = False
-                    continue
-                imported = _read(target, cwd, program)
-                if imported is not None:
-                    queue.append((imported, depth + 1))
+    """Read the local files that ``root`` imports, directly or not, within the limits of this module.
+
+    The files whose names promise options are read first, and of those read, the ones with words of options are parsed
+    first.
+    """
+    start = LocalFile(root.path, root.shown, root.text, list(records_of(root.imports)), root)
+    program = Program(start, Roots(root.path, cwd, [*search, *_added_to_path(start)]), {root.path: start})
+    waiting: list[tuple[int, int, int, Path]] = []
+    _queue_imports(program, start, 0, waiting)
+    tried: set[Path] = set()
+    while waiting:
+        _, depth, _, path = heapq.heappop(waiting)
+        if path in program.files or path in tried:
+            continue
+        if len(tried) >= _FILE_LIMIT:
+            program.complete = False
+            break
+        tried.add(path)
+        imported = _read(path, cwd, program)
+        if imported is not None:
+            _queue_imports(program, imported, depth, waiting)
+    _parse_within_limit(program)
     return program
+
+
+def _added_to_path(file: LocalFile) -> Iterator[Path]:
+    """Yield directories that the script, or its `_init_paths`, adds to ``sys.path`` by name, as in ``"../lib"``."""
+    texts = [file.text]
+    if any(record.module == "_init_paths" for record in file.records):
+        other = read_text(file.path.parent / "_init_paths.py")
+        texts += [other.text] if other is not None else []
+    for text in texts:
+        if not re.search(r"sys\.path\.(?:insert|append)", text):
+            continue
+        lines = [line for line in text.splitlines() if "path" in line.lower()]
+        for name in dict.fromkeys(re.findall(r"['\"]([\w./-]{1,80})['\"]", "\n".join(lines))):
+            for base in (file.path.parent, file.path.parent.parent):
+                directory = Path(os.path.normpath(base / name))
+                if directory.is_dir():
+                    yield directory
+
+
+def _queue_imports(program: Program, file: LocalFile, depth: int, waiting: list[tuple[int, int, int, Path]]) -> None:
+    for record in file.records:
+        targets = program.roots.files_of(file.path, record)
+        if not targets:
+            program.foreign.append((file, record))
+        text = " ".join([record.module.rpartition(".")[2], *(name for name, _ in record.names)])
+        promising = _PROMISING.search(text) is not None
+        for target in targets:
+            if target in program.files:
+                continue
+            if depth >= (_DEPTH_OF_PROMISING if promising else _DEPTH_LIMIT):
+                program.complete = False
+            else:
+                heapq.heappush(waiting, (not promising, depth + 1, len(waiting), target))
 
 
 def _read(path: Path, cwd: Path, program: Program) -> LocalFile | None:
@@ -135,22 +190,42 @@ def _read(path: Path, cwd: Path, program: Program) -> LocalFile | None:
     if text is None or text.problem is not None:
         program.complete = False
         return None
-    file = LocalFile(path, show(path, cwd), text.text, [])
-    if _WORTH_PARSING.search(text.text):
-        program.parsed_characters += len(text.text)
-        if program.parsed_characters > _PARSED_LIMIT:
-            program.complete = False
-            return None
-        parsed = parse(path, file.shown, text.text)
-        if isinstance(parsed, SyntaxProblem):
-            program.complete = False
-            return None
-        file.source = parsed
-        file.records = list(records_of(parsed.nodes))
-    else:
-        file.records = list(records_of_text(text.text))
+    ranks = (number for number, words in enumerate(_WORTH) if any(word in text.text for word in words))
+    file = LocalFile(path, show(path, cwd), text.text, list(records_of_text(text.text)))
+    file.worth = next(ranks, file.worth)
     program.files[path] = file
     return file
+
+
+def _parse_within_limit(program: Program) -> None:
+    """Parse the files that are worth it, in the order of their worth, until the limit is reached."""
+    left = _PARSED_LIMIT
+    for file in sorted(program.files.values(), key=lambda each: each.worth):
+        if file.source is not None or file.worth == len(_WORTH):
+            continue
+        if len(file.text) > left:
+            program.complete = program.complete and file.worth == len(_WORTH) - 1
+            continue
+        left -= len(file.text)
+        parsed = parse(file.path, file.shown, file.text)
+        if isinstance(parsed, SyntaxProblem):
+            program.complete = False
+            continue
+        file.source = parsed
+        file.records = list(records_of(parsed.imports))
+
+
+def add_classes(program: Program, names: Sequence[str], cwd: Path) -> bool:
+    """Read the local files of classes named in full, as ``_target_: src.data.Module``; return whether there are any."""
+    for name in names:
+        module, _, last = name.rpartition(".")
+        path = program.roots.file_of(program.root.path, ImportRecord(module, 0, (), "", 0)) if module else None
+        if path is None or (path not in program.files and len(program.files) >= _FILE_LIMIT):
+            continue
+        if path in program.files or _read(path, cwd, program) is not None:
+            program.tree_of(path)
+            program.named.append((path, last))
+    return bool(program.named)
 
 
 def is_main_guard(node: ast.AST) -> bool:

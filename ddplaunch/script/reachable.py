@@ -9,11 +9,13 @@ import ast
 from functools import cached_property
 from pathlib import Path
 
-from ddplaunch.script.names import aliases_of
+from ddplaunch.script.names import aliases_of, dotted
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
 
+# Three of four nodes are of these kinds, for which few look.
+_SMALL: frozenset[type[ast.AST]] = frozenset({ast.Name, ast.Constant, ast.Attribute, ast.keyword, ast.arg})
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -32,7 +34,42 @@ class ReachablePart:
     @cached_property
     def calls(self) -> tuple[ast.Call, ...]:
         """All calls that can run."""
-        return tuple(node for node in self.nodes if isinstance(node, ast.Call))
+        return self.of(ast.Call)  # type: ignore[return-value]
+
+    def calls_of(self, *names: str) -> list[ast.Call]:
+        """Return the calls of what has one of these names, here or where it was imported from, in their order."""
+        found = [each for name in names for each in self._calls_by_name.get(name, ())]
+        return [call for _, call in (sorted(dict(found).items()) if len(names) > 1 else found)]
+
+    @cached_property
+    def _calls_by_name(self) -> dict[str, list[tuple[int, ast.Call]]]:
+        found: dict[str, list[tuple[int, ast.Call]]] = {}
+        aliases = self.aliases
+        for position, call in enumerate(self.calls):
+            function = call.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            found.setdefault(name, []).append((position, call))
+            original = aliases[name].rpartition(".")[2] if name in aliases and isinstance(function, ast.Name) else name
+            if original != name:
+                found.setdefault(original, []).append((position, call))
+        return found
+
+    def of(self, *kinds: type[ast.AST]) -> tuple[ast.AST, ...]:
+        """Return the nodes of some kinds in their order."""
+        found = self._of_kinds.get(kinds)
+        if found is None:
+            nodes = self.nodes if _SMALL.intersection(kinds) else self._larger
+            found = tuple([node for node in nodes if type(node) in kinds])
+            self._of_kinds[kinds] = found
+        return found
+
+    @cached_property
+    def _larger(self) -> tuple[ast.AST, ...]:
+        return tuple([node for node in self.nodes if type(node) not in _SMALL])
+
+    @cached_property
+    def _of_kinds(self) -> dict[tuple[type[ast.AST], ...], tuple[ast.AST, ...]]:
+        return {}
 
 
 def reachable_parts(program: Program) -> list[ReachablePart]:
@@ -48,7 +85,7 @@ class _Walk:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.units: dict[Path, dict[int, list[ast.AST]]] = {}
+        self.units: dict[Path, dict[int, tuple[ast.AST, ...]]] = {}
         self.definitions: dict[Path, dict[str, list[int]]] = {}
         self.modules: dict[Path, dict[str, Path]] = {}
         self.reached: set[tuple[Path, int]] = set()
@@ -57,17 +94,19 @@ class _Walk:
         for file in list(program.files.values()):
             if file.source is not None:
                 self._divide(file, file.source)
+        for path, name in program.named:
+            self._follow(path, name)
 
     def parts(self) -> list[ReachablePart]:
         while self.waiting:
             path, index = self.waiting.pop()
-            for node in self.units[path][index]:
-                if isinstance(node, ast.Name):
-                    self._follow(path, node.id)
-                elif isinstance(node, ast.Attribute) and _is_chain(node.value):
-                    module = self.modules[path].get(ast.unparse(node.value))
-                    if module is not None:
-                        self._follow(module, node.attr)
+            unit, modules = self.units[path][index], self.modules[path]
+            for name in {node.id for node in unit if isinstance(node, ast.Name)}:
+                self._follow(path, name)
+            for node in [each for each in unit if isinstance(each, ast.Attribute)] if modules else ():
+                module = modules.get(dotted(node.value, {}))
+                if module is not None:
+                    self._follow(module, node.attr)
         return [
             ReachablePart(
                 source, tuple(node for index, nodes in units.items() if (path, index) in self.reached for node in nodes)
@@ -78,14 +117,9 @@ class _Walk:
 
     def _divide(self, file: LocalFile, source: ParsedFile) -> None:
         """Split a file at its top-level statements; reach all but definitions and the main of an imported file."""
-        bounds = {id(statement): index for index, statement in enumerate(source.tree.body)}
-        units: dict[int, list[ast.AST]] = {index: [] for index in bounds.values()}
-        current = -1
-        for node in source.nodes[1:]:  # in depth-first order: the nodes of a statement follow it
-            current = bounds.get(id(node), current)
-            if current >= 0:
-                units[current].append(node)
-        self.units[file.path] = units
+        ends = [*source.starts[1:], len(source.nodes)]
+        pieces = (source.nodes[start:end] for start, end in zip(source.starts, ends, strict=False))
+        self.units[file.path] = dict(enumerate(pieces))
         self.modules[file.path] = self.program.modules_of(file)
         definitions = self.definitions.setdefault(file.path, {})
         for index, statement in enumerate(source.tree.body):
@@ -110,10 +144,3 @@ class _Walk:
             path, name = self.program.resolve(path, name) or (path, name)
         for index in self.definitions.get(path, {}).get(name, ()):
             self._reach(path, index)
-
-
-def _is_chain(node: ast.AST) -> bool:
-    depth = 0
-    while isinstance(node, ast.Attribute) and depth < 10:
-        node, depth = node.value, depth + 1
-    return isinstance(node, ast.Name)

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import ast
+import gc
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.script.commands import click_options, typer_options
-from ddplaunch.script.configured import configured_options
-from ddplaunch.script.declared import absl_options, argparse_options
+from ddplaunch.script.configuration.overrides import configuration
+from ddplaunch.script.configured import configured_options, tap_options
+from ddplaunch.script.declared import absl_options, argparse_options, docopt_options, given, lightning_options
+from ddplaunch.script.flow import Flow
+from ddplaunch.script.known import Known, known_value
+from ddplaunch.script.meaning import ambiguous, candidate, instead, understood, without_ambiguous
 from ddplaunch.script.names import dotted, last, records_of, string
-from ddplaunch.script.process_groups import environment_names, framework, initialisation, spawning
-from ddplaunch.script.program import Program, follow, show
+from ddplaunch.script.process_groups import (
+    asked_for,
+    environment_names,
+    framework,
+    initialisation,
+    rank_of_another_launcher,
+    ranks_of,
+)
+from ddplaunch.script.program import Program, add_classes, follow, show
 from ddplaunch.script.reachable import ReachablePart, reachable_parts
 from ddplaunch.script.report import FRAMEWORKS, HARMLESS, OWN_WAYS, DeclaredAt, DeclaredOption, Import, ScriptReport
 from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
@@ -23,11 +35,18 @@ _LOCAL_RANK = frozenset({"--local-rank", "--local_rank"})
 _DYNAMIC_CALLS = frozenset({"exec", "runpy.run_path", "runpy.run_module", "hydra.main"})
 _DYNAMIC_CALLS |= {"deepspeed.add_config_arguments", "pyrallis.wrap", "draccus.wrap"}
 _DYNAMIC_METHODS = frozenset({"parse_known_args", "parse_known_intermixed_args", "from_cli", "LightningCLI"})
+_DYNAMIC = frozenset(name.rpartition(".")[2] for name in _DYNAMIC_CALLS) | _DYNAMIC_METHODS
+_DYNAMIC |= {"import_module", "__import__"}
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
+_KNOWN_PACKAGES = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
 
 
-def read_script(path: Path, cwd: Path, search: Sequence[Path] = ()) -> ScriptReport:
+def read_script(
+    path: Path, cwd: Path, search: Sequence[Path] = (), args: Sequence[str] = (), torch: str | None = None
+) -> ScriptReport:
     """Return the report about the script at ``path``; never raises.
+
+    ``args`` are its arguments and ``torch`` is the installed version: both decide conditions in it.
 
     ``search`` are the entries of ``sys.path``, of which only those below ``cwd`` are followed. ``complete`` is False if
     some part cannot be read.
@@ -44,51 +63,113 @@ def read_script(path: Path, cwd: Path, search: Sequence[Path] = ()) -> ScriptRep
         refused = parsed.refused and text.problem is None
         message = f"{shown}:{parsed.line}: {parsed.message}" if refused else None
         return ScriptReport(shown, syntax_error=message, complete=False)
+    collects = gc.isenabled()
+    gc.disable()  # trees are many objects in no circles; looking through them for some costs a third of the time
     try:
-        return _report(follow(parsed, cwd, search), parsed)
+        return _report(follow(parsed, cwd, search), parsed, cwd, args, torch)
     except (RecursionError, OSError):  # names nested too deep to follow, a directory that may not be entered
         return ScriptReport(shown, complete=False)
+    finally:
+        if collects:
+            gc.enable()
 
 
-def _report(program: Program, script: ParsedFile) -> ScriptReport:
+def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str], torch: str | None) -> ScriptReport:
     parts = reachable_parts(program)
     found = [option for part in parts for option in _declared(program, part)]
-    options = tuple(dict.fromkeys(option for option in found if option is not None))
+    declared = tuple(dict.fromkeys(option for option in found if option is not None))
+    flow = Flow(program, parts)
+    config = configuration(flow, program, declared, args, cwd)
+    if add_classes(program, config.targets, cwd):
+        parts = reachable_parts(program)
+        flow = Flow(program, parts)
+    options = config.added_to(declared)
+    flow.forget(config.settled)
+    known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args)}, torch)
+    options = tuple(_under_conditions(options, known, parts))
     required = [option for option in options if option.required and option.default is None]
     demanding = [option for option in required if _LOCAL_RANK & set(option.flags)]
     used = framework(program)
     initialised = initialisation(program)
     if initialised is None and used is not None:
         initialised = used[1]
+    ranks = ranks_of(parts, flow, options)
+    if used is None and not _LOCAL_RANK.isdisjoint(ranks.switches):
+        flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
+    meant = tuple(understood(options, flow))
+    final = tuple(without_ambiguous(meant))
+    hidden = _hidden_imports(program)
     return ScriptReport(
         path=script.shown,
-        options=_unambiguous(options),
+        options=final,
         imports=tuple(_imports(program, script)),
         initialises=initialised,
         framework=used[0] if used is not None else None,
-        spawns=spawning(parts),
+        spawns=ranks.spawns,
+        spawns_alone=ranks.alone,
+        spawns_unsure=ranks.unsure,
+        ranks_from=rank_of_another_launcher(parts, flow),
+        switched_off=ranks.off if used is None else None,
+        switches=ranks.switches if used is None else (),
         demands_local_rank=demanding[0].at if demanding else None,
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
-        complete=None not in found and _sees_everything(program, parts),
+        asks_for=asked_for(parts, flow),
+        ambiguous=ambiguous(meant, final),
+        instead=tuple(instead(final, flow, script.shown)),
+        configs=config.files,
+        complete=None not in found and _sees_everything(program, parts, hidden),
+        hidden=hidden,
+        code=program.digests(),
     )
+
+
+def _known_values(options: Sequence[DeclaredOption], args: Sequence[str]) -> dict[str, object]:
+    """Return the values that options will have, as far as they show: what is passed, or a literal default.
+
+    An option that a number of the plan may be passed to, and that has no number by default, can have any value.
+    """
+    passed = {option.dest: given(args, option, options) for option in options}
+    values = {
+        option.dest: known_value(option.default, passed[option.dest], option.takes_value)
+        for option in options
+        if passed[option.dest] or not option.computed
+    }
+    empty = {
+        name for name, value in values.items() if value is None or (isinstance(value, (int, float)) and value <= 0)
+    }
+    for option in options:
+        if option.dest in empty and not passed[option.dest] and candidate(option) not in (None, "world_size"):
+            values.pop(option.dest, None)
+    return values
+
+
+def _under_conditions(
+    options: Sequence[DeclaredOption], known: Known, parts: Sequence[ReachablePart]
+) -> Iterator[DeclaredOption]:
+    """Yield the options whose condition may hold; under one that cannot be decided nothing is required."""
+    where = {
+        (part.source.shown, call.lineno): (call, part)
+        for part in parts
+        for call in part.calls_of("add_argument")
+        if last(call.func) == "add_argument"
+    }
+    for option in options:
+        call, part = where.get((option.at.file, option.at.line), (None, None))
+        if call is None or part is None:
+            yield option
+        elif known.runs(call, part):
+            yield replace(option, required=option.required and not known.conditional(call, part))
 
 
 def _declared(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
     yield from argparse_options(part)
+    yield from lightning_options(part)
     yield from absl_options(part)
+    yield from docopt_options(part)
     yield from click_options(part)
     yield from typer_options(part)
     yield from configured_options(program, part)
-
-
-def _unambiguous(options: tuple[DeclaredOption, ...]) -> tuple[DeclaredOption, ...]:
-    """Return the options without the meanings that several of them share: choosing one would be a guess."""
-    candidates: dict[str | None, set[tuple[str, ...]]] = {}
-    for option in options:
-        candidates.setdefault(option.meaning, set()).add(option.flags)
-    return tuple(
-        option if len(candidates[option.meaning]) == 1 else replace(option, meaning=None) for option in options
-    )
+    yield from tap_options(program, part)
 
 
 def _imports(program: Program, script: ParsedFile) -> Iterator[Import]:
@@ -110,11 +191,28 @@ def _unguarded(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
             yield statement
 
 
-def _sees_everything(program: Program, parts: list[ReachablePart]) -> bool:
-    """Return False if there may be options, or a set-up of a process group, that this reader does not see."""
-    if not program.complete or _hidden_imports(program):
+def _sees_everything(program: Program, parts: list[ReachablePart], hidden: bool) -> bool:
+    """Return False if there may be options that this reader does not see."""
+    if not program.complete or any(map(_is_dynamic, parts)):
         return False
-    return not any(_is_dynamic(node, part) for part in parts for node in part.nodes)
+    return not hidden or _parses_itself(program, parts)
+
+
+def _parses_itself(program: Program, parts: list[ReachablePart]) -> bool:
+    """Return whether the program parses its arguments with a parser of its own that no unknown package gets to see."""
+    makes = any(
+        dotted(call.func, part.aliases) == "argparse.ArgumentParser"
+        for part in parts
+        for call in part.calls_of("ArgumentParser")
+    )
+    if not makes or not any(last(call.func) == "parse_args" for part in parts for call in part.calls_of("parse_args")):
+        return False
+    calls = [(call, part) for part in parts for call in part.calls]
+    unknown = {record.package for _, record in program.foreign} - _KNOWN_PACKAGES
+    if unknown & OWN_WAYS or any(record.level for _, record in program.foreign):
+        return False
+    foreign = (call for call, part in calls if dotted(call.func, part.aliases).partition(".")[0] in unknown)
+    return not any("pars" in ast.unparse(call).lower() for call in foreign)
 
 
 def _hidden_imports(program: Program) -> bool:
@@ -123,22 +221,23 @@ def _hidden_imports(program: Program) -> bool:
         package = record.package
         if record.level:
             return True
-        if package in OWN_WAYS or package not in HARMLESS | FRAMEWORKS | sys.stdlib_module_names:
+        if package in OWN_WAYS or package not in _KNOWN_PACKAGES:
             return True
         if "cli" in record.module.split(".") and package in ("lightning", "pytorch_lightning"):
             return True
     return False
 
 
-def _is_dynamic(node: ast.AST, part: ReachablePart) -> bool:
-    if isinstance(node, ast.Call):
-        name = dotted(node.func, part.aliases)
-        if name in _DYNAMIC_CALLS or last(node.func) in _DYNAMIC_METHODS:
+def _is_dynamic(part: ReachablePart) -> bool:
+    """Return whether a part gets options in ways that the source does not show, or reads the arguments itself."""
+    for call in part.calls_of(*_DYNAMIC):
+        name = dotted(call.func, part.aliases)
+        if name in _DYNAMIC_CALLS or last(call.func) in _DYNAMIC_METHODS:
             return True
-        return name in ("importlib.import_module", "__import__") and not (node.args and string(node.args[0]))
-    if isinstance(node, (ast.Attribute, ast.Name)):
-        return dotted(node, part.aliases) == "sys.argv" and not _is_handed_to_parser(node, part)
-    return False
+        if name in ("importlib.import_module", "__import__") and not (call.args and string(call.args[0])):
+            return True
+    names = part.of(ast.Attribute, ast.Name) if "argv" in part.source.text else ()
+    return any(dotted(node, part.aliases) == "sys.argv" and not _is_handed_to_parser(node, part) for node in names)
 
 
 def _is_handed_to_parser(node: ast.AST, part: ReachablePart) -> bool:

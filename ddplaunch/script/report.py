@@ -1,32 +1,77 @@
-"""The report about a training script, which numbers its options stand for, and what its imports tell."""
+"""The report about a training script, and what its imports tell."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
 
-Meaning = Literal["batch_size", "global_batch_size", "lr", "warmup_steps", "accum", "world_size", "nproc", "nnodes"]
+#: Samples of one rank's forward pass, of one rank's optimizer step, of one pass of all ranks on a node,
+#: of one of all ranks, of an optimizer step. ``total_accum`` are the passes of all ranks for an optimizer step; the
+#: others are named as in the plan.
+Meaning = Literal[
+    "batch_size",
+    "step_batch_size",
+    "node_batch_size",
+    "total_batch_size",
+    "global_batch_size",
+    "lr",
+    "accum",
+    "total_accum",
+    "warmup_steps",
+    "warmup_epochs",
+    "warmup_ratio",
+    "world_size",
+]
 
 
 @dataclass(frozen=True)
 class DeclaredAt:
-    """A line of a source file; ``str()`` gives ``train.py:31``, with the path as users see it."""
+    """A line of a source file; ``str()`` gives ``train.py:31``, with the path as users see it. Line 0 is unknown."""
 
     file: str
     line: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else self.file
+
+
+#: Names in the powers of an ``LrRule`` that are no options: ranks in all, ranks on this node.
+WORLD, LOCAL_WORLD = "world size", "processes per node"
+
+
+@dataclass(frozen=True)
+class LrRule:
+    """How the script multiplies a learning rate itself: by ``constant`` times each of ``powers``.
+
+    The names of powers are destinations of options, ``world size`` or ``processes per node``.
+    """
+
+    constant: float
+    powers: tuple[tuple[str, float], ...]
+    at: DeclaredAt
+
+
+#: How a value is passed: ``--lr 0.1``, ``--lr=0.1``, ``lr=0.1``, ``LR 0.1``, one word of ``lr=0.1,…``; or that it
+#: stands in a file which nothing on the command line overrides.
+Spelling = Literal["--k v", "--k=v", "k=v", "k v", "k=v,", "file"]
 
 
 @dataclass(frozen=True)
 class DeclaredOption:
     """One command-line option that the script declares.
 
-    ``flags`` are its spellings (``("--batch-size", "-b")``), ``takes_value`` is False for switches,
-    ``default`` is the literal default as source text or None, ``meaning`` the number of the plan that it stands for.
+    ``flags`` are its spellings (``("--batch-size", "-b")``), ``takes_value`` is False for switches, ``default`` the
+    literal default as source text or None, ``computed`` whether there is a default that is no literal. ``kind`` is the
+    name of its type if the source shows it, ``help`` its text as far as it is literal, ``dest`` the name of its value
+    in the script. ``fillable`` is False where a number cannot be put in front: behind a subcommand, for several values.
+
+    ``meaning`` is the number of the plan that it stands for and ``because`` says what that was read from, as a clause;
+    ``rule`` is what the script multiplies a learning rate by.
+
+    The key of a configuration is an option whose only flag is the key as it is passed. ``behind`` is the option that
+    its words follow, ``front`` whether they stand before the user's; ``default_at`` is the line of a file that the
+    default is from.
     """
 
     flags: tuple[str, ...]
@@ -34,8 +79,19 @@ class DeclaredOption:
     takes_value: bool = True
     required: bool = False
     default: str | None = None
-    meaning: Meaning | None = None
+    computed: bool = False
+    kind: str | None = None
+    help: str = ""
+    dest: str = ""
+    fillable: bool = True
     parser: str = "argparse"
+    meaning: Meaning | None = None
+    because: str = ""
+    rule: LrRule | None = None
+    spelling: Spelling = "--k v"
+    behind: str = ""
+    front: bool = True
+    default_at: DeclaredAt | None = None
 
 
 @dataclass(frozen=True)
@@ -50,12 +106,21 @@ class Import:
 class ScriptReport:
     """Everything read from the script and the local modules that it imports.
 
-    ``complete`` is False if there may be options that could not be read (an unreadable or dynamic part); checks that
-    conclude from absence must then stay silent. ``initialises`` says where the script, or the framework that
+    ``complete`` is False if there may be options that could not be read (an unreadable or dynamic part), ``hidden`` is
+    True if a package is imported that is neither followed nor known; checks that conclude from absence must then stay
+    silent. ``initialises`` says where the script, or the framework that
     ``framework`` names, sets up a process group. ``spawns`` is where the script starts its own processes
-    (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun). ``demands_local_rank`` is a
+    (``mp.spawn``, ``torch.multiprocessing.start_processes``, ``subprocess`` of torchrun), ``spawns_alone`` whether no
+    process group is set up but between these, ``spawns_unsure`` whether it might leave that under torchrun.
+    ``ranks_from`` is what the script takes its rank from if torchrun does not set it (MPI, Horovod), and where.
+    ``switched_off`` is where a process group would be set up if the ``switches``, spellings of options, had other
+    values than in this launch. ``demands_local_rank`` is a
     *required* ``--local-rank``/``--local_rank`` option. ``reads_env`` are the names of environment variables that
-    appear as literals in environment look-ups.
+    appear as literals in environment look-ups, ``asks_for`` the numbers that are read from ``ddplaunch.current()``.
+    ``ambiguous`` are meanings that several options could have, with these.
+    ``instead`` says for meanings that no option has what the source has in its place, as a clause.
+    ``configs`` are the configuration files whose keys are among the options or their defaults. ``code`` has the files
+    that were followed, the script first, each with a digest of its text.
     """
 
     path: str
@@ -64,70 +129,21 @@ class ScriptReport:
     initialises: DeclaredAt | None = None
     framework: str | None = None
     spawns: DeclaredAt | None = None
+    spawns_alone: bool = False
+    spawns_unsure: bool = False
+    ranks_from: tuple[str, DeclaredAt] | None = None
+    switched_off: DeclaredAt | None = None
+    switches: tuple[str, ...] = ()
     demands_local_rank: DeclaredAt | None = None
     reads_env: tuple[str, ...] = ()
+    asks_for: tuple[str, ...] = ()
+    ambiguous: tuple[tuple[Meaning, tuple[str, ...]], ...] = ()
+    instead: tuple[tuple[Meaning, str], ...] = ()
+    configs: tuple[str, ...] = ()
     syntax_error: str | None = None
     complete: bool = True
-
-
-# `train-batch-size` is missing on purpose: it is global for DeepSpeed and per GPU for other programs.
-_MEANINGS: dict[str, Meaning] = {
-    "batch-size": "batch_size",
-    "per-device-train-batch-size": "batch_size",
-    "micro-batch-size": "batch_size",
-    "train-micro-batch-size-per-gpu": "batch_size",
-    "batch-size-per-gpu": "batch_size",
-    "bs": "batch_size",
-    "global-batch-size": "global_batch_size",
-    "effective-batch-size": "global_batch_size",
-    "lr": "lr",
-    "learning-rate": "lr",
-    "warmup-steps": "warmup_steps",
-    "num-warmup-steps": "warmup_steps",
-    "warmup": "warmup_steps",
-    "gradient-accumulation-steps": "accum",
-    "grad-accum": "accum",
-    "grad-accum-steps": "accum",
-    "accum": "accum",
-    "accumulation-steps": "accum",
-    "accumulate-grad-batches": "accum",
-    "accum-iter": "accum",
-    "world-size": "world_size",
-}
-
-
-def meaning_of(flags: Iterable[str], kind: str | None, default: str | None) -> Meaning | None:
-    """Return the number that ``flags`` stand for by their exact names, or None.
-
-    ``kind`` is the name of the declared type (``int``) if the source shows it. None also for a count whose type or
-    default is a fraction, which makes it a ratio, and for text.
-    """
-    for flag in flags:
-        name = flag.lstrip("-").replace("_", "-").lower()
-        meaning = _MEANINGS.get(name) if flag.startswith("--") or len(name) > 1 else None
-        if meaning is not None:
-            return meaning if _fits(name, meaning, kind, default) else None
-    return None
-
-
-def _fits(name: str, meaning: Meaning, kind: str | None, default: str | None) -> bool:
-    integral = default is not None and default.replace("_", "").lstrip("+-").isdigit()
-    if kind in ("str", "bool", "Path"):
-        return False
-    if meaning == "lr":
-        return kind != "int"
-    if name == "warmup":
-        return kind == "int" or (kind is None and integral)
-    fraction = default is not None and _is_number(default) and not integral
-    return kind != "float" and not fraction
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+    hidden: bool = False
+    code: tuple[tuple[str, str], ...] = ()
 
 
 _FRAMEWORKS = """
@@ -138,15 +154,15 @@ _FRAMEWORKS = """
 """
 _HARMLESS = """
     Bio PIL absl addict albumentations attr attrs av bitsandbytes boto3 botocore click cloudpickle colorama comet_ml
-    configargparse cv2 datasets ddplaunch decord diffusers dill dotenv draccus easydict editdistance einops evaluate
-    fire flash_attn fsspec ftfy future fvcore gdown h5py huggingface_hub hypothesis imageio iopath jiwer joblib
-    jsonargparse kornia librosa lmdb loguru matplotlib mlflow neptune netCDF4 networkx nltk numba numpy omegaconf
-    packaging pandas peft plotly polars prettytable psutil pyarrow pycocotools pydantic pynvml pyrallis pytest rdkit
-    regex requests rich rich_click rouge_score s3fs sacrebleu safetensors scipy seaborn sentence_transformers
-    sentencepiece setproctitle shapely simple_parsing six skimage sklearn soundfile spacy tabulate tensorboard
-    tensorboardX termcolor thop tiktoken timm tokenizers toml tomli torch torch_geometric torchaudio torchdata
-    torchmetrics torchtext torchvision tqdm transformers triton typer typing_extensions tyro wandb webdataset xarray
-    xformers yacs yaml zarr
+    configargparse cv2 datasets ddplaunch decord diffusers dill docopt dotenv draccus easydict editdistance einops
+    evaluate fire flash_attn fsspec ftfy future fvcore gdown h5py huggingface_hub hypothesis imageio iopath jiwer
+    joblib jsonargparse kornia librosa lmdb loguru matplotlib mlflow neptune netCDF4 networkx nltk numba numpy
+    omegaconf packaging pandas peft plotly polars prettytable psutil pyarrow pycocotools pydantic pynvml pyrallis
+    pytest rdkit regex requests rich rich_click rouge_score s3fs sacrebleu safetensors scipy seaborn
+    sentence_transformers sentencepiece setproctitle shapely simple_parsing six skimage sklearn soundfile spacy
+    tabulate tap tensorboard tensorboardX termcolor thop tiktoken timm tokenizers toml tomli torch torch_geometric
+    torchaudio torchdata torchmetrics torchtext torchvision tqdm transformers triton typer typing_extensions tyro
+    wandb webdataset xarray xformers yacs yaml zarr
 """
 
 # Packages that set up the process group themselves.
@@ -154,5 +170,5 @@ FRAMEWORKS = frozenset(_FRAMEWORKS.split())
 # Packages whose import neither declares options of the script nor sets up process groups.
 HARMLESS = frozenset(_HARMLESS.split())
 # Libraries that read the command line in ways that this reader does not know.
-OWN_WAYS = frozenset({"clize", "cleo", "docopt", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
-OWN_WAYS |= {"plac", "sacred", "tap"}
+OWN_WAYS = frozenset({"clize", "cleo", "getopt", "gin", "hydra", "hydra_zen", "ml_collections", "optparse"})
+OWN_WAYS |= {"plac", "sacred"}

@@ -15,6 +15,11 @@ from pathlib import Path
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
+try:
+    from _blake2 import blake2b  # hashlib's own, without OpenSSL, which takes 3 ms to load
+except ImportError:
+    from hashlib import blake2b
+
 _SIZE_LIMIT_BYTES = 1_000_000
 _SHEBANG = re.compile(rb"#!.*\bpython[0-9.]*\b")
 _SHEBANG_BYTES = 256
@@ -50,6 +55,8 @@ def find_module(parts: Sequence[str], directories: Iterable[Path]) -> Path | Non
         found = _regular(part, portions)
         if found is None:
             portions = [portion / part for portion in portions if (portion / part).is_dir()]
+            if not portions:
+                return None
         elif last:
             return found
         elif found.name == "__init__.py" and found.parent.name == part:
@@ -99,7 +106,10 @@ class FileText:
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """A parsed file: ``shown`` is its path as users see it, ``parents`` maps each node to its parent."""
+    """A parsed file: ``shown`` is its path as users see it, ``parents`` maps each node to its parent.
+
+    ``starts`` are the positions of its top-level statements among its ``nodes``; those inside of each follow it.
+    """
 
     path: Path
     shown: str
@@ -107,6 +117,18 @@ class ParsedFile:
     tree: ast.Module
     parents: dict[ast.AST, ast.AST]
     nodes: tuple[ast.AST, ...]
+    starts: tuple[int, ...]
+
+    @cached_property
+    def imports(self) -> tuple[ast.AST, ...]:
+        """The import statements."""
+        return tuple([node for node in self.nodes if type(node) in (ast.Import, ast.ImportFrom)])
+
+    @cached_property
+    def definitions(self) -> dict[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+        """The classes and functions at the top level; of several with one name the first."""
+        kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        return {each.name: each for each in reversed(self.tree.body) if isinstance(each, kinds)}
 
     @cached_property
     def lines(self) -> list[str]:
@@ -151,34 +173,86 @@ def parse(path: Path, shown: str, text: str) -> ParsedFile | SyntaxProblem:
             warnings.simplefilter("ignore")  # about `"\d"` and the like in the user's script
             tree = ast.parse(text)
         parents: dict[ast.AST, ast.AST] = {}
-        nodes = tuple(_walk(tree, parents))
+        nodes, starts = _walk(tree, parents)
     except SyntaxError as error:
         too_deep = re.search("too many nested|too complex|parser stack", error.msg or "") is not None
         return SyntaxProblem(error.lineno or 1, _first_line(error.msg or "invalid syntax"), not too_deep)
     except (ValueError, RecursionError, MemoryError) as error:
         return SyntaxProblem(1, _first_line(str(error)), False)
-    return ParsedFile(path, shown, text, tree, parents, nodes)
+    return ParsedFile(path, shown, text, tree, parents, tuple(nodes), tuple(starts))
 
 
-def _walk(tree: ast.Module, parents: dict[ast.AST, ast.AST]) -> list[ast.AST]:
-    """Return all nodes except contexts and operators, in source order of statements, and fill ``parents``."""
-    nodes: list[ast.AST] = []
-    stack: list[ast.AST] = [tree]
-    skipped = (ast.expr_context, ast.operator, ast.cmpop, ast.unaryop, ast.boolop)
+def waits_in_loop(text: str, line: int) -> bool:
+    """Return whether ``line`` of the source ``text`` is in a loop that does nothing but ask and sleep until it ends.
+
+    ``while not flag: pass``, ``while not path.exists(): time.sleep(1)``, and ``while True:`` with an ``if`` that leaves
+    it are such loops: whatever ends them has to come from elsewhere.
+    """
+    parsed = parse(Path(), "", text)
+    if isinstance(parsed, SyntaxProblem):
+        return False
+    loops = [
+        node for node in parsed.nodes if isinstance(node, ast.While) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    return bool(loops) and all(map(_idles, loops[-1].body))
+
+
+def _idles(statement: ast.stmt) -> bool:
+    if isinstance(statement, (ast.Pass, ast.Continue, ast.Break, ast.Return)):
+        return True
+    if isinstance(statement, ast.If):
+        return all(map(_idles, (*statement.body, *statement.orelse)))
+    if not isinstance(statement, ast.Expr):
+        return False
+    called = statement.value.func if isinstance(statement.value, ast.Call) else None
+    name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    return isinstance(statement.value, ast.Constant) or name in ("sleep", "sched_yield")
+
+
+# Fields of contexts and operators, and of names.
+_NO_NODES = frozenset({"ctx", "op", "ops", "id", "attr", "arg", "asname", "module", "level", "type_comment"})
+# For each kind of node the fields that can hold nodes, the last first; a name and a constant have none.
+_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {ast.Name: (), ast.Constant: ()}
+
+
+def _walk(tree: ast.Module, parents: dict[ast.AST, ast.AST]) -> tuple[list[ast.AST], list[int]]:
+    """Return all nodes except contexts and operators, in source order of statements, and fill ``parents``.
+
+    The second list has the positions of the top-level statements.
+    """
+    nodes: list[ast.AST] = [tree]
+    starts: list[int] = []
+    for statement in tree.body:
+        parents[statement] = tree
+        starts.append(len(nodes))
+        _walk_below(statement, parents, nodes)
+    return nodes, starts
+
+
+def _walk_below(top: ast.AST, parents: dict[ast.AST, ast.AST], nodes: list[ast.AST]) -> None:
+    stack: list[ast.AST] = [top]
     while stack:
         node = stack.pop()
         nodes.append(node)
-        children: list[ast.AST] = []
-        for name in node._fields:
+        kind = type(node)
+        fields = _FIELDS.get(kind)
+        if fields is None:
+            fields = _FIELDS[kind] = tuple(name for name in reversed(kind._fields) if name not in _NO_NODES)
+        for name in fields:  # from the last to the first, as they have to lie on the stack
             value = getattr(node, name, None)
             if isinstance(value, list):
-                children += [item for item in value if isinstance(item, ast.AST)]
-            elif isinstance(value, ast.AST) and not isinstance(value, skipped):
-                children.append(value)
-        for child in children:
-            parents[child] = node
-        stack.extend(reversed(children))
-    return nodes
+                for item in reversed(value):
+                    if isinstance(item, ast.AST):
+                        parents[item] = node
+                        stack.append(item)
+            elif isinstance(value, ast.AST):
+                parents[value] = node
+                stack.append(value)
+
+
+def digest_of(text: str) -> str:
+    """Return what tells this text from any other one that a person would write."""
+    return blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
 def _first_line(text: str) -> str:

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
+from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.orphans import Orphans
 from ddplaunch.machine.processes.process_table import Process, start_s
 from ddplaunch.records.old_records import OldRecords
-from ddplaunch.records.run_states import user_name
-from ddplaunch.ui.table import table
+from ddplaunch.ui.stop_view import does_not_end
+from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import age_text, count, size_text
+from ddplaunch.values.resolved import Unavailable, known
+from ddplaunch.values.secrets import hide_words
+from ddplaunch.values.words import age_text, count, listed, size_text
 
 _SCHEMA = 1
-_HEADER = ("PID", "WHAT", "AGE", "GPU MEMORY", "SHARED", "COMMAND")
 _COMMAND = 120
 
 
@@ -56,6 +57,10 @@ def work_text(work: Work, now_s: float, terminal: Terminal) -> str:
     if not lines and not said:
         about = f" of run {visible(work.run_id)}" if work.run_id else f", {count(total, 'record')}"
         said = [f"nothing to clean: no orphans{about}"]
+    if others := work.records.others:
+        said.append(f"no record of yours in {visible(work.records.place)}, and not touched: {visible(listed(others))}")
+    if work.records.problem is not None:
+        said.append(visible(work.records.problem))
     lines += [line for text in said for line in wrap(text, terminal.width, "", "  ")]
     return terminal.spell("\n".join(lines)) + "\n"
 
@@ -67,27 +72,22 @@ def _names(paths: Sequence[Any]) -> str:
 
 def _title(group: Orphans, foreign: bool) -> str:
     names = {"ddplaunch": f"run {group.run_id}", "torchrun": f"torchrun, rdzv-id {group.run_id}"}
-    owner = f"; of {user_name(group.processes[0].uid)}, not touched" if foreign else ""
+    owner = f"; of {owner_name(group.processes[0].uid)}, not touched" if foreign else ""
     left = count(len(group.processes), "process")
     return f"{visible(names.get(group.kind, group.kind))}: its launcher is gone, {left} left{owner}"
 
 
 def _table(group: Orphans, found: Leftovers, now_s: float, terminal: Terminal) -> list[str]:
-    rows = [
-        (
-            str(process.pid),
-            _what_of(process),
-            age_text(_age_s(process, now_s)),
-            _gpu_text(process, found),
-            size_text(_shared_bytes(process, found) or None),
-            _command(process),
-        )
-        for process in group.processes
-    ]
-    columns = [i for i in range(len(_HEADER)) if any(row[i] for row in rows)]
-    header = [_HEADER[i] for i in columns]
-    right = frozenset(i for i, name in enumerate(header) if name in ("PID", "AGE"))
-    return table(header, [[row[i] for i in columns] for row in rows], terminal, right)
+    processes = group.processes
+    columns = {
+        "PID": [str(each.pid) for each in processes],
+        "WHAT": [_what_of(each) for each in processes],
+        "AGE": [age_text(_age_s(each, now_s)) for each in processes],
+        "GPU MEMORY": [_gpu_text(each, found) for each in processes],
+        "SHARED": [size_text(_shared_bytes(each, found) or None) for each in processes],
+        "COMMAND": [_command(each) for each in processes],
+    }
+    return column_table(columns, terminal, right=("PID", "AGE"))
 
 
 def _what_of(process: Process) -> str:
@@ -105,13 +105,11 @@ def _age_s(process: Process, now_s: float) -> float | None:
 
 def _gpu_memory(process: Process, found: Leftovers) -> list[tuple[int, int]]:
     """Return the GPUs on which it holds memory, and how many bytes."""
-    return [] if isinstance(found.gpu_memory, Unavailable) else sorted(found.gpu_memory.get(process.pid, {}).items())
+    return sorted(known(found.gpu_memory, {}).get(process.pid, {}).items())
 
 
 def _gpu_text(process: Process, found: Leftovers) -> str:
-    return ", ".join(
-        f"GPU {gpu}: {size_text(amount) if amount else '?'}" for gpu, amount in _gpu_memory(process, found)
-    )
+    return ", ".join(f"GPU {gpu}: {size_text(size or None) or '?'}" for gpu, size in _gpu_memory(process, found))
 
 
 def _shared_bytes(process: Process, found: Leftovers) -> int:
@@ -120,21 +118,22 @@ def _shared_bytes(process: Process, found: Leftovers) -> int:
 
 def _command(process: Process) -> str:
     """Return the command line with the interpreter's name only, at most 120 characters of it."""
-    program, *words = process.command or (f"[{process.name}]",)
+    program, *words = hide_words(process.command) or (f"[{process.name}]",)
     text = " ".join([program.rpartition("/")[2], *words])
     return text if len(text) <= _COMMAND else text[: _COMMAND - 1] + "…"
 
 
-def question_text(work: Work) -> str:
-    """Return what is about to be done, as a question."""
-    parts = []
-    if work.found.own:
-        parts.append(f"end {count(len(work.found.processes), 'process')}")
+def ending_question(work: Work) -> str:
+    """Return what is about to be done to processes, and to the memory that only they hold, as a question."""
+    parts = [f"end {count(len(work.found.processes), 'process')}"]
     if work.found.removable:
         parts.append(f"remove {count(len(work.found.removable), 'file')} in /dev/shm")
-    if work.records.removable:
-        parts.append(f"remove {count(len(work.records.removable), 'record')}")
     return f"{', '.join(parts)}? [y/N] "
+
+
+def removing_question(work: Work) -> str:
+    """Return which records are about to be removed, as a question."""
+    return f"remove {count(len(work.records.removable), 'record')}? [y/N] "
 
 
 def done_text(cleaned: Cleaned, found: Leftovers, removed: int) -> str:
@@ -153,11 +152,9 @@ def done_text(cleaned: Cleaned, found: Leftovers, removed: int) -> str:
 
 def _freed(cleaned: Cleaned, found: Leftovers) -> str:
     """Return how much of which GPUs came free, of what NVML counted before and does not count any more."""
-    if isinstance(found.gpu_memory, Unavailable):
-        return ""
     freed: dict[int, int] = {}
     for process in (*cleaned.ended, *cleaned.killed):
-        for gpu, amount in found.gpu_memory.get(process.pid, {}).items():
+        for gpu, amount in _gpu_memory(process, found):
             if gpu not in cleaned.holding.get(process.pid, {}):
                 freed[gpu] = freed.get(gpu, 0) + amount
     return "".join(f", {size_text(amount)} of GPU {gpu} are free" for gpu, amount in sorted(freed.items()))
@@ -167,18 +164,9 @@ def clean_findings(cleaned: Cleaned, failed: Sequence[str]) -> tuple[Finding, ..
     """Return what could not be done: processes that do not end, memory that stays taken, records that stay."""
     found = []
     if cleaned.remaining:
-        pids = ",".join(str(process.pid) for process in cleaned.remaining)
-        stuck = any(process.state == "D" for process in cleaned.remaining)
-        found.append(
-            error(
-                "does-not-end",
-                f"{len(cleaned.remaining)} orphans do not end: pid {pids.replace(',', ', ')}",
-                why="state D: the kernel waits for a device or a file server, and takes no signal until it answers"
-                if stuck
-                else "SIGKILL was sent, and they are still there",
-                fix=f"`ps -o pid,stat,wchan:32,cmd -p {pids}` shows what they wait for",
-            )
-        )
+        pids = ", ".join(str(process.pid) for process in cleaned.remaining)
+        what = f"{len(cleaned.remaining)} orphans do not end: pid {pids}"
+        found.append(does_not_end(what, cleaned.remaining, "they are still there", "what they wait for"))
     if cleaned.holding:
         gpus = sorted({gpu for memory in cleaned.holding.values() for gpu in memory})
         named = ",".join(map(str, gpus))
@@ -214,7 +202,7 @@ def clean_json(work: Work, cleaned: Cleaned | None, removed: Sequence[str], host
             {
                 "run_id": group.run_id,
                 "kind": group.kind,
-                "user": user_name(group.processes[0].uid),
+                "user": owner_name(group.processes[0].uid),
                 "own": own,
                 "processes": [_entry(process, work.found, cleaned, now_s) for process in group.processes],
             }
@@ -244,7 +232,7 @@ def _entry(process: Process, found: Leftovers, cleaned: Cleaned | None, now_s: f
         "pid": process.pid,
         "what": _what_of(process),
         "age_s": None if age is None else round(age, 1),
-        "command": list(process.command),
+        "command": hide_words(process.command),
         "gpu_memory": [{"gpu": gpu, "bytes": amount} for gpu, amount in _gpu_memory(process, found)],
         "shared_bytes": _shared_bytes(process, found),
         "result": result,

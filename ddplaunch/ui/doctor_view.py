@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.checks.check import Check, Outcome
 from ddplaunch.launch.hosts_plan import HostReport
-from ddplaunch.machine.environ import redact
 from ddplaunch.machine.facts import Facts
-from ddplaunch.ui.export import finding_json
 from ddplaunch.ui.speech import counted, findings_text
 from ddplaunch.ui.table import section, table
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import count, size_text, tallied
+from ddplaunch.values.secrets import hide_json, hide_text
+from ddplaunch.values.words import count, numbers_text, size_text, tallied
 
 _SCHEMA = 1
 
@@ -39,8 +39,26 @@ def _machine_text(facts: Facts) -> str:
         parts.append(f"torch {facts.torch.version}")
     if not isinstance(facts.cpu, Unavailable):
         parts.append(count(facts.cpu.usable, "usable CPU"))
+    if not isinstance(facts.cpu_layout, Unavailable) and len(facts.cpu_layout.nodes) > 1:
+        parts.append(count(len(facts.cpu_layout.nodes), "NUMA node"))
     gpus = () if isinstance(facts.nvml, Unavailable) else facts.nvml.gpus
     return ", ".join([*parts, tallied(gpu.name for gpu in gpus) or "no GPU"])
+
+
+def _nodes_text(facts: Facts) -> str:
+    """Return which CPUs, GPUs and network cards each NUMA node has: of a machine with one node nothing."""
+    layout = facts.cpu_layout
+    if isinstance(layout, Unavailable) or len(layout.nodes) == 1:
+        return ""
+    gpus = () if isinstance(facts.nvml, Unavailable) else facts.nvml.gpus
+    parts = []
+    for node in layout.nodes:
+        near = [gpu.index for gpu in gpus if layout.gpu_nodes.get(gpu.pci_bus_id) == node.index]
+        cards = [name for name, home in layout.network_nodes.items() if home == node.index]
+        has = [f"CPUs {numbers_text(sorted(node.cpus))}" if node.cpus else "no usable CPU"]
+        has += [f"GPU {numbers_text(near)}"] if near else []
+        parts.append(f"NUMA node {node.index}: {', '.join([*has, *cards])}")
+    return "; ".join(parts)
 
 
 def doctor_text(
@@ -56,37 +74,44 @@ def doctor_text(
     """
     lines = [
         *wrap(visible(_machine_text(facts)), terminal.width, "", "  "),
+        *(wrap(visible(nodes), terminal.width, "", "  ") if (nodes := _nodes_text(facts)) else ()),
         "",
         *_families(outcomes, terminal),
         "",
         *picture,
     ]
-    lines += section("skipped", _reasons(outcomes, "skipped", terminal.width), terminal)
-    lines += section(
-        "crashed (a bug in ddplaunch, not in the machine)", _reasons(outcomes, "crashed", terminal.width), terminal
-    )
-    findings = found(outcomes)
-    if findings:
-        lines += findings_text(findings, terminal).split("\n")
-    lines += _verdict_lines(outcomes, terminal)
+    for status, title in (("skipped", "skipped"), ("crashed", "crashed (a bug in ddplaunch, not in the machine)")):
+        lines += section(title, _reasons(outcomes, status, terminal.width), terminal)
+    tally = _tally(outcomes)
+    sound = not tally["crashed"] and tally["passed"] > 0
+    lines += _conclusion(found(outcomes), verdict_text(outcomes), terminal, sound)
     return terminal.spell("\n".join(lines) + "\n")
+
+
+def _conclusion(findings: Sequence[Finding], verdict: str, terminal: Terminal, sound: bool = True) -> list[str]:
+    """Return the findings, then the verdict, green only where nothing was found and what was asked is ``sound``."""
+    lines = findings_text(findings, terminal).split("\n") if findings else []
+    emphasis: Emphasis = "warning" if findings or not sound else "good"
+    if any(each.severity is Severity.ERROR for each in findings):
+        emphasis = "error"
+    return lines + [terminal.paint(line, emphasis) for line in wrap(verdict, terminal.width, "", "  ")]
 
 
 def _families(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]:
     rows = []
     for family in dict.fromkeys(outcome.check.family for outcome in outcomes):
         members = [outcome for outcome in outcomes if outcome.check.family == family]
-        passed = sum(outcome.status == "passed" for outcome in members)
-        parts = [f"{passed} passed"] if passed else []
+        tally = _tally(members)
+        parts = [f"{tally['passed']} passed"] if tally["passed"] else []
         parts += [counted(found(members))] if found(members) else []
-        parts += [f"{number} {status}" for status in ("skipped", "crashed") if (number := _tally(members, status))]
+        parts += [f"{tally[status]} {status}" for status in ("skipped", "crashed") if tally[status]]
         rows.append([family, ", ".join(parts)])
-    return table(["", ""], rows, terminal) if rows else []
+    return table(["", ""], rows, terminal)
 
 
-def _tally(outcomes: Iterable[Outcome], status: str) -> int:
-    """Return how many outcomes have ``status``."""
-    return sum(outcome.status == status for outcome in outcomes)
+def _tally(outcomes: Iterable[Outcome]) -> Counter[str]:
+    """Return how many outcomes have each status."""
+    return Counter(outcome.status for outcome in outcomes)
 
 
 def _reasons(outcomes: Sequence[Outcome], status: str, width: int) -> list[str]:
@@ -101,31 +126,20 @@ def _reasons(outcomes: Sequence[Outcome], status: str, width: int) -> list[str]:
 
 def verdict_text(outcomes: Sequence[Outcome]) -> str:
     """Return ``healthy: 41 checks passed, 6 skipped`` or ``2 errors, 1 warning: 38 checks passed``."""
-    passed, skipped, crashed = (_tally(outcomes, status) for status in ("passed", "skipped", "crashed"))
-    rest = [f"{count(passed, 'check')} passed"]
-    rest += [f"{skipped} skipped"] if skipped else []
-    rest += [f"{crashed} crashed"] if crashed else []
-    head = counted(found(outcomes)) or ("no findings" if crashed else "healthy" if passed else "nothing was checked")
-    return f"{head}: {', '.join(rest)}"
-
-
-def _verdict_lines(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]:
-    severities = {finding.severity for finding in found(outcomes)}
-    emphasis: Emphasis = "good"
-    if Severity.ERROR in severities:
-        emphasis = "error"
-    elif severities or _tally(outcomes, "crashed") or not _tally(outcomes, "passed"):
-        emphasis = "warning"
-    return [terminal.paint(line, emphasis) for line in wrap(verdict_text(outcomes), terminal.width, "", "  ")]
+    tally = _tally(outcomes)
+    clean = "no findings" if tally["crashed"] else "healthy" if tally["passed"] else "nothing was checked"
+    rest = [f"{tally[status]} {status}" for status in ("skipped", "crashed") if tally[status]]
+    passed = f"{count(tally['passed'], 'check')} passed"
+    return f"{counted(found(outcomes)) or clean}: {', '.join([passed, *rest])}"
 
 
 def doctor_json(outcomes: Sequence[Outcome], facts: Facts) -> dict[str, Any]:
     """Return verdict, counts, every check's outcome and the facts as JSON values."""
-    statuses = ("passed", "found", "skipped", "crashed")
+    tally = _tally(outcomes)
     return {
         "schema": _SCHEMA,
         "verdict": verdict_text(outcomes),
-        "counts": {status: _tally(outcomes, status) for status in statuses},
+        "counts": {status: tally[status] for status in ("passed", "found", "skipped", "crashed")},
         "checks": [_outcome_json(outcome) for outcome in outcomes],
         "facts": plain(facts),
     }
@@ -137,7 +151,7 @@ def _outcome_json(outcome: Outcome) -> dict[str, Any]:
         "family": outcome.check.family,
         "status": outcome.status,
         "reason": outcome.reason,
-        "findings": [finding_json(finding) for finding in outcome.findings],
+        "findings": plain(outcome.findings),
     }
 
 
@@ -159,14 +173,10 @@ def hosts_text(
     lines of what was measured between them.
     """
     rows = [_row(report) for report in reports]
-    lines = [*table(_HEADER, rows, terminal, right=frozenset({3})), "", *picture] if rows else []
-    if findings:
-        lines += findings_text(findings, terminal).split("\n")
-    errors = any(each.severity is Severity.ERROR for each in findings)
-    emphasis: Emphasis = "error" if errors else "warning" if findings else "good"
+    lines = [*table(_HEADER, rows, terminal, right=(3,)), "", *picture] if rows else []
     answered = f"{len(reports)} of {count(len(reports) + len(missing), 'host')} answered"
     verdict = f"{counted(findings) or 'healthy'}: {answered}, {count(passed, 'check')} passed"
-    lines += [terminal.paint(line, emphasis) for line in wrap(verdict, terminal.width, "", "  ")]
+    lines += _conclusion(findings, verdict, terminal)
     return terminal.spell("\n".join(lines) + "\n")
 
 
@@ -216,7 +226,7 @@ def hosts_json(
             for report, own in zip(reports, outcomes, strict=True)
         ],
         "checks": [_outcome_json(outcome) for outcome in across],
-        "findings": [finding_json(finding) for finding in findings],
+        "findings": plain(findings),
     }
 
 
@@ -244,11 +254,6 @@ def explain_text(check: Check, terminal: Terminal) -> str:
     lines += wrap(check.title, terminal.width, "  ", "  ")
     for paragraph in check.explanation.split("\n\n") if check.explanation else ():
         lines += ["", *wrap(" ".join(paragraph.split("\n")), terminal.width, "  ", "  ")]
-    used = [("needs", check.needs), ("wants", check.wants)]
-    said = [
-        line for word, names in used if names for line in wrap(", ".join(names), terminal.width, f"  {word}: ", "    ")
-    ]
-    lines += ["", *said] if said else []
     return "\n".join(lines) + "\n"
 
 
@@ -257,22 +262,13 @@ _RELEVANT = re.compile(
     r"(NCCL|TORCH|PYTORCH|CUDA|NVIDIA|GLOO|PET|OMP|MKL|SLURM|DDPLAUNCH|UCX|FI|MASTER)_"
     r"|(RANK|LOCAL_RANK|GROUP_RANK|NODE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|LD_LIBRARY_PATH|PATH|PYTHON\w*|VIRTUAL_ENV)$"
 )
-# A command line or an address can carry a secret outside of any variable: --api-key x, TOKEN=x, https://user:x@host.
-_NAME = r"(?:token|secret|password|passwd|passphrase|credential|(?:api|access|secret|private)[-_]?key)s?"
-_SECRET = re.compile(rf"(--?[\w-]*{_NAME}(?:=|\s+)|\b\w*{_NAME}=)(\"[^\"]*\"|'[^']*'|[^\s\"',`]+)", re.IGNORECASE)
-_LOGIN = re.compile(r"(\w+://[^\s/:@]*:)[^\s/@]+@")
-
-
-def scrub(text: str) -> str:
-    """Return ``text`` with the values of what looks like a password or a token replaced by ``***``."""
-    return _LOGIN.sub(r"\1***@", _SECRET.sub(r"\1***", text))
 
 
 def report_text(facts: Facts, outcomes: Sequence[Outcome], versions: Mapping[str, str]) -> str:
     """Return the report: versions, the checks as `doctor` prints them, the facts as JSON."""
     lines = ["### ddplaunch doctor", ""]
     lines += [f"- {name} {version}" for name, version in versions.items()]
-    lines += ["", "```text", scrub(doctor_text(outcomes, facts, Terminal(100))).rstrip("\n"), "```", ""]
+    lines += ["", "```text", hide_text(doctor_text(outcomes, facts, Terminal(100))).rstrip("\n"), "```", ""]
     lines += ["<details><summary>Facts</summary>", "", "```json", _facts(facts), "```", "", "</details>"]
     return "\n".join(lines) + "\n"
 
@@ -280,13 +276,5 @@ def report_text(facts: Facts, outcomes: Sequence[Outcome], versions: Mapping[str
 def _facts(facts: Facts) -> str:
     shown = plain(facts)
     environment = {name: value for name, value in sorted(facts.environment.items()) if _RELEVANT.match(name)}
-    shown["environment"] = {name: redact(name, value) for name, value in environment.items()}
-    return json.dumps(_scrubbed(shown), indent=1)
-
-
-def _scrubbed(value: object) -> object:
-    if isinstance(value, str):
-        return scrub(value)
-    if isinstance(value, dict):
-        return {key: _scrubbed(each) for key, each in value.items()}
-    return [_scrubbed(each) for each in value] if isinstance(value, list) else value
+    shown["environment"] = environment
+    return json.dumps(hide_json(shown), indent=1)

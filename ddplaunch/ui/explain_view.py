@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Explanation, UserCall
 from ddplaunch.explain.signatures.signature import Signature
-from ddplaunch.ui.speech import labelled
-from ddplaunch.ui.terminal import Terminal, visible, wrap
-from ddplaunch.values.words import count, ranks_text
+from ddplaunch.ui.speech import headline, labelled
+from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
+from ddplaunch.values.words import count, duration_text, ranks_text
+
+if TYPE_CHECKING:
+    from ddplaunch.records.compare_runs import Comparison, Difference, Divergence
+    from ddplaunch.records.find import RunRecord
 
 _EVIDENCE = 3  # lines of evidence that are shown
 _FOLLOWED = 4  # kinds of consequences that are named
 _FIXES = 3
+_CALLS = 12  # lines of the way to the failure
+_INDENT = "      "
+_WIDEST_PLACE = 40
+_EXAMPLE = 200  # characters of a line that shows a code
+_VALUE = 200  # characters
+_STATES = {"succeeded": "succeeded", "failed": "failed", "terminated": "was ended", "killed": "was killed"}
 _CERTAINTY = {"observed": "", "likely": " (likely)", "unknown": ""}
 
 
@@ -21,7 +34,7 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
     found = explanation.diagnosis
     if found is None:
         return "\n".join(wrap(visible(f"nothing failed in {names}"), terminal.width)) + "\n"
-    lines = [*_head(found, terminal), *_evidence(found, record, terminal)]
+    lines = [*_head(found, terminal), *calls_text(found.calls, terminal, _CALLS), *_evidence(found, record, terminal)]
     lines += _followed(explanation.cascade, terminal)
     lines += labelled("  why: ", found.why, terminal)
     for position, fix in enumerate(found.fixes[:_FIXES]):
@@ -30,12 +43,11 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
 
 
 def _head(found: Diagnosis, terminal: Terminal) -> list[str]:
-    label = f"error[{found.code}]:"
-    lines = wrap(visible(found.what) + _CERTAINTY[found.certainty], terminal.width, f"{label} ", "  ")
-    lines[0] = terminal.paint(label, "error") + terminal.paint(lines[0][len(label) :], "bold")
+    lines = headline("error", found.code, found.what + _CERTAINTY[found.certainty], terminal)
     where = ([f"rank {found.rank}"] if found.rank is not None else []) + ([found.host] if found.host else [])
-    frame = found.raised.frame if found.raised and found.raised.frame else ""
-    place = ", ".join([" on ".join(where)] * bool(where) + [frame] * (frame not in found.what))
+    frame = found.exception.frame if found.exception and found.exception.frame and not found.calls else ""
+    places = [" on ".join(where), "" if frame in found.what else frame]
+    place = ", ".join(filter(None, places))
     return lines + (labelled("  --> ", visible(place), terminal) if place else [])
 
 
@@ -46,6 +58,44 @@ def _evidence(found: Diagnosis, record: str, terminal: Terminal) -> list[str]:
         place = f"{file}:{each.line}" if each.line else file
         lines += labelled("  evidence: ", visible(f"{place}: {each.text}"), terminal)
     return lines
+
+
+def calls_text(calls: Sequence[UserCall], terminal: Terminal, most: int) -> list[str]:
+    """Return the user's calls that led to a failure, each with its source, in at most ``most`` lines.
+
+    Calls in libraries are one line; of more calls than fit, the last ones are shown. None for one without a source: the
+    first line of a finding names the place.
+    """
+    if len(calls) < 2 and not any(each.source for each in calls):
+        return []
+    rows = [row for each in calls for row in _call_rows(each)]
+    if len(rows) > most:
+        rows = [("…", ""), *rows[len(rows) - max(1, most - 1) :]]
+    room = min(max((cells(place) for place, source in rows if source), default=0), _WIDEST_PLACE)
+    return [cut(f"{_INDENT}{place:<{room}}  {source}".rstrip(), terminal.width) for place, source in rows]
+
+
+def _call_rows(call: UserCall) -> list[tuple[str, str]]:
+    rows = [(visible(call.place), visible(call.source))]
+    if call.folded:
+        rows.append((f"  … {count(call.folded, 'call')} in {visible(call.library)}", ""))
+    return rows
+
+
+def cut(text: str, width: int) -> str:
+    """Return ``text`` as one line of at most ``width`` cells, with a sign where it was cut."""
+    if cells(text) <= width:
+        return text
+    kept = text[:width]
+    while cells(kept) > width - 1:
+        kept = kept[:-1]
+    return kept + "…"
+
+
+def followed_text(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
+    """Name what the cause set off in one line, none if it set off nothing."""
+    lines = _followed(echoes, Terminal(10_000, unicode=terminal.unicode))
+    return [cut(lines[0], terminal.width)] if lines else []
 
 
 def _followed(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
@@ -62,20 +112,95 @@ def _followed(echoes: Sequence[Echo], terminal: Terminal) -> list[str]:
 
 def _ranks(echoes: Sequence[Echo]) -> str:
     ranks = sorted({echo.rank for echo in echoes if echo.rank is not None})
-    if not ranks:
-        return ""
-    return f"{ranks_text(ranks)}: "
+    return f"{ranks_text(ranks)}: " if ranks else ""
+
+
+_KINDS = {
+    "argument": "arguments",
+    "option": "options",
+    "number": "numbers",
+    "code": "code",
+    "commit": "commit",
+    "version": "versions",
+    "host": "hosts",
+    "variable": "environment",
+}
+_MOST_OF_A_KIND = 8
+
+
+def comparison_text(
+    runs: Sequence[RunRecord], found: Sequence[Diagnosis | None], comparison: Comparison, terminal: Terminal
+) -> str:
+    """Return what differs between two runs, kind by kind, and what is the same; ``found`` is why each failed."""
+    lines = []
+    for run, diagnosis in zip(runs, found, strict=True):
+        lines += wrap(visible(f"{run.run_id} {_ended(run)}"), terminal.width, "", "  ")
+        if diagnosis is not None:
+            lines += [f"  {line}" for line in _head(diagnosis, replace(terminal, width=terminal.width - 2))]
+    lines.append("")
+    for kind, name in _KINDS.items():
+        differing = [each for each in comparison.differences if each.kind == kind]
+        for position, each in enumerate(differing[:_MOST_OF_A_KIND]):
+            lines += labelled(f"  {'' if position else name:<13}", visible(_differing(each)), terminal)
+        if (more := len(differing) - _MOST_OF_A_KIND) > 0:
+            lines += labelled(f"  {'':<13}", f"and {more} more; `--json` has all", terminal)
+    same = [name for kind, name in _KINDS.items() if all(each.kind != kind for each in comparison.differences)]
+    if parting := comparison.divergence:
+        lines += _parting(parting, runs, terminal)
+    if same:
+        lines += labelled(f"  {'the same':<13}", ", ".join(same), terminal)
+    return terminal.spell("\n".join(lines)) + "\n"
+
+
+def _ended(run: RunRecord) -> str:
+    outcome = run.outcome
+    if outcome is None:
+        return "has no recorded end"
+    status = f" (exit status {outcome.exit_status})" if outcome.exit_status else ""
+    return f"{_STATES[outcome.state]}{status} after {duration_text(outcome.ended_s - outcome.started_s)}"
+
+
+def _differing(each: Difference) -> str:
+    if each.kind == "code":
+        return f"{each.name} {'was added' if each.first is None else 'is gone' if each.second is None else 'changed'}"
+    name = "" if each.kind == "commit" else f"{each.name} "
+    first, second = ("not given" if value is None else value or "given" for value in (each.first, each.second))
+    return f"{name}{first[:_VALUE]} → {second[:_VALUE]}"
+
+
+def _parting(parting: Divergence, runs: Sequence[RunRecord], terminal: Terminal) -> list[str]:
+    upto = "" if parting.alike is None else f"alike until step {parting.alike}, "
+    if parting.first is None or parting.second is None:
+        shorter = runs[0 if parting.first is None else 1].run_id
+        text = f"{upto}where what {shorter} prints of rank {parting.rank} ends"
+        return labelled(f"  {'steps':<13}", visible(text), terminal)
+    lines = labelled(
+        f"  {'steps':<13}", visible(f"{upto}different at step {parting.step} of rank {parting.rank}:"), terminal
+    )
+    width = max(len(run.run_id) for run in runs)
+    for run, line in zip(runs, (parting.first, parting.second), strict=True):
+        lines.append(cut(f"{'':<15}{visible(run.run_id):<{width}}  {visible(line)}", terminal.width))
+    return lines
 
 
 def code_text(code: str, signatures: Sequence[Signature], terminal: Terminal) -> str:
-    """Return what a diagnosis code stands for, from the signatures that name it: each mechanism once, then fixes."""
+    """Return what a diagnosis code stands for, from the signatures that name it: each mechanism with its own fixes."""
     lines = [f"{terminal.paint(code, 'bold')} {terminal.paint('(diagnosis of a failed run)', 'dim')}"]
-    for why in dict.fromkeys(each.why for each in signatures if each.is_root and "{" not in each.why):
-        lines += wrap(why, terminal.width, "  why: ", "       ")
-    fixes = dict.fromkeys(fix for each in signatures for fix in each.fixes if "{" not in fix)
-    for fix in list(fixes)[:6]:
-        lines += wrap(fix, terminal.width, "  fix: ", "       ")
-    shown = dict.fromkeys(each.examples[0] for each in signatures if each.is_root and each.examples)
-    for example in list(shown)[:3]:
-        lines += wrap(visible(example.strip()[:200]), terminal.width, "  shows as: ", "    ")
+    mechanisms: dict[tuple[str, ...], dict[str, str]] = {}  # by their fixes, why to an example
+    for each in signatures:
+        fixes = tuple(_generally(fix) for fix in each.fixes[:_FIXES])
+        if each.is_root:
+            mechanisms.setdefault(fixes, {}).setdefault(_generally(each.why), each.examples[0])
+    for position, (fixes, reasons) in enumerate(mechanisms.items()):
+        lines += [""] if position else []
+        for why, example in reasons.items():
+            lines += wrap(visible(example.strip()[:_EXAMPLE]), terminal.width, "  shows as: ", "    ")
+            lines += wrap(why, terminal.width, "  why: ", "       ")
+        for number, fix in enumerate(fixes):
+            lines += wrap(fix, terminal.width, "   or: " if number else "  fix: ", "       ")
     return "\n".join(lines) + "\n"
+
+
+def _generally(text: str) -> str:
+    """Return a sentence with what a log would fill in as a word in capitals: ``ls -l PATH``."""
+    return re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), text)

@@ -6,14 +6,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.launch.launch import Launch, Variable
-from ddplaunch.machine.environ import redact
+from ddplaunch.launch.launch import Launch, Placement, Target, Variable
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.plan_view import resolved_numbers
-from ddplaunch.ui.shell import is_secret, quote
+from ddplaunch.ui.shell import quote
 from ddplaunch.ui.terminal import visible
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.secrets import hide_json, hide_text, hide_value, hide_words, is_secret
 
 _SCHEMA = 1
 
@@ -24,37 +25,50 @@ def plan_json(launch: Launch, findings: Sequence[Finding] = ()) -> dict[str, Any
     The schema's number rises when a key changes its meaning or goes away, not when one is added.
     """
     topology = launch.topology
-    target = launch.target
+    resolved = ("nproc_per_node", "node_rank", "master_addr", "master_port")
     return {
         "schema": _SCHEMA,
         "run_id": launch.run_id,
-        "target": None if target is None else {"kind": target.kind, "name": target.name, "args": list(target.args)},
+        "target": _target(launch.target),
         "topology": {
             "world_size": topology.world_size,
             "nnodes": _resolved_json(topology.nnodes),
             "min_nodes": topology.min_nodes,
-            "nproc_per_node": _resolved_json(topology.nproc_per_node),
-            "node_rank": _resolved_json(topology.node_rank),
-            "master_addr": _resolved_json(topology.master_addr),
-            "master_port": _resolved_json(topology.master_port),
+            **{name: _resolved_json(getattr(topology, name)) for name in resolved},
         },
         "device": _resolved_json(launch.device),
-        "gpus": None if launch.gpus is None else list(launch.gpus),
+        "gpus": plain(launch.gpus),
+        "placement": _placement(launch.placement),
         "numbers": _numbers_json(launch.numbers),
         "passed": [
             {
                 "number": passed.number,
                 "value": passed.value,
-                "arguments": list(passed.arguments),
+                "arguments": hide_words(passed.arguments),
                 "declared_at": None if passed.at is None else str(passed.at),
+                "note": passed.note,
+                "variable": passed.variable,
             }
             for passed in launch.passed
         ],
+        "missing": plain(launch.missing),
+        "receives": list(launch.receives),
         "environment": [_variable(variable) for variable in launch.environment],
-        "argv": list(launch.argv),
-        "notes": list(launch.notes),
-        "findings": [finding_json(finding) for finding in findings],
+        "argv": hide_words(launch.argv),
+        "notes": [hide_text(note) for note in launch.notes],
+        "findings": hide_json(plain(findings)),
     }
+
+
+def _target(target: Target | None) -> dict[str, Any] | None:
+    return None if target is None else {**plain(target), "args": hide_words(target.args)}
+
+
+def _placement(placement: Placement) -> dict[str, Any]:
+    """Return the CPUs of each local rank, empty where ranks are not bound, who binds them, and what was decided."""
+    by = ("torchrun" if placement.torchrun else "ddplaunch") if placement.cpus else None
+    said = {"cpus": list(placement.cpus), "bound_by": by, "text": placement.text, "threads": placement.threads or None}
+    return {**said, **_source(placement.source)}
 
 
 def _numbers_json(numbers: Numbers) -> dict[str, Any]:
@@ -69,18 +83,6 @@ def compare_json(numbers: Sequence[Numbers]) -> dict[str, Any]:
     return {"schema": _SCHEMA, "numbers": [_numbers_json(each) for each in numbers]}
 
 
-def finding_json(finding: Finding) -> dict[str, Any]:
-    """Return a finding as JSON values."""
-    return {
-        "code": finding.code,
-        "severity": finding.severity.value,
-        "what": finding.what,
-        "where": list(finding.where),
-        "why": finding.why,
-        "fix": finding.fix,
-    }
-
-
 def _resolved_json(resolved: Resolved[Any] | None) -> dict[str, Any] | None:
     """Return value, source and detail, or None for what nobody said."""
     return None if resolved is None else {"value": resolved.value, **_source(resolved.source)}
@@ -91,7 +93,7 @@ def _source(source: Source) -> dict[str, str]:
 
 
 def _variable(variable: Variable) -> dict[str, Any]:
-    value = None if variable.value is None else redact(variable.name, variable.value)
+    value = None if variable.value is None else hide_value(variable.name, variable.value)
     return {"name": variable.name, "value": value, **_source(variable.source), "reason": variable.reason}
 
 
@@ -103,7 +105,7 @@ def plan_env(launch: Launch) -> str:
             lines.append(f"# {visible(variable.name)}: a shell cannot export this name")
         elif variable.value is None:
             lines.append(f"unset {variable.name}")
-        elif is_secret(variable):
+        elif is_secret(variable.name, variable.value):
             lines.append(f"# {variable.name}: its value is not printed")
         else:
             lines.append(f"export {variable.name}={quote(variable.value)}")
@@ -130,8 +132,8 @@ def yaml_text(value: Mapping[str, Any], *, unicode: bool = True) -> str:
             return True
 
     def text(dumper: yaml.SafeDumper, data: str) -> yaml.ScalarNode:
-        plain = _PLAIN.match(data) and data.lower() not in _WORDS
-        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=None if plain else '"')
+        bare = _PLAIN.match(data) and data.lower() not in _WORDS
+        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=None if bare else '"')
 
     Dumper.add_representer(str, text)
     return yaml.dump(

@@ -7,23 +7,25 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
+from ddplaunch.checks.gpu_choice import seen_by_ranks
 from ddplaunch.launch.launch import Launch, Passed, Target
-from ddplaunch.launch.topology import endpoint
+from ddplaunch.launch.ranks.topology import endpoint
 from ddplaunch.machine.facts import Facts, Gpu
 from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
-from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.terminal import Terminal, cells, speak, visible, wrap
+from ddplaunch.ui.speech import findings_text, labelled
+from ddplaunch.ui.terminal import Terminal, cells, speak, visible
 from ddplaunch.values.finding import Finding
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Resolved, Unavailable
+from ddplaunch.values.secrets import hide_text
 from ddplaunch.values.words import count, listed, numbers_text, tallied
 
 if TYPE_CHECKING:  # most launches call no roll
     from ddplaunch.hosts.roll_call.messages import Status
 
 
-def number_text(value: float) -> str:
-    """Return a number without the noise of binary fractions: ``0.0004``, ``1e-05``, ``60000``."""
-    if isinstance(value, int):
+def number_text(value: float | str) -> str:
+    """Return a number without the noise of binary fractions, ``0.0004``, ``1e-05``, ``60000``; a word as it is."""
+    if not isinstance(value, float):
         return str(value)
     text = format_lr(value)
     return text if len(text) <= 12 else format_factor(value)
@@ -57,7 +59,7 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
     """Return ``GPUs 0-3 (4 × NVIDIA H100 80GB HBM3)``, ``CPU``; models are named as far as ``facts`` know them."""
     if launch.device.value == "cpu":
         return "CPU"
-    models = _models(launch.gpus, facts)
+    models = _models(launch, facts)
     if launch.gpus is None:
         return f"every visible GPU{models}"
     if not all(entry.isdecimal() for entry in launch.gpus):
@@ -65,14 +67,14 @@ def device_text(launch: Launch, facts: Facts | None = None) -> str:
     return f"{'GPU' if len(launch.gpus) == 1 else 'GPUs'} {numbers_text(int(entry) for entry in launch.gpus)}{models}"
 
 
-def _models(chosen: tuple[str, ...] | None, facts: Facts | None) -> str:
+def _models(launch: Launch, facts: Facts | None) -> str:
     if facts is None or isinstance(facts.nvml, Unavailable):
         return ""
-    if chosen is None:
-        names = [gpu.name for gpu in facts.nvml.gpus]
+    if launch.gpus is None:
+        names = [entry.gpu.name for entry in seen_by_ranks(facts.nvml, facts.environment, launch).entries]
     else:
         known = _names(facts.nvml.gpus)
-        names = [known[entry] for entry in chosen if entry in known]
+        names = [known[entry] for entry in launch.gpus if entry in known]
     return f" ({tallied(names)})" if names else ""
 
 
@@ -101,18 +103,45 @@ def batch_text(launch: Launch) -> str:
 
 
 def lr_text(numbers: Numbers) -> str:
-    """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text."""
+    """Return ``0.0004 = 0.0001 × 4 (linear: batch 32 / 8)``, ``0.0004 (as given)``, or an empty text.
+
+    What the script's own defaults gave is said to be theirs.
+    """
+    if numbers.rates:
+        return _rates_text(numbers)
     if numbers.lr is None:
         return ""
     value = number_text(numbers.lr.value)
     if numbers.base_lr is None or numbers.lr_factor is None:
-        return f"{value} (as given)"
+        source = numbers.lr.source
+        return f"{value} ({source.detail if source.kind == 'script' and source.detail else 'as given'})"
+    base, factor = number_text(numbers.base_lr.value), number_text(numbers.lr_factor.value)
+    return f"{value} = {base} × {factor} ({_rule_text(numbers)})"
+
+
+def _rates_text(numbers: Numbers) -> str:
+    """Return ``phase1 6e-05 = 3e-05 × 2 (linear: batch 16 / 8), phase2 1e-05 (as given)``."""
+    one = [] if numbers.lr is None else [("", numbers.base_lr, numbers.lr)]
+    parts, rule = [], f" ({_rule_text(numbers)})"
+    for name, base, lr in (*one, *((rate.name, rate.base, rate.lr) for rate in numbers.rates)):
+        value = f"{name} {number_text(lr.value)}".lstrip()
+        if base is None or numbers.lr_factor is None:
+            parts.append(f"{value} (as given)")
+        else:
+            parts.append(f"{value} = {number_text(base.value)} × {number_text(numbers.lr_factor.value)}{rule}")
+            rule = ""  # it is the same for all
+    return ", ".join(parts)
+
+
+def _rule_text(numbers: Numbers) -> str:
+    """Return ``linear: batch 32 / 8``."""
     why: str = numbers.lr_scaling.value if numbers.lr_scaling is not None else ""
     if numbers.global_batch_size is not None and numbers.base_batch_size is not None:
         why += f": batch {numbers.global_batch_size.value} / {numbers.base_batch_size.value}"
-    return (
-        f"{value} = {number_text(numbers.base_lr.value)} × {number_text(numbers.lr_factor.value)} ({why.strip(': ')})"
-    )
+    base = numbers.base_lr
+    if base is not None and base.source.kind == "script":
+        why += f"; {number_text(base.value)}: {base.source.detail}"
+    return why.strip(": ")
 
 
 def _schedule_text(numbers: Numbers) -> str:
@@ -123,6 +152,18 @@ def _schedule_text(numbers: Numbers) -> str:
     if numbers.steps_per_epoch is not None:
         parts.append(f"{count(numbers.steps_per_epoch.value, 'step')} per epoch")
     return ", ".join(parts)
+
+
+def _configured_text(launch: Launch) -> str:
+    """Return ``ddplaunch.toml: env, preload``: what files of the project decide, which nobody typed."""
+    keys: dict[str, list[str]] = {}
+    for name, value in vars(launch.options).items():
+        for each in value if isinstance(value, tuple) else (value,):
+            if isinstance(each, Resolved) and each.source.kind == "profile":
+                named = keys.setdefault(each.source.detail or "", [])
+                if (key := name.removesuffix("_s").replace("_", "-")) not in named:
+                    named.append(key)
+    return "; ".join(f"{where}: {', '.join(named)}" for where, named in sorted(keys.items()))
 
 
 _LABEL = 8
@@ -142,29 +183,52 @@ def launch_panel(
     """
     rows = [
         ("run", f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}"),
-        ("batch", batch_text(launch)),
-        ("lr", lr_text(launch.numbers)),
-        ("steps", _schedule_text(launch.numbers)),
+        ("cpus", launch.placement.text if launch.placement.shown else ""),
+        ("batch", _with_missing(batch_text(launch), launch, "batch_size", "accum")),
+        ("lr", _with_missing(lr_text(launch.numbers), launch, "lr")),
+        ("steps", _with_missing(_schedule_text(launch.numbers), launch, "warmup_steps")),
         ("pass", "; ".join(_passed_text(passed) for passed in launch.passed)),
+        ("config", _configured_text(launch)),
         ("env", _environment_text(launch)),
-        ("note", "; ".join(launch.notes)),
+        ("note", hide_text("; ".join(launch.notes))),
         ("record", record or ""),
     ]
     lines = [terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")]
     for label, text in rows:
         if text:
-            lead = f"  {label:<{_LABEL}}"
-            first, *rest = wrap(visible(text), terminal.width, lead, " " * len(lead))
-            lines += [terminal.paint(lead, "dim") + first[len(lead) :], *rest]
+            lines += labelled(f"  {label:<{_LABEL}}", visible(text), terminal)
     text = terminal.spell("\n".join(lines) + "\n")
     return text + ("\n" + findings_text(findings, terminal) if findings else "")
 
 
 def _passed_text(passed: Passed) -> str:
-    """Return ``--lr 0.0004 (train.py:31)``, or ``{lr} = 0.0004`` for a placeholder."""
+    """Return ``--lr 0.0004 (train.py:31)``, ``{lr} = 0.0004`` for a placeholder, or who has it already."""
+    if passed.variable:
+        return f"{passed.number.replace('_', ' ')} {passed.value} by {passed.variable}"
+    if not passed.arguments and passed.at is not None:
+        return f"{passed.at} says {passed.note} {passed.value} already"
     if not passed.arguments:
         return f"{{{passed.number}}} = {passed.value}"
-    return shlex.join(passed.arguments) + (f" ({passed.at})" if passed.at is not None else "")
+    about = ", ".join(str(part) for part in (passed.at, passed.note) if part)
+    return shlex.join(passed.arguments) + (f" ({about})" if about else "")
+
+
+_SHORT = {"batch_size": "batch size", "accum": "accumulation", "lr": "learning rate", "warmup_steps": "warmup"}
+
+
+def _with_missing(text: str, launch: Launch, *numbers: str) -> str:
+    """Return the row of a number with a clause on what of it does not reach the script; one reason is said once."""
+    own: dict[str, list[str]] = {}
+    for item in launch.missing:
+        if item.number.partition(":")[0] in numbers:
+            own.setdefault(item.reason, []).append(_SHORT.get(item.number, item.number[3:]))
+    alike = len({item.reason for item in launch.missing}) == 1
+    said = alike and launch.missing[0].number.partition(":")[0] not in numbers  # in a row above this one
+    clauses = [
+        f"{listed(names, last=' and ')} not passed{' either' if said else f': {reason}'}"
+        for reason, names in own.items()
+    ]
+    return "; ".join([text, *clauses]) if text else text
 
 
 def _environment_text(launch: Launch) -> str:
@@ -210,14 +274,13 @@ class RollCallLine:
             return
         if self._terminal:
             waited = f" ({status.waited_s:.0f} s)"
-            text = f"\r\x1b[K{status_text(status, Terminal.of(self._stream).width - len(waited))}{waited}"
+            text = f"{status_text(status, Terminal.of(self._stream).width - len(waited))}{waited}"
         else:
             text = status_text(status) + "\n"
-            soon = self._last_s is not None and self._clock() - self._last_s < _PLAIN_S and status.missing
-            if soon:
+            if self._last_s is not None and self._clock() - self._last_s < _PLAIN_S and status.missing:
                 return
         if text != self._last_text:
-            speak(text, self._stream)
+            speak(text, self._stream, "\r\x1b[K" if self._terminal else "")
             self._last_text, self._last_s = text, self._clock()
 
     def end(self) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from ddplaunch.records.log_files import LogFile
+from ddplaunch.records.log_files import LogFile, LogPart
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.escapes import harmless_line
+from ddplaunch.values.words import ranks_text, size_text
 
 _LONGEST = 1 << 20  # of a line that does not end
 _BAR_S = 2.0  # how often a progress bar that never ends its line is shown
@@ -19,8 +21,17 @@ _BAR_S = 2.0  # how often a progress bar that never ends its line is shown
 class Lines:
     """Turns what ranks print into what is shown: whole lines, each with its prefix, those that match."""
 
-    def __init__(self, prefix: Callable[[LogFile], bytes] | None, pattern: re.Pattern[bytes] | None) -> None:
-        """``prefix`` None shows lines as they are; with no ``pattern`` either, bytes pass untouched."""
+    def __init__(
+        self,
+        prefix: Callable[[LogFile], bytes] | None,
+        pattern: re.Pattern[bytes] | None,
+        on_terminal: bool = False,
+    ) -> None:
+        """``prefix`` None shows lines as they are; with no ``pattern`` either, bytes pass untouched.
+
+        ``on_terminal``: the colours of a line end with it.
+        """
+        self._on_terminal = on_terminal
         self._prefix = prefix
         self._pattern = pattern
         self._rest: dict[LogFile, bytes] = {}
@@ -70,6 +81,8 @@ class Lines:
                 return b""
         if self._prefix is None:
             return data
+        if self._on_terminal:
+            data = b"".join([harmless_line(line) + b"\n" for line in data[:-1].split(b"\n")])
         prefix = self._prefix(file)
         return prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
 
@@ -87,3 +100,13 @@ def prefix_of(hosts: dict[int, str], terminal: Terminal) -> Callable[[LogFile], 
         return f"{terminal.paint(text, 'dim')} ".encode(errors="replace")
 
     return prefix
+
+
+def cut_text(parts: Sequence[LogPart]) -> str | None:
+    """Return the line that says how much of these parts is not kept, None if all is."""
+    cut = [part for part in parts if part.cut_bytes > 0]
+    if not cut:
+        return None
+    whose = ranks_text(sorted({part.file.rank for part in cut}))
+    size = size_text(sum(part.cut_bytes for part in cut))
+    return f"{size} between the first and the last output of {whose} were cut, as `--log-max-size` says\n"

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import signal as signals
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.launch.relaunch import RelaunchDecision, RelaunchPolicy, RunProgress, pause_s
-from ddplaunch.records.outcome import RunOutcome
-from ddplaunch.ui.speech import finding_text
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.records.outcome import RankOutcome, RunOutcome
+from ddplaunch.ui.explain_view import calls_text, cut, followed_text
+from ddplaunch.ui.speech import finding_text, findings_text, headline
+from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
-from ddplaunch.values.words import duration_text
+from ddplaunch.values.words import duration_text, listed, ranks_text
 
+_FORGOTTEN_S = 120.0  # what was said longer ago is not on the screen any more
 _FIXES = 2  # the best ones; `ddplaunch explain` shows more
+_SCREEN = 23  # lines of a small terminal, without the prompt
+_SAID = 60  # characters of a message by which it is found again
+_DETERMINISTIC = ": this is deterministic, and starting it again does not help"
+_LEAST_STORY, _MOST_LINES = 3, 6
 
 
 def outcome_text(
@@ -23,26 +31,97 @@ def outcome_text(
     signal: int | None = None,
     unrecorded: str | None = None,
     stopped: bool = False,
+    told: Sequence[str] = (),
+    unshown: str | None = None,
+    last_words: RankOutcome | None = None,
 ) -> str:
     """Return the last words of a run; on failure the diagnosis stands at the end, where the eye is.
 
     ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``unrecorded`` why
-    something is missing in the record, ``stopped`` whether a time-out of ours ended the run.
+    something is missing in the record, ``stopped`` whether a time-out of ours ended the run, ``told`` the first lines
+    of findings that were told while it ran: after a long run they are told again, in short. ``unshown`` says why the
+    console did not take all output, ``last_words`` whose last lines are shown because they are in no file.
     """
     head, rest = ("stopped", f" (exit status {outcome.exit_status})") if stopped else _head(outcome, signal)
+    killed = _killed(outcome) if stopped or outcome.state == "terminated" else ()
+    asked = outcome.state == "terminated" and signal == signals.SIGINT  # the user's own doing
     where = f"record in {record}" if record and unrecorded is None else _unrecorded(record, unrecorded)
+    where += f"; not all output was shown: {unshown}" if unshown else ""
     after = duration_text(outcome.ended_s - outcome.started_s)
     lines = wrap(visible(f"{head}{rest} after {after}, {where}"), terminal.width, "ddplaunch: ", "  ")
     label = f"ddplaunch: {head}"
     if lines[0].startswith(label):
-        lines[0] = terminal.paint(label, "good" if outcome.state == "succeeded" else "error") + lines[0][len(label) :]
-    text = terminal.spell("\n".join(lines)) + "\n"
-    attempts = _attempts_text(outcome)
-    if attempts:
-        text += terminal.spell("\n".join(wrap(visible(attempts), terminal.width, "  ", "  "))) + "\n"
-    if outcome.diagnosis is not None:
-        text += finding_text(as_finding(outcome.diagnosis, record), terminal)
-    return text
+        colour: Emphasis = "good" if outcome.state == "succeeded" else "bold" if asked and not killed else "error"
+        lines[0] = terminal.paint(label, colour) + lines[0][len(label) :]
+    if killed:
+        lines += wrap(_killed_text(killed), terminal.width, "  ", "  ")
+    for said in filter(None, (_attempts_text(outcome), _previous_text(outcome))):
+        lines += wrap(visible(said), terminal.width, "  ", "  ")
+    text = _findings_of(outcome, terminal, told) + terminal.spell("\n".join(lines)) + "\n"
+    if asked and outcome.diagnosis is not None and outcome.diagnosis.code == "terminated":
+        return text
+    if last_words is not None and outcome.diagnosis is not None:  # they are the story
+        followed = followed_text(outcome.cascade, terminal)
+        finding = as_finding(outcome.diagnosis, record)
+        return text + _in_no_file(last_words, terminal) + finding_text(finding, terminal, followed)
+    return text + _diagnosis_text(outcome, record, terminal, _SCREEN - len(lines), stopped)
+
+
+def _diagnosis_text(outcome: RunOutcome, record: str | None, terminal: Terminal, room: int, stopped: bool) -> str:
+    """Return the diagnosis with the failed rank's own story, in ``room`` lines if that is possible."""
+    found = outcome.diagnosis
+    if found is None:
+        return ""
+    finding, story = as_finding(found, record), followed_text(outcome.cascade, terminal)
+    left = room - finding_text(finding, terminal, story).count("\n")
+    if left < _LEAST_STORY and len(found.fixes) > 1:
+        finding = as_finding(replace(found, fixes=found.fixes[:1]), record)
+        left = room - finding_text(finding, terminal, story).count("\n")
+    raised = _raised(found, terminal)
+    if found.calls:
+        story = calls_text(found.calls, terminal, max(_LEAST_STORY, left) - len(raised)) + raised + story
+    elif outcome.state == "failed" and not stopped:
+        story = _last_lines(outcome, terminal, min(_MOST_LINES, max(_LEAST_STORY, left))) + story
+    return finding_text(finding, terminal, story)
+
+
+def _raised(found: Diagnosis, terminal: Terminal) -> list[str]:
+    """Return the exception in a line, none if the diagnosis begins with it."""
+    raised = found.exception
+    if raised is None or raised.message[:_SAID] in found.what:
+        return []
+    return [cut(f"      {visible(raised.type.rpartition('.')[2])}: {visible(raised.message)}", terminal.width)]
+
+
+def _last_lines(outcome: RunOutcome, terminal: Terminal, most: int) -> list[str]:
+    """Return what the failed rank said at the end, in at most ``most`` lines, none if the diagnosis repeats it all."""
+    from ddplaunch.explain.decide.endings import says_something
+
+    found, ranks = outcome.diagnosis, {each.rank: each for each in outcome.last_ranks}
+    rank = found.rank if found is not None and found.rank is not None else outcome.first_failed_rank
+    said = [text.strip() for text in ranks[rank].last_lines if says_something(text)] if rank in ranks else []
+    if found is None or all(text in found.what for text in said):
+        return []
+    lines = [cut(f"      {visible(text)}", terminal.width) for text in said[-max(1, most - 1) :]]
+    return [f"  rank {rank} said last:", *lines]
+
+
+def _findings_of(outcome: RunOutcome, terminal: Terminal, told: Sequence[str]) -> str:
+    """Return what is to be said of the numbers before the end is."""
+    new = [finding for finding in outcome.findings if finding.what not in told]
+    lines = []
+    if outcome.ended_s - outcome.started_s > _FORGOTTEN_S:
+        for finding in outcome.findings:
+            if finding.what in told:
+                lines += headline(finding.severity.value, finding.code, finding.what, terminal)
+    again = terminal.spell("".join(f"{line}\n" for line in lines))
+    return again + (findings_text(new, terminal) + "\n" if new else "")
+
+
+def _in_no_file(rank: RankOutcome, terminal: Terminal) -> str:
+    """Return the last lines of a rank, as it printed them."""
+    head = terminal.paint(f"  the last lines of rank {rank.rank}, which are in no file:", "dim")
+    return "\n".join([head, *(terminal.spell(f"    {visible(line)}") for line in rank.last_lines)]) + "\n"
 
 
 def _unrecorded(record: str | None, reason: str | None) -> str:
@@ -78,6 +157,17 @@ def elsewhere_text(attempt: int, attempts: int) -> str:
     )
 
 
+def _killed(outcome: RunOutcome) -> tuple[int, ...]:
+    """Return the ranks that did not end when they were told to, and had to be killed."""
+    last = outcome.attempts[-1].ranks if outcome.attempts else ()
+    return tuple(each.rank for each in last if each.signal == "SIGKILL" and each.ended_by == "launcher")
+
+
+def _killed_text(killed: Sequence[int]) -> str:
+    they = "it was" if len(killed) == 1 else "they were"
+    return f"had to be killed: {ranks_text(killed)}; a checkpoint that {they} writing may be incomplete"
+
+
 def _attempts_text(outcome: RunOutcome) -> str:
     """Return in a clause how the attempts before compare with the last; empty if there was none that failed."""
     earlier = [each for each in outcome.attempts[:-1] if each.failed]
@@ -85,16 +175,30 @@ def _attempts_text(outcome: RunOutcome) -> str:
         return ""
     reasons = [_reason(each.diagnosis) for each in (*earlier, *outcome.attempts[-1:])]
     if len(set(reasons)) == 1:
-        return f"all {len(reasons)} attempts failed alike"
+        same = all(each.diagnosis is not None and each.diagnosis.is_like(outcome.diagnosis) for each in earlier)
+        return f"all {len(reasons)} attempts failed alike{_DETERMINISTIC if same else ''}"
     named = "; ".join(f"attempt {each.attempt + 1}: {_reason(each.diagnosis)}" for each in earlier)
     return f"the attempts did not fail alike: {named}; the last one:"
+
+
+def _previous_text(outcome: RunOutcome) -> str:
+    """Return how the failure compares with the run of the same command before; empty where that says nothing."""
+    before = outcome.previous
+    if before is None or before.ended == "otherwise" or outcome.state != "failed":
+        return ""
+    if before.ended == "succeeded":
+        compare = f"`ddplaunch explain {before.run_id} {outcome.run_id}`"
+        return f"the same command succeeded as {before.run_id}: {compare} says what differs"
+    if before.changed:
+        return f"it failed like {before.run_id} before, although {listed(before.changed, 2)} changed since"
+    return f"it failed like {before.run_id} before, with the same command and code{_DETERMINISTIC}"
 
 
 def _reason(diagnosis: Diagnosis | None) -> str:
     if diagnosis is None:
         return "no reason is known"
-    raised = diagnosis.raised
-    return f"{diagnosis.code} ({raised.type})" if raised is not None else diagnosis.code
+    exception = diagnosis.exception
+    return f"{diagnosis.code} ({exception.type})" if exception is not None else diagnosis.code
 
 
 def as_finding(diagnosis: Diagnosis, record: str | None) -> Finding:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import fields
 
 from ddplaunch.launch.launch import Launch
-from ddplaunch.machine.environ import redact
 from ddplaunch.machine.facts import Facts
 from ddplaunch.scaling.numbers import Assumption, Numbers
 from ddplaunch.ui.launch_view import batch_text, device_text, lr_text, nodes_text, number_text, target_text
@@ -15,6 +13,7 @@ from ddplaunch.ui.shell import command_lines
 from ddplaunch.ui.table import section, table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.resolved import Resolved
+from ddplaunch.values.secrets import hide_text, hide_value, hide_words
 
 _SHORT = 12  # cells; values of variables that are longer do not fit beside their reasons
 
@@ -39,14 +38,20 @@ _NUMBER_TITLES = {
 
 
 def resolved_numbers(numbers: Numbers) -> dict[str, Resolved[int] | Resolved[float] | Resolved[str]]:
-    """Return the numbers that are known, by field name, in the order of the tables."""
-    found = {field.name: getattr(numbers, field.name) for field in fields(numbers)}
-    return {name: found[name] for name in _NUMBER_TITLES if isinstance(found[name], Resolved)}
+    """Return the numbers that are known, by field name (``lr:phase2``), in the order of the tables."""
+    known: dict[str, Resolved[int] | Resolved[float] | Resolved[str]] = {}
+    for name in _NUMBER_TITLES:
+        if (found := getattr(numbers, name)) is not None:
+            known[name] = found
+        if name in ("base_lr", "lr"):
+            parts = {rate.name: rate.base if name == "base_lr" else rate.lr for rate in numbers.rates}
+            known.update({f"{name}:{rate}": part for rate, part in parts.items() if part is not None})
+    return known
 
 
-def _value_text(value: int | float | str) -> str:
-    """Return a value for a table."""
-    return value if isinstance(value, str) else number_text(value)
+def _title(name: str) -> str:
+    field, _, rate = name.partition(":")
+    return f"{_NUMBER_TITLES[field]} {rate}".rstrip()
 
 
 def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None) -> str:
@@ -68,16 +73,18 @@ def plan_text(launch: Launch, terminal: Terminal, *, facts: Facts | None = None)
 def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
     """Return the numbers of several world sizes side by side; where they do not fit, below each other."""
     known = [resolved_numbers(each) for each in numbers]
-    names = [name for name in _NUMBER_TITLES if name != "world_size" and any(name in each for each in known)]
-    rows = [[_NUMBER_TITLES[name], *(_cell(each.get(name)) for each in known)] for name in names]
+    fields = tuple(_NUMBER_TITLES)
+    found = {name: None for each in known for name in each if name != "world_size"}
+    names = sorted(found, key=lambda name: fields.index(name.partition(":")[0]))
+    rows = [[_title(name), *(_cell(each.get(name)) for each in known)] for name in names]
     header = ["world size", *(str(each.world_size.value) for each in numbers)]
-    needed = 2 + sum(max(len(row[i]) for row in [header, *rows]) + 2 for i in range(len(header))) - 2
+    needed = sum(max(map(len, column)) + 2 for column in zip(header, *rows, strict=True))
     if needed <= terminal.width or len(numbers) == 1:
-        lines = table(header, rows, terminal, frozenset(range(1, len(header))))
+        lines = table(header, rows, terminal, range(1, len(header)))
     else:
         lines = []
         for i, each in enumerate(numbers):
-            one = table(["", ""], [[row[0], row[i + 1]] for row in rows], terminal, frozenset({1}))
+            one = table(["", ""], [[row[0], row[i + 1]] for row in rows], terminal, right=(1,))
             lines += section(f"world size {each.world_size.value}", one, terminal)
         lines.pop()
     shared = dict.fromkeys(assumption for each in numbers for assumption in each.assumptions)
@@ -87,7 +94,7 @@ def compare_text(numbers: Sequence[Numbers], terminal: Terminal) -> str:
 
 
 def _cell(resolved: Resolved[int] | Resolved[float] | Resolved[str] | None) -> str:
-    return "-" if resolved is None else _value_text(resolved.value)
+    return "-" if resolved is None else number_text(resolved.value)
 
 
 def _launch(launch: Launch, terminal: Terminal, facts: Facts | None) -> list[str]:
@@ -96,36 +103,41 @@ def _launch(launch: Launch, terminal: Terminal, facts: Facts | None) -> list[str
         ["runs", target_text(launch.target)],
         ["processes", f"{nodes_text(launch)} ({topology.nproc_per_node.source})"],
         ["device", f"{device_text(launch, facts)} ({launch.device.source})"],
+        ["CPUs", f"{launch.placement.text} ({launch.placement.source})" if launch.placement.text else ""],
         ["batch", batch_text(launch)],
         ["learning rate", lr_text(launch.numbers)],
-        *(["note", note] for note in launch.notes),
+        *(["note", hide_text(note)] for note in launch.notes),
     ]
     return table(["", ""], [row for row in rows if row[1]], terminal)
 
 
 def _numbers(numbers: Numbers, terminal: Terminal) -> list[str]:
     known = resolved_numbers(numbers)
-    rows = [[_NUMBER_TITLES[name], _value_text(each.value), str(each.source)] for name, each in known.items()]
-    return table(["number", "value", "source"], rows, terminal, frozenset({1}))
+    rows = [[_title(name), number_text(each.value), str(each.source)] for name, each in known.items()]
+    return table(["number", "value", "source"], rows, terminal, right=(1,))
 
 
 def _passed(launch: Launch, terminal: Terminal) -> list[str]:
     rows = []
     for each in launch.passed:
-        how = shlex.join(each.arguments) if each.arguments else f"{{{each.number}}}"
-        place = "a placeholder of yours" if not each.arguments else str(each.at) if each.at else "not declared"
-        rows.append([each.number, each.value, how, place])
-    return table(["number", "value", "as", "declared at"], rows, terminal) if rows else []
+        place = "read by the script" if each.variable else str(each.at) if each.at else "a placeholder of yours"
+        if each.arguments or each.variable or each.at is None:
+            how = shlex.join(hide_words(each.arguments)) if each.arguments else each.variable or f"{{{each.number}}}"
+            rows.append([each.number, each.value, how, ", ".join(part for part in (place, each.note) if part)])
+        else:
+            rows.append([each.number, each.value, each.note, f"{place} says so already"])
+    rows += [[each.number, each.value, "not passed", each.reason] for each in launch.missing]
+    return table(["number", "value", "as", "how it is understood"], rows, terminal)
 
 
 def _environment(launch: Launch, terminal: Terminal) -> list[str]:
     """Return name, value and reason as a table; long values, which would squeeze the reasons, stand below it."""
     rows = []
     for variable in launch.environment:
-        value = "(removed)" if variable.value is None else redact(variable.name, variable.value)
+        value = "(removed)" if variable.value is None else hide_value(variable.name, variable.value)
         rows.append([variable.name, value, f"{variable.reason} ({variable.source})"])
     short = [row for row in rows if len(row[1]) <= _SHORT]
-    lines = table(["name", "value", "reason (source)"], short, terminal) if short else []
+    lines = table(["name", "value", "reason (source)"], short, terminal)
     for name, value, reason in (row for row in rows if len(row[1]) > _SHORT):
         lines += wrap(visible(f"{name}={value}"), terminal.width, "  ", "    ")
         lines += wrap(visible(reason), terminal.width, "      ", "      ")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch.records.run_states import RunSummary
-from ddplaunch.ui.table import table
+from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible
 from ddplaunch.values.codec import plain
 from ddplaunch.values.words import age_text, listed, numbers_text
@@ -23,13 +23,8 @@ def ps_text(runs: Sequence[RunSummary], more: int, now_s: float, me: str, termin
     """
     if not runs:
         return "no runs\n"
-    header, rows = _fitting(runs, now_s, me, terminal.width)
-    right = frozenset(i for i, name in enumerate(header) if name in _RIGHT)
-    # the table indents its lines by two
-    lines = [
-        line[2:] if line.startswith("  ") else line for line in table(header, rows, Terminal(terminal.width + 2), right)
-    ]
-    lines = [terminal.paint(lines[0], "dim"), *(_painted(line, terminal) for line in lines[1:])]
+    lines = column_table(_fitting(runs, now_s, me, terminal.width), terminal, _RIGHT, indent=0)
+    lines = [_painted(line, terminal) for line in lines]
     lines += [f"{visible(run.run_id)}: {visible(run.problem)}" for run in runs if run.problem]
     if more:
         lines.append(f"{more} more ended; `ddplaunch ps --all` lists them")
@@ -41,8 +36,8 @@ _SPARED = ("host names", "failed rank", "HOSTS", "GPUS", "BATCH")
 _SHORT = 10
 
 
-def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, width: int) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows, with less in them the narrower the terminal: what is left out, ``--json`` has."""
+def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, width: int) -> dict[str, list[str]]:
+    """Return the columns, with less in them the narrower the terminal: what is left out, ``--json`` has."""
     shown: dict[str, list[str]] = {}
     for spared in range(len(_SPARED) + 1):
         columns = _columns(runs, now_s, me, frozenset(_SPARED[:spared]))
@@ -54,7 +49,7 @@ def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, width: int) -> t
             if longest > room:
                 shown["SCRIPT"] = [name if len(name) <= room else name[: room - 1] + "…" for name in shown["SCRIPT"]]
             break
-    return list(shown), [list(row) for row in zip(*shown.values(), strict=True)]
+    return shown
 
 
 def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozenset[str]) -> dict[str, list[str]]:

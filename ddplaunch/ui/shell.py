@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ddplaunch.launch.launch import Launch, Variable
-from ddplaunch.machine.environ import redact
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
 from ddplaunch.ui.terminal import Terminal, visible
+from ddplaunch.values.secrets import in_words, is_secret
 
 
 def quote(word: str, unicode: bool = True) -> str:
@@ -33,30 +34,55 @@ def _ansi_c(byte: int) -> str:
     return char if 0x20 <= byte < 0x7F else f"\\{byte:03o}"
 
 
-def assignment(name: str, value: str, unicode: bool = True) -> str:
-    """Return ``NAME=value`` as one word; ``env`` accepts names that a shell does not, and those are quoted too."""
-    return quote(f"{name}={value}", unicode) if not name.isidentifier() else f"{name}={quote(value, unicode)}"
+_NO_NAME = re.compile(r"[^A-Za-z0-9]+")
 
 
-def command_lines(argv: Sequence[str], width: int, unicode: bool = True) -> list[str]:
-    """Return ``argv`` over several lines that end in a backslash, an option and its values kept together."""
+def shell_words(
+    argv: Sequence[str], taken: Mapping[str, str], unicode: bool = True
+) -> tuple[list[str], dict[str, str]]:
+    """Return ``argv`` quoted, variables in the place of what looks like a secret, and these variables with the values.
+
+    A variable has the name of its option, ``"${HF_TOKEN:?}"``, and the shell stops where it is not set. ``taken`` are
+    the variables that have values already.
+    """
+    words: list[str] = []
+    found: dict[str, str] = {}
+    for i, (word, spans) in enumerate(zip(argv, in_words(argv), strict=True)):
+        text, at = "", 0
+        for start, end in spans:
+            name = _name_for(argv, i, start, word[start:end], {**taken, **found})
+            found[name] = word[start:end]
+            text += (quote(word[at:start], unicode) if start > at else "") + f'"${{{name}:?}}"'
+            at = end
+        words.append(text + quote(word[at:], unicode) if at < len(word) or not word else text)
+    return words, found
+
+
+def _name_for(argv: Sequence[str], i: int, start: int, secret: str, taken: Mapping[str, str]) -> str:
+    """Return the name of a variable for the secret at ``start`` of a word, which no other value has."""
+    before, equals, _ = argv[i][:start].rpartition("=")
+    named = before.rpartition("=")[2] if equals else argv[i - 1] if i and not start and argv[i - 1][:1] == "-" else ""
+    name = _NO_NAME.sub("_", named).strip("_").upper()
+    name = name if 1 < len(name) <= 40 and not name[0].isdecimal() else "SECRET"
+    number = 1
+    while taken.get(name if number == 1 else f"{name}_{number}", secret) != secret:
+        number += 1
+    return name if number == 1 else f"{name}_{number}"
+
+
+def command_lines(
+    argv: Sequence[str], width: int, unicode: bool = True, taken: Mapping[str, str] | None = None
+) -> list[str]:
+    """Return ``argv`` over several lines that end in a backslash, an option and its values kept together.
+
+    Variables stand in the place of what looks like a secret, as in ``shell_words``.
+    """
     groups: list[str] = []
-    for i, word in enumerate(argv):
-        text = quote(word, unicode)
+    for i, (word, text) in enumerate(zip(argv, shell_words(argv, taken or {}, unicode)[0], strict=True)):
         if not groups or (word.startswith("-") and not _belongs(argv, i) and "--" not in argv[:i]):
             groups.append(text)
         else:
             groups[-1] += f" {text}"
-    return continued(groups, width)
-
-
-def _belongs(argv: Sequence[str], i: int) -> bool:
-    """The interpreter's own options, the last of which is ``-m``, stay with it."""
-    return "-m" in argv[i:] and "-m" not in argv[:i] and all(word.startswith("-") for word in argv[1:i])
-
-
-def continued(groups: Sequence[str], width: int) -> list[str]:
-    """Return ``groups`` joined into lines of about ``width``, all but the last with a backslash at their end."""
     lines: list[str] = []
     for group in groups:
         fits = len(lines) > 1 and len(lines[-1]) + len(group) + 3 <= width
@@ -67,13 +93,19 @@ def continued(groups: Sequence[str], width: int) -> list[str]:
     return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
+def _belongs(argv: Sequence[str], i: int) -> bool:
+    """The interpreter's own options, the last of which is ``-m``, stay with it."""
+    return "-m" in argv[i:] and "-m" not in argv[:i] and all(word.startswith("-") for word in argv[1:i])
+
+
 _WIDTH = 100
+NOT_PRINTED = "its value is not printed, set it before"
 
 
 def dry_run_text(launch: Launch, terminal: Terminal) -> str:
     """Return comments and one command: ``env -u X NAME=value … python -m torch.distributed.run …``.
 
-    A variable whose name looks secret is taken from the shell that the text is pasted into, which stops if it is unset.
+    What looks like a secret is taken from the shell that the text is pasted into, which stops if it is not set there.
     """
     about = f"{launch.run_id}: {target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch)}"
     comments = [about, *(_comment(variable) for variable in launch.environment)]
@@ -81,32 +113,27 @@ def dry_run_text(launch: Launch, terminal: Terminal) -> str:
         f"-u {quote(variable.name, terminal.unicode)}" for variable in launch.environment if variable.value is None
     ]
     values = [_set(variable, terminal.unicode) for variable in launch.environment if variable.value is not None]
+    taken = {variable.name: variable.value for variable in launch.environment if variable.value is not None}
+    unset = [name for name in shell_words(launch.argv, taken)[1] if name not in taken]
+    comments += [f"{name}: {NOT_PRINTED}" for name in unset]
     lines = [terminal.spell(f"# {visible(comment)}") for comment in comments]
-    command = command_lines(launch.argv, _WIDTH - 4, terminal.unicode)
+    command = command_lines(launch.argv, _WIDTH - 4, terminal.unicode, taken)
     if removed or values:
-        lines += _environment(removed, values)
+        lines += [f"{line} \\" for line in (" ".join(["env", *removed]), *(f"  {value}" for value in values))]
         command = [f"  {line}" for line in command]
     return "\n".join([*lines, *command]) + "\n"
-
-
-def _environment(removed: list[str], values: list[str]) -> list[str]:
-    """One variable a line; every line goes on in the next."""
-    return [f"{line} \\" for line in [" ".join(["env", *removed]), *(f"  {value}" for value in values)]]
-
-
-def is_secret(variable: Variable) -> bool:
-    """Return whether the value of ``variable`` must not be shown."""
-    return variable.value is not None and redact(variable.name, variable.value) != variable.value
 
 
 def _comment(variable: Variable) -> str:
     text = f"{variable.name}: {variable.reason} ({variable.source})"
     if variable.value is None:
         return f"without {text}"
-    return f"{text}; its value is not printed, set it before" if is_secret(variable) else text
+    return f"{text}; {NOT_PRINTED}" if is_secret(variable.name, variable.value) else text
 
 
 def _set(variable: Variable, unicode: bool) -> str:
-    if is_secret(variable):
+    """Return ``NAME=value`` as one word; ``env`` accepts names that a shell does not, and those are quoted too."""
+    if is_secret(variable.name, variable.value or ""):
         return f'{variable.name}="${{{variable.name}:?}}"'
-    return assignment(variable.name, variable.value or "", unicode)
+    name, value = variable.name, variable.value or ""
+    return f"{name}={quote(value, unicode)}" if name.isidentifier() else quote(f"{name}={value}", unicode)

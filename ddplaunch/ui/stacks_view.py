@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.explain.stacks.flight_recorder import Flight
+from ddplaunch.explain.decide.collectives import Flight
 from ddplaunch.explain.stacks.parse import RankGroup, RankStack, groups, stack_text
 from ddplaunch.ui.table import table
 from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.values.codec import plain
 from ddplaunch.values.words import count, duration_text, ranks_text
 
 _SCHEMA = 1
@@ -27,15 +28,12 @@ def stacks_text(
     """
     found = groups(stacks)
     quiet = "" if silent_s is None or silent_s < 1 else f"; nothing printed for {duration_text(silent_s)}"
-    head = f"{run_id}: {count(len(stacks), 'rank')} here, in {_places(found)}{quiet}"
+    places = "one place" if len(found) == 1 else f"{len(found)} places"
+    head = f"{run_id}: {count(len(stacks), 'rank')} here, in {places}{quiet}"
     rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in found]
     lines = [*wrap(visible(head), terminal.width, "", "  "), *table(("ranks", "where", "doing"), rows, terminal)]
     lines[0] = terminal.paint(run_id, "bold") + lines[0][len(run_id) :] if lines[0].startswith(run_id) else lines[0]
     return terminal.spell("\n".join(lines)) + "\n"
-
-
-def _places(found: Sequence[RankGroup]) -> str:
-    return "one place" if len(found) == 1 else f"{len(found)} places"
 
 
 def _state(group: RankGroup, cpu: Mapping[int, float]) -> str:
@@ -89,21 +87,5 @@ def stacks_json(
 
 
 def _rank(stack: RankStack, cpu: float | None) -> dict[str, Any]:
-    return {
-        "rank": stack.rank,
-        "pid": stack.pid,
-        "state": stack.state,
-        "kernel": stack.kernel or None,
-        "reads": stack.reads or None,
-        "cpu_percent": cpu,
-        "source": stack.source or None,
-        "problem": stack.problem or None,
-        "threads": [
-            {
-                "name": thread.name,
-                "frames": [{"file": each.file, "line": each.line, "function": each.function} for each in thread.frames],
-            }
-            for thread in stack.threads
-        ],
-        "workers": [_rank(each, None) for each in stack.workers],
-    }
+    known = {name: getattr(stack, name) or None for name in ("kernel", "reads", "source", "problem")}
+    return {**plain(stack), **known, "cpu_percent": cpu, "workers": [_rank(each, None) for each in stack.workers]}

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped
+from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_guard, is_launcher
 from ddplaunch.records.launchers import Launched
-from ddplaunch.records.run_states import user_name
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import count, listed
 
@@ -36,17 +37,21 @@ def nothing_text(run_id: str, others: Sequence[int]) -> str:
 
 def stopped_text(stopped: Stopped) -> str:
     """Return what ended, and what only SIGKILL ended."""
-    lines = [f"  ended: {_listed(stopped.ended)}"] if stopped.ended else []
-    lines += [f"  SIGKILL: {_listed(stopped.killed)}"] if stopped.killed else []
+    ended = f"  ended: {_listed(stopped.ended)}\n" if stopped.ended else ""
+    killed = f"  SIGKILL: {_listed(stopped.killed)}\n" if stopped.killed else ""
+    return f"{_verdict(stopped)}\n{ended}{killed}"
+
+
+def _verdict(stopped: Stopped) -> str:
     head = "not stopped" if stopped.remaining else "stopped"
-    return "\n".join([f"{head} {stopped.run.run_id} after {stopped.took_s:.1f} s", *lines]) + "\n"
+    return f"{head} {stopped.run.run_id} after {stopped.took_s:.1f} s"
 
 
 def stop_findings(stopped: Stopped, elsewhere: Sequence[str]) -> tuple[Finding, ...]:
     """Return what is left to do: processes of another user, ones that do not end, other hosts."""
     run_id, found = stopped.run.run_id, []
     if stopped.denied:
-        owner = user_name(stopped.denied[0].uid)
+        owner = owner_name(stopped.denied[0].uid)
         found.append(
             error(
                 "not-permitted",
@@ -56,7 +61,9 @@ def stop_findings(stopped: Stopped, elsewhere: Sequence[str]) -> tuple[Finding, 
             )
         )
     elif stopped.remaining:
-        found.append(_remaining(stopped.remaining))
+        what = f"{_listed(stopped.remaining)} {'does' if len(stopped.remaining) == 1 else 'do'} not end"
+        shown = "what it waits for: a dead mount or the GPU driver"
+        found.append(does_not_end(what, stopped.remaining, "the process is still there", shown))
     if elsewhere:
         found.append(
             warning(
@@ -70,21 +77,22 @@ def stop_findings(stopped: Stopped, elsewhere: Sequence[str]) -> tuple[Finding, 
     return tuple(found)
 
 
-def _remaining(processes: Sequence[Process]) -> Finding:
-    stuck = [process for process in processes if process.state == "D"]
+def does_not_end(what: str, processes: Sequence[Process], still: str, shown: str) -> Finding:
+    """Return the finding for ``processes`` that SIGKILL did not end; ``shown`` is what the command for them shows."""
     pids = ",".join(str(process.pid) for process in processes)
+    stuck = any(process.state == "D" for process in processes)
     return error(
         "does-not-end",
-        f"{_listed(processes)} {'does' if len(processes) == 1 else 'do'} not end",
+        what,
         why="state D: the kernel waits for a device or a file server, and takes no signal until it answers"
         if stuck
-        else "SIGKILL was sent, and the process is still there",
-        fix=f"`ps -o pid,stat,wchan:32,cmd -p {pids}` shows what it waits for: a dead mount or the GPU driver",
+        else f"SIGKILL was sent, and {still}",
+        fix=f"`ps -o pid,stat,wchan:32,cmd -p {pids}` shows {shown}",
     )
 
 
 def _listed(processes: Sequence[Process]) -> str:
-    """Return ``torchrun (pid 7), rank 0 (pid 8) and 2 other processes (pids 9, 10)``."""
+    """Return ``torchrun (pid 7), rank 0 (pid 8), 2 processes of theirs (9, 10)``."""
     named = [f"{name} (pid {process.pid})" for process in processes if (name := _role_of(process))]
     others = [str(process.pid) for process in processes if not _role_of(process)]
     if others:
@@ -118,8 +126,7 @@ def stop_json(stopped: Stopped, elsewhere: Sequence[str]) -> dict[str, Any]:
 
 
 def _entry(process: Process) -> dict[str, Any]:
-    rank = process.mark("RANK") or ""
-    return {"pid": process.pid, "role": _role_of(process) or "child", "rank": int(rank) if rank.isdecimal() else None}
+    return {"pid": process.pid, "role": _role_of(process) or "child", "rank": process.number("RANK")}
 
 
 def begin_on_hosts(launched: Launched, grace_s: float) -> str:
@@ -139,9 +146,8 @@ def begin_asking_hosts(launched: Launched) -> str:
 
 def stopped_on_hosts_text(stopped: Stopped, hosts: Sequence[HostStopped]) -> str:
     """Return how the launcher ended and what ended on each host."""
-    head = "not stopped" if stopped.remaining else "stopped"
     hard = ", its launcher by SIGKILL" if stopped.killed else ""
-    return f"{head} {stopped.run.run_id} after {stopped.took_s:.1f} s{hard}\n{hosts_lines(hosts)}"
+    return f"{_verdict(stopped)}{hard}\n{hosts_lines(hosts)}"
 
 
 def hosts_lines(hosts: Sequence[HostStopped]) -> str:
@@ -196,15 +202,7 @@ def stop_on_hosts_json(run_id: str, stopped: Stopped | None, hosts: Sequence[Hos
         ],
         "not_permitted": [] if stopped is None else [{"pid": process.pid} for process in stopped.denied],
         "other_hosts": unasked,
-        "hosts": [
-            {
-                "host": each.host,
-                "ended": list(each.ended),
-                "remaining": list(each.remaining),
-                "problem": None if each.problem is None else each.problem.what,
-            }
-            for each in hosts
-        ],
+        "hosts": [{**plain(each), "problem": None if each.problem is None else each.problem.what} for each in hosts],
     }
 
 

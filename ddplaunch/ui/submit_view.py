@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.launch.job.sbatch import BatchScript
 from ddplaunch.records.outcome import RunOutcome
-from ddplaunch.ui.shell import command_lines, quote
+from ddplaunch.ui.shell import NOT_PRINTED, command_lines, quote, shell_words
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
 
@@ -20,8 +21,11 @@ _WIDTH = 100  # of a batch script
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./\[\]-]+\Z")
 
 
-def sbatch_text(batch: BatchScript) -> str:
-    """Return the batch script: options, the user's setup, one srun line."""
+def sbatch_text(batch: BatchScript, environ: Mapping[str, str] | None = None) -> str:
+    """Return the batch script: options, the user's setup, one srun line.
+
+    What looks like a secret is a variable there, which sbatch hands on; ``environ`` are those that have a value.
+    """
     lines = [
         "#!/bin/bash -l" if batch.setup else "#!/bin/bash",
         f"# {visible(batch.about)}; written by `ddplaunch submit`.",
@@ -31,9 +35,11 @@ def sbatch_text(batch: BatchScript) -> str:
     ]
     if batch.setup:
         lines += ["set -e  # a line of the setup that fails ends the job", *batch.setup, "set +e", ""]
+    secrets = shell_words(batch.command, environ or {})[1]
+    lines += [f"# {name}: {NOT_PRINTED}; sbatch hands it on." for name in secrets]
     lines += ["# One task on each node; ddplaunch learns from Slurm what it got. A task that fails ends all."]
     lines += [f"{' '.join(batch.step)} \\"]
-    lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2)]
+    lines += [f"  {line}" for line in command_lines(batch.command, _WIDTH - 2, taken=environ)]
     if batch.requeue_after_s is not None:
         lines += [
             "status=$?",

@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Literal, TextIO
 
+from ddplaunch.values.escapes import HarmlessPieces, harmless
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variable_names import CALLED_AS
 
 _DEFAULT_WIDTH = 80
 _LEAST_WIDTH = 20
@@ -27,17 +29,21 @@ _ASCII = str.maketrans({"×": "x", "…": "...", "─": "-", "≤": "<=", "≥":
 
 @dataclass(frozen=True)
 class Terminal:
-    """What a stream shows: ``width`` in cells, colour and bold if ``styled``, the signs of ddplaunch if ``unicode``."""
+    """What a stream shows: ``width`` in cells, colour and bold if ``styled``, the signs of ddplaunch if ``unicode``.
+
+    ``called_as`` says what its reader typed in the place of ``ddplaunch run``, empty for ddplaunch itself.
+    """
 
     width: int = _DEFAULT_WIDTH
     styled: bool = False
     unicode: bool = True
+    called_as: str = ""
 
     @classmethod
     def of(cls, stream: TextIO | None, environ: Mapping[str, str] | None = None) -> Terminal:
         """Return what ``stream`` can show, as far as it and the environment tell."""
         environ = os.environ if environ is None else environ
-        return cls(_width(stream, environ), _styled(stream, environ), _unicode(stream))
+        return cls(_width(stream, environ), _styled(stream, environ), _unicode(stream), environ.get(CALLED_AS, ""))
 
     def paint(self, text: str, emphasis: Emphasis) -> str:
         """Return ``text`` with the terminal's codes around it (ECMA-48 SGR), or as it is if not ``styled``."""
@@ -87,16 +93,20 @@ def _unicode(stream: TextIO | None) -> bool:
     return True
 
 
-def write(text: str, stream: TextIO | None = None) -> bool:
+def write(text: str, stream: TextIO | None = None, control: str = "") -> bool:
     """Write ``text`` to ``stream`` (stdout) and flush; return False if nobody reads any more, as behind ``| head -1``.
 
-    What the encoding lacks is written as escapes. Raises OSError for what the user has to know, such as a full disk.
+    What the encoding lacks is written as escapes. A terminal gets no control sequences but colours, whatever others put
+    into ``text``, and ``control``, ddplaunch's own, in front. Raises OSError for what the user has to know, such as a
+    full disk.
     """
     stream = sys.stdout if stream is None else stream
     if stream is None:  # the interpreter was started with the descriptor closed
         return False
+    encoding = getattr(stream, "encoding", None) or "utf-8"
     try:
-        stream.write(_encodable(text, stream))
+        shown = control + harmless(text) if stream.isatty() else control + text
+        stream.write(shown.encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
     except BrokenPipeError:
         _discard(stream)
@@ -106,23 +116,33 @@ def write(text: str, stream: TextIO | None = None) -> bool:
     return True
 
 
-def speak(text: str, stream: TextIO | None = None) -> bool:
-    """Write ``text`` to ``stream`` (stderr); no failure to do so may stop a launch. Returns whether it was written."""
+_pieces = HarmlessPieces()
+
+
+def write_bytes(data: bytes) -> bool:
+    """Write ``data`` to stdout and flush; return False if nobody reads any more.
+
+    A terminal gets no control sequences but colours, also where one is written in two pieces.
+    """
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.buffer.write(_pieces.feed(data) if sys.stdout.isatty() else data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return False
+    return True
+
+
+def speak(text: str, stream: TextIO | None = None, control: str = "") -> bool:
+    """As ``write``, to ``stream`` (stderr); no failure may stop a launch. Returns whether it was written."""
     stream = sys.stderr if stream is None else stream
     try:
-        return write(text, stream) if stream is not None else False
+        return write(text, stream, control) if stream is not None else False
     except OSError:
         _discard(stream)
         return False
-
-
-def _encodable(text: str, stream: TextIO) -> str:
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        return text.encode(encoding, "backslashreplace").decode(encoding)
-    return text
 
 
 def _discard(stream: TextIO | None) -> None:
@@ -168,14 +188,9 @@ def cells(text: str) -> int:
     return len(text) + wide - sum(unicodedata.combining(char) != 0 for char in text)
 
 
-# A run of non-space characters in which `text in backticks` counts as one, spaces and all.
+# The parts between which a line may end; `text in backticks` is one part, spaces and all.
 _WORD = re.compile(r"(?:`[^`]*`|\S)+")
-
-
-def words(text: str) -> Iterator[str]:
-    """Yield the parts of ``text`` between which a line may end: a command in backticks is one part."""
-    for match in _WORD.finditer(text):
-        yield match.group()
+_PARAGRAPH = re.compile(r"(?:`[^`]*`|[^\n])+")  # what stands between newlines outside of backticks
 
 
 def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]:
@@ -185,21 +200,13 @@ def wrap(text: str, width: int, first: str = "", hanging: str = "") -> list[str]
     from there has no newline in it. Newlines outside of backticks are kept.
     """
     lines: list[str] = []
-    line, empty = first, True
-    for paragraph in _paragraphs(text):
-        if lines or not empty:
-            lines.append(line.rstrip())
-            line, empty = hanging, True
-        for word in words(paragraph):
+    for paragraph in _PARAGRAPH.findall(text) or [""]:
+        line, empty = hanging if lines else first, True
+        for word in _WORD.findall(paragraph):
             if not empty and cells(line) + 1 + cells(word) > width:
                 lines.append(line)
                 line, empty = hanging, True
             line = line + word if empty else f"{line} {word}"
             empty = False
-    lines.append(line.rstrip() if empty else line)
+        lines.append(line.rstrip() if empty else line)
     return lines
-
-
-def _paragraphs(text: str) -> list[str]:
-    """Split at newlines that are not within backticks."""
-    return re.findall(r"(?:`[^`]*`|[^\n])+", text) or [""]

@@ -58,6 +58,8 @@ def _build(data: Any, wanted: Any, place: str) -> Any:
         if inner[1] is str and all(type(item) is str for item in _checked(data, dict, place).values()):
             return data
         return {key: _build(item, inner[1], f"{place}.{key}") for key, item in _checked(data, dict, place).items()}
+    if wanted is Any:
+        return data
     if wanted is float and type(data) is int:
         return float(data)
     return _checked(data, wanted, place)

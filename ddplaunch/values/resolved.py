@@ -7,6 +7,7 @@ from typing import Generic, Literal, TypeVar
 from ddplaunch.values.frozen import dataclass
 
 T = TypeVar("T")
+D = TypeVar("D")
 
 SourceKind = Literal[
     "flag",
@@ -46,8 +47,18 @@ class Resolved(Generic[T]):
     source: Source
 
 
+def value_of(said: Resolved[T] | None, default: D) -> T | D:
+    """Return the value that was said, ``default`` where nothing was."""
+    return default if said is None else said.value
+
+
 @dataclass(frozen=True)
 class Unavailable:
     """A fact that could not be read; ``reason`` is a clause that completes "skipped: …"."""
 
     reason: str
+
+
+def known(fact: T | Unavailable, default: D) -> T | D:
+    """Return the fact, ``default`` where it could not be read."""
+    return default if isinstance(fact, Unavailable) else fact

@@ -1,10 +1,11 @@
-"""Durations, sizes, counts and lists in words: how every message, table and flag of ddplaunch writes them."""
+"""Durations, sizes, counts, lists and signals in words: how every message, table and flag of ddplaunch writes them."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from signal import Signals
 
 _AGES = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
 _DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -13,6 +14,14 @@ _SPANS = 8  # of ranks, before the rest is counted
 
 #: A length of time as flags and profiles spell it.
 LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
+
+
+def signal_name(number: int) -> str:
+    """Return ``SIGKILL`` for 9, and the number where it has no name."""
+    try:
+        return Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def age_text(seconds: float | None) -> str:
@@ -66,8 +75,8 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Return ``1 error``, ``2 errors``, ``2 processes``: ``noun`` in the singular takes an s, or es after an s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+    """Return ``1 error``, ``2 errors``, ``2 processes``: ``noun`` in the singular takes an s, es after an s or ch."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith(('s', 'ch')) else 's'}"
 
 
 def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:
@@ -79,6 +88,18 @@ def listed(names: Iterable[object], most: int = 4, last: str = ", ") -> str:
     if len(shown) > most + 1:
         return f"{', '.join(shown[:most])} and {len(shown) - most} more"
     return last.join(filter(None, (", ".join(shown[:-1]), *shown[-1:])))
+
+
+def in_one(sentences: Sequence[str]) -> str:
+    """Return sentences that differ in one word as one that lists these words; of others the first, for an example."""
+    words = [sentence.split(" ") for sentence in dict.fromkeys(sentences)]
+    places = [place for place, column in enumerate(zip(*words, strict=False)) if len(set(column)) > 1]
+    if len(words) == 1:
+        return sentences[0]
+    if len(places) > 1 or len({len(each) for each in words}) > 1:
+        return f"{sentences[0]}; the others likewise"
+    every = listed([each[places[0]] for each in words], len(words), last=" and ")
+    return " ".join((*words[0][: places[0]], every, *words[0][places[0] + 1 :]))
 
 
 def tallied(names: Iterable[str]) -> str:
@@ -98,6 +119,15 @@ def ranks_text(ranks: Sequence[int]) -> str:
 def numbers_text(numbers: Iterable[int]) -> str:
     """Return ``0-3,6`` for 0, 1, 2, 3, 6, as flags spell it; the order is kept."""
     return ",".join(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]) for span in _spans(numbers))
+
+
+def numbers_of(text: str) -> tuple[int, ...]:
+    """Return 0, 1, 2, 3, 6 for ``0-3,6``, as the kernel lists CPUs. Raises ValueError for anything else."""
+    found: list[int] = []
+    for span in filter(None, text.strip().split(",")):
+        first, _, last = span.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
 
 
 def _spans(numbers: Iterable[int]) -> list[list[int]]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ddplaunch.machine.files import nvidia_devices
 from ddplaunch.machine.nvml import ask, memory_of, slowdowns, start_nvml, text_of
 from ddplaunch.machine.processes.process_table import read_variable
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.watch.samples import GpuSample, RankIdentity, RankSample
 
 T = TypeVar("T")
@@ -37,22 +38,16 @@ class GpuUsage:
     def __init__(self) -> None:
         """Start NVML; where that fails every reading says why."""
         api, _ = start_nvml()
-        self._api: Any = None if isinstance(api, Unavailable) else api
-        self._reason = api.reason if isinstance(api, Unavailable) else None
+        self._api: Any = known(api, None)
+        self._reason = api.reason if isinstance(api, Unavailable) else "NVML shows no GPU"
         self._handles: list[tuple[GpuSample, Any]] = []
         self._holders: dict[int, dict[int, int | None]] = {}
         self._holders_due_s = 0.0
         if self._api is not None:
-            self._open()
-
-    def _open(self) -> None:
-        try:
-            for index in range(self._api.nvmlDeviceGetCount()):
-                self._handles.append(self._opened(index))
-        except self._api.NVMLError as error:
-            self._reason = f"NVML does not answer: {text_of(self._api, error)}"
-        if not self._handles and self._reason is None:
-            self._reason = "NVML shows no GPU"
+            try:
+                self._handles += [self._opened(index) for index in range(self._api.nvmlDeviceGetCount())]
+            except self._api.NVMLError as error:
+                self._reason = f"NVML does not answer: {text_of(self._api, error)}"
 
     def _opened(self, index: int) -> tuple[GpuSample, Any]:
         api = self._api
@@ -111,8 +106,7 @@ class GpuUsage:
         return found
 
     def _known(self, question: Callable[[], T]) -> T | None:
-        answer = ask(self._api, question)
-        return None if isinstance(answer, Unavailable) else answer
+        return known(ask(self._api, question), None)
 
     def close(self) -> None:
         """Let NVML go."""
@@ -181,15 +175,10 @@ class GpuOfRank:
 
     def _device(self, rank: RankSample) -> str | None:
         """Return an index or UUID if the rank uses CUDA, else None."""
-        folder = f"{self._proc}/{rank.pid}/fd"
-        try:
-            uses = any(os.readlink(f"{folder}/{name}").startswith("/dev/nvidia") for name in os.listdir(folder))  # noqa: PTH115, PTH208
-        except OSError:
+        if not nvidia_devices(rank.pid, self._proc):
             return None
         named = (read_variable(rank.pid, b"CUDA_VISIBLE_DEVICES", self._proc) or b"").decode(errors="replace")
         visible = [word.strip() for word in named.split(",") if word.strip()]
-        if not uses:
-            return None
         if not visible:
             return str(rank.local_rank)
         return visible[rank.local_rank] if rank.local_rank < len(visible) else None

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.records.find import read_record
-from ddplaunch.records.live_processes import read_processes
-from ddplaunch.records.run_states import RunSummary, host_name, recorded_at, summary
+from ddplaunch.records.launchers import read_processes
+from ddplaunch.records.run_states import host_name, recorded_at, summary
 from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.words import age_text, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
+from ddplaunch.watch.phases import FollowedPhases
 from ddplaunch.watch.sampler import Sampler
 from ddplaunch.watch.samples import Progress, RankIdentity, Sample
 from ddplaunch.watch.step_rate import Steps
@@ -39,10 +40,7 @@ class WatchedRun:
         self._gpus = GpuUsage()
         self._table_s: float | None = None
         self._taken = 0
-        record = None if self.directory is None else read_record(self.directory)
-        nodes = () if self.directory is None else read_processes(self.directory)
-        self.summary: RunSummary = summary(record, run, nodes, host_name())
-        self._device = self.summary.device
+        self.summary = summary(self.directory, run, host_name())
         self._sampler = self._new_sampler()
 
     def look(self) -> Sample:
@@ -62,7 +60,7 @@ class WatchedRun:
         return sample
 
     def _find_again(self) -> None:
-        same = [run for run in runs_in(process_table()) if (run.run_id, run.uid) == (self.run.run_id, self.run.uid)]
+        same = [run for run in runs_in(process_table()) if _who(run) == _who(self.run)]
         here = [run for run in same if recorded_at(run) == self.directory] or same
         if here:
             self.run = here[0]
@@ -73,10 +71,8 @@ class WatchedRun:
         """Whether processes.json was written anew; a directory that is gone says nothing."""
         times = []
         for path in () if self.directory is None else self.directory.glob("node-*/processes.json"):
-            try:
+            with suppress(OSError):
                 times.append(path.stat().st_mtime)
-            except OSError:
-                continue
         before, self._table_s = self._table_s, max(times, default=None)
         return before is not None and self._table_s is not None and self._table_s != before
 
@@ -85,14 +81,16 @@ class WatchedRun:
         nodes = () if self.directory is None else read_processes(self.directory)
         mine = [node for node in nodes if {each.pid for each in node.ranks} & {rank.pid for rank in ranks}]
         attempt = max((node.attempt for node in mine), default=0)
-        steps = [
-            self._steps_in(
+        attempts = [
+            (
                 self.directory / f"node-{node.node}" / f"attempt-{node.attempt}",
                 [each.rank for each in node.ranks if each.rank is not None],
             )
             for node in mine
             if self.directory is not None
         ]
+        steps: list[Steps | FollowedPhases] = [self._steps_in(*each) for each in attempts]
+        steps += [FollowedPhases(*each) for each in attempts]
 
         def progress() -> dict[int, Progress]:
             return {rank: each for one in steps for rank, each in one.progress(time.time()).items()}
@@ -112,17 +110,21 @@ class WatchedRun:
         last = self.samples[-1] if self.samples else None
         if last is not None and not last.ranks:
             notes.append("no rank has started yet, or may be seen")
-        if last is not None and last.no_gpus and self._device == "cuda":
+        if last is not None and last.no_gpus and of.device == "cuda":
             notes.append(f"no GPUs: {last.no_gpus}")
         return About(of.run_id, tuple(words), tuple(notes))
 
 
 def _identity(process: Process, position: int) -> RankIdentity:
     """Another user's environment may not be read: there the order of pids has to do, which is that of the ranks."""
-    rank, local_rank = process.mark("RANK") or "", process.mark("LOCAL_RANK") or ""
+    rank, local_rank = (process.number(name) for name in ("RANK", "LOCAL_RANK"))
     return RankIdentity(
-        int(rank) if rank.isdecimal() else position,
-        int(local_rank) if local_rank.isdecimal() else position,
+        position if rank is None else rank,
+        position if local_rank is None else local_rank,
         process.pid,
         process.start_ticks,
     )
+
+
+def _who(run: RunProcesses) -> tuple[str, int, str]:
+    return (run.run_id, run.uid, run.launch)

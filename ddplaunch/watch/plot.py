@@ -5,12 +5,11 @@ https://www.w3.org/TR/SVG11/ is all that it uses: no script, no style sheet, no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from ddplaunch.values.frozen import dataclass
-from ddplaunch.watch.samples import Sample, Value
-from ddplaunch.watch.top_view import of_gpu
+from ddplaunch.watch.samples import Sample, Value, of_gpu, of_rank
 
 _WIDTH, _HEIGHT = 460, 150  # of one plot
 _LEFT, _TOP, _GAP = 60, 70, 60
@@ -21,23 +20,17 @@ _COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#
 _DASHES = ("", "6 3", "2 2", "8 3 2 3")  # the next eight ranks have the same colours, dashed
 
 
-@dataclass(frozen=True)
-class _Plot:
-    title: str
-    value: Value
-    top: float | None = None
-
-
-_PLOTS = (
-    _Plot("steps per second", lambda rank, _: rank.step_rate),
-    _Plot("CPU of the rank, % of one", lambda rank, _: rank.cpu_percent, 100),
-    _Plot("CPU of its DataLoader workers, % of one", lambda rank, _: rank.workers_cpu_percent, 100),
-    _Plot("memory of the rank, GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB),
-    _Plot("GPU utilisation, %", of_gpu("utilization_percent"), 100),
-    _Plot("GPU memory, GiB", of_gpu("memory_used_bytes", _GIB)),
-    _Plot("GPU power, W", of_gpu("power_w")),
-    _Plot("GPU temperature, °C", of_gpu("temperature_c"), 100),
-    _Plot("GPU clock, MHz", of_gpu("clock_mhz")),
+#: Title, value, and what the axis reaches at least.
+_PLOTS: tuple[tuple[str, Value, float], ...] = (
+    ("steps per second", of_rank("step_rate"), 0),
+    ("CPU of the rank, % of one", of_rank("cpu_percent"), 100),
+    ("CPU of its DataLoader workers, % of one", of_rank("workers_cpu_percent"), 100),
+    ("memory of the rank, GiB", of_rank("rss_bytes", _GIB), 0),
+    ("GPU utilisation, %", of_gpu("utilization_percent"), 100),
+    ("GPU memory, GiB", of_gpu("memory_used_bytes", _GIB), 0),
+    ("GPU power, W", of_gpu("power_w"), 0),
+    ("GPU temperature, °C", of_gpu("temperature_c"), 100),
+    ("GPU clock, MHz", of_gpu("clock_mhz"), 0),
 )
 
 
@@ -49,7 +42,7 @@ def metrics_svg(samples: Mapping[int, Sequence[Sample]], title: str) -> str:
     everything = [sample for node in sorted(samples) for sample in samples[node]]
     began_s = min((sample.at_s for sample in everything), default=0.0)
     span_s = max((sample.at_s for sample in everything), default=0.0) - began_s or 1.0
-    plots = [(plot, lines) for plot in _PLOTS if (lines := _lines(plot.value, everything, began_s))]
+    plots = [(name, top, lines) for name, value, top in _PLOTS if (lines := _lines(value, everything, began_s))]
     ranks = sorted({rank.rank for sample in everything for rank in sample.ranks})
     columns = 2 if len(plots) > 1 else 1
     width = columns * (_WIDTH + _LEFT) + 20
@@ -62,10 +55,10 @@ def metrics_svg(samples: Mapping[int, Sequence[Sample]], title: str) -> str:
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         f'<text x="{_LEFT}" y="28" font-size="16">{escape(title)}</text>',
     ]
-    for number, (plot, lines) in enumerate(plots):
+    for number, (name, top, lines) in enumerate(plots):
         x = _LEFT + number % columns * (_WIDTH + _LEFT)
         y = _TOP + number // columns * (_HEIGHT + _GAP)
-        parts += _drawn(plot, lines, span_s, x, y)
+        parts += _drawn(name, top, lines, span_s, x, y)
     return "\n".join([*parts, *legend, "</svg>"]) + "\n"
 
 
@@ -92,18 +85,17 @@ def _thinned(line: list[tuple[float, float | None]]) -> list[tuple[float, float 
     return thinned
 
 
-def _drawn(plot: _Plot, lines: _Lines, span_s: float, x: int, y: int) -> list[str]:
+def _drawn(title: str, top: float, lines: _Lines, span_s: float, x: int, y: int) -> list[str]:
     greatest = max(value for line in lines.values() for _, value in line if value is not None)
-    top = _round_up(max(greatest, plot.top or 0.0)) or 1.0
-    parts = [f'<text x="{x}" y="{y - 8}" font-weight="bold">{escape(plot.title)}</text>']
-    for share in (0.0, 0.5, 1.0):
-        at = y + _HEIGHT * (1 - share)
-        parts.append(f'<line x1="{x}" y1="{at:g}" x2="{x + _WIDTH}" y2="{at:g}" stroke="#dddddd"/>')
-        parts.append(f'<text x="{x - 6}" y="{at + 4:g}" text-anchor="end">{top * share:g}</text>')
-    for share in (0.0, 0.5, 1.0):
-        anchor = {0.0: "start", 0.5: "middle", 1.0: "end"}[share]
-        text = _clock(span_s * share)
-        parts.append(f'<text x="{x + _WIDTH * share:g}" y="{y + _HEIGHT + 16}" text-anchor="{anchor}">{text}</text>')
+    top = _round_up(max(greatest, top)) or 1.0
+    parts = [f'<text x="{x}" y="{y - 8}" font-weight="bold">{escape(title)}</text>']
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        at, below = y + _HEIGHT * (1 - share), f'x="{x + _WIDTH * share:g}" y="{y + _HEIGHT + 16}"'
+        parts += [
+            f'<line x1="{x}" y1="{at:g}" x2="{x + _WIDTH}" y2="{at:g}" stroke="#dddddd"/>',
+            f'<text x="{x - 6}" y="{at + 4:g}" text-anchor="end">{top * share:g}</text>',
+            f'<text {below} text-anchor="{anchor}">{_clock(span_s * share)}</text>',
+        ]
     for rank, line in lines.items():
         path = _path(
             [
@@ -147,12 +139,10 @@ def _legend(ranks: Sequence[int], width: int, y: int) -> tuple[list[str], int]:
 
 
 def _round_up(value: float) -> float:
-    """Return the next 1, 2, 2.5 or 5 times a power of ten."""
+    """Return the next round number: 1, 1.5, 2, 2.5, 3, 4, 5, 6 or 8 times a power of ten."""
     if value <= 0:
         return 0.0
-    power = 10.0 ** (len(str(int(value))) - 1) if value >= 1 else 1.0
-    while value < power:
-        power /= 10
+    power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if step * power >= value * 0.999999)
 
 

@@ -20,14 +20,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import ddplaunch
 from ddplaunch.launch.settings import Settings
-from ddplaunch.records.find import node_directories
+from ddplaunch.machine.files import open_plain
+from ddplaunch.records.find import numbered
 from ddplaunch.records.json_files import NEWEST_SCHEMA
+from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.values.codec import plain
-from ddplaunch.values.variable_names import RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 from ddplaunch.values.words import count
 from ddplaunch.watch.samples import GpuSample, HostSample, RankSample, Sample
 
@@ -48,42 +50,22 @@ def interval_s(taken: int, first_s: float) -> float:
     return max(first_s, min(first_s * doubled, _MAX_INTERVAL_S))
 
 
-class MetricsFile:
-    """Appends samples to a node's file. Writing never raises: after the first failure nothing is written any more."""
+@contextlib.contextmanager
+def metrics_file(node_directory: Path) -> Iterator[BinaryIO]:
+    """Open a node's file to append to it, each line as one write(2); a new one gets the schema's line.
 
-    def __init__(self, node_directory: Path) -> None:
-        """Open, or create with the schema's line."""
-        self._descriptor = -1
-        try:
-            node_directory.mkdir(parents=True, exist_ok=True)
-            path = node_directory / NAME
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            if os.fstat(self._descriptor).st_size == 0:
-                self._put({"schema": _SCHEMA})
-        except OSError:
-            self.close()
+    Raises OSError.
+    """
+    descriptor = open_to_write(node_directory / NAME, os.O_WRONLY | os.O_APPEND)
+    with open(descriptor, "wb", buffering=0) as file:
+        if os.fstat(descriptor).st_size == 0:
+            file.write(line_of({"schema": _SCHEMA}))
+        yield file
 
-    @property
-    def open(self) -> bool:
-        """Whether samples still go anywhere."""
-        return self._descriptor >= 0
 
-    def add(self, sample: Sample) -> None:
-        """Write one sample, as one write(2)."""
-        if self.open:
-            self._put(sample_json(sample))
-
-    def _put(self, value: Mapping[str, Any]) -> None:
-        try:
-            os.write(self._descriptor, json.dumps(value, separators=(",", ":")).encode() + b"\n")
-        except OSError:
-            self.close()
-
-    def close(self) -> None:
-        """Write no more."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = -1
+def line_of(value: Mapping[str, Any]) -> bytes:
+    """Return a line of the file."""
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
 def sample_json(sample: Sample) -> dict[str, Any]:
@@ -103,31 +85,28 @@ def _without_defaults(value: dict[str, Any], kind: type) -> dict[str, Any]:
 def read_metrics(directory: Path) -> dict[int, list[Sample]]:
     """Return the samples of each node of a run that has some; empty where nothing was recorded."""
     found = {}
-    for node, folder in node_directories(directory):
+    for node, folder in numbered(directory, "node"):
         samples = list(_samples(folder / NAME))
         if samples:
             found[node] = samples
     return found
 
 
+_LONGEST_LINE = 1 << 22
+
+
 def _samples(path: Path) -> Iterator[Sample]:
-    try:
-        with open(path, "rb") as file:
-            for line in file:
-                try:
-                    value = json.loads(line)
-                except ValueError:
-                    continue
-                if not isinstance(value, dict):
-                    continue
-                schema = value.get("schema")
-                if isinstance(schema, int) and schema > NEWEST_SCHEMA:  # of a newer ddplaunch
-                    return
-                sample = sample_of(value)
-                if sample is not None:
-                    yield sample
-    except OSError:
-        return
+    with contextlib.suppress(OSError), open(open_plain(path), "rb") as file:
+        while 0 < len(line := file.readline(_LONGEST_LINE)) < _LONGEST_LINE:
+            try:
+                value = json.loads(line, parse_constant=lambda _: None)
+            except (ValueError, RecursionError):
+                continue
+            schema = value.get("schema") if isinstance(value, dict) else None
+            if isinstance(schema, int) and schema > NEWEST_SCHEMA:  # of a newer ddplaunch
+                return
+            if (sample := sample_of(value)) is not None:
+                yield sample
 
 
 def sample_of(value: Mapping[str, Any]) -> Sample | None:
@@ -157,7 +136,7 @@ def _built(kind: Callable[..., T], value: Mapping[str, Any]) -> T:
 
 _EVERY_S = 1.0
 _CODE = "import sys; sys.path.append({root!r}); from ddplaunch.watch.recording import main; main(sys.argv[1])"
-_LEFT_OUT = (RUN_ID, SETTINGS)  # or it would be taken for a part of the run, and waited for
+_LEFT_OUT = (RUN_ID, LAUNCH, SETTINGS)  # or it would be taken for a part of the run, and waited for
 _PATIENCE_S = 1.0
 
 
@@ -218,8 +197,9 @@ def main(wanted: str) -> None:
 def record(wanted: Mapping[str, Any], descriptor: int, every_s: float = _EVERY_S) -> None:
     """Write samples of ``wanted`` until ``descriptor`` is at its end or no rank runs any more."""
     from ddplaunch.watch.gpu_usage import GpuUsage
+    from ddplaunch.watch.phases import FollowedPhases
     from ddplaunch.watch.sampler import Sampler
-    from ddplaunch.watch.samples import RankIdentity
+    from ddplaunch.watch.samples import Progress, RankIdentity
     from ddplaunch.watch.step_rate import Steps
 
     directory = Path(wanted["directory"])
@@ -228,43 +208,43 @@ def record(wanted: Mapping[str, Any], descriptor: int, every_s: float = _EVERY_S
         for each in wanted["ranks"]
         if each["pid"] is not None and each["start_time"] is not None
     ]
-    file = MetricsFile(directory)
-    steps = Steps(directory / f"attempt-{wanted['attempt']}", [rank.rank for rank in ranks])
-    sampler = Sampler(
-        ranks, wanted["attempt"], wanted["host"], lambda: steps.progress(time.time()), GpuUsage(), pss=False
-    )
+    attempt, numbers = directory / f"attempt-{wanted['attempt']}", [rank.rank for rank in ranks]
+    steps, phases = Steps(attempt, numbers), FollowedPhases(attempt, numbers)
+
+    def progress() -> dict[int, Progress]:
+        return {**steps.progress(time.time()), **phases.progress(time.time())}
+
+    sampler = Sampler(ranks, wanted["attempt"], wanted["host"], progress, GpuUsage(), pss=False)
     sampler.sample()  # rates begin with the second
     taken, next_s = 0, time.monotonic()
-    while file.open:
-        next_s = max(next_s + interval_s(taken, every_s), time.monotonic())
-        if select.select([descriptor], [], [], next_s - time.monotonic())[0]:
-            return
-        sample = sampler.sample()
-        if not sample.ranks:
-            return
-        file.add(sample)
-        taken += 1
+    with contextlib.suppress(OSError), metrics_file(directory) as file:  # after the first failure nothing is written
+        while True:
+            next_s = max(next_s + interval_s(taken, every_s), time.monotonic())
+            if select.select([descriptor], [], [], next_s - time.monotonic())[0]:
+                return
+            sample = sampler.sample()
+            if not sample.ranks:
+                return
+            file.write(line_of(sample_json(sample)))
+            taken += 1
 
 
 def straggler_words(settings: Settings) -> str:
     """Return the findings about this node's ranks for stderr, and where all of it can be seen; "" if not asked for."""
     if not settings.record_metrics or not settings.directory:
         return ""
-    try:
-        return _words(Path(settings.directory), settings.node)
-    except Exception as error:  # what was measured is worth less than how the run ended
-        return f"ddplaunch: the recorded metrics could not be read: {error!r}\n"
-
-
-def _words(directory: Path, node: int) -> str:
     from ddplaunch.ui.speech import findings_text
     from ddplaunch.ui.terminal import Terminal
     from ddplaunch.watch.stragglers import stragglers
 
-    samples = read_metrics(directory).get(node, [])
+    directory = Path(settings.directory)
+    try:
+        samples = read_metrics(directory).get(settings.node, [])
+        found = stragglers(samples)
+    except Exception as error:  # what was measured is worth less than how the run ended
+        return f"ddplaunch: the recorded metrics could not be read: {error!r}\n"
     if not samples:
         return "metrics: the run was too short for a sample\n"
-    found = stragglers(samples)
     told = findings_text(found, Terminal.of(sys.stderr)) + "\n" if found else ""
     number = count(len(samples), "sample")
     return f"{told}metrics: {number}; `ddplaunch top {directory.name} --replay`, or `--plot metrics.svg`\n"

@@ -14,18 +14,20 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.hardware import probe_cpu, probe_memory
 from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat, read_variable
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import known
 from ddplaunch.watch.gpu_usage import GpuOfRank, GpuUsage
 from ddplaunch.watch.samples import HostSample, Progress, RankIdentity, RankSample, Sample
 
 _PSS_EVERY_S = 10.0
 _PSS_MAX_S = 0.02  # the kernel walks the page tables under a lock that the process's own mmap(2) wants too
 _NO_DISK = re.compile(r"(loop|ram|zram|dm-|md|sr|fd)\d*")  # stacked on disks, or none: they would count twice
+_IO = (b"read_bytes:", b"write_bytes:")
 _ProgressOf = Callable[[], dict[int, Progress]]
 
 
@@ -65,7 +67,10 @@ class Sampler:
 
 
 def _with_steps(rank: RankSample, progress: Progress | None) -> RankSample:
-    return rank if progress is None else replace(rank, step=progress.step, step_rate=progress.rate)
+    if progress is None:
+        return rank
+    phases: dict[str, Any] = {f"{name}_percent": share for name, share in progress.phases.items()}
+    return replace(rank, step=progress.step, step_rate=progress.rate, **phases)
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class RankUsage:
         self._by_pid = {rank.pid: rank for rank in ranks}
         self._strangers: set[int] = set()
         self._used: dict[tuple[int, int], _Used] = {}  # by pid and start
-        self._io: dict[int, tuple[int, int]] = {}
+        self._io: dict[int, dict[bytes, int]] = {}
         self._at_s = 0.0
         self._pss: dict[int, int] = {}
         self._pss_due_s = 0.0 if pss else float("inf")
@@ -171,14 +176,14 @@ class RankUsage:
 
     def _io_rates(self, pid: int, since_s: float) -> tuple[float | None, float | None]:
         """Return what the rank itself caused to be read from and written to disks, proc_pid_io(5)."""
-        values = _pairs(f"{self._proc}/{pid}/io", (b"read_bytes:", b"write_bytes:"))
-        before, now = self._io.get(pid), tuple(values.get(name, -1) for name in (b"read_bytes:", b"write_bytes:"))
-        if -1 in now:  # another user's, or gone
+        now = _pairs(f"{self._proc}/{pid}/io", _IO)
+        if len(now) < len(_IO):  # another user's, or gone
             return None, None
-        self._io[pid] = (now[0], now[1])
+        before, self._io[pid] = self._io.get(pid), now
         if before is None or not since_s:
             return None, None
-        return round((now[0] - before[0]) / since_s), round((now[1] - before[1]) / since_s)
+        read, written = (round((now[name] - before[name]) / since_s) for name in _IO)
+        return read, written
 
     def _read_pss(self, families: dict[int, dict[int, ProcessStat]], now_s: float) -> None:
         """Read the proportional sizes now and then, and give up where that takes the kernel long."""
@@ -250,17 +255,12 @@ class HostUsage:
         grown = {name: value - self._before[name] for name, value in counters.items() if name in self._before}
         since_s = now_s - self._at_s
         self._before, self._at_s = counters, now_s
-        memory = probe_memory(Path(self._root or "/"))
-        total, available = (
-            (None, None)
-            if isinstance(memory, Unavailable)
-            else (memory.limit_bytes or memory.total_bytes, memory.available_bytes)
-        )
+        memory = known(probe_memory(Path(self._root or "/")), None)
         return HostSample(
             cpus=self._cpus,
             cpu_percent=round(100 * grown["busy"] / grown["all"], 1) if grown.get("all") else None,
-            memory_total_bytes=total,
-            memory_available_bytes=available,
+            memory_total_bytes=None if memory is None else memory.limit_bytes or memory.total_bytes,
+            memory_available_bytes=None if memory is None else memory.available_bytes,
             received_bytes_s=_rate(grown.get("received"), since_s),
             sent_bytes_s=_rate(grown.get("sent"), since_s),
             disk_read_bytes_s=_rate(grown.get("read"), since_s),

@@ -5,7 +5,9 @@ None means "not known", never zero. Rates and percentages are means since the sa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from statistics import median
 
 from ddplaunch.values.frozen import dataclass
 
@@ -22,10 +24,18 @@ class RankIdentity:
 
 @dataclass(frozen=True)
 class Progress:
-    """What a rank's output says of its steps: the last number, and how many it does in a second."""
+    """What a rank's output says of its steps: the last number, and how many it does in a second.
+
+    With ``--phases`` ranks say it themselves; ``phases`` are percent of the time then, by the names of ``PHASES``.
+    """
 
     step: float | None = None
     rate: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+
+
+#: The phases of a step that ranks tell apart, in the order of a step.
+PHASES = ("data", "forward", "backward", "comm", "optimizer")
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,8 @@ class RankSample:
     ``cpu_percent``, ``anon_bytes`` and ``threads`` are the rank's own process; ``workers`` counts its child processes
     that work for it (DataLoader workers), ``workers_cpu_percent`` is their sum. ``pss_bytes`` is of all of them, each
     shared page counted once; it is read seldom. ``state`` is the kernel's letter. ``wait_percent`` is the share of the
-    time in which the main thread could have run and had no CPU, the workers' again their sum.
+    time in which the main thread could have run and had no CPU, the workers' again their sum. The last five are
+    percent of a step, which ranks tell with ``--phases``.
     """
 
     rank: int
@@ -59,6 +70,11 @@ class RankSample:
     gpu_memory_bytes: int | None = None
     wait_percent: float | None = None
     workers_wait_percent: float | None = None
+    data_percent: float | None = None
+    forward_percent: float | None = None
+    backward_percent: float | None = None
+    comm_percent: float | None = None
+    optimizer_percent: float | None = None
 
 
 @dataclass(frozen=True)
@@ -121,3 +137,38 @@ class Sample:
 #: A rank at one moment with its GPU, and what can be read off that.
 Point = tuple[RankSample, GpuSample | None]
 Value = Callable[[RankSample, GpuSample | None], float | None]
+
+
+def of_rank(name: str, per: float = 1.0) -> Value:
+    """Return what reads this field of a rank, divided by ``per``."""
+    return lambda rank, _: _field(rank, name, per)
+
+
+def of_gpu(name: str, per: float = 1.0) -> Value:
+    """Return what reads this field of a rank's GPU, divided by ``per``."""
+    return lambda _, gpu: _field(gpu, name, per)
+
+
+def _field(sample: object, name: str, per: float) -> float | None:
+    found: float | None = getattr(sample, name, None)
+    return None if found is None else found / per
+
+
+def worker_percent(rank: RankSample, _: GpuSample | None) -> float | None:
+    """Return the mean CPU percentage of its DataLoader workers."""
+    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
+
+
+def typical(points: Iterable[Point], value: Value, of: Callable[[list[float]], float] = median) -> float | None:
+    """Return the median (or ``of``) of what is known of ``value``, None where nothing is."""
+    known = [each for rank, gpu in points if (each := value(rank, gpu)) is not None]
+    return of(known) if known else None
+
+
+def points_by_rank(samples: Iterable[Sample], attempt: int | None = None) -> dict[int, list[Point]]:
+    """Return the moments of each rank in the order of ``samples``, ranks ascending; None is every attempt."""
+    found: dict[int, list[Point]] = {}
+    for sample in samples:
+        for rank in sample.ranks if attempt in (None, sample.attempt) else ():
+            found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
+    return dict(sorted(found.items()))

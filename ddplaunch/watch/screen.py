@@ -14,9 +14,12 @@ import signal
 import sys
 import termios
 import time
+import tty
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any, TextIO
+
+from ddplaunch.values.escapes import harmless
 
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no wrapping at the right edge
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
@@ -71,7 +74,7 @@ class Screen:
         """Show these lines in one write, so that nothing flickers. Raises OSError where the terminal is gone."""
         _, height = self.size()
         # erased first: behind a line as wide as the terminal, erasing would take its last cell
-        body = "\r\n".join(f"{_LINE_END}{line}" for line in lines[:height])
+        body = "\r\n".join(f"{_LINE_END}{harmless(line)}" for line in lines[:height])
         self._put(f"{_HOME}{body}")
 
     def wait(self, until_s: float) -> str | None:
@@ -105,9 +108,7 @@ class Screen:
         if self._keys >= 0:
             with contextlib.suppress(termios.error):
                 self._saved = termios.tcgetattr(self._keys)
-                mode = termios.tcgetattr(self._keys)
-                mode[3] &= ~(termios.ICANON | termios.ECHO)  # keys at once and unseen; Ctrl-C stays a signal
-                termios.tcsetattr(self._keys, termios.TCSADRAIN, mode)
+                tty.setcbreak(self._keys, termios.TCSADRAIN)  # keys at once and unseen; Ctrl-C stays a signal
         self._put(_ENTER)
 
     def _give_back(self) -> None:

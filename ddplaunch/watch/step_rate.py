@@ -13,25 +13,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from ddplaunch.machine.files import pieces_of
+from ddplaunch.records.log_files import STEP_BAR, STEPS
 from ddplaunch.values.finding import usage
 from ddplaunch.watch.samples import Progress
 
 _TAIL_BYTES = 1 << 14
 _WINDOW_S = 10.0
 _FRESH_S = 30.0
-
-#: In order of preference, where the output of one rank has several.
-_BAR = re.compile(
-    rb"(?P<step>\d{1,12})/(?:\d{1,12}|\?) \[[\d:]{4,12}<[\d:?]{1,12}, {1,3}(?P<rate>[\d.]{1,12})(?P<unit>it/s|s/it)"
-)
-_DEFAULT = (
-    re.compile(
-        rb"(?i)\b(?:global_?)?(?:step|iter|iteration|it)[\"']?\s{0,3}[:=#\[(]?\s{0,6}"
-        rb"(\d{1,12})(?![\d.]*\s?(?:/s|it/s|s/it|ms))"
-    ),
-    _BAR,
-    re.compile(rb"(?i)\bepoch:? ?\[?\d+\]? ?\[ {0,8}(\d{1,12})/\d"),
-)
+_SILENT_S = 2.0  # until it is asked whether a log goes on in another piece
+_LEAST_PIECE_BYTES = 1 << 16  # a smaller file is the last of its log
 
 
 class Steps:
@@ -39,7 +30,7 @@ class Steps:
 
     def __init__(self, folder: Path, ranks: Sequence[int], pattern: re.Pattern[bytes] | None = None) -> None:
         """``folder`` is ``node-K/attempt-A``; ``pattern`` replaces the usual ones, see ``metric_pattern``."""
-        patterns = (pattern,) if pattern is not None else _DEFAULT
+        patterns = (pattern,) if pattern is not None else STEPS
         self._files = {
             rank: [_File(f"{folder}/rank-{rank}.{stream}", patterns) for stream in ("out", "err")] for rank in ranks
         }
@@ -93,7 +84,8 @@ class _File:
     """One recorded stream, read from where the last look ended."""
 
     def __init__(self, path: str, patterns: Sequence[re.Pattern[bytes]]) -> None:
-        self._path, self._patterns = path, patterns
+        self._log = self._path = path
+        self._patterns = patterns
         self._counters = [_Counter() for _ in patterns]
         self._position = self._size = 0
 
@@ -104,9 +96,17 @@ class _File:
                 self._position = 0
             if status.st_size > self._position:
                 self._read(status.st_size, min(status.st_mtime, now_s))
+            elif status.st_size > _LEAST_PIECE_BYTES and now_s - status.st_mtime > _SILENT_S:
+                self._go_on()
         except OSError:
-            pass
+            self._go_on()
         return self._counters
+
+    def _go_on(self) -> None:
+        """Read the latest piece from now on, of a stream that fills no file any more but goes on in the next."""
+        pieces = pieces_of(self._log)
+        if pieces and pieces[-1].path != self._path:
+            self._path, self._position, self._size = pieces[-1].path, 0, 0
 
     def _read(self, size: int, at_s: float) -> None:
         """Read what is new up to its last line end; an unfinished line counts when nothing was added to it."""
@@ -120,7 +120,7 @@ class _File:
         self._size, self._position = size, start + end
         for counter, pattern in zip(self._counters, self._patterns, strict=True):
             # a bar is begun by its \r, so that the newest is never ended; its unit tells that it is all there
-            matches = list(pattern.finditer(data, 0, len(data) if pattern is _BAR else end))
+            matches = list(pattern.finditer(data, 0, len(data) if pattern is STEP_BAR else end))
             if matches:
                 counter.note(at_s, *_numbers(matches[-1]))
 
@@ -151,11 +151,9 @@ def metric_pattern(text: str) -> re.Pattern[bytes]:
     try:
         pattern = re.compile(os.fsencode(text))
     except re.error as error:
-        what, why = (
-            f"is not a regular expression: {error.msg}",
-            "it is searched for in what ranks print, with Python's `re`",
-        )
-        raise usage(f"`--metric {text}` {what}", why=why, fix=fix, where="flag: --metric") from error
+        what = f"`--metric {text}` is not a regular expression: {error.msg}"
+        why = "it is searched for in what ranks print, with Python's `re`"
+        raise usage(what, why=why, fix=fix, where="flag: --metric") from error
     if not pattern.groups:
         why = "the group is the number that counts up, or `(?P<rate>…)` one that is a rate already"
         raise usage(f"`--metric {text}` has no group", why=why, fix=fix, where="flag: --metric")

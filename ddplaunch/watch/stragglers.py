@@ -15,7 +15,18 @@ from ddplaunch.checks.check import declare
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import count, ranks_text, size_text
-from ddplaunch.watch.samples import GpuSample, Point, RankSample, Sample, Value
+from ddplaunch.watch.samples import (
+    GpuSample,
+    Point,
+    RankSample,
+    Sample,
+    Value,
+    of_gpu,
+    of_rank,
+    points_by_rank,
+    typical,
+    worker_percent,
+)
 
 _LEAST_SAMPLES = 10
 _SLOWER = 0.95
@@ -31,8 +42,7 @@ class _Series:
 
     def typical(self, value: Value) -> float | None:
         """Return the median of what is known, None where nothing is."""
-        known = [each for rank, gpu in self.points if (each := value(rank, gpu)) is not None]
-        return median(known) if known else None
+        return typical(self.points, value)
 
     @property
     def gpu(self) -> GpuSample | None:
@@ -52,12 +62,8 @@ class _Series:
 
 def _series_of(samples: Sequence[Sample]) -> tuple[_Series, ...]:
     """Return the ranks of the last attempt that have enough samples, in order."""
-    attempt = max((sample.attempt for sample in samples), default=0)
-    found: dict[int, list[Point]] = {}
-    for sample in samples:
-        for rank in sample.ranks if sample.attempt == attempt else ():
-            found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
-    return tuple(_Series(rank, _training(found[rank])) for rank in sorted(found) if len(found[rank]) >= _LEAST_SAMPLES)
+    found = points_by_rank(samples, max((sample.attempt for sample in samples), default=0))
+    return tuple(_Series(rank, _training(points)) for rank, points in found.items() if len(points) >= _LEAST_SAMPLES)
 
 
 def _training(points: list[Point]) -> tuple[Point, ...]:
@@ -73,22 +79,15 @@ def slowest_rank(samples: Sequence[Sample]) -> int | None:
 
     Ranks that wait for each other in every step have one rate: there the findings tell who is late.
     """
-    recent: dict[int, list[float]] = {rank.rank: [] for rank in samples[-1].ranks} if samples else {}
-    for sample in samples[-_RECENT:]:
-        for rank in sample.ranks if sample.attempt == samples[-1].attempt else ():
-            if rank.rank in recent and rank.step_rate is not None:
-                recent[rank.rank].append(rank.step_rate)
-    rates = {rank: median(each) for rank, each in recent.items() if each}
+    here = {rank.rank for rank in samples[-1].ranks} if samples else ()
+    recent = points_by_rank(samples[-_RECENT:], samples[-1].attempt if samples else None)
+    known = {rank: typical(points, of_rank("step_rate")) for rank, points in recent.items() if rank in here}
+    rates = {rank: rate for rank, rate in known.items() if rate is not None}
     if len(rates) < 2:
         return None
     slow = min(rates, key=lambda each: rates[each])
     usual = median(rate for each, rate in rates.items() if each != slow)
     return slow if rates[slow] < _SLOWER * usual else None
-
-
-def worker_percent(rank: RankSample, _: GpuSample | None) -> float | None:
-    """Return the mean CPU percentage of its DataLoader workers."""
-    return rank.workers_cpu_percent / rank.workers if rank.workers and rank.workers_cpu_percent is not None else None
 
 
 def _worker_wait(rank: RankSample, _: GpuSample | None) -> float | None:
@@ -102,12 +101,8 @@ def _worker_demand(rank: RankSample, gpu: GpuSample | None) -> float | None:
     return None if percent is None else percent + (_worker_wait(rank, gpu) or 0)
 
 
-def _own_percent(rank: RankSample, _: GpuSample | None) -> float | None:
-    return rank.cpu_percent
-
-
-def _own_wait(rank: RankSample, _: GpuSample | None) -> float | None:
-    return rank.wait_percent
+_own_percent, _own_wait = of_rank("cpu_percent"), of_rank("wait_percent")
+_gpu_percent, _host_memory = of_gpu("utilization_percent"), of_rank("anon_bytes")
 
 
 def _own_demand(rank: RankSample, _: GpuSample | None) -> float | None:
@@ -115,17 +110,9 @@ def _own_demand(rank: RankSample, _: GpuSample | None) -> float | None:
     return None if rank.cpu_percent is None else rank.cpu_percent + (rank.wait_percent or 0)
 
 
-def _gpu_percent(_: RankSample, gpu: GpuSample | None) -> float | None:
-    return None if gpu is None else gpu.utilization_percent
-
-
 def _gpu_memory(rank: RankSample, gpu: GpuSample | None) -> float | None:
     """Return the bytes that it holds on its GPU, or all that is used there."""
     return rank.gpu_memory_bytes or (None if gpu is None else gpu.memory_used_bytes)
-
-
-def _host_memory(rank: RankSample, _: GpuSample | None) -> float | None:
-    return rank.anon_bytes
 
 
 _GIB = 1 << 30

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from statistics import median
 
 from ddplaunch.ui.speech import findings_text
-from ddplaunch.ui.table import table
+from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import age_text, size_text
-from ddplaunch.watch.samples import GpuSample, HostSample, Point, RankSample, Sample, Value
-from ddplaunch.watch.stragglers import worker_percent
+from ddplaunch.watch.samples import (
+    GpuSample,
+    HostSample,
+    RankSample,
+    Sample,
+    Value,
+    of_gpu,
+    of_rank,
+    points_by_rank,
+    typical,
+    worker_percent,
+)
 
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 _WIDTH = 8  # cells of a row of bars
@@ -64,18 +73,15 @@ def _fitted(head: list[str], rows: list[str], tail: list[str], keys: str, look: 
     if look.height is None:
         return [*head, *([""] if rows else []), *rows, *([""] if tail else []), *tail]
     room = look.height - len(head) - len(foot) - 1
-    for_rows = min(len(rows), max(4, room - len(tail) - 1))
-    shown = rows
-    if rows and for_rows < len(rows):
-        for_rows = max(for_rows, 3)
-        first = min(look.first_row, len(rows) - 1 - (for_rows - 2))
-        body = rows[1 + first : 1 + first + for_rows - 2]
-        hidden = len(rows) - 1 - len(body)
-        shown = [rows[0], *body, _clipped(f"{hidden} more ranks: j and k scroll", look)]
-    left = max(0, room - len(shown) - 1)
+    for_rows = max(4, room - len(tail) - 1)
+    if for_rows < len(rows):
+        ranks, seen = len(rows) - 1, for_rows - 2
+        first = 1 + min(look.first_row, ranks - seen)
+        rows = [rows[0], *rows[first : first + seen], _clipped(f"{ranks - seen} more ranks: j and k scroll", look)]
+    left = max(0, room - len(rows) - 1)
     if len(tail) > left:
         tail = [*tail[: left - 1], _spelled("…", look)] if left else []
-    body = [*head, "", *shown, *([""] if tail else []), *tail]
+    body = [*head, "", *rows, *([""] if tail else []), *tail]
     body = body[: look.height - len(foot)]
     return [*body, *[""] * (look.height - len(foot) - len(body)), *foot]
 
@@ -146,76 +152,65 @@ class _Column:
     def __init__(self, name: str, texts: list[str], spared: int = 0, left: bool = False) -> None:
         """``texts`` are the cells; the column is as wide as the widest of them, or its name."""
         self.name, self.texts, self.spared, self.left = name, texts, spared, left
-        self.cells = max(cells(each) for each in (name, *texts))
+        self.cells = max(map(len, (name, *texts)))
 
     def cell(self, text: str) -> str:
         """Return ``text`` padded to the column's width."""
-        pad = " " * (self.cells - cells(text))
-        return text + pad if self.left else pad + text
+        return text.ljust(self.cells) if self.left else text.rjust(self.cells)
 
 
 def _columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[_Column]:
     """Return every column, for the newest sample's ranks; those that say nothing have empty cells only."""
-    ranks = samples[-1].ranks
-    gpus = [samples[-1].gpu_of(rank) for rank in ranks]
-    before = _history(samples)
+    pairs = [(rank, samples[-1].gpu_of(rank)) for rank in samples[-1].ranks]
+    before = points_by_rank(samples[-_WIDTH:], samples[-1].attempt)
 
-    def bars(value: Value, top: float | None) -> list[str]:
-        if not look.bars:
-            return [""] * len(ranks)
-        known = [[value(*point) for point in before[rank.rank]] for rank in ranks]
-        most = max([top or 0.0, *(each for row in known for each in row if each is not None)])
+    def texts(value: Value, form: str = ".0f") -> list[str]:
+        return [_number(value(*pair), form) for pair in pairs]
+
+    def bars(value: Value, top: float = 0.0) -> list[str]:
+        known = [[value(*point) for point in before[rank.rank]] for rank, _ in pairs]
+        most = max([top, *(each for row in known for each in row if each is not None)])
         return [
-            sparkline(row, _WIDTH, most, look.terminal.unicode) if any(each is not None for each in row) else ""
+            sparkline(row, _WIDTH, most, look.terminal.unicode)
+            if look.bars and any(each is not None for each in row)
+            else ""
             for row in known
         ]
 
-    pairs = list(zip(ranks, gpus, strict=True))
     return [
-        _Column("RANK", [str(rank.rank) for rank in ranks]),
-        _Column("STEP", [_number(rank.step, ".0f") for rank in ranks], 6),
-        _Column("STEP/S", [_number(rank.step_rate, ".2f" if (rank.step_rate or 0) < 100 else ".0f") for rank in ranks]),
-        _Column("", bars(lambda rank, _: rank.step_rate, None), 7),
-        _Column("CPU %", [_number(rank.cpu_percent, ".0f") for rank in ranks]),
+        _Column("RANK", texts(of_rank("rank"))),
+        _Column("STEP", texts(of_rank("step")), 6),
+        _Column("STEP/S", [_rate(rank.step_rate) for rank, _ in pairs]),
+        _Column("", bars(of_rank("step_rate")), 7),
+        _Column("DATA %", texts(of_rank("data_percent"))),
+        _Column("FWD %", texts(of_rank("forward_percent")), 8),
+        _Column("BWD %", texts(of_rank("backward_percent")), 8),
+        _Column("COMM %", texts(of_rank("comm_percent"))),
+        _Column("OPT %", texts(of_rank("optimizer_percent")), 9),
+        _Column("CPU %", texts(of_rank("cpu_percent"))),
         _Column("", bars(lambda rank, gpu: None if gpu else rank.cpu_percent, 100), 8),
-        _Column("MEM GiB", [_gib(rank.rss_bytes) for rank in ranks], 3),
-        _Column("PSS GiB", [_gib(rank.pss_bytes) for rank in ranks], 11),
-        _Column("THREADS", [_number(rank.threads, ".0f") for rank in ranks], 10),
-        _Column("LOADER", [_loader(rank) for rank in ranks]),
-        _Column("R+W MiB/s", [_disk(rank) for rank in ranks], 12),
-        _Column("GPU", ["" if gpu is None else str(gpu.index) for gpu in gpus], 2),
-        _Column("UTIL %", [_number(_of(gpu, "utilization_percent"), ".0f") for gpu in gpus]),
-        _Column("", bars(lambda _, gpu: None if gpu is None else gpu.utilization_percent, 100), 5),
-        _Column("GPU GiB", [_gpu_memory(gpu) for gpu in gpus], 1),
-        _Column("W", [_number(_of(gpu, "power_w"), ".0f") for gpu in gpus], 4),
-        _Column("°C" if look.terminal.unicode else "C", [_number(_of(gpu, "temperature_c"), ".0f") for gpu in gpus]),
-        _Column("MHz", [_number(_of(gpu, "clock_mhz"), ".0f") for gpu in gpus], 9),
+        _Column("MEM GiB", texts(of_rank("rss_bytes", _GIB), ".1f"), 3),
+        _Column("PSS GiB", texts(of_rank("pss_bytes", _GIB), ".1f"), 11),
+        _Column("THREADS", texts(of_rank("threads")), 10),
+        _Column("LOADER", [_loader(rank) for rank, _ in pairs]),
+        _Column("R+W MiB/s", texts(_disk_mib_s, ".1f"), 12),
+        _Column("GPU", texts(of_gpu("index")), 2),
+        _Column("UTIL %", texts(of_gpu("utilization_percent"))),
+        _Column("", bars(of_gpu("utilization_percent"), 100), 5),
+        _Column("GPU GiB", [_gpu_memory(gpu) for _, gpu in pairs], 1),
+        _Column("W", texts(of_gpu("power_w")), 4),
+        _Column("°C" if look.terminal.unicode else "C", texts(of_gpu("temperature_c"))),
+        _Column("MHz", texts(of_gpu("clock_mhz")), 9),
         _Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
     ]  # fmt: skip
-
-
-def _history(samples: Sequence[Sample]) -> dict[int, list[Point]]:
-    """Return the last few moments of each rank of now, without those of an attempt before."""
-    now = samples[-1]
-    found: dict[int, list[Point]] = {rank.rank: [] for rank in now.ranks}
-    for sample in samples[-_WIDTH:]:
-        for rank in sample.ranks if sample.attempt == now.attempt else ():
-            if rank.rank in found:
-                found[rank.rank].append((rank, sample.gpu_of(rank)))
-    return found
-
-
-def _of(gpu: GpuSample | None, name: str) -> float | None:
-    value: float | None = getattr(gpu, name, None)
-    return value
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _gib(size_bytes: int | None) -> str:
-    return "" if size_bytes is None else f"{size_bytes / _GIB:.1f}"
+def _rate(per_s: float | None) -> str:
+    return _number(per_s, ".2f" if (per_s or 0) < 100 else ".0f")
 
 
 def _gpu_memory(gpu: GpuSample | None) -> str:
@@ -232,10 +227,10 @@ def _loader(rank: RankSample) -> str:
     return f"{rank.workers}×{rank.workers_cpu_percent / rank.workers:.0f} %"
 
 
-def _disk(rank: RankSample) -> str:
+def _disk_mib_s(rank: RankSample, _: GpuSample | None) -> float | None:
     if rank.read_bytes_s is None or rank.write_bytes_s is None:
-        return ""
-    return f"{(rank.read_bytes_s + rank.write_bytes_s) / _MIB:.1f}"
+        return None
+    return (rank.read_bytes_s + rank.write_bytes_s) / _MIB
 
 
 def _note(rank: RankSample, gpu: GpuSample | None, late: int | None) -> str:
@@ -270,54 +265,31 @@ def _spelled(text: str, look: Look) -> str:
 
 
 def summary_lines(
-    run_id: str, samples: Mapping[int, Sequence[Sample]], findings: Sequence[Finding], look: Look
+    run_id: str, samples: Mapping[int, Sequence[Sample]], findings: Sequence[Finding], terminal: Terminal
 ) -> list[str]:
     """Return the table with a line for each rank, and the findings."""
-    ranks = _by_rank(samples)
+    ranks = points_by_rank(sample for each in samples.values() for sample in each)
     count = sum(map(len, samples.values()))
     times = [sample.at_s for each in samples.values() for sample in each]
     over = age_text(max(times) - min(times))
     lines = [f"{visible(run_id)}  {count} samples over {over}: medians; of memory and °C the most", ""]
     columns = {
-        name: [_typical(points, value, form, of) for points in ranks.values()] for name, value, form, of in _COLUMNS
+        name: [_number(typical(points, value, of), form) for points in ranks.values()]
+        for name, value, form, of in _COLUMNS
     }
-    columns = {"RANK": [str(rank) for rank in ranks], **{name: each for name, each in columns.items() if any(each)}}
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    wider = replace(look.terminal, width=look.terminal.width + 2)  # the table indents its lines by two
-    lines += [line[2:] for line in table(list(columns), rows, wider, frozenset(range(len(columns))))]
+    columns = {"RANK": [str(rank) for rank in ranks], **columns}
+    lines += column_table(columns, terminal, right=columns, indent=0)
     if findings:
-        lines += ["", findings_text(findings, look.terminal).rstrip("\n")]
-    return [look.terminal.spell(line) for line in lines]
-
-
-def _by_rank(samples: Mapping[int, Sequence[Sample]]) -> dict[int, list[Point]]:
-    found: dict[int, list[Point]] = {}
-    for each in samples.values():
-        for sample in each:
-            for rank in sample.ranks:
-                found.setdefault(rank.rank, []).append((rank, sample.gpu_of(rank)))
-    return dict(sorted(found.items()))
-
-
-def _typical(points: Sequence[Point], value: Value, form: str, of: Callable[[list[float]], float]) -> str:
-    known = [each for rank, gpu in points if (each := value(rank, gpu)) is not None]
-    return format(of(known), form) if known else ""
-
-
-def of_gpu(name: str, per: float = 1.0) -> Value:
-    """Return what reads this field of a rank's GPU, divided by ``per``."""
-
-    def value(_: RankSample, gpu: GpuSample | None) -> float | None:
-        found = getattr(gpu, name, None)
-        return None if found is None else found / per
-
-    return value
+        lines += ["", findings_text(findings, terminal).rstrip("\n")]
+    return [terminal.spell(line) for line in lines]
 
 
 _COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
-    ("STEP/S", lambda rank, _: rank.step_rate, ".2f", median),
-    ("CPU %", lambda rank, _: rank.cpu_percent, ".0f", median),
-    ("MEM GiB", lambda rank, _: None if rank.rss_bytes is None else rank.rss_bytes / _GIB, ".1f", max),
+    ("STEP/S", of_rank("step_rate"), ".2f", median),
+    ("DATA %", of_rank("data_percent"), ".0f", median),
+    ("COMM %", of_rank("comm_percent"), ".0f", median),
+    ("CPU %", of_rank("cpu_percent"), ".0f", median),
+    ("MEM GiB", of_rank("rss_bytes", _GIB), ".1f", max),
     ("LOADER", lambda rank, _: rank.workers or None, ".0f", median),
     ("% EACH", worker_percent, ".0f", median),
     ("UTIL %", of_gpu("utilization_percent"), ".0f", median),

@@ -81,6 +81,8 @@ class Guarded:
         until(lambda: comm.read_text() == "ddplaunch-guard\n", "the guard is up")
         self.ranks: dict[int, subprocess.Popen[bytes]] = {}
         self.held: list[int] = []
+        self.signals = os.pipe2(os.O_NONBLOCK)
+        send(self.channel, {"op": "listen"}, [self.signals[0]])
 
     def attempt(
         self,
@@ -111,11 +113,15 @@ class Guarded:
                 stdout=ends_of_rank[0],
                 stderr=ends_of_rank[-1],
                 start_new_session=True,
-                env={**self.environment, "RANK": str(rank)},
+                env={**self.environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             )
         self.held += [*given, *(end for ends_of_rank in taken for end in ends_of_rank)]
         if announce:
             self.started(number)
+
+    def signalled(self, number: int) -> None:
+        """Let the guard know of a signal to its launcher, as ``signal.set_wakeup_fd`` does."""
+        os.write(self.signals[1], bytes([number]))
 
     def started(self, number: int = 0) -> None:
         pids = {str(rank): process.pid for rank, process in self.ranks.items()}
@@ -160,7 +166,7 @@ class Guarded:
                 process.send_signal(signal.SIGKILL)
             process.wait()
         self.channel.close()
-        for descriptor in self.held:
+        for descriptor in (*self.held, *self.signals):
             os.close(descriptor)
 
 

@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.hosts.launching import clean_environment, ddplaunch
 
 DEADLINE_S = 120
@@ -62,6 +64,10 @@ def saves():
 
 def stubborn():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    wait()
+
+def deaf():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait()
 
 def workers():
@@ -133,14 +139,14 @@ def end_what_runs() -> None:
 class Run:
     """One launch in ``folder``, which may still go on."""
 
-    def __init__(self, folder: Path, mode: str, *options: str, **changes: Any) -> None:
+    def __init__(self, folder: Path, mode: str, *options: str, run_id: str = RUN_ID, **changes: Any) -> None:
         self.folder = folder
         (folder / "train.py").write_text(SCRIPT)
-        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", RUN_ID, *options, "--", "train.py", mode)
+        words = ddplaunch("run", "2", "--device", "cpu", "--run-id", run_id, *options, "--", "train.py", mode)
         environment = clean_environment(**{**{"NO_COLOR": "1", "COLUMNS": "200"}, **changes.pop("env", {})})
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
         self.process = subprocess.Popen(words, cwd=folder, env=environment, **{**streams, **changes})
-        self.record = folder / ".ddplaunch" / "runs" / RUN_ID
+        self.record = folder / ".ddplaunch" / "runs" / run_id
         self.out = self.err = ""
         _begun.append(self)
 
@@ -202,6 +208,8 @@ def on_terminal(
                 except OSError:
                     break
             react(shown, master)
+        else:
+            pytest.fail(f"it has not ended on the terminal within {DEADLINE_S} s: {shown.decode(errors='replace')}")
         return launch.wait(DEADLINE_S), shown
     finally:
         launch.kill()

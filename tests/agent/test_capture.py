@@ -108,7 +108,7 @@ time.sleep(60)
         guarded.attempt([program, "print('hidden')"], terminal=True)
         assert read_for(master, lambda data: b"\n" in data) == b"True True (97, 31) a\rb\n"
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
-        guarded.guard.send_signal(signal.SIGWINCH)
+        guarded.signalled(signal.SIGWINCH)
         assert read_for(master, lambda data: b"\n" in data) == b"told (120, 40)\n"
         guarded.wait()
         guarded.end()
@@ -160,7 +160,7 @@ def test_a_file_that_cannot_grow_stops_its_recording_only(tmp_path: Path) -> Non
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     reading, writing = os.pipe()
     fcntl.fcntl(writing, 1031, 1 << 20)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limit[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, limit[1]))
     try:
         guarded = Guarded(tmp_path, writing, 2)
     finally:
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_grow_stops_its_recording_only(tmp_path: Path) -> Non
         _, ended = guarded.end()
         assert ended.unrecorded and "rank-0.out" in ended.unrecorded
         assert guarded.file("attempt-0/rank-1.out") == b"fits\n"
-        assert len(guarded.file("attempt-0/rank-0.out")) == 50_000
+        assert len(guarded.file("attempt-0/rank-0.out")) == 120_000
     assert len(read_for(reading, lambda data: False)) == 2001 * 100
     os.close(reading)
 
@@ -287,17 +287,24 @@ def test_a_second_guard_goes_on_where_the_first_one_died(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_disk_that_hangs_holds_nothing_up_for_long(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hangs", "said"), [(True, "the disk took nothing for 5 s"), (False, "rank-0.out: is no plain file")]
+)
+def test_a_disk_that_hangs_holds_nothing_up_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: bool, said: str
+) -> None:
+    """A file that opens never, as on a dead server; a pipe in its place, which nobody reads, is not waited for."""
     program = "for _ in range(100_000): print('h' * 99)"
     out = tmp_path / "out"
+    monkeypatch.setenv("GUARD_TEST_HANGS", "rank-0.out" if hangs else "")
     with out.open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
         file = guarded.directory / "node-0/attempt-0/rank-0.out"
         file.parent.mkdir(parents=True)
-        os.mkfifo(file)  # opening it waits for ever, as files of a dead server do
+        os.mkfifo(file)
         guarded.attempt([program, program])
         guarded.wait()
         status, ended = guarded.end()
-        assert status == 0 and ended.unrecorded == "the disk took nothing for 5 s"
+        assert status == 0 and ended.unrecorded == said
     assert out.stat().st_size == 100_000 * 100
 
 
@@ -351,7 +358,7 @@ def test_64_ranks_cost_little_memory_and_nothing_while_they_are_silent(tmp_path:
         def silent() -> bool:
             before = field("voluntary_ctxt_switches:")
             time.sleep(2)
-            return field("voluntary_ctxt_switches:") - before <= 2
+            return field("voluntary_ctxt_switches:") - before <= (2 if not os.isatty(0) else 6)  # it looks for Ctrl-Z
 
         until(silent, "the guard does nothing")
         for process in guarded.ranks.values():

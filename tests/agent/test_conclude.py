@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.end.conclude import attempt_ended, conclude, last_exception, last_lines
-from ddplaunch.agent.end.ended import EndedAttempt, EndedRank, EndedRun
+from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.end.evidence import attributed, closed_by_torchrun
 from ddplaunch.agent.protocol import Failure
-from ddplaunch.explain.diagnosis import Diagnosis, Evidence, Raised
+from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Raised, UserCall
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.first_failure import first_failed
 from ddplaunch.records.outcome import (
@@ -42,30 +42,21 @@ ValueError: bad batch
 """
 
 
-def rank(number: int, folder: Path = Path(), **changes: object) -> EndedRank:
-    ok = EndedRank(number, number, 100 + number, 1.0, 9.0, 0, None, "itself", folder / f"rank-{number}.out", None)
-    return replace(ok, **changes)  # type: ignore[arg-type]
+def rank(number: int, **changes: Any) -> RankOutcome:
+    ok = RankOutcome(number, number, "node-1", 100 + number, 0, started_s=1.0, ended_s=9.0, ended_by="itself")
+    return replace(ok, out=f"node-0/attempt-0/rank-{number}.out", **changes)
 
 
-def attempt(*ranks: EndedRank, first: int | None = None, number: int = 0) -> EndedAttempt:
+def attempt(*ranks: RankOutcome, first: int | None = None, number: int = 0) -> EndedAttempt:
     return EndedAttempt(number, 1.0, 9.0, ranks, first)
 
 
 def ended(*attempts: EndedAttempt, **changes: object) -> EndedRun:
-    run = EndedRun("node-1", 0.0, 10.0, attempts, "failed", None, 0, False, "", ())
+    run = EndedRun("node-1", 0.0, 10.0, attempts, "failed", None, False, "", ())
     return replace(run, **changes)  # type: ignore[arg-type]
 
 
-TERMINATED: dict[str, Any] = {"exit_code": None, "signal": 15, "ended_by": "launcher"}
-
-
-def test_first_failed_is_the_accused_if_it_failed_by_itself() -> None:
-    both = attempt(rank(0, exit_code=1, ended_s=2.0), rank(1, exit_code=7, ended_s=3.0), rank(2, **TERMINATED), first=0)
-    assert getattr(first_failed(both.ranks, 1, both.first), "rank", None) == 1
-    assert getattr(first_failed(both.ranks, 2, both.first), "rank", None) == 0, "torchrun ended rank 2"
-    assert getattr(first_failed(both.ranks, None, both.first), "rank", None) == 0
-    assert getattr(first_failed(both.ranks, None, None), "rank", None) == 0, "it ended before rank 1"
-    assert first_failed((rank(0), rank(1, **TERMINATED)), 0, None) is None
+TERMINATED: dict[str, Any] = {"exit_code": None, "signal": "SIGTERM", "ended_by": "launcher"}
 
 
 def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
@@ -76,7 +67,7 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
     log = "W1 api.py:1037] Sending process 102 closing signal SIGTERM\nW1 Sending process 103 closing signal SIGINT\n"
     (tmp_path / "node-1" / "launcher.err").write_text(log)
     assert closed_by_torchrun(settings) == {102, 103}
-    both = attempt(rank(2, exit_code=None, signal=15), rank(3, **TERMINATED), first=2)
+    both = attempt(rank(2, exit_code=None, signal="SIGTERM"), rank(3, **TERMINATED), first=2)
     ranks = attributed(settings, both)
     assert [each.ended_by for each in ranks.ranks] == ["launcher", "launcher"] and ranks.first is None
     assert first_failed(ranks.ranks, 2, ranks.first) is None and ended(ranks, state="error").exit_status(None) == 1
@@ -90,7 +81,7 @@ def test_ranks_that_torchrun_ended_have_not_failed(tmp_path: Path) -> None:
 
 
 def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:
-    return Failure(rank=number, local_rank=number, pid=9, exit_code=exit_code, message="", timestamp_s=timestamp_s)
+    return Failure(rank=number, local_rank=number, pid=9, exit_code=exit_code, timestamp_s=timestamp_s)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +89,8 @@ def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:
     [
         (ended(state="succeeded"), None, 0),
         (ended(), rank(1, exit_code=3), 3),
-        (ended(), rank(1, exit_code=None, signal=9), 137),
+        (ended(), rank(1, exit_code=None, signal="SIGKILL"), 137),
+        (ended(), rank(1, exit_code=None, signal="signal 36"), 164),
         (ended(state="signal", signal=15), rank(1, exit_code=1), 143),
         (ended(state="signal", signal=2), None, 130),
         (ended(state="signal", signal=1), None, 129),
@@ -109,7 +101,7 @@ def failure(number: int, exit_code: int, timestamp_s: int = 5) -> Failure:
         (ended(state="error", launcher_died=True), rank(1, exit_code=1), 137),
     ],
 )
-def test_exit_status(run: EndedRun, first: EndedRank | None, status: int) -> None:
+def test_exit_status(run: EndedRun, first: RankOutcome | None, status: int) -> None:
     assert run.exit_status(first) == status
 
 
@@ -136,7 +128,7 @@ class Heard:
     def __init__(self) -> None:
         self.text = ""
 
-    def say(self, text: str) -> None:
+    def __call__(self, text: str) -> None:
         self.text += text
 
 
@@ -152,14 +144,13 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return Settings(run_id="r", directory=str(tmp_path / "runs" / "r"), max_restarts=3)
 
 
-def two_ranks(settings: Settings, number: int = 0) -> EndedAttempt:
-    files = Path(settings.directory) / "node-0" / "attempt-0"
-    return attempt(rank(0, files, **TERMINATED), rank(1, files, exit_code=1, ended_s=5.0), first=1, number=number)
+def two_ranks(number: int = 0) -> EndedAttempt:
+    return attempt(rank(0, **TERMINATED), rank(1, exit_code=1, ended_s=5.0), first=1, number=number)
 
 
 def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     heard = Heard()
-    assert conclude(settings, ended(two_ranks(settings)), heard) == 1
+    assert conclude(settings, ended(two_ranks()), heard) == 1
     lines = heard.text.splitlines()
     assert lines[0] == "ddplaunch: failed (exit status 1) after 10 s, record in runs/r"
     assert lines[1].startswith("error[script-exception]: ") and "bad batch" in lines[1]
@@ -175,7 +166,7 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
 
 
 def test_attempt_that_is_followed_by_another(settings: Settings) -> None:
-    text = attempt_ended(settings, two_ranks(settings))
+    text = attempt_ended(settings, two_ranks())
     assert text is not None and text.startswith("ddplaunch: attempt 1 of 4 failed: error[script-exception] ")
     assert text.rstrip().endswith("; restarting")
     assert attempt_ended(settings, attempt(rank(0), rank(1))) is None, "nodes came or went"
@@ -190,7 +181,7 @@ def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
     directory.write_text("in the way")
     heard = Heard()
     assert conclude(settings._replace(directory=str(directory)), run, heard) == 0
-    assert "incomplete: Not a directory" in heard.text or "incomplete: File exists" in heard.text
+    assert "incomplete: outcome.json: Not a directory" in heard.text
 
 
 def test_nothing_known_but_the_exit(settings: Settings) -> None:
@@ -221,11 +212,17 @@ def before(*diagnoses: Diagnosis | None) -> tuple[AttemptOutcome, ...]:
     return tuple(AttemptOutcome(number, 0.0, 1.0, True, each, ()) for number, each in enumerate(diagnoses))
 
 
-RAISED = replace(DIAGNOSIS, code="script-exception", raised=Raised("ValueError", "x"))
+ASKED = Diagnosis("terminated", "observed", "the run was ended from outside by SIGINT", "Ctrl-C", ("nothing is wrong",))
+KILLED = replace(
+    before(None)[0],
+    ranks=tuple(rank(each, signal="SIGKILL" if each else "SIGINT", ended_by="launcher") for each in range(4)),
+)
+RAISED = replace(DIAGNOSIS, code="script-exception", exception=Raised("ValueError", "x"))
 CASES = {
     "failed": outcome(),
     "done": outcome(state="succeeded", exit_status=0, diagnosis=None),
-    "interrupted": outcome(state="terminated", exit_status=130, diagnosis=None),
+    "interrupted": outcome(state="terminated", exit_status=130, diagnosis=ASKED),
+    "interrupted-twice": outcome(state="terminated", exit_status=130, diagnosis=ASKED, attempts=(KILLED,)),
     "killed": outcome(state="killed", exit_status=137, diagnosis=None),
     "alike": outcome(attempts=before(DIAGNOSIS, DIAGNOSIS)),
     "unlike": outcome(attempts=before(RAISED, None, DIAGNOSIS)),
@@ -240,10 +237,71 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_last_words_on_the_console(case: str, golden: Golden) -> None:
-    number = signal.SIGINT if case == "interrupted" else None
+    number = signal.SIGINT if case.startswith("interrupted") else None
     text = outcome_text(CASES[case], ".ddplaunch/runs/r", Terminal(80), signal=number)
     assert max(map(len, text.splitlines())) <= 80
     golden(f"outcome-{case}", text)
+
+
+MANY = tuple(
+    UserCall(f"model.py:{line} in layer", f"return self.layer({line}, " + "x" * 60 + ")", line % 2 * 3, "torch")
+    for line in range(30)
+)
+LONG = replace(
+    DIAGNOSIS,
+    what="a very long first line, " * 8,
+    why="a mechanism that takes some words to explain, " * 5,
+    fixes=("`" + "a command " * 12 + "`", "another way, " * 12),
+    calls=MANY,
+    exception=Raised("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. " * 9),
+)
+ECHOES = tuple(
+    Echo(f"kind {number} of line that follows", number, "node-1", Evidence("x", 1, "y")) for number in range(9)
+)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2, 30])
+def test_the_last_screen_is_the_failed_ranks_own_story(calls: int) -> None:
+    found = replace(LONG, calls=MANY[:calls])
+    said = ("step 1", "[W1103 noise", *(f"line {number} " + "y" * 90 for number in range(20)))
+    ranks = (RankOutcome(1, 1, "node-1"), RankOutcome(2, 2, "node-1", last_lines=said))
+    run = outcome(diagnosis=found, cascade=ECHOES, attempts=(replace(before(None)[0], ranks=ranks),))
+    text = outcome_text(run, ".ddplaunch/runs/20261122-162137-n6rf23", Terminal(80))
+    assert text.count("\n") <= 23 and all(len(line) <= 80 for line in text.splitlines() if "`" not in line)
+    assert sum("followed by:" in line for line in text.splitlines()) == 1, "what others say is one line"
+    if calls:
+        assert MANY[calls - 1].place in text and "OutOfMemoryError: CUDA out of memory." in text
+        assert "said last" not in text
+    else:
+        assert "  rank 2 said last:\n" in text and "line 19 yy" in text
+
+
+def test_a_story_of_many_calls_keeps_its_end() -> None:
+    run = outcome(diagnosis=replace(DIAGNOSIS, calls=MANY), cascade=ECHOES[:1])
+    lines = outcome_text(run, ".ddplaunch/runs/r", Terminal(80)).splitlines()
+    assert len(lines) <= 23
+    begun = lines.index("      …")
+    assert lines[begun + 1].lstrip().startswith(("model.py", "…")) and "model.py:29 in layer" in lines[-6]
+    assert lines[-5] == "        … 3 calls in torch" and lines[-4].startswith("  followed by: rank 0: ")
+
+
+def test_words_that_the_diagnosis_quotes_are_not_said_again() -> None:
+    ranks = (RankOutcome(2, 2, "node-1", last_lines=("CUDA out of memory on rank 2",)),)
+    run = outcome(attempts=(replace(before(None)[0], ranks=ranks),))
+    assert "said last" not in outcome_text(run, None, Terminal(80))
+    ranks = (replace(ranks[0], last_lines=("the lines before it", "CUDA out of memory on rank 2")),)
+    run = outcome(attempts=(replace(before(None)[0], ranks=ranks),))
+    assert "      the lines before it\n" in outcome_text(run, None, Terminal(80))
+    assert "said last" not in outcome_text(replace(run, state="terminated"), None, Terminal(80))
+    assert "said last" not in outcome_text(run, None, Terminal(80), stopped=True)
+
+
+def test_an_end_in_order_is_no_error() -> None:
+    asked, killed = (
+        outcome_text(CASES[each], None, Terminal(80, True), signal=signal.SIGINT)
+        for each in ("interrupted", "interrupted-twice")
+    )
+    assert "\x1b[1;31m" not in asked and "\x1b[1;31m" in killed
 
 
 def test_colour_and_ascii() -> None:
@@ -298,12 +356,12 @@ def test_how_long_a_run_lived() -> None:
 
 
 def test_what_was_written_is_read_back(settings: Settings) -> None:
-    attempts = ended(two_ranks(settings), two_ranks(settings, 1))
+    attempts = ended(two_ranks(), two_ranks(1))
     assert conclude(settings, attempts, Heard()) == 1
     directory = Path(settings.directory)
     text = (directory / "outcome.json").read_text()
     read = read_outcome(directory)
-    assert isinstance(read, RunOutcome) and read.explained and read.last_ranks[1].raised is not None
+    assert isinstance(read, RunOutcome) and read.explained and read.last_ranks[1].exception is not None
     assert write_outcome(directory, read) is None and (directory / "outcome.json").read_text() == text
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from ddplaunch.agent.end.ended import EndedRun
 from ddplaunch.agent.guard.hang_watch import Movement, Usage, idle
-from ddplaunch.agent.rank_site import showing_stacks
+from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.rank_stacks import working_gpus
-from ddplaunch.launch.capture import with_time_limits
 from ddplaunch.launch.options import parse_options
+from ddplaunch.launch.resolve import plugin_settings
 from ddplaunch.launch.settings import Settings
 from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
@@ -38,7 +38,7 @@ DEADLINE_S = 240
 
 def asked(**said: Any) -> dict[str, object]:
     values: dict[str, Any] = {name: Resolved(value, Source("flag", name)) for name, value in said.items()}
-    told: dict[str, object] = json.loads(with_time_limits(Settings(), parse_options(values)).to_json())
+    told: dict[str, object] = json.loads(plugin_settings(parse_options(values), Settings()).to_json())
     return {name: value for name, value in told.items() if name not in json.loads(Settings().to_json())}
 
 
@@ -83,7 +83,7 @@ def test_a_rank_stands_still_below_a_twentieth_of_a_core() -> None:
 def test_a_run_that_was_ended_by_a_time_out_has_a_status_of_its_own() -> None:
     def ended(code: str) -> EndedRun:
         stopped = Diagnosis(code, "likely", "what", "why", ())
-        return EndedRun("h", 0.0, 1.0, (), "signal", signal.SIGTERM, 0, False, "", (), stopped=stopped)
+        return EndedRun("h", 0.0, 1.0, (), "signal", signal.SIGTERM, False, "", (), stopped=stopped)
 
     assert [ended(code).exit_status(None) for code in ("collective-timeout", "time-limit")] == [
         ExitStatus.TIMED_OUT
@@ -123,7 +123,7 @@ def guarded(
         said.open("wb") as err,
         Guarded(folder, subprocess.DEVNULL, err, hang_timeout_s=hang_timeout_s, **settings) as one,
     ):
-        one.environment.update(showing_stacks({"PYTHONPATH": str(library)}))
+        one.environment.update(taking_part({"PYTHONPATH": str(library)}, stacks=True))
         one.attempt(programs)
         yield one, said
 
@@ -208,6 +208,61 @@ elif mode == "order":
 elif mode == "uneven":
     for _ in range(5 if rank else 7):
         reduce()
+elif mode == "slow_reduce":  # a second for each step, almost no CPU, and nothing but its all-reduce shows that it moves
+    for _ in range(12):
+        time.sleep(1)
+        reduce()
+elif mode == "slow_batches":  # nothing but steps and batches show it
+    class Slow(torch.utils.data.Dataset):
+        def __len__(self):
+            return 12
+        def __getitem__(self, index):
+            time.sleep(1)
+            return torch.ones(2)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(Slow()):
+        model(batch).sum().backward()
+        optimizer.step()
+elif mode == "spin":
+    flag = False
+    while not flag:
+        pass
+elif mode == "steps":
+    weight = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    for _ in range(3):
+        weight.sum().backward()
+        optimizer.step()
+    endless()
+elif mode == "evaluates":
+    if rank == 0:
+        until, matrix = time.monotonic() + 10, torch.rand(100, 100)
+        for _ in DataLoader(range(100_000)):
+            matrix = matrix @ matrix / matrix.norm()
+            if time.monotonic() > until:
+                break
+elif mode == "compiles":
+    if rank == 0:
+        until = time.monotonic() + 10
+        while time.monotonic() < until:
+            sum(range(1_000_000))
+            with open(f"kernel-{time.monotonic_ns()}.cpp", "w") as kernel:
+                kernel.write("int main() {}")
+elif mode == "timeout":
+    from datetime import timedelta
+    impatient = dist.new_group(timeout=timedelta(seconds=4))
+    if rank == 1:
+        stuck()
+    dist.all_reduce(torch.ones(4), group=impatient)
+elif mode == "thread":
+    import queue, threading
+    batches = queue.Queue()
+    def load():
+        raise ValueError("shard 7 is broken")
+    if rank == 1:
+        threading.Thread(target=load, name="loader").start()
+        batches.get()
 elif mode == "long":
     until, going = time.monotonic() + 7, torch.ones(1)
     matrix = torch.rand(300, 300)
@@ -281,6 +336,46 @@ def test_a_long_computation_in_silence_is_no_hang(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["slow_reduce", "slow_batches", "evaluates", "compiles"])
+def test_what_makes_progress_lives(tmp_path: Path, mode: str) -> None:
+    """By collectives, by steps and batches, or by files, with less CPU than a twentieth of a core and in silence."""
+    run = Ended(tmp_path, mode, 2, "--hang-timeout", "5s", "--on-hang", "stop")
+    assert (run.status, run.outcome["state"], run.said.count("warning")) == (0, "succeeded", 0), run.said
+
+
+@pytest.mark.slow
+def test_a_collective_that_timed_out_names_the_missing_rank_and_its_line(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "timeout", 2, "--stacks", "--grace", "2")
+    assert (run.status, run.diagnosis["code"], run.diagnosis["rank"]) == (1, "collective-timeout", 1), run.said
+    assert "all_reduce" in run.diagnosis["what"], run.said
+    assert "rank 1 was at train.py:" in run.diagnosis["why"] and "in stuck; rank 1 sleeps" in run.diagnosis["why"]
+    assert any(each["text"].startswith("rank 1: train.py:") for each in run.diagnosis["evidence"])
+
+
+@pytest.mark.slow
+def test_ranks_that_spin_together_are_a_hang(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "spin", 2, *STOPPING)
+    assert (run.status, run.diagnosis["code"]) == (124, "hang"), run.said
+    assert "ranks 0, 1 at train.py:" in run.diagnosis["what"] and "compute" in run.diagnosis["why"]
+    until(lambda: not of_folder(tmp_path), "nothing is left")
+
+
+@pytest.mark.slow
+def test_steps_that_stop_while_all_ranks_compute_are_a_hang(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "steps", 2, *STOPPING)
+    assert (run.status, run.diagnosis["code"]) == (124, "hang"), run.said
+    assert "the last optimizer step was number 3" in run.diagnosis["why"]
+    assert "in endless" in run.diagnosis["what"]
+
+
+@pytest.mark.slow
+def test_an_exception_in_a_thread_is_named_where_the_rank_then_waits(tmp_path: Path) -> None:
+    run = Ended(tmp_path, "thread", 2, *STOPPING)
+    assert (run.status, run.diagnosis["rank"]) == (124, 1), run.said
+    assert "a thread of rank 1 was ended by ValueError: shard 7 is broken at train.py:" in run.diagnosis["why"]
+
+
+@pytest.mark.slow
 def test_a_run_ends_when_its_time_is_up_also_by_a_signal_that_prints_stacks(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import time\ndef rest():\n    time.sleep(600)\nrest()\n")
     words = ddplaunch(
@@ -292,6 +387,6 @@ def test_a_run_ends_when_its_time_is_up_also_by_a_signal_that_prints_stacks(tmp_
     )
     outcome = json.loads((tmp_path / f".ddplaunch/runs/{RUN_ID}/outcome.json").read_text())
     assert (done.returncode, outcome["exit_status"]) == (124, 124), done.stderr
-    assert outcome["diagnosis"]["code"] in ("hang", "time-limit")
+    assert (outcome["diagnosis"]["code"], outcome["state"]) == ("time-limit", "terminated")
     assert "train.py:3 in rest" in json.dumps(outcome["diagnosis"])
     until(lambda: not of_folder(tmp_path), "nothing is left")

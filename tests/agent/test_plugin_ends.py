@@ -79,9 +79,9 @@ def test_hangup_ends_unless_it_was_ignored(tmp_path: Path) -> None:
 def test_second_interrupt_kills_at_once(tmp_path: Path) -> None:
     run = Run(tmp_path, "stubborn", "--grace", "600", start_new_session=True)
     run.wait_for("running-0-0", "running-1-0")
-    guard = run.announced()
+    run.announced()
     os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
-    within(lambda: at_rest(guard), run)  # two at once are one
+    within(lambda: at_rest(run.process.pid), run)  # two at once are one
     os.killpg(run.process.pid, signal.SIGINT)
     assert run.end() == 130
     within(lambda: not of_folder(tmp_path))

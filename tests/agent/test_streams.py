@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import tty
+from pathlib import Path
+
 import pytest
 
 from ddplaunch.agent.guard.rank_streams import LONGEST_LINE_BYTES, Prefixed, finally_shown
+from tests.agent.guarded import Guarded, read_for
 
 
 def shown(*pieces: bytes) -> bytes:
@@ -34,6 +40,38 @@ def shown(*pieces: bytes) -> bytes:
 )
 def test_lines(pieces: tuple[bytes, ...], expected: bytes) -> None:
     assert shown(*pieces) == expected
+
+
+HOSTILE = b"\x1b[31mred\x1b]0;title\x07\x1b[2J\x1b[5A \xc2\x9b2J \xe2\x80\xae \xff\n"
+
+
+def test_a_terminal_gets_of_a_prefixed_rank_only_text_and_colours() -> None:
+    lines = Prefixed(b"[a:1] ", on_terminal=True)
+    shown = b"".join(lines.feed(HOSTILE[i : i + 1]) for i in range(len(HOSTILE)))
+    assert shown == b"[a:1] \x1b[31mred  \\u202e \xff\x1b[0m\n"
+    assert Prefixed(b"[a:1] ").feed(HOSTILE) == b"[a:1] " + HOSTILE
+
+
+def printing(data: bytes) -> str:
+    return f"import os; os.write(1, {data!r})"
+
+
+def test_on_a_terminal_rank_0_alone_is_byte_for_byte_and_two_ranks_are_harmless(tmp_path: Path) -> None:
+    for show, expected in (("0", HOSTILE), ("all", b"\x1b[31mred  \\u202e \xff\x1b[0m\n")):
+        master, slave = pty.openpty()
+        tty.setraw(slave)
+        folder = tmp_path / show
+        folder.mkdir()
+        with Guarded(folder, slave, slave, show=show, world_size=2) as run:
+            run.attempt([printing(HOSTILE), printing(HOSTILE)], terminal=True)
+            run.wait()
+            run.end()
+            shown = read_for(master, lambda data: b"concluded\n" in data)
+            assert run.file("attempt-0/rank-1.out") == HOSTILE
+        assert shown.count(expected) == (1 if show == "0" else 2)
+        assert (b"\x1b]0;" in shown) is (show == "0")
+        os.close(master)
+        os.close(slave)
 
 
 def test_a_line_of_10_mb_stays_one_line() -> None:

@@ -1,7 +1,6 @@
 """What ddplaunch replaces and calls of torch's internals: that the installed torch has it, and what happens without."""
 
 import inspect
-import logging
 import subprocess
 import sys
 import time
@@ -13,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent import torch_patches
-from ddplaunch.agent.logs_specs import CapturedLogs
-from ddplaunch.agent.rank_site import ddplaunch_marks
+from ddplaunch.agent.plugin.trace import Trace
+from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_phases
 from ddplaunch.agent.torch_patches import (
     AGENT_CLOCK,
+    CLOSE,
+    DDP_TIMES,
     DELETE_LIBRARY,
-    EVENT_HANDLERS,
-    EVENT_LOGGER,
+    ENGINE,
+    FETCH,
     FLIGHT_RECORDER,
     JOIN,
     METHOD_NAME,
@@ -31,19 +31,21 @@ from ddplaunch.agent.torch_patches import (
     START,
     TORCH_NAMES,
     WAIT,
+    WORK_WAIT,
     Pause,
+    RankCpus,
     TorchName,
-    forward_started,
     method_name,
     name_methods_quickly,
     notice_failures,
     notice_start,
-    popen_parameters,
     skip_the_spread,
     torchrun_args,
+    wait_for_ranks,
 )
 from ddplaunch.agent.warm import fresh
 from ddplaunch.agent.warm.template_process import first_path, may_start_again
+from ddplaunch.launch.settings import Settings
 from tests.hosts.launching import clean_environment
 
 LONG_S = 300.0  # no test waits for it
@@ -59,13 +61,12 @@ def test_the_installed_torch_has_the_name(name: TorchName) -> None:
     value = name.value()
     assert value is not None
     if name.parameters is not None:
-        assert tuple(inspect.signature(value).parameters) == name.parameters
+        assert name.has_its_parameters()
     assert name.why and name.fallback and "2.13" in name.seen
 
 
-def test_every_name_is_listed() -> None:
-    listed = {value for value in vars(torch_patches).values() if isinstance(value, TorchName)}
-    assert listed == set(TORCH_NAMES) == WITHOUT.keys()
+def test_every_name_has_a_fallback() -> None:
+    assert set(TORCH_NAMES) == WITHOUT.keys()
 
 
 def test_a_rank_is_started_with_what_the_handler_has_opened() -> None:
@@ -99,24 +100,32 @@ def failures_are_not_noticed() -> None:
     assert WAIT.value() is None
 
 
+def ranks_have_torchruns_grace() -> None:
+    wait_for_ranks(1.0)
+    assert CLOSE.value() is None
+
+
 def signals_stay_torchs() -> None:
-    heard: list[tuple[int, int]] = []
+    heard: list[dict[int, int]] = []
     logs: Any = SimpleNamespace(
-        _session=SimpleNamespace(started=lambda rank, pid: heard.append((rank, pid))),
+        _trace=Trace(Settings(), {}),
+        _pause=Pause(),
+        _ranks={0: 2},
+        _session=SimpleNamespace(started=heard.append),
         _signals=SimpleNamespace(ranks_run=never),
     )
-    CapturedLogs._started(logs, 0, 4711)
-    assert heard == [(0, 4711)]
+    from ddplaunch.agent.logs_specs import CapturedLogs  # torch: not while every worker collects
 
-
-def events_are_not_forwarded() -> None:
-    forward_started(never)
-    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
-    assert not [each for one in loggers for each in one.handlers if isinstance(each, torch_patches._Started)]
+    CapturedLogs._all_started(logs, {0: 2**30})
+    assert heard == [{2: 2**30}]
 
 
 def ranks_start_cold() -> None:
-    assert popen_parameters() is None  # `why_no_template` says what comes of that
+    assert not POPEN.has_its_parameters()  # `why_no_template` says what comes of that
+    said: list[str] = []
+    RankCpus(["0", "1"], said.append).bind()
+    assert said == ["ranks are not bound to CPUs: this torch starts them in a way unknown to ddplaunch"]
+    assert POPEN.value() is None
 
 
 def torchrun_is_not_read() -> None:
@@ -139,6 +148,26 @@ def finalizers_run() -> None:
     finalizer.detach()
 
 
+def phases_without(name: TorchName) -> Callable[[], None]:
+    """The module's functions are looked for when it has run, and what that raises is let go."""
+
+    def nothing_is_replaced() -> None:
+        rank = ddplaunch_phases._Rank("/dev/null/none")
+        look = {ENGINE: rank.engine, FETCH: rank.dataloaders, WORK_WAIT: rank.collectives}[name]
+        ddplaunch_marks.after_import({name.module: look})
+        assert name.value() is None
+
+    return nothing_is_replaced
+
+
+def phases_end() -> None:
+    rank = ddplaunch_phases._Rank("/dev/null/none")
+    module = SimpleNamespace(logger=object(), _set_ddp_runtime_logging_sample_rate=lambda _: None)
+    rank._wrapped.append(lambda: module)
+    rank.safely(rank._comm.of_step_us, 1, None)
+    assert rank._off
+
+
 def never(*_: object) -> None:
     raise AssertionError("it was called")
 
@@ -150,13 +179,14 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     JOIN: nodes_are_spread,
     START: starts_are_not_noticed,
     WAIT: failures_are_not_noticed,
+    CLOSE: ranks_have_torchruns_grace,
     ON_SIGNAL: signals_stay_torchs,
-    EVENT_HANDLERS: events_are_not_forwarded,
-    EVENT_LOGGER: events_are_not_forwarded,
     POPEN: ranks_start_cold,
     PARSE_ARGS: torchrun_is_not_read,
     FLIGHT_RECORDER: no_first_collective,
     DELETE_LIBRARY: finalizers_run,
+    **{each: phases_without(each) for each in (ENGINE, FETCH, WORK_WAIT)},
+    DDP_TIMES: phases_end,
 }
 
 

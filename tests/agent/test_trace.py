@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.plugin.trace import Trace, as_svg, file_of, phases_of, process_start_s, read_marks, with_parts
-from ddplaunch.agent.rank_site import showing_stacks
+from ddplaunch.agent.plugin.trace import Trace, as_svg, file_of, phases_of, read_marks, with_parts
+from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.launch.settings import Settings
 from ddplaunch.values.variable_names import EXECUTED
 
@@ -33,7 +33,7 @@ def test_what_was_before_the_plugin_is_in_it(tmp_path: Path) -> None:
     told = json.loads((tmp_path / "t.json").read_text())
     assert (told["schema"], told["run_id"], told["start"], told["node"]) == (1, "r", "warm", 0)
     assert [each["phase"] for each in told["phases"]] == ["checks and plan", "import torch", "rendezvous"]
-    assert 0 < process_start_s() <= told["phases"][0]["ended_s"]
+    assert 0 < told["phases"][0]["began_s"] <= told["phases"][0]["ended_s"]
 
 
 def test_every_node_writes_a_file_of_its_own(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_rank_notes_when_it_had_python_torch_and_a_collective(tmp_path: Path) 
     began = time.time()
     for rank, words in enumerate(([], ["torch"])):
         given = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        env = {**given, **showing_stacks(given, str(file_of(tmp_path, rank)))}
+        env = {**given, **taking_part(given, stacks=True, marks=str(file_of(tmp_path, rank)))}
         command = [sys.executable, "train.py", *words]
         subprocess.run(command, cwd=tmp_path, env=env, check=True, timeout=60)
     without, full = read_marks(tmp_path)

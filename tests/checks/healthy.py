@@ -9,6 +9,7 @@ from ddplaunch.launch.launch import Launch, Target, Topology
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import (
     CpuFacts,
+    CpuLayout,
     Facts,
     Gpu,
     HostFacts,
@@ -17,6 +18,7 @@ from ddplaunch.machine.facts import (
     LimitFacts,
     MemoryFacts,
     NetworkFacts,
+    NumaNode,
     NvidiaFacts,
     NvmlFacts,
     PathFact,
@@ -102,6 +104,15 @@ def healthy_network(**replace: Any) -> NetworkFacts:
     return dataclasses.replace(network, **replace)
 
 
+def healthy_layout(**replace: Any) -> CpuLayout:
+    """Return two sockets of 32 cores with hyper-threads, each with four of the GPUs."""
+    nodes = tuple(
+        NumaNode(node, node, tuple((core, core + 64) for core in range(32 * node, 32 * node + 32))) for node in range(2)
+    )
+    gpus = {healthy_gpu(index).pci_bus_id: index // 4 for index in range(8)}
+    return dataclasses.replace(CpuLayout(nodes, 128, 128, gpus, {"eth0": 0, "mlx5_0": 1}), **replace)
+
+
 def healthy_facts(**replace: Any) -> Facts:
     """Return the healthy node; ``replace`` overrides fields of ``Facts``."""
     facts = Facts(
@@ -112,6 +123,7 @@ def healthy_facts(**replace: Any) -> Facts:
         nvidia=NvidiaFacts(pci_gpus=8, kernel_module_version="570.124.06", device_nodes=8),
         nvml=healthy_nvml(),
         cpu=CpuFacts(logical=128, affinity=128, quota_cpus=None, usable=128),
+        cpu_layout=healthy_layout(),
         memory=MemoryFacts(total_bytes=1024 * GIB, available_bytes=900 * GIB, limit_bytes=None),
         shm=ShmFacts(size_bytes=512 * GIB, free_bytes=510 * GIB),
         limits=LimitFacts(
@@ -149,6 +161,7 @@ def healthy_launch(nproc: int = 8, **replace: Any) -> Launch:
         environment=(),
         argv=(PYTHON, *argv),
         options=Options(nproc=Resolved(nproc, FLAG)),
+        receives=("batch_size", "accum", "lr", "warmup_steps"),
     )
     return dataclasses.replace(launch, **replace)
 

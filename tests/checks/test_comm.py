@@ -10,27 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.checks.all_checks import by_code
+from ddplaunch.checks.all_checks import refuse_unknown
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import rate_text, run_measured, time_text
-from ddplaunch.comm.groups import Comm, HostGroup, Measured, verdicts
-from ddplaunch.comm.pairing import ROUNDS, next_round
+from ddplaunch.comm.groups import ROUNDS, Comm, HostGroup, Measured, next_round, verdicts
 from ddplaunch.values.finding import Finding
 
-FINE = Measured(1.2e9, 32 << 20, 90.0, 400.0, 800, 0)
+FINE = Measured(1.2e9, 32 << 20, 90.0, 400.0)
 SLOW = replace(FINE, bandwidth=1.2e6)
-LOSSY = replace(FINE, bandwidth=4e5, latency_us=110e3, segments=150, resent=20)
+LOSSY = replace(FINE, bandwidth=4e5, latency_us=110e3)
 LATE = replace(FINE, latency_us=20e3)
 NAMES = "abcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def group_of(hosts: tuple[str, ...], number: int, measured: Measured | None) -> HostGroup:
+    """Return a step with the TCP segments that its measurement takes."""
+    problem = "the ranks did not form a group" if len(hosts) == 1 else "no TCP connection"
+    segments, resent = (150, 20) if measured == LOSSY else (800, 0) if measured else (0, 0)
+    return HostGroup(hosts, number, 8, measured, problem, segments=segments, resent=resent)
 
 
 def outcome_of(hosts: int, became: Callable[[set[str]], Measured | None], backend: str = "gloo") -> Comm:
     """Return what comes of a test in which ``became`` says what a pair of hosts measures, None: nothing."""
     names = tuple(NAMES[:hosts])
-    groups = [HostGroup((name,), 0, 8, became({name}), problem="the ranks did not form a group") for name in names]
+    groups = [group_of((name,), 0, became({name})) for name in names]
     while pairs := next_round(names, groups):
         number = groups[-1].round + 1
-        groups += [HostGroup(pair, number, 2, became(set(pair)), problem="no TCP connection") for pair in pairs]
+        groups += [group_of(pair, number, became(set(pair))) for pair in pairs]
     return Comm(backend, names, tuple(groups), deadline_s=20.0)
 
 
@@ -72,7 +78,7 @@ def test_no_pair_is_tried_twice_and_no_host_is_in_two_pairs_at_once(hosts: int, 
         assert number > 2 or hosts < 4 or len(flat) == hosts - hosts % 2  # nobody idles who could be tested
         for pair in pairs:
             became = data.draw(st.sampled_from([FINE, FINE, FINE, SLOW, LOSSY, None]))
-            groups.append(HostGroup(pair, number, 2, became, problem="" if became else "no TCP connection"))
+            groups.append(group_of(pair, number, became))
     assert len({frozenset(group.hosts) for group in groups}) == len(groups)
     findings(Comm("gloo", names, tuple(groups)))
 
@@ -130,8 +136,7 @@ def test_only_partners_that_did_well_are_called_as_witnesses() -> None:
 
 def test_a_pair_that_only_lost_packets_is_not_cut_off() -> None:
     comm = outcome_of(4, one_bad("d", None))
-    groups = tuple(replace(group, segments=2000, resent=400) if group.problem else group for group in comm.groups)
-    groups = tuple(group if group.measured is None else replace(group, segments=0, resent=0) for group in groups)
+    groups = tuple(group if group.measured else replace(group, segments=2000, resent=400) for group in comm.groups)
     assert named(replace(comm, groups=groups)) == {("comm-packet-loss", ("d",))}
 
 
@@ -153,7 +158,7 @@ def test_a_host_that_was_lost_is_named_once() -> None:
 
 
 def test_every_rule_has_a_description() -> None:
-    assert [by_code(check.code, MEASURED) for check in MEASURED] == list(MEASURED)
+    refuse_unknown([check.code for check in MEASURED], MEASURED)
     assert all("Remedy:" in check.explanation for check in MEASURED)
 
 

@@ -42,6 +42,16 @@ def test_port_taken_names_the_holder() -> None:
     assert over_nodes and "on every node" in over_nodes.fix
 
 
+def test_port_taken_says_who_named_the_port() -> None:
+    port = Resolved(29500, Source("environment", "MASTER_PORT"))
+    launch = healthy_launch(topology=replace(topology(8), master_port=port))
+    finding = found(CHECKS, "port-taken", healthy_facts(master_port=TAKEN), launch)
+    assert finding and finding.where == ("MASTER_PORT from the shell's environment",)
+    assert finding.fix.startswith("`unset MASTER_PORT`, and a free port is found")
+    by_flag = found(CHECKS, "port-taken", healthy_facts(master_port=TAKEN))
+    assert by_flag and by_flag.where == ("--master-port",) and "MASTER_PORT" not in by_flag.fix
+
+
 def test_port_taken_by_somebody_invisible() -> None:
     facts = healthy_facts(master_port=PortFact(29500, False, "Address already in use"))
     finding = found(CHECKS, "port-taken", facts, NO_LAUNCH, NO_SCRIPT)

@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.checks import all_checks
-from ddplaunch.checks.all_checks import ALL, across, by_code, families, near_miss, refuse_unknown, run_all
-from ddplaunch.checks.check import PARAMETERS, available, declare, run_check
+from ddplaunch.checks.all_checks import ALL, across, refuse_unknown, run_all
+from ddplaunch.checks.check import PARAMETERS, available, checks_in, declare, run_check
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import CpuFacts, Facts, TorchFacts
 from ddplaunch.values.finding import ExitStatus, Finding, UsageError, error
 from ddplaunch.values.resolved import Resolved, Unavailable
 from ddplaunch.watch import stragglers
-from tests.checks import test_gpu_choice, test_gpu_state, test_nvidia_driver, test_torch_install
+from tests.checks import test_gpu_choice, test_gpu_state, test_torch_and_driver
 from tests.checks.cases import NO_LAUNCH
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
 
-TABLES = (test_torch_install, test_nvidia_driver, test_gpu_choice, test_gpu_state)
+TABLES = (test_torch_and_driver, test_gpu_choice, test_gpu_state)
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
 NO_SCRIPT = Unavailable("no script was named")
 
@@ -35,6 +35,11 @@ def too_few_cpus(cpu: CpuFacts, launch: Launch | None = None) -> Iterator[Findin
     wanted = 1 if launch is None else launch.topology.nproc_per_node.value
     if cpu.usable < wanted:
         yield error("too-few-cpus", f"{cpu.usable} CPUs", why="ranks share them", fix="use a larger machine")
+
+
+def needs_torch(torch: TorchFacts) -> Iterator[Finding]:
+    """It is never asked where there is no torch."""
+    yield from ()
 
 
 def no_torch(torch: TorchFacts | Unavailable) -> Iterator[Finding]:
@@ -66,8 +71,6 @@ def test_parameter_that_is_no_fact_is_refused_at_once() -> None:
 
     with pytest.raises(TypeError, match="typo names what it cannot get: cpus"):
         declare("host", typo)
-    with pytest.raises(TypeError, match="shm"):
-        declare("host", too_few_cpus, accepts=("shm",))
 
 
 def test_found_and_passed() -> None:
@@ -91,8 +94,14 @@ def test_wanted_fact_falls_back_to_the_default() -> None:
 
 def test_accepted_fact_arrives_as_unavailable() -> None:
     values = available(healthy_facts(torch=Unavailable("not installed")), NO_LAUNCH, NO_SCRIPT)
-    assert run_check(declare("torch", no_torch), values).status == "skipped"
-    assert run_check(declare("torch", no_torch, accepts=("torch",)), values).findings[0].what == "not installed"
+    assert run_check(declare("torch", needs_torch), values).status == "skipped"
+    assert run_check(declare("torch", no_torch), values).findings[0].what == "not installed"
+
+
+def test_checks_of_a_module_are_its_public_generators() -> None:
+    checks = checks_in(globals(), "host", torch=(no_torch, needs_torch))
+    families = {check.code: check.family for check in checks}
+    assert families == {"too-few-cpus": "host", "needs-torch": "torch", "no-torch": "torch", "broken": "host"}
 
 
 def test_crash_is_an_outcome() -> None:
@@ -140,14 +149,17 @@ def test_codes_are_unique_and_every_check_explains_itself() -> None:
 
 def test_families_keep_together() -> None:
     seen = [check.family for check in ALL]
-    assert seen == sorted(seen, key=families().index)
-    assert families()[:2] == ("torch", "gpu")
+    families = list(dict.fromkeys(seen))
+    assert seen == sorted(seen, key=families.index)
+    assert families[:2] == ["torch", "gpu"]
 
 
 def test_every_check_function_is_listed() -> None:
     folder = Path(all_checks.__file__).parent
     declared = "".join(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py")))
-    functions = set(re.findall(r'^def ([a-z]\w*)\([^"]*?\) -> Iterator\[Finding\]:$', declared, re.MULTILINE))
+    functions = set(
+        re.findall(r'^def ([a-z]\w*)\([^"]*?\) -> (?:Findings|Iterator\[Finding\]):$', declared, re.MULTILINE)
+    )
     assert len(functions) > 20
     assert functions - {check.function.__name__ for check in (*ALL, *across(), *MEASURED, *stragglers.CHECKS)} == set()
 
@@ -170,25 +182,17 @@ def test_ignored_check_is_a_skip_that_says_so() -> None:
     assert len(outcomes) == len(ALL)
 
 
-def test_by_code() -> None:
-    check = by_code("gpu-busy")
-    assert check is not None and check.family == "gpu"
-    assert by_code("gpu_busy") is None
-
-
 @pytest.mark.parametrize(
-    ("code", "near"), [("gpu_busy", "gpu-busy"), ("GPU-BUSY", "gpu-busy"), ("gpu-bussy", "gpu-busy"), ("zzz", None)]
+    ("code", "fix"),
+    [
+        ("gpu_busy", "`--ignore gpu-busy`"),
+        ("GPU-BUSY", "`--ignore gpu-busy`"),
+        ("torch-mising", "`--ignore torch-missing`"),
+        ("zzz", "`ddplaunch doctor --list` shows every code"),
+    ],
 )
-def test_near_miss(code: str, near: str | None) -> None:
-    assert near_miss(code) == near
-
-
-def test_unknown_ignore_is_refused_with_the_near_miss() -> None:
-    refuse_unknown(["gpu-busy", "torch-missing"])
+def test_unknown_ignore_is_refused_with_the_near_miss(code: str, fix: str) -> None:
+    refuse_unknown(["gpu-busy", "torch-missing", "clock-skew", "numbers-differ", "data-not-divided"])
     with pytest.raises(UsageError) as caught:
-        refuse_unknown(["gpu-busy", "torch-mising"])
-    assert caught.value.status is ExitStatus.USAGE
-    assert caught.value.findings[0].fix == "`--ignore torch-missing`"
-    with pytest.raises(UsageError) as caught:
-        refuse_unknown(["zzz"])
-    assert "doctor --list" in caught.value.findings[0].fix
+        refuse_unknown(["gpu-busy", code])
+    assert caught.value.status is ExitStatus.USAGE and caught.value.findings[0].fix == fix

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.machine.facts import GpuProcess, MigDevice
 from ddplaunch.values.resolved import Resolved, Unavailable
-from tests.checks.cases import NO_LAUNCH, Case, assert_fires, assert_silent
+from tests.checks.cases import NO_LAUNCH, Case, judge
 from tests.checks.healthy import FLAG, GIB, healthy_facts, healthy_launch, healthy_nvml, with_gpu
 
 ON_CPU = healthy_launch(device=Resolved("cpu", FLAG))
@@ -156,11 +156,6 @@ SILENT = (
 )
 
 
-@pytest.mark.parametrize("case", FIRES, ids=str)
-def test_fires(case: Case) -> None:
-    assert_fires(case)
-
-
-@pytest.mark.parametrize("case", SILENT, ids=str)
-def test_stays_silent(case: Case) -> None:
-    assert_silent(case)
+@pytest.mark.parametrize("case", (*FIRES, *SILENT), ids=str)
+def test_fires_with_words_and_stays_silent_without(case: Case) -> None:
+    judge(case)

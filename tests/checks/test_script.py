@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddplaunch.checks.script import CHECKS
-from ddplaunch.launch.launch import Launch, Passed, Target
-from ddplaunch.launch.options import Options
-from ddplaunch.scaling.numbers import Numbers
+from ddplaunch.launch.launch import Launch, Missing, Target
+from ddplaunch.scaling.numbers import NamedRate, Numbers
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, Import, ScriptReport
+from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Severity
-from ddplaunch.values.resolved import Resolved, Source
-from tests.checks.cases import found, silent_when_healthy
+from ddplaunch.values.resolved import Resolved
+from tests.checks.cases import found, outcome_of, silent_when_healthy
 from tests.checks.healthy import FLAG, healthy_launch, healthy_script
 
 HERE = DeclaredAt("train.py", 7)
@@ -39,6 +39,40 @@ def test_script_spawns_processes() -> None:
     aware = found(CHECKS, "script-spawns-processes", script=healthy_script(spawns=HERE, reads_env=("LOCAL_RANK",)))
     assert aware and aware.severity is Severity.WARNING
     assert found(CHECKS, "script-spawns-processes", launch=healthy_launch(1), script=report) is None
+    unsure = found(
+        CHECKS, "script-spawns-processes", script=healthy_script(spawns=HERE, spawns_unsure=True, reads_env=())
+    )
+    assert unsure and unsure.severity == "warning"
+
+
+def test_script_spawns_processes_that_alone_share_a_group() -> None:
+    report = healthy_script(spawns=HERE, spawns_alone=True, reads_env=("RANK",))
+    finding = found(CHECKS, "script-spawns-processes", script=report)
+    assert finding and finding.severity is Severity.ERROR and "train alone" in finding.why
+
+
+def test_distributed_switch_off() -> None:
+    report = healthy_script(switched_off=HERE, switches=("--distributed",))
+    finding = found(CHECKS, "distributed-switch-off", script=report)
+    assert finding and finding.severity is Severity.WARNING and "`--distributed`" in finding.fix
+    several = healthy_script(switched_off=HERE, switches=("--dist-url", "--world-size"))
+    finding = found(CHECKS, "distributed-switch-off", script=several)
+    assert finding and "`--dist-url` or `--world-size`" in finding.fix
+    assert found(CHECKS, "distributed-switch-off", launch=healthy_launch(1), script=report) is None
+
+
+def test_distributed_switch_off_names_what_is_left_to_pass() -> None:
+    option = DeclaredOption(("-opt",), HERE)
+    report = healthy_script(switched_off=HERE, switches=("-opt", "--launcher"), options=(option,))
+    launch = healthy_launch(target=Target("script", "train.py", ("-opt", "a.yml")))
+    finding = found(CHECKS, "distributed-switch-off", launch=launch, script=report)
+    assert finding and finding.fix == "pass `--launcher` behind `--` as the script wants it for several processes"
+    report = healthy_script(switched_off=HERE, switches=("--resume", "--local_rank"))
+    finding = found(CHECKS, "distributed-switch-off", launch=launch, script=report)
+    assert finding and "local_rank" in finding.fix and "$LOCAL_RANK" in finding.fix
+    module = healthy_launch(target=Target("module", "pkg.train", ()))
+    finding = found(CHECKS, "distributed-switch-off", launch=module, script=report)
+    assert finding and finding.fix.endswith("`--resume` or `--local_rank`")
 
 
 def test_script_demands_local_rank() -> None:
@@ -64,6 +98,58 @@ def test_the_shell_line_for_local_rank_runs_as_printed() -> None:
     assert said.stdout.decode() == "train.py --name it's 'a b' --local_rank 5\n"
 
 
+def sized(*flags: str, help: str = "", **more: Any) -> ScriptReport:
+    more = {"reads_env": (), **more}
+    return healthy_script(options=tuple(DeclaredOption((flag,), HERE, help=help) for flag in flags), **more)
+
+
+WORLD = sized("--world-size")
+LOCAL = sized("--local_rank")
+SCRIPT_OF_NODES = sized("--world-size", help="number of nodes for distributed training")
+
+
+@pytest.mark.parametrize(
+    ("args", "script", "severity", "what"),
+    [
+        (("--world-size", "4"), WORLD, Severity.ERROR, "`--world-size 4` behind `--`, but this launch has 8 ranks"),
+        (("--world-size=16",), WORLD, Severity.ERROR, "`--world-size 16` behind `--`, but this launch has 8 ranks"),
+        (("--world-size", "4"), sized("--world-size", reads_env=("WORLD_SIZE",)), Severity.WARNING, "has 8 ranks"),
+        (("--world-size", "4"), sized(complete=False), Severity.WARNING, "has 8 ranks"),
+        (("--world-size", "8"), WORLD, None, ""),
+        (("--world-size", "-1"), WORLD, None, ""),
+        (("--world-size", "0"), WORLD, None, ""),
+        (("--world-size", "4"), sized(), None, ""),
+        (("--world-size", "1"), SCRIPT_OF_NODES, None, ""),
+        (("--world-size", "4"), sized("--world-size", spawns=HERE), None, ""),
+        (("--nproc_per_node", "4"), sized("--nproc_per_node"), Severity.ERROR, "this launch has 8 ranks on each node"),
+        (("--nproc", "4"), sized("--nproc", help="processes that tokenize"), None, ""),
+        (("--nproc", "4"), sized("--nproc", help="number of GPUs"), Severity.ERROR, "has 8 ranks on each node"),
+        (("--local_rank", "0"), LOCAL, Severity.ERROR, "`--local_rank 0` behind `--` is the same for all ranks"),
+        (("--local_rank=0",), sized("--local_rank", reads_env=("LOCAL_RANK",)), Severity.WARNING, "is the same"),
+        (("--local_rank", "-1"), LOCAL, None, ""),
+    ],
+)
+def test_launch_contradicted(args: tuple[str, ...], script: ScriptReport, severity: Severity | None, what: str) -> None:
+    launch = healthy_launch(target=Target("script", "train.py", args))
+    finding = found(CHECKS, "launch-contradicted", launch=launch, script=script)
+    assert (finding.severity if finding else None) == severity
+    assert finding is None or what in finding.what
+
+
+def test_a_contradiction_is_mended_by_a_placeholder_or_a_shell() -> None:
+    launch = healthy_launch(target=Target("script", "train.py", ("--world-size", "4")))
+    finding = found(CHECKS, "launch-contradicted", launch=launch, script=WORLD)
+    assert finding and finding.fix.startswith("`--world-size {world_size}`") and "`ddplaunch run 4 -- …`" in finding.fix
+    launch = healthy_launch(target=Target("script", "train.py", ("--a", "--local_rank", "0", "b")))
+    finding = found(CHECKS, "launch-contradicted", launch=launch, script=LOCAL)
+    assert finding and "`-- sh -c 'exec python train.py --a b --local_rank \"$LOCAL_RANK\"'`" in finding.fix
+
+
+def test_one_process_has_a_local_rank_of_its_own() -> None:
+    launch = healthy_launch(1, target=Target("script", "train.py", ("--local_rank", "0")))
+    assert found(CHECKS, "launch-contradicted", launch=launch, script=LOCAL) is None
+
+
 def test_script_never_initialises() -> None:
     bare = healthy_script(initialises=None)
     finding = found(CHECKS, "script-never-initialises", script=bare)
@@ -71,6 +157,7 @@ def test_script_never_initialises() -> None:
     for report in (
         healthy_script(initialises=None, framework="lightning"),
         healthy_script(initialises=None, complete=False),
+        healthy_script(initialises=None, hidden=True),
         healthy_script(initialises=None, spawns=HERE),
         healthy_script(initialises=None, syntax_error="line 3"),
     ):
@@ -168,11 +255,27 @@ def numbered(**numbers: Any) -> Launch:
 
 
 def test_dataset_smaller_than_batch() -> None:
-    finding = found(CHECKS, "dataset-smaller-than-batch", launch=numbered(dataset_size=100, global_batch_size=256))
+    finding = found(
+        CHECKS, "dataset-smaller-than-batch", launch=numbered(dataset_size=100, global_batch_size=256, accum=4)
+    )
     assert finding and finding.what == "the dataset has 100 samples, one effective batch 256"
     assert "`--batch-size 12 --accum 1` makes one step of 96 samples" in finding.fix
     tiny = found(CHECKS, "dataset-smaller-than-batch", launch=numbered(dataset_size=3, global_batch_size=256))
     assert tiny and "at most 3 processes" in tiny.fix
+
+
+@pytest.mark.parametrize(
+    ("receives", "fix"),
+    [
+        (("batch_size", "accum"), "`--batch-size 12 --accum 1` makes"),
+        (("batch_size",), "`--batch-size 12` makes"),
+        ((), "a batch of at most 12 per process, in the script itself"),
+    ],
+)
+def test_a_batch_is_made_smaller_where_the_script_takes_it_from(receives: tuple[str, ...], fix: str) -> None:
+    launch = replace(numbered(dataset_size=100, global_batch_size=256, accum=4), receives=receives)
+    finding = found(CHECKS, "dataset-smaller-than-batch", launch=launch)
+    assert finding and finding.fix.startswith(fix)
 
 
 @pytest.mark.parametrize(
@@ -188,10 +291,22 @@ LARGE = {"lr": 0.8, "base_lr": 0.1, "lr_factor": 8.0, "lr_scaling": "linear"}
 def test_lr_factor_large() -> None:
     finding = found(CHECKS, "lr-factor-large", launch=numbered(**LARGE))
     assert finding and finding.what == "the learning rate is 8 times the base one, 0.8, with no warmup"
+    assert "`--base-warmup`" in finding.fix
+    without = found(CHECKS, "lr-factor-large", launch=replace(numbered(**LARGE), receives=("lr",)))
+    assert without and without.fix.startswith("cap the factor with `--lr-max-factor 4`")
+
+
+def test_lr_factor_large_of_several() -> None:
+    base = numbered(lr_factor=8.0, lr_scaling="linear")
+    rate = NamedRate("head", Resolved(0.1, FLAG), Resolved(0.8, FLAG))
+    finding = found(CHECKS, "lr-factor-large", launch=replace(base, numbers=replace(base.numbers, rates=(rate,))))
+    assert finding and finding.what == "the learning rate is 8 times the base one, 0.8, with no warmup"
 
 
 @pytest.mark.parametrize(
-    "change", [{"lr_factor": 4.0}, {"lr_scaling": "sqrt"}, {"base_warmup": 500}], ids=lambda change: next(iter(change))
+    "change",
+    [{"lr_factor": 4.0}, {"lr_scaling": "sqrt"}, {"base_warmup": 500}, {"warmup_steps": 500}],
+    ids=lambda change: next(iter(change)),
 )
 def test_lr_factor_with_a_remedy(change: dict[str, Any]) -> None:
     assert found(CHECKS, "lr-factor-large", launch=numbered(**{**LARGE, **change})) is None
@@ -201,61 +316,79 @@ def test_lr_that_is_final_is_not_judged() -> None:
     assert found(CHECKS, "lr-factor-large", launch=numbered(lr=0.8)) is None
 
 
-DEAF = healthy_script(options=())
-
-
-def giving(option: str, number: str, value: float, **replace: Any) -> Launch:
-    said = Resolved(value, Source("flag", "--" + option.replace("_", "-")))
-    options: dict[str, Any] = {option: said}
-    numbers: dict[str, Any] = {number: said}
-    world = Resolved(8, Source("flag"))
-    return healthy_launch(8, options=Options(**options), numbers=Numbers(world_size=world, **numbers), **replace)
-
-
-BATCH = giving("batch_size", "batch_size", 8)
-
-
 @pytest.mark.parametrize(
-    ("option", "number", "value", "unseen"),
+    ("number", "value", "unseen"),
     [
-        ("batch_size", "batch_size", 8, "`--batch-size 8`"),
-        ("global_batch_size", "batch_size", 8, "the batch size 8 from `--global-batch-size 8`"),
-        ("accum", "accum", 4, "`--accum 4`"),
-        ("lr", "lr", 0.1, "`--lr 0.1`"),
-        ("base_lr", "lr", 0.8, "the learning rate 0.8 from `--base-lr 0.8`"),
-        ("base_warmup", "warmup_steps", 500, "the warmup of 500 steps from `--base-warmup 500`"),
+        ("batch_size", "8", "the batch size 8"),
+        ("accum", "4", "the accumulation of 4"),
+        ("lr", "0.1", "the learning rate 0.1"),
+        ("warmup_steps", "500", "the warmup of 500 steps"),
     ],
 )
-def test_a_number_for_a_script_that_listens_nowhere(option: str, number: str, value: float, unseen: str) -> None:
-    finding = found(CHECKS, "number-not-received", launch=giving(option, number, value), script=DEAF)
+def test_a_number_that_does_not_reach_the_script(number: str, value: str, unseen: str) -> None:
+    reason, fix = "train.py declares no option for it", f"read `ddplaunch.current().{number}` in the script"
+    launch = healthy_launch(missing=(Missing(number, value, reason, fix),))
+    finding = found(CHECKS, "number-not-received", launch=launch)
     assert finding and finding.severity is Severity.WARNING
-    assert finding.what == f"train.py will not see {unseen}: it has no such option"
-    assert f"{{{number}}}" in finding.fix and f"ddplaunch.current().{number}" in finding.fix
+    assert finding.what == f"train.py will not see {unseen}"
+    assert finding.why.startswith("train.py declares no option for it;")
+    assert finding.fix == fix
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        healthy_script(),
-        healthy_script(options=(DeclaredOption(("--total-batch",), HERE, meaning="global_batch_size"),)),
-        healthy_script(options=(), complete=False),
-        healthy_script(options=(), syntax_error="line 3: invalid syntax"),
-        healthy_script(options=(), reads_env=("DDPLAUNCH_BATCH_SIZE",)),
-        healthy_script(options=(), imports=(Import("ddplaunch", HERE),)),
-    ],
-    ids=["declared", "global batch", "incomplete", "broken", "environment", "current()"],
-)
-def test_a_script_that_may_listen(script: ScriptReport) -> None:
-    assert found(CHECKS, "number-not-received", launch=BATCH, script=script) is None
-
-
-def test_a_placeholder_delivers() -> None:
-    passed = (Passed("batch_size", "8", (), None),)
-    assert (
-        found(CHECKS, "number-not-received", launch=giving("batch_size", "batch_size", 8, passed=passed), script=DEAF)
-        is None
+def test_numbers_that_do_not_arrive_for_one_reason_are_one_finding() -> None:
+    reason = "train.py declares no option for it"
+    launch = healthy_launch(
+        missing=tuple(
+            Missing(number, value, reason, f"read `ddplaunch.current().{number}` in the script")
+            for number, value in (("accum", "2"), ("lr", "0.1"), ("warmup_steps", "400"))
+        )
+    )
+    finding = found(CHECKS, "number-not-received", launch=launch)
+    assert finding
+    assert (finding.what, finding.why, finding.fix) == (
+        "train.py will not see the accumulation of 2, the learning rate 0.1 and the warmup of 400 steps",
+        "train.py declares no option for them; it trains with numbers of its own",
+        "read `ddplaunch.current().accum`, `ddplaunch.current().lr` and `ddplaunch.current().warmup_steps` in the "
+        "script",
     )
 
 
-def test_an_accumulation_of_one_changes_nothing() -> None:
-    assert found(CHECKS, "number-not-received", launch=giving("accum", "accum", 1), script=DEAF) is None
+def test_keys_of_a_file_that_nothing_overrides_are_one_finding() -> None:
+    launch = healthy_launch(
+        missing=tuple(
+            Missing(
+                number, value, f"conf.yaml:{line} says {key} 4, and no argument overrides it", f"change `{key}` in it"
+            )
+            for line, (number, value, key) in enumerate((("batch_size", "8", "batch"), ("lr", "0.1", "optim.lr")), 1)
+        )
+    )
+    finding = found(CHECKS, "number-not-received", launch=launch)
+    assert finding
+    assert finding.what == "train.py will not see the batch size 8 and the learning rate 0.1"
+    assert finding.why.startswith(
+        "conf.yaml:1 says batch 4, conf.yaml:2 says optim.lr 4, and no argument overrides it; "
+    )
+    assert finding.fix == "change `batch` and `optim.lr` in it"
+
+
+def test_numbers_that_do_not_arrive_for_other_reasons_stand_apart() -> None:
+    missing = (Missing("accum", "2", "no option", "a"), Missing("lr", "0.1", "`lr` is 0.3", "b"))
+    outcome = outcome_of(CHECKS, "number-not-received", launch=healthy_launch(missing=missing))
+    assert [finding.fix for finding in outcome.findings] == ["a", "b"]
+
+
+def test_an_accumulation_that_nothing_reads_leaves_none() -> None:
+    reason = "nothing reads `--accum-steps` (train.py:9); the effective batch is without it"
+    finding = found(
+        CHECKS, "number-not-received", launch=healthy_launch(missing=(Missing("accum", "2", reason, "read it"),))
+    )
+    assert finding and finding.why == reason
+
+
+def test_a_number_that_is_held_back_is_no_surprise() -> None:
+    launch = healthy_launch(missing=(Missing("lr", "0.1", "`--lr-option none`", asked=True),))
+    assert found(CHECKS, "number-not-received", launch=launch) is None
+
+
+def test_numbers_that_arrive_are_not_mentioned() -> None:
+    assert found(CHECKS, "number-not-received", launch=healthy_launch()) is None

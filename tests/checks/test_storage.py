@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.checks.storage import CHECKS, is_remote
 from ddplaunch.machine.facts import Facts, PathFact
-from ddplaunch.machine.paths import PathLooks, Role
+from ddplaunch.machine.paths import Role, begin_looks
 from ddplaunch.values.finding import Severity
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import GIB, healthy_facts
@@ -104,7 +104,7 @@ def test_real_paths(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("to be")
     data: list[tuple[str, Role]] = [(str(tmp_path / name), "data") for name in ("empty", "text", "missing")]
-    empty, text, missing, output = PathLooks([*data, (str(tmp_path / "missing" / "deep"), "output")]).finish(20)
+    empty, text, missing, output = begin_looks([*data, (str(tmp_path / "missing" / "deep"), "output")], 20)()
     assert found(CHECKS, "data-empty", healthy_facts(data_paths=(text,))) is None
     assert found(CHECKS, "data-empty", healthy_facts(data_paths=(empty,)))
     assert found(CHECKS, "data-missing", healthy_facts(data_paths=(missing,)))

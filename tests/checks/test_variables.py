@@ -10,6 +10,7 @@ from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN, RENAMED
 from ddplaunch.checks.variables import CHECKS, near_miss
 from ddplaunch.launch.launch import Variable
 from ddplaunch.launch.options import Options
+from ddplaunch.script.report import DeclaredAt
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch, topology
@@ -118,8 +119,8 @@ def test_launch_blocking_does_not_matter_on_the_cpu() -> None:
 
 def test_the_table_does_not_contradict_itself() -> None:
     assert not [name for name in INEFFECTIVE if name in KNOWN]
-    assert all(renamed.new in KNOWN for renamed in RENAMED)
-    assert not [name for name in (*KNOWN, *INEFFECTIVE, *(item.old for item in RENAMED)) if near_miss(name)]
+    assert all(new in KNOWN for new, _ in RENAMED.values())
+    assert not [name for name in (*KNOWN, *INEFFECTIVE, *RENAMED) if near_miss(name)]
 
 
 def test_the_table_knows_what_the_installed_torch_declares() -> None:
@@ -133,4 +134,15 @@ def test_the_table_knows_what_the_installed_torch_declares() -> None:
     header = Path(spec.origin).parent / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
     names = set(re.findall(r'"((?:TORCH_)?NCCL_[A-Z_]+)"', header.read_text()))
     assert len(names) > 15
-    assert names <= KNOWN | {renamed.old for renamed in RENAMED}
+    assert names <= KNOWN | RENAMED.keys()
+
+
+@pytest.mark.parametrize(("name", "starter"), [("MPI", "mpiexec -n 4 python"), ("Horovod", "horovodrun -np 4 python")])
+def test_a_rank_of_another_launcher(name: str, starter: str) -> None:
+    report = healthy_script(ranks_from=(name, DeclaredAt("dist_util.py", 27)))
+    finding = found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(4), script=report)
+    assert finding and finding.what == f"train.py takes its rank from {name}, and torchrun starts no {name}"
+    assert finding.fix.startswith(f"`{starter} train.py …`")
+    assert finding.where == ("dist_util.py:27",)
+    assert found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(1), script=report) is None
+    assert found(CHECKS, "script-ranks-from-mpi", launch=healthy_launch(4), script=healthy_script()) is None

@@ -39,9 +39,11 @@ def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fa
     environment = {**fake_nvml.environment(8), "CUDA_VISIBLE_DEVICES": "6,7"}
     variables = plan(folder, environment, "1", "--gpus", "1")
     assert variables["CUDA_VISIBLE_DEVICES"] == "7"
-    assert variables["notes"] == ["`--gpus` counts within CUDA_VISIBLE_DEVICES=6,7"]
+    assert variables["notes"] == [
+        "`--gpus` counts positions in CUDA_VISIBLE_DEVICES=6,7 from the shell's environment; nvidia-smi's numbers are 7"
+    ]
     shown = spawn(["plan", "1", "--gpus", "1", "--no-checks"], folder, environment)
-    assert b"note" in shown.stdout and b"counts within CUDA_VISIBLE_DEVICES=6,7" in shown.stdout
+    assert b"note" in shown.stdout and b"counts positions in CUDA_VISIBLE_DEVICES=6,7" in shown.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from ddplaunch.cli.commands.submit import run_words
 from ddplaunch.cli.configuration import with_configuration
 from ddplaunch.cli.flags import HELP, flags_of, own_values, said_on_command_line
-from ddplaunch.cli.quick import parse
+from ddplaunch.cli.flags import parse_quickly as parse
 from ddplaunch.cli.typer_app import parse as parse_with_typer
 from ddplaunch.launch import options as launch_options
 from ddplaunch.launch.flag import Flag, read_duration
@@ -53,16 +53,91 @@ def test_quick_and_typer_agree(line: tuple[str, list[str]]) -> None:
         answer = parse_with_typer([command, *words])
     except UsageError as refused:
         raise AssertionError(f"Typer refuses {words}: {refused}") from refused
-    assert answer == (command, values)
+    assert answer == values
 
 
 def test_quick_does_not_leave_everything_to_typer() -> None:
     words = ["4", "--batch-size", "8", "--env", "A=1", "--env=B=2", "--no-nccl-ib", "--dry-run"]
     values = parse("run", words)
     assert values is not None and values["env"] == ["A=1", "B=2"] and values["nccl_ib"] is False
-    assert parse_with_typer(["run", *words]) == ("run", values)
+    assert parse_with_typer(["run", *words]) == values
     for odd in (["--help"], ["--batch"], ["--batch-size"], ["4", "5"], ["--dry-run=1"]):
         assert parse("run", odd) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (
+            ["--batch-size", "8", "--batch-size", "16"],
+            "`--batch-size` is given 2 times: `--batch-size 8` and `--batch-size 16`",
+        ),
+        (["--batch-size=8", "--batch-size=8"], "`--batch-size` is given 2 times"),
+        (["--timeout", "1h", "--timeout", "2h"], "`--timeout` is given 2 times"),
+        (["--device", "cpu", "--device", "a b"], "`--device 'a b'`"),
+        (["--forward", "--no-forward"], "`--forward` and `--no-forward` are both given"),
+        (["--profile", "a", "--profile", "b"], "`--profile` is given 2 times"),
+    ],
+)
+def test_what_takes_one_value_is_refused_twice_by_both_parsers(words: list[str], what: str) -> None:
+    assert parse("run", ["2", *words]) is None
+    with pytest.raises(UsageError) as caught:
+        parse_with_typer(["run", "2", *words])
+    assert what in caught.value.findings[0].what
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--dry-run", "--dry-run"],
+        ["--forward", "--forward"],
+        ["--env", "A=1", "--env", "A=2"],
+        ["--base-lr", "a=1", "--base-lr", "b=2"],
+        ["--env", "--batch-size", "--batch-size", "8"],
+    ],
+)
+def test_what_may_stand_twice_is_left_alone(words: list[str]) -> None:
+    values = parse_with_typer(["run", "2", *words])
+    assert values is not None and parse("run", ["2", *words]) in (None, values)
+
+
+@pytest.mark.parametrize(
+    ("words", "base", "named"),
+    [
+        (["--base-lr", "3e-5"], 3e-5, ()),
+        (["--base-lr", "a=3e-5", "--base-lr", "b-2=1e-5"], None, (("a", 3e-5), ("b-2", 1e-5))),
+        (["--base-lr", "1", "--base-lr", "a=2"], 1.0, (("a", 2.0),)),
+    ],
+)
+def test_learning_rates_may_have_names(
+    words: list[str], base: float | None, named: tuple[tuple[str, float], ...]
+) -> None:
+    values = parse("run", words)
+    assert values is not None and values == parse_with_typer(["run", *words])
+    options = parse_options(said_on_command_line(values))
+    assert (options.base_lr.value if options.base_lr else None) == base
+    assert tuple(item.value for item in options.named_base_lr) == named
+    assert options_from_json(options_json(options)) == options
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["1", "2"], "`--base-lr 1` and `--base-lr 2` set one learning rate"),
+        (["a=1", "a=1"], "`--base-lr a=1` and `--base-lr a=1` set one learning rate"),
+        (["a-b=1", "A_b=2"], "`--base-lr a-b=1` and `--base-lr A_b=2` set one learning rate"),
+        (["a=x"], "`--base-lr a=x` is not a number"),
+        (["=1"], "cannot name a learning rate"),
+        (["2a=1"], "cannot name a learning rate"),
+        (["factor=1"], "cannot name a learning rate"),
+    ],
+)
+def test_learning_rates_that_cannot_be_told_apart_are_refused(words: list[str], what: str) -> None:
+    values = parse("run", [f"--base-lr={word}" for word in words])
+    assert values is not None
+    with pytest.raises(UsageError) as caught:
+        parse_options(said_on_command_line(values))
+    assert what in caught.value.findings[0].what
 
 
 @dataclass(frozen=True)
@@ -85,7 +160,7 @@ def test_a_new_field_is_a_flag_of_both_parsers_and_a_key_of_profiles(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = parse("run", ["2", "--nap", "2m"])
-    assert values is not None and parse_with_typer(["run", "2", "--nap", "2m"]) == ("run", values)
+    assert values is not None and parse_with_typer(["run", "2", "--nap", "2m"]) == values
     assert parse_with_typer(["plan", "--help"]) is None and "Sleep this long" in capsys.readouterr().out
     typed = with_configuration(said_on_command_line(values), None, tmp_path)
     assert isinstance(typed, Longer) and typed.nap_s == Resolved(120.0, Source("flag", "--nap"))

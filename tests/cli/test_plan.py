@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,120 @@ def test_env_with_and_without_a_pair(call: Call) -> None:
     assert "\nexport " not in call("plan", "2", "--env", "A=1").out
     assert call("plan", "2", "--env", "A").status == 2
     assert call("run", "2", "--dry-run", "--env", "--", "train.py").status == 2
+
+
+def test_a_module_that_was_installed_to_be_edited_is_read(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable installation is known to a finder of its own, and its folder to no entry of sys.path."""
+    package = tmp_path / "sources" / "edited_here"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('a package is not imported to be read')")
+    (package / "train.py").write_text(OWN)
+
+    class Finder:
+        @staticmethod
+        def find_spec(name: str, path: object = None, target: object = None) -> object:
+            at = str(package / "__init__.py")
+            places = [str(package)]
+            found = importlib.util.spec_from_file_location(name, at, submodule_search_locations=places)
+            return found if name == "edited_here" else None
+
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    words = ("plan", "2", "--device", "cpu", "--batch-size", "4", "--json", "--", "-m", "edited_here.train")
+    passed = json.loads(call(*words).out)["passed"]
+    assert [each["arguments"] for each in passed] == [["--batch-size", "4"]]
+
+
+OWN = """
+import argparse
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=8)
+parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--head-lr", type=float, default=0.01)
+parser.add_argument("--grad-accum", type=int, default=1)
+parser.add_argument("--warmup-steps", type=int, default=100)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+"""
+
+
+def planned(call: Call, *words: str, args: tuple[str, ...] = (), script: str = OWN) -> dict[str, Any]:
+    """The plan of a script with an option for every number, on 4 processes without GPUs."""
+    Path("own.py").write_text(script)
+    said = call("plan", "4", "--device", "cpu", "--no-checks", *words, "--json", "--", "own.py", *args)
+    assert said.status == 0, said.err
+    found: dict[str, Any] = json.loads(said.out)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "args"),
+    [
+        ((), []),
+        (("--batch-size", "8"), ["--batch-size", "8"]),
+        (("--lr", "0.4"), ["--lr", "0.4"]),
+        (("--base-lr", "0.1"), ["--lr", "0.4"]),
+        (("--warmup", "50"), ["--warmup-steps", "50"]),
+        (("--base-warmup", "50"), ["--warmup-steps", "200"]),
+        (("--accum", "2"), ["--grad-accum", "2"]),
+        (("--global-batch-size", "64"), ["--batch-size", "16"]),
+        (("--global-batch-size", "64", "--batch-size", "8"), ["--batch-size", "8", "--grad-accum", "2"]),
+        (("--dataset-size", "640"), []),
+        (("--base-lr", "a=0.1"), []),
+        (("--lr", "0.4", "--lr-option=--head-lr"), ["--head-lr", "0.4"]),
+        (("--batch-size", "8", "--batch-option=batch-size:total"), ["--batch-size", "32"]),
+        (("--batch-size", "8", "--batch-option=none"), []),
+    ],
+)
+def test_only_what_a_number_was_given_for_is_filled_in(call: Call, words: tuple[str, ...], args: list[str]) -> None:
+    assert planned(call, *words)["target"]["args"] == args
+
+
+def test_a_base_batch_alone_scales_from_the_scripts_own_learning_rate(call: Call) -> None:
+    plan = planned(call, "--base-batch-size", "16")
+    assert plan["numbers"]["base_lr"] == {"value": 0.1, "source": "script", "detail": "default at own.py:7"}
+    assert plan["target"]["args"] == ["--lr", "0.2"]
+    assert planned(call, "--base-batch-size", "32")["target"]["args"] == ["--lr", "0.1"]
+    passed = planned(call, "--lr-scaling", "sqrt", args=("--batch-size", "16"))
+    assert passed["target"]["args"] == ["--lr", "0.2", "--batch-size", "16"]
+
+
+def test_several_learning_rates_and_the_users_word_reach_the_plan(call: Call) -> None:
+    words = ("--base-lr", "body=0.1", "--base-lr", "head=0.01", "--batch-option=batch-size:total")
+    plan = planned(call, *words, args=("--lr", "{lr:body}", "--head-lr={lr:head}"))
+    assert plan["target"]["args"] == ["--lr", "0.4", "--head-lr=0.04"]
+    assert plan["numbers"]["lr:head"]["value"] == 0.04
+    (handed_out,) = (each["value"] for each in plan["environment"] if each["name"] == "DDPLAUNCH_PLAN")
+    assert json.loads(handed_out)["lrs"] == {"body": 0.4, "head": 0.04}
+    assert plan["notes"][0] == "as you said, `--batch-size` takes the samples of all processes"
+
+
+def test_a_profile_says_it_too(call: Call) -> None:
+    Path("ddplaunch.toml").write_text('batch-option = "batch-size:total"\nbase-lr = {body = 0.1}\nwarmup = 7\n')
+    plan = planned(call, "--batch-size", "8", args=("--lr={lr:body}",))
+    assert plan["target"]["args"] == ["--batch-size", "32", "--warmup-steps", "7", "--lr=0.4"]
+    over = planned(call, "--batch-size", "8", "--batch-option=none", "--base-lr", "body=0.2", args=("--lr={lr:body}",))
+    assert over["target"]["args"] == ["--warmup-steps", "7", "--lr=0.8"]
+
+
+@pytest.mark.parametrize(
+    ("words", "args", "what"),
+    [
+        (("--batch-size", "8", "--batch-size", "16"), (), "`--batch-size` is given 2 times"),
+        (("--batch-option=--size",), (), "own.py declares no option `--size`"),
+        ((), ("--lr", "{lr:head}"), "`{lr:head}` in the script's arguments is no placeholder"),
+        (("--warmup", "5", "--base-warmup", "5"), (), "`--warmup 5` and `--base-warmup 5` are both given"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_before_the_start(
+    call: Call, words: tuple[str, ...], args: tuple[str, ...], what: str
+) -> None:
+    Path("own.py").write_text(OWN)
+    said = call("run", "4", "--device", "cpu", *words, "--dry-run", "--", "own.py", *args)
+    assert said.status == 2 and what in " ".join(said.err.split())
 
 
 def test_compare(call: Call) -> None:

@@ -43,9 +43,11 @@ if step < 4:
 FAILS = "import sys; sys.exit(5)\n"
 
 
-def launch(folder: Path, *words: str, script: str, **changes: Any) -> subprocess.Popen[bytes]:
+def launch(
+    folder: Path, *words: str, script: str, device: str = "cpu", run_id: str = RUN_ID, **changes: Any
+) -> subprocess.Popen[bytes]:
     (folder / "train.py").write_text(script)
-    argv = ddplaunch("run", "2", "--device", "cpu", "--no-checks", "--run-id", RUN_ID, *words, "--", "train.py")
+    argv = ddplaunch("run", "2", "--device", device, "--no-checks", "--run-id", run_id, *words, "--", "train.py")
     environment = {**clean_environment(NO_COLOR="1", COLUMNS="200", MINE="mine"), **changes.pop("env", {})}
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     return subprocess.Popen(argv, cwd=folder, env=environment, **{**streams, **changes})
@@ -101,8 +103,8 @@ def test_gpus_are_let_go_and_picked_again(tmp_path: Path, fake_nvml: FakeNvml) -
         "in os.environ['DDPLAUNCH_RUN_ID'])\n"
     )
     environment = {**fake_nvml.environment(2), "DDPLAUNCH_LOCK_DIR": str(tmp_path / "locks")}
-    words = ("--device", "cuda", "--gpus", "free:2", "--relaunch", "1", "--relaunch-after", "0", "--relaunch-wait", "0")
-    status, err = ended(launch(tmp_path, *words, script=script, env=environment))
+    words = ("--gpus", "free:2", "--relaunch", "1", "--relaunch-after", "0", "--relaunch-wait", "0")
+    status, err = ended(launch(tmp_path, *words, script=script, device="cuda", env=environment))
     assert status == 0, err
     saw = (tmp_path / "saw").read_text().split()
     assert len(saw) >= 3 and len(set(saw)) == 1  # one that failed may have ended the other before it wrote
@@ -149,7 +151,7 @@ def test_what_a_user_ends_is_not_launched_again(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     status, err = ended(process)
     assert status == 143 and "relaunch" not in err
-    status, err = ended(launch(tmp_path, *words, "--run-id", "limited", "--timeout", "2", script=script))
+    status, err = ended(launch(tmp_path, *words, "--timeout", "2", script=script, run_id="limited"))
     assert status == 124 and "relaunch" not in err
 
 

@@ -19,7 +19,7 @@ ARGUMENTS: tuple[bytes, ...] = (
     b"--help", b"-h", b"--version", b"--r=16", b"--nnodes=9", b"--max-restarts", b"3", b"-m", b"--module",
     b"--no-python", b"--", b"--", b"-", b"", b" ", b"a b", b"tab\there", b"line\nbreak", b"cr\r", b"'", b'"', b"`id`",
     b"$HOME", b"$(id)", b"\\", b"\\n", b"*", b"~", b"@file", b"#", b"a=b", b"--flag=",
-    b"{x}", b"{{", b"}}", b"{", b"{{}}", b"{0}", b"%s", b"%(x)s",
+    b"{X}", b"{{", b"}}", b"{", b"{{}}", b"{0}", b"%s", b"%(x)s",
     "größe".encode(), b"\xff\xfe", b"--name=\xe9", b"\x01\x7f", b"--run-id", b"--dry-run",
 )  # fmt: skip
 

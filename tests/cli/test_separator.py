@@ -76,7 +76,7 @@ HOSTILE = [
     " ",
     "a\nb",
     "\udcff\x1b[31m",
-    "{x}",
+    "{X}",
     "{{lr}}",
     "$HOME",
     "'",

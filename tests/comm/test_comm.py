@@ -8,14 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli.commands.doctor import CommAsked, asked_for, counts, device_of
+from ddplaunch.cli.commands.doctor import counts, device_of, refuse_deadline
+from ddplaunch.comm.checks import run_measured
 from ddplaunch.comm.drive import _MODULE, CommTest, Member, Reports
 from ddplaunch.comm.groups import Comm, HostGroup, Measured
 from ddplaunch.comm.rank import resent
@@ -28,12 +27,14 @@ from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
+from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts
 from tests.checks.test_comm import FINE, LOSSY, NAMES, SLOW, findings, outcome_of
 from tests.conftest import Golden
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import SERVICE, clean_environment, ddplaunch, links, stand_in
 
-SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
+__all__ = ["links"]  # a fixture
+
 FLAG = Source("flag", "NPROC")
 
 
@@ -112,7 +113,8 @@ def test_reports_of_a_step() -> None:
     reports.end("gpu-a")
     reports.end("gpu-b")
     group = reports.group(20.0)
-    assert reports.done and group.measured == Measured(1000.0, 16, 91.0, 400.0, 200, 1)
+    assert reports.done and group.measured == Measured(1000.0, 16, 91.0, 400.0)
+    assert (group.segments, group.resent) == (200, 1)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +140,66 @@ def test_what_did_not_come_about(said: list[dict[str, object]], problem: str) ->
     assert (group.measured, group.problem) == (None, problem)
 
 
+HOSTILE = [
+    {"rank": "0"},
+    {"rank": 2},
+    {"rank": -1},
+    {"rank": True},
+    {"bandwidth": float("nan")},
+    {"bandwidth": float("inf")},
+    {"bandwidth": -1},
+    {"bandwidth": 10**400},
+    {"bandwidth": None},
+    {"bandwidth": "9"},
+    {"bandwidth": True},
+    {"size": [4]},
+    {"latency_us": 90.0},
+    {"latency_us": [90.0]},
+    {"latency_us": [90.0, float("nan")]},
+    {"latency_us": {"0": 1, "1": 2}},
+    {"segments": -5},
+    {"resent": 1e300},
+    {"all_segments": "many"},
+]
+
+
+@pytest.mark.parametrize("numbers", HOSTILE)
+def test_what_no_rank_measures_is_refused(numbers: dict[str, object]) -> None:
+    reports = Reports(1, ("gpu-a", "gpu-b"), 2)
+    with pytest.raises((ValueError, TypeError)):
+        reports.add({**rank_said(0, latency_us=[90.0, 400.0]), **numbers})
+    reports.add(rank_said(1, bandwidth=10, size=4))
+    assert reports.group(20.0).measured is None
+
+
+@pytest.mark.parametrize("left_out", ["bandwidth", "size", "latency_us", "segments", "resent"])
+def test_a_measurement_that_is_left_out_is_a_problem(left_out: str) -> None:
+    said = {"bandwidth": 10, "size": 4, "latency_us": [90.0, 400.0], "segments": 9, "resent": 0}
+    reports = Reports(1, ("gpu-a",), 1)
+    reports.add(rank_said(0, **{name: value for name, value in said.items() if name != left_out}))
+    reports.end("gpu-a")
+    group = reports.group(20.0)
+    assert (group.measured is None) == (left_out not in ("segments", "resent"))
+    assert bool(group.problem) == (group.measured is None)
+
+
+def test_the_least_and_the_most_that_can_be_said_are_shown() -> None:
+    said = [
+        rank_said(0, bandwidth=0, size=0, latency_us=[0, 0], segments=30, resent=90),
+        rank_said(0, bandwidth=1e15, size=1e15, latency_us=[1e15, 1e15], segments=1e15, resent=1e15),
+    ]
+    for line in said:
+        groups = []
+        for pair in (("a", "b"), ("c", "d"), ("a", "c")):
+            reports = Reports(1, pair, 1)
+            reports.add(line)
+            groups.append(reports.group(20.0))
+        comm = Comm("gloo", ("a", "b", "c", "d"), tuple(groups))
+        assert all(outcome.status in ("found", "passed") for outcome in run_measured(comm))
+        assert comm_text(comm, Terminal(80))
+        assert json.loads(json.dumps(comm_json(comm), allow_nan=False))
+
+
 def test_who_waits_in_vain() -> None:
     reports = Reports(1, ("gpu-a", "gpu-b"), 2)
     reports.end("gpu-a")
@@ -161,12 +223,11 @@ def test_which_ranks_take_part() -> None:
 
 
 def test_deadline() -> None:
-    asked = asked_for(True, None)
-    assert asked is not None and (asked.within("cpu"), asked.within("cuda")) == (20.0, 60.0)
-    assert asked_for(False, None) is None and asked_for(True, 60.0) == CommAsked(60.0)
+    for comm, deadline_s in ((False, None), (True, None), (True, 60.0)):
+        refuse_deadline(comm, deadline_s)
     for comm, deadline_s in ((False, 30.0), (True, 1.0)):
         with pytest.raises(UsageError):
-            asked_for(comm, deadline_s)
+            refuse_deadline(comm, deadline_s)
 
 
 def test_segments_are_counted_of_sockets_only() -> None:
@@ -178,17 +239,8 @@ def ours(run_id: str) -> list[int]:
     return [each.pid for each in process_table().values() if each.alive and each.mark("DDPLAUNCH_RUN_ID") == run_id]
 
 
-def gone(run_id: str) -> bool:
-    until = time.monotonic() + 120
-    while ours(run_id) and time.monotonic() < until:
-        time.sleep(0.1)
-    return not ours(run_id)
-
-
-@pytest.fixture
-def links() -> Iterator[Links]:
-    with Links() as made:
-        yield made
+def gone(run_id: str) -> None:
+    until(lambda: not ours(run_id), f"nothing of {run_id} is left", 120)
 
 
 def members(links: Links, count: int, python: str = sys.executable) -> list[Member]:
@@ -203,24 +255,46 @@ def test_three_sessions_measure_each_other_and_leave_nothing(links: Links) -> No
     assert [(group.round, len(group.hosts)) for group in comm.groups] == [(0, 1)] * 3 + [(1, 2), (2, 2), (3, 2)]
     for group in comm.groups:
         assert group.measured is not None, group.problem
-        assert group.measured.bandwidth > 1e5 and group.measured.latency_us > 1 and group.measured.segments > 20
-    assert gone(run_id)
+        assert group.measured.bandwidth > 1e5 and group.measured.latency_us > 1 and group.segments > 20
+    gone(run_id)
 
 
 @pytest.mark.slow
 def test_a_host_without_torch_or_python_takes_no_part_and_the_others_do(links: Links, tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho ImportError: libcudart.so.12 is missing >&2\nexit 3\n")
-    python.chmod(0o755)
-    three = [*members(links, 1), *members(links, 1, str(python)), *members(links, 1, "/nowhere/python")]
-    renamed = [replace(member, alone=1) for member in three]
-    for number, member in enumerate(renamed):
-        member.link.name = f"host{number}"
-    comm = CommTest(links, renamed, "cpu", f"comm-broken-{os.getpid()}", 200.0).run()
+    broken = stand_in(tmp_path, "echo ImportError: libcudart.so.12 is missing >&2\nexit 3")
+    three = [*members(links, 1), *members(links, 1, broken), *members(links, 1, "/nowhere/python")]
+    for number, member in enumerate(three):
+        member.link.name, member.alone = f"host{number}", 1
+    comm = CommTest(links, three, "cpu", f"comm-broken-{os.getpid()}", 200.0).run()
     reasons = dict(comm.untested)
     assert reasons["host1"].endswith("status 3: ImportError: libcudart.so.12 is missing")
     assert "/nowhere/python" in reasons["host2"]
     assert comm.groups == ()  # one host alone, with one rank, has nobody to talk to
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 1, "rank": 0, "bandwidth": NaN, "size": 4, "latency_us": [1, 2]}',
+        '{"step": 1, "rank": 0, "bandwidth": 1e999, "size": 4, "latency_us": [1, 2]}',
+        '{"step": 1, "rank": 0, "bandwidth": -4, "size": 4, "latency_us": [1, 2]}',
+        '{"step": 1, "rank": 7777777, "problem": "x"}',
+        '{"step": 1, "rank": 0, "latency_us": []}',
+        "[" * 50_000,
+        '{"hello": {"door": 1}, "store": Infinity}',
+    ],
+)
+def test_a_host_that_says_what_no_rank_measures_is_named(links: Links, tmp_path: Path, line: str) -> None:
+    says = tmp_path / "line"
+    says.write_text(line + "\n")
+    hello = """echo '{"hello": {"addresses": [], "door": 1, "nonce": "x"}, "store": 1}'"""
+    odd = stand_in(tmp_path, f"{hello}\nread -r order\ncat {says}\nsleep 600")
+    two = [Member(links.open(f"host{number}", SERVICE), odd, 2, 1) for number in range(2)]
+    comm = CommTest(links, two, "cpu", f"comm-odd-{os.getpid()}", 200.0).run()
+    assert dict(comm.untested) == dict.fromkeys(("host0", "host1"), "it said what is no line of the test")
+    assert [finding.code for finding in findings(comm)] == ["comm-untested", "comm-untested"]
+    assert all(group.measured is None for group in comm.groups)
 
 
 @pytest.mark.slow
@@ -249,18 +323,14 @@ def test_ranks_end_at_their_deadline_and_with_their_parent() -> None:
     assert [line.get("late") for line in said] == [True, True, None]
     assert said[-1]["ended"] and said[-1]["store"] != hello["store"]
     begin(step=2, deadline_s=600.0)
-    until = time.monotonic() + 120
-    while len(ours(run_id)) < 3 and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: len(ours(run_id)) == 3, "two ranks run", 120)
     begin(stop=2)
     assert json.loads(process.stdout.readline())["ended"]
     begin(step=3, deadline_s=600.0)
-    until = time.monotonic() + 120
-    while len(ours(run_id)) < 3 and time.monotonic() < until:
-        time.sleep(0.05)
+    until(lambda: len(ours(run_id)) == 3, "two ranks run", 120)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert gone(run_id)
+    gone(run_id)
     os.close(reading)
     os.close(writing)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
+import io
+from typing import Any
+
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RankEnd, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.read.lines import Line, read_lines
 
@@ -11,7 +14,7 @@ TORCH = "/opt/env/lib/python3.11/site-packages/torch"
 
 def explained(text: str, facts: RunFacts | None = None) -> Explanation:
     """Return what is said about one log."""
-    return explain_texts([LogSource("train.log", text.encode())], facts)
+    return explain_texts([LogSource("train.log", io.BytesIO(text.encode()))], facts)
 
 
 def diagnosed(text: str, facts: RunFacts | None = None) -> Diagnosis:
@@ -19,6 +22,27 @@ def diagnosed(text: str, facts: RunFacts | None = None) -> Diagnosis:
     found = explained(text, facts).diagnosis
     assert found is not None
     return found
+
+
+def recorded(*ranks: tuple[str, RankEnd], **known: Any) -> Diagnosis:
+    """Return the diagnosis of a record: what each rank printed, how it ended, and what else is ``known``."""
+    sources = [LogSource(f"rank-{end.rank}.err", io.BytesIO(text.encode()), end.rank, end.host) for text, end in ranks]
+    facts = RunFacts(ranks=tuple(end for _, end in ranks), state="failed", **known)
+    found = explain_texts(sources, facts).diagnosis
+    assert found is not None
+    return found
+
+
+def ended(rank: int, status: int | str, at_s: float = 5.0) -> RankEnd:
+    """Return a rank that ended by itself, with an exit code or by a signal."""
+    if isinstance(status, str):
+        return RankEnd(rank, "a", None, status, at_s, "itself")
+    return RankEnd(rank, "a", status, None, at_s, "itself")
+
+
+def told(rank: int, at_s: float = 6.0) -> RankEnd:
+    """Return a rank that torchrun ended."""
+    return RankEnd(rank, "a", None, "SIGTERM", at_s, "launcher")
 
 
 def lines_of(text: str) -> list[Line]:

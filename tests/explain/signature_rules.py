@@ -11,8 +11,6 @@ from ddplaunch.explain.signatures.signature import Signature
 
 def matched(signature: Signature, line: str) -> re.Match[str] | None:
     """Return the first match of ``signature`` in ``line``, as `Signature` promises it."""
-    if not any(literal in line for literal in signature.literals):
-        return None
     if any(re.search(near, line) for near in signature.unless):
         return None
     return next((match for each in signature.patterns if (match := re.search(each, line))), None)
@@ -34,10 +32,9 @@ def caught(signature: Signature) -> list[str]:
 
 
 def idle(signature: Signature) -> list[str]:
-    """Return literals and patterns that no example needs."""
-    literals = [each for each in signature.literals if not any(each in line for line in signature.examples)]
+    """Return patterns that no example needs."""
     used = {match.re.pattern for line in signature.examples if (match := matched(signature, line))}
-    return literals + [each for each in signature.patterns if each not in used]
+    return [each for each in signature.patterns if each not in used]
 
 
 def unfilled(signature: Signature) -> list[str]:
@@ -45,7 +42,9 @@ def unfilled(signature: Signature) -> list[str]:
     holes = []
     for line in signature.examples:
         match = matched(signature, line)
-        known = {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
+        assert match is not None
+        known = {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}
+        known |= {name: name for each in signature.log_with for name in re.compile(each).groupindex}
         for sentence in (signature.what, signature.why):
             if fields(sentence) - known.keys() or "\n" in sentence.format(**known):
                 holes.append(sentence)
@@ -54,7 +53,9 @@ def unfilled(signature: Signature) -> list[str]:
 
 
 def _named(signature: Signature) -> set[str]:
-    return {name for each in signature.patterns for name in re.compile(each).groupindex}
+    return {"line"} | {
+        name for each in (*signature.patterns, *signature.log_with) for name in re.compile(each).groupindex
+    }
 
 
 def slow(signature: Signature, seconds: float) -> list[str]:
@@ -62,7 +63,7 @@ def slow(signature: Signature, seconds: float) -> list[str]:
     found = []
     for example in signature.examples:
         line = (example + " ") * (8000 // len(example) + 1)
-        for each in (*signature.patterns, *signature.unless, *signature.log_unless):
+        for each in (*signature.patterns, *signature.unless, *signature.log_unless, *signature.log_with):
             begun = time.process_time()
             re.search(each, line)
             if time.process_time() - begun > seconds:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from ddplaunch.explain.diagnosis import LogSource
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.explain.read import lines as reading
+from tests.explain.logs import diagnosed, failed, raised
 
 STEP = b"2026-01-05 04:11:20,001 INFO tokens 18234 in 3.1 s, queue 12\n"
 CAUSE = b"Traceback (most recent call last):\n  File \"train.py\", line 7, in <module>\nKeyError: 'title'\n"
@@ -35,15 +37,8 @@ def test_a_cause_anywhere_is_found_where_it_stands(tmp_path: Path, before: int, 
         path.write_bytes(data)
         source = LogSource("big.log", path)
     found = explain_texts([source]).diagnosis
-    assert found is not None and found.raised is not None and found.raised.type == "KeyError"
+    assert found is not None and found.exception is not None and found.exception.type == "KeyError"
     assert found.evidence[0].line == before + 3
-
-
-@pytest.mark.usefixtures("small")
-def test_of_bytes_in_memory_both_ends_are_read() -> None:
-    for data in (CAUSE + STEP * 6000, STEP * 6000 + CAUSE):
-        found = explain_texts([LogSource("big.log", data)]).diagnosis
-        assert found is not None and found.raised is not None and found.raised.type == "KeyError"
 
 
 @pytest.mark.usefixtures("small")
@@ -62,3 +57,18 @@ def test_bytes_that_are_no_text_and_a_missing_last_newline(tmp_path: Path) -> No
     path.write_bytes(b"\xff\xfe\x00\r\n\n" + CAUSE.rstrip())
     found = explain_texts([LogSource("odd.log", path)]).diagnosis
     assert found is not None and found.evidence[0].line == 5
+
+
+@pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.slow), False])
+def test_ten_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own: bool) -> None:
+    last = (
+        "KeyError: 'x'"
+        if own
+        else "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4"
+    )
+    text = "".join(
+        raised(rank, "KeyError: 'y'" if rank == 7 else last) + failed(1, rank, rank) for rank in range(10_000)
+    )
+    begun = time.process_time()
+    assert diagnosed(text).code == "script-exception"
+    assert time.process_time() - begun < 60, "the square takes more than half an hour"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from ddplaunch.explain.diagnosis import RunFacts
 from tests.explain.logs import diagnosed, raised
 
@@ -37,6 +39,75 @@ def test_out_of_memory_gets_the_whole_command_with_the_same_effective_batch() ->
     assert "`ddplaunch run 2 --accum 6 --batch-size 3 -- t.py --batch-size 6`" in odd
     prime = first_fix("ddplaunch run 2 --batch-size 7 -- t.py", OOM, batch_size=7, world_size=2)
     assert "--batch-size 1 --accum 7" in prime
+
+
+def of_run(command: str, receives: tuple[str, ...], typed: str = "", **numbers: int) -> str:
+    """The first fix for a run that recorded what its script receives; ``typed`` is its own option for the batch."""
+    recorded = plan(**numbers) | {"receives": list(receives)}
+    if typed:
+        recorded["numbers"]["batch_size"]["source"] = {"kind": "script", "detail": f"`{typed}` behind `--`"}
+    return diagnosed(raised(1, OOM), RunFacts(state="failed", argv=tuple(command.split()), plan=recorded)).fixes[0]
+
+
+SIZES = {"batch_size": 8, "world_size": 2, "global_batch_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("command", "receives", "typed", "fix"),
+    [
+        (
+            "ddplaunch run 2 --batch-size 8 -- t.py",
+            ("batch_size", "accum"),
+            "",
+            "same effective batch of 16 in less memory: `ddplaunch run 2 --batch-size 4 --accum 2 -- t.py`",
+        ),
+        (
+            "ddplaunch run 2 --global-batch-size 16 -- t.py",
+            ("batch_size",),
+            "",
+            "an effective batch of 8 in the place of 16, since the script does not accumulate: "
+            "`ddplaunch run 2 --batch-size 4 -- t.py`",
+        ),
+        (
+            "ddplaunch run 2 -- t.py --bs 8 --x",
+            ("accum",),
+            "--bs",
+            "same effective batch of 16 in less memory: `ddplaunch run 2 --accum 2 -- t.py --bs 4 --x`",
+        ),
+        (
+            "ddplaunch run 2 -- t.py --total=16",
+            (),
+            "--total",
+            "an effective batch of 8 in the place of 16, since the script does not accumulate: "
+            "`ddplaunch run 2 -- t.py --total=8`",
+        ),
+        (
+            "ddplaunch run 2 --batch-size 8 -- t.py",
+            (),
+            "",
+            "a smaller batch, in the script itself: no option was found by which it takes one",
+        ),
+    ],
+)
+def test_out_of_memory_advice_is_what_the_script_can_receive(
+    command: str, receives: tuple[str, ...], typed: str, fix: str
+) -> None:
+    assert of_run(command, receives, typed, **SIZES) == fix
+
+
+def test_a_batch_that_is_not_known_or_cannot_be_halved() -> None:
+    assert of_run("ddplaunch run 2 -- t.py", ("batch_size",), world_size=2).startswith(
+        "a smaller batch, `--batch-size`"
+    )
+    assert of_run("ddplaunch run 2 -- t.py", ("batch_size",), batch_size=1, world_size=2).startswith("a batch of 1")
+
+
+def test_the_reason_of_the_plan_is_repeated() -> None:
+    recorded = plan(**SIZES) | {"receives": [], "missing": [{"number": "batch_size", "reason": "t.py declares none"}]}
+    facts = RunFacts(state="failed", argv=("ddplaunch", "run", "2", "--", "t.py"), plan=recorded)
+    fixes = diagnosed(raised(1, OOM), facts).fixes
+    assert fixes[0] == "a smaller batch, in the script itself: t.py declares none"
+    assert not any("N/2" in fix for fix in fixes)
 
 
 def test_no_command_is_made_up() -> None:

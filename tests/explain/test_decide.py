@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.explain.logs import diagnosed, explained, failed, lost, raised, summary
+from ddplaunch.explain.diagnosis import RankEnd
+from tests.explain.logs import diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
 
 WATCHDOG = (
     "[rank{rank}]:[E1102 04:26:10.044118200 ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective "
@@ -23,7 +24,7 @@ def test_a_ranks_own_exception_outranks_the_time_outs_of_the_others_whatever_the
         found = diagnosed(text + summary((1, -6, 11), (0, -6, 10)))
         assert (found.code, found.rank) == ("script-exception", 3)
         assert found.what == "KeyError: 'title' at train.py:31 in main"
-        assert found.raised is not None and found.raised.frame == "train.py:31 in main"
+        assert found.exception is not None and found.exception.frame == "train.py:31 in main"
 
 
 def test_survivors_that_lost_a_peer_are_the_cascade() -> None:
@@ -58,110 +59,270 @@ def test_an_exit_status_alone(code: int, expected: str) -> None:
     assert (found.code, found.rank) == (expected, 1)
 
 
-def test_ranks_that_the_agent_stopped_are_no_cause() -> None:
-    text = "W0 9 torch/x.py:1] Unable to shutdown process 12 via 15, forcefully exiting via 9\n"
-    found = diagnosed(
-        text + raised(0, "ValueError: x") + failed(1, 0, 10) + summary((2, -9, 12), (1, -15, 11), (0, 1, 10))
-    )
+STEPS = "".join(f"step {step} loss 0.5\n" for step in range(5))
+ALL_STEPS = "".join(f"step {step}/50 loss 0.5\n" for step in range(1, 51))
+GPU_FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+TOO_MANY_FILES = "OSError: [Errno 24] Too many open files"
+TOLD_TO_END = "W1 10:55:17.9 3047 torch/distributed/elastic/api.py:7] Received 15 death signal, shutting down workers\n"
+FORCED = "W0 9 torch/x.py:1] Unable to shutdown process 12 via 15, forcefully exiting via 9\n"
+TEARDOWN = "[rank0]:[W303 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before\n"
+WARNED = "WARNING: could not load the optional plugin\n" + raised(None, "ModuleNotFoundError: No module named 'apex'")
+FLAKY = lost(0) + raised(1, "RuntimeError: flaky") + failed(1, 1, 11)
+LIBRARY = "/opt/env/lib/python3.11/site-packages/torch/distributed"
+STORE_LOST = (
+    f'Traceback (most recent call last):\n  File "{LIBRARY}/run.py", line 9, in main\n    run(args)\n'
+    f'  File "{LIBRARY}/elastic/rendezvous/dynamic_rendezvous.py", line 1255, in num_nodes_waiting\n    sync()\n'
+    "torch.distributed.elastic.rendezvous.RendezvousConnectionError: The connection to the C10d store has failed\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "rank"),
+    [
+        # what the agent did to the other ranks
+        (
+            FORCED + raised(0, "ValueError: x") + failed(1, 0, 10) + summary((2, -9, 12), (1, -15, 11), (0, 1, 10)),
+            "script-exception",
+            0,
+        ),
+        # tiers, and within a tier the first failure
+        (raised(0, "RuntimeError: something odd") + raised(1, GPU_FULL), "cuda-out-of-memory", 1),
+        (raised(2, GPU_FULL) + raised(5, TOO_MANY_FILES), "cuda-out-of-memory", 2),
+        (raised(2, TOO_MANY_FILES) + raised(5, GPU_FULL), "too-many-open-files", 2),
+        (raised(0, "ValueError: x") + raised(1, "ValueError: x"), "script-exception", None),
+        # the rank that is missing among the time-outs, and the aborts that time-outs end in
+        ("world_size=4\n" + watchdog(0) + watchdog(1) + watchdog(3), "collective-timeout", 2),
+        (watchdog(0) + watchdog(1), "collective-timeout", None),
+        (
+            watchdog(0) + watchdog(1) + failed(-6, 0, 10) + summary((1, -6, 11), (0, -6, 10)),
+            "collective-timeout",
+            None,
+        ),
+        # ranks in different collectives, and one that was done while the other waited
+        (watchdog(0) + watchdog(1, op="BROADCAST"), "collective-mismatch", None),
+        (watchdog(0) + watchdog(1, numel=8192), "collective-mismatch", None),
+        ("rank 1 finished epoch 0 after 12 batches\n" + watchdog(0), "collective-mismatch", 1),
+        ("rank 1 setup done\nrank 0 finished loading\n" + watchdog(0), "collective-timeout", None),
+        # a first collective that never completes, on all ranks and on some
+        (watchdog(0, seq=1) + watchdog(1, seq=1), "gpu-p2p-broken", None),
+        ("world_size=3\n" + watchdog(0, seq=1) + watchdog(1, seq=1), "collective-timeout", 2),
+        # an end from outside counts if nothing was wrong before: an agent saw a failed rank before its own end
+        ("step 3\n" + TOLD_TO_END + raised(0, "ValueError: while saving"), "terminated", None),
+        (raised(0, "ValueError: before") + TOLD_TO_END, "script-exception", 0),
+        (TOLD_TO_END + raised(0, "ValueError: printed late") + failed(1, 0, 10), "script-exception", 0),
+        (failed(-15, 0, 10), "terminated", 0),
+        # an error that was survived; a batch script says "finished" after any end
+        (raised(None, "OSError: [Errno 116] Stale file handle") + ALL_STEPS + "training finished\n", None, None),
+        (WARNED + ALL_STEPS + "done\n", None, None),
+        (raised(None, "OSError: disk") + "cleaning up\njob finished\n", "script-exception", None),
+        # healthy logs, and logs that just end, as most healthy ones do
+        (STEPS + "saved out/final.pt\n" + TEARDOWN, None, None),
+        ("", None, None),
+        (STEPS, None, None),
+        (STEPS.replace(" loss", "/500 loss"), "unknown", None),
+        ("rank 0 step 0\nrank 1 step 0\n", "unknown", None),
+        # test suites print failures of others, and early stopping is an end
+        (f"test_oom PASSED\nsaid: [rank0]: {GPU_FULL}\ntest_kill PASSED\n== 41 passed in 12.3s ==\n", None, None),
+        (f"test_oom FAILED\n{GPU_FULL}\n== 1 failed, 40 passed in 12.3s ==\n", "cuda-out-of-memory", None),
+        ("epoch 1/9 val 0.3\nepoch 2/9 val 0.4\nEarly stopping after 2 epochs without progress\n", None, None),
+        # the store lost after the work, during it, and before it
+        ("step 1/2\nstep 2/2\nrank 0 done\n" + STORE_LOST, None, None),
+        ("step 1/9\nstep 2/9\n" + STORE_LOST, "unknown", None),
+        (STORE_LOST.replace("num_nodes_waiting", "next_rendezvous"), "rendezvous-failed", None),
+        # a restart that came through, and one that failed again
+        (FLAKY + "rank 0 step 5\nrank 0 step 10\nrank 0 step 15\n", None, None),
+        (FLAKY + "resumed from 5\nrank 0 done\n", None, None),
+        (
+            FLAKY + "rank 0 step 5\nrank 0 step 10\n" + lost(0) + failed(-9, 1, 12) + summary((1, -9, 12)),
+            "script-exception",
+            1,
+        ),
+    ],
+)
+def test_cause_and_rank(text: str, code: str | None, rank: int | None) -> None:
+    found = explained(text).diagnosis
+    assert (found and found.code, found and found.rank) == (code, rank)
+
+
+def test_an_end_by_sigterm_alone_is_likely_from_outside() -> None:
+    assert diagnosed(failed(-15, 0, 10)).certainty == "likely"
+
+
+GIT = "CalledProcessError: Command '['git', 'rev-parse', 'HEAD']' returned non-zero exit status 128."
+LEFT = "RuntimeError: DataLoader worker (pid(s) 4142) exited unexpectedly"
+RESET = "ConnectionResetError: [Errno 104] Connection reset by peer"
+CAUSED = "[rank1]: The above exception was the direct cause of the following exception:\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (f"subprocess.{GIT}", "run the program by itself"),
+        ("subprocess.CalledProcessError: Command '['python', 'a.py']' returned non-zero exit status 2.", "by itself"),
+        ("torch.multiprocessing.spawn.ProcessExitedException: process 2 terminated with exit code 4", "train.py:31"),
+        ("EOFError: EOF when reading a line", "train.py:31"),
+        ("EOFError", "train.py:31"),
+        (RESET, "who serves it"),
+        ("BrokenPipeError: [Errno 32] Broken pipe", "who serves it"),
+        (LEFT, "num_workers=0"),
+        ("mylib.errors.bad_config: lr must be positive", "train.py:31"),
+    ],
+)
+def test_any_uncaught_exception_of_the_rank_that_failed_first_is_the_diagnosis(error: str, fix: str) -> None:
+    found = recorded((raised(0, error), ended(0, 1)), (lost(1), ended(1, 1, 5.2)), ("", told(2)))
     assert (found.code, found.rank) == ("script-exception", 0)
+    message = error.rpartition(".bad_config: ")[2] if "bad_config" in error else error.partition(": ")[2]
+    assert message[:40] in found.what and "train.py:31" in found.what
+    assert fix in found.fixes[0]
 
 
-def test_the_rank_that_is_missing_among_the_time_outs_is_the_culprit() -> None:
-    found = diagnosed("world_size=4\n" + watchdog(0) + watchdog(1) + watchdog(3))
-    assert (found.code, found.rank) == ("collective-timeout", 2)
+def test_a_lost_connection_after_another_ranks_failure_is_its_echo() -> None:
+    found = recorded((raised(0, RESET), ended(0, 1, 5.6)), (raised(1, "KeyError: 'labels'"), ended(1, 1, 5.0)))
+    assert (found.code, found.rank, found.exception and found.exception.type) == ("script-exception", 1, "KeyError")
+    killed = recorded((raised(0, RESET), ended(0, 1, 5.6)), ("", ended(1, "SIGKILL")))
+    assert (killed.code, killed.rank) == ("killed", 1)
 
 
-def test_a_time_out_explains_the_aborts_that_it_ends_in() -> None:
-    text = watchdog(0) + watchdog(1) + failed(-6, 0, 10) + summary((1, -6, 11), (0, -6, 10))
+def test_in_a_log_alone_a_lost_connection_is_ones_own_if_nobody_else_complains() -> None:
+    assert diagnosed(raised(None, RESET)).code == "script-exception"
+    assert diagnosed(raised(0, RESET) + lost(1)).code == "unknown"
+
+
+@pytest.mark.parametrize("noticed", [RESET, "FileNotFoundError: [Errno 2] No such file or directory", "_queue.Empty"])
+def test_a_data_loader_that_lost_a_worker_says_so_whatever_it_noticed_first(noticed: str) -> None:
+    noise = "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>\n" + raised(None, RESET)
+    text = raised(1, noticed) + CAUSED + raised(1, LEFT) + noise + "Error in sys.excepthook:\n" + raised(None, RESET)
+    found = recorded(("", told(0)), (text, ended(1, 1)))
+    assert (found.code, found.rank) == ("script-exception", 1)
+    assert "DataLoader worker (pid(s) 4142) exited unexpectedly" in found.what
+
+
+def test_an_empty_checkpoint_cannot_be_read() -> None:
+    frame = f'File "{LIBRARY}/../_weights_only_unpickler.py", line 590, in load\n    return Unpickler(file).load()'
+    text = raised(0, "EOFError").replace("[rank0]: EOFError", f"[rank0]:   {frame}\n[rank0]: EOFError")
+    found = recorded(
+        (text.replace("/distributed/..", ""), ended(0, 1)), (lost(1), RankEnd(1, "a", 1, None, 5.1, "itself"))
+    )
+    assert (found.code, found.rank) == ("checkpoint-corrupt", 0)
+
+
+CANCELLED = "slurmstepd: error: *** STEP 4.0 ON n01 CANCELLED AT 2026-11-21T20:22:22 ***\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [("Segmentation fault", "segmentation-fault"), ("Bus error", "unknown"), ("Exited with exit code 3", "unknown")],
+)
+def test_a_step_that_srun_ends_because_of_a_task_was_not_cancelled(how: str, code: str) -> None:
+    task = f"srun: error: n18: task 9: {how}\n"
+    found = diagnosed(task + "srun: Terminating StepId=4.0\n" + CANCELLED)
+    assert (found.code, found.rank) == (code, 9)
+    assert diagnosed(CANCELLED + "srun: error: n18: task 9: Terminated\n").code == "terminated"
+
+
+def test_what_srun_says_of_its_tasks_does_not_mean_that_the_work_was_done() -> None:
+    bar = "loading:  46%|####      | 31/67 [29:02<35:12, 58.67s/it]"
+    text = f"{bar}{CANCELLED}srun: debug:  task 0 done\nsrun: debug:  IO thread exiting\n"
+    assert diagnosed(text).code == "terminated"
+
+
+def test_the_last_completed_collective_does_not_mean_that_the_work_was_completed() -> None:
+    counts = "[rank2]:[E1102 x.cpp:1] [PG 0 Rank 2] Timeout at NCCL work: 7, last enqueued NCCL work: 9, last "
+    found = diagnosed(watchdog(2, 7) + counts + "completed NCCL work: 6.\n")
+    assert (found.code, found.certainty) == ("collective-timeout", "observed")
+
+
+def test_a_time_out_whose_line_a_wrapper_broke_in_two() -> None:
+    text = "".join(f"bert.node-1 [stderr] {watchdog(rank)}".replace("timeout: ", "timeout: \n") for rank in (0, 1))
     assert diagnosed(text).code == "collective-timeout"
 
 
-def test_ranks_in_different_collectives_are_a_mismatch() -> None:
-    assert diagnosed(watchdog(0) + watchdog(1, op="BROADCAST")).code == "collective-mismatch"
-    assert diagnosed(watchdog(0) + watchdog(1, numel=8192)).code == "collective-mismatch"
-    assert diagnosed(watchdog(0) + watchdog(1)).code == "collective-timeout"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "validation loss: 0.92\ntraining loss: 9.43\ntraining loss: 9.41\n",
+        "epoch 1 loss 0.92\nepoch 2 loss 0.43\n",
+    ],
+)
+def test_a_log_in_which_the_work_moves_on_and_that_announced_no_end_is_complete(text: str) -> None:
+    assert explained(text).diagnosis is None
 
 
-def test_a_rank_that_was_done_while_others_waited_is_a_mismatch() -> None:
-    found = diagnosed("rank 1 finished epoch 0 after 12 batches\n" + watchdog(0))
-    assert (found.code, found.rank) == ("collective-mismatch", 1)
-    assert diagnosed("rank 1 setup done\nrank 0 finished loading\n" + watchdog(0)).code == "collective-timeout"
+@pytest.mark.parametrize(
+    "text",
+    [
+        "rank 0 step 0 loss 2.31\nrank 1 step 0 loss 2.29\n",
+        "epoch 3:  61%|######    | 915/1500 [10:11<06:31]\nepoch 3:  61%|######    | 916/1500 [10:12<06:30]\n",
+    ],
+)
+def test_a_log_that_ends_before_anything_moves_says_that_it_does_not_say_how_the_run_ended(text: str) -> None:
+    assert diagnosed(text).code == "unknown"
 
 
-def test_a_first_collective_that_never_completes_points_to_the_transport() -> None:
-    assert diagnosed(watchdog(0, seq=1) + watchdog(1, seq=1)).code == "gpu-p2p-broken"
-    assert diagnosed("world_size=3\n" + watchdog(0, seq=1) + watchdog(1, seq=1)).code == "collective-timeout"
+def test_an_exception_in_the_handler_of_a_launchers_signal_tells_of_the_signal() -> None:
+    frame = '  File "/opt/x/deepspeed/launcher/runner.py", line 548, in sigkill_handler\n    kill(cmd)\n'
+    text = f"Traceback (most recent call last):\n{frame}NameError: free variable 'cmd' referenced before assignment\n"
+    assert diagnosed(text).code == "terminated"
+    assert diagnosed(text.replace("sigkill_handler", "main")).code == "script-exception"
 
 
-def test_an_end_from_outside_counts_if_nothing_was_wrong_before() -> None:
-    ended = "W1 10:55:17.9 3047 torch/distributed/elastic/api.py:7] Received 15 death signal, shutting down workers\n"
-    assert diagnosed("step 3\n" + ended + raised(0, "ValueError: while saving")).code == "terminated"
-    assert diagnosed(raised(0, "ValueError: before") + ended).code == "script-exception"
-    late = ended + raised(0, "ValueError: printed late") + failed(1, 0, 10)
-    assert diagnosed(late).code == "script-exception", "the agent saw a rank fail, so nobody had ended it yet"
-    alone = diagnosed(failed(-15, 0, 10))
-    assert (alone.code, alone.certainty) == ("terminated", "likely")
+def test_a_proxy_that_hangs_up_is_a_failed_download() -> None:
+    text = raised(0, "http.client.RemoteDisconnected: Remote end closed connection") + CAUSED
+    assert diagnosed(text + raised(0, "urllib3.exceptions.ProxyError: ('no proxy',)")).code == "download-failed"
 
 
-def test_a_specific_cause_beats_a_general_one() -> None:
-    text = raised(0, "RuntimeError: something odd") + raised(
-        1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+def test_the_line_that_a_wrapper_announces_is_the_cause() -> None:
+    text = "RuntimeError: Failed to import kit.model because of the following error (look up to see its traceback):\n"
+    found = diagnosed(text + "/opt/v/site-packages/fused_ops.cpython-311.so: undefined symbol: _ZN2at4call\n")
+    assert found.code == "extension-build-failed"
+    assert "`fused_ops.cpython-311.so` was built for another version" in found.what
+
+
+def test_no_traceback_is_looked_at_where_none_is() -> None:
+    assert "traceback above" not in diagnosed("[rank2]: ZeroDivisionError: float division by zero\n").fixes[0]
+    assert "train.py:31" in diagnosed(raised(2, "ZeroDivisionError: float division by zero")).fixes[0]
+
+
+def test_nccl_that_nobody_answers_at_its_start() -> None:
+    refused = "n1:11:12 [0] include/socket.h:390 NCCL WARN Connect to 10.9.0.1<2172> failed : Connection refused\n"
+    found = diagnosed(refused + "n1:11:12 [0] NCCL INFO bootstrap.cc:100 -> 2\n")
+    assert (found.code, found.certainty) == ("wrong-network-interface", "likely")
+    assert diagnosed(refused + "n1:11:12 [0] NCCL INFO transport/net.cc:100 -> 2\n").code == "unknown"
+
+
+def test_nccl_that_tries_a_host_without_a_route_to_it() -> None:
+    tried = "n1:11:12 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying ({}/34) after 9 ms\n"
+    text = "".join(tried.format(at) for at in range(1, 35))
+    assert diagnosed(text).code == "wrong-network-interface"
+    assert explained(text + "n1:11:12 [0] NCCL INFO comm 0x1 rank 0 nranks 2 - Init COMPLETE\n").diagnosis is None
+
+
+def test_a_launcher_that_waits_for_the_others_at_its_end_is_not_the_cause() -> None:
+    frame = '  File "/opt/x/torch/distributed/elastic/agent/server/api.py", line 904, in _exit_barrier\n    barrier()\n'
+    waits = f"Traceback (most recent call last):\n{frame}RuntimeError: Socket Timeout\n"
+    unreached = (
+        "n1:11:12 [0] include/socket.h:409 NCCL WARN Net : Connect to 10.9.0.1<2172> failed : No route to host\n"
     )
-    assert diagnosed(text).code == "cuda-out-of-memory"
+    assert diagnosed(waits + unreached).code == "wrong-network-interface"
+    assert diagnosed(waits.replace("_exit_barrier", "_rendezvous")).code == "rendezvous-failed"
 
 
-def test_within_a_tier_the_first_failure_is_the_cause() -> None:
-    errors = (
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
-        "OSError: [Errno 24] Too many open files",
-    )
-    codes = ("cuda-out-of-memory", "too-many-open-files")
-    for first, other in ((0, 1), (1, 0)):
-        found = diagnosed(raised(2, errors[first]) + raised(5, errors[other]))
-        assert (found.code, found.rank) == (codes[first], 2)
+def test_what_horovod_says_of_another_rank_is_no_success() -> None:
+    said = "Aborted: Horovod has been shut down, or was asked for a tensor after a rank has finished\n"
+    assert diagnosed("epoch 1\n" + said).code == "unknown"
+    assert diagnosed(raised(None, "KeyError: 'title'") + said).code == "script-exception"
 
 
-def test_an_error_that_was_survived_is_no_diagnosis() -> None:
-    steps = "".join(f"step {step}/50 loss 0.5\n" for step in range(1, 51))
-    healthy = raised(None, "OSError: [Errno 116] Stale file handle") + steps + "training finished\n"
-    assert explained(healthy).diagnosis is None
-    warned = "WARNING: could not load the optional plugin\n" + raised(
-        None, "ModuleNotFoundError: No module named 'apex'"
-    )
-    assert explained(warned + steps + "done\n").diagnosis is None
-    shell = raised(None, "OSError: disk") + "cleaning up\njob finished\n"
-    assert diagnosed(shell).code == "script-exception", "a batch script says that after any end"
+def test_advice_fits_where_it_stands() -> None:
+    denied = diagnosed(raised(1, "PermissionError: [Errno 13] Permission denied: '/.cache'"))
+    assert "TRITON_CACHE_DIR" in denied.fixes[0]
+    gone = diagnosed(raised(None, "ray.exceptions.ActorDiedError: The actor died unexpectedly"))
+    assert gone.code == "unknown" and any("/tmp/ray" in fix for fix in gone.fixes)
+    assert diagnosed(raised(None, "RuntimeError: write(): fd 3 failed with Input/output error")).code == "disk-full"
 
 
-def test_healthy_logs_and_logs_that_just_end() -> None:
-    steps = "".join(f"step {step} loss 0.5\n" for step in range(5))
-    noise = "[rank0]:[W303 ProcessGroupNCCL.cpp:1496] Warning: WARNING: destroy_process_group() was not called before\n"
-    assert explained(steps + "saved out/final.pt\n" + noise).diagnosis is None
-    assert explained("").diagnosis is None
-    assert explained(steps).diagnosis is None, "most healthy logs end like that"
-    assert diagnosed("".join(f"step {step}/500 loss 0.5\n" for step in range(5))).code == "unknown"
-    assert diagnosed("rank 0 step 0\nrank 1 step 0\n").code == "unknown"
-
-
-def test_a_node_that_loses_the_store_after_the_work_is_no_failure() -> None:
-    library = "/opt/env/lib/python3.11/site-packages/torch/distributed"
-    noise = (
-        f'Traceback (most recent call last):\n  File "{library}/run.py", line 9, in main\n    run(args)\n'
-        f'  File "{library}/elastic/rendezvous/dynamic_rendezvous.py", line 1255, in num_nodes_waiting\n    sync()\n'
-        "torch.distributed.elastic.rendezvous.RendezvousConnectionError: The connection to the C10d store has failed\n"
-    )
-    assert explained("step 1/2\nstep 2/2\nrank 0 done\n" + noise).diagnosis is None
-    assert diagnosed("step 1/9\nstep 2/9\n" + noise).code == "unknown", "during the work somebody else was lost"
-    assert diagnosed(noise.replace("num_nodes_waiting", "next_rendezvous")).code == "rendezvous-failed"
-
-
-def test_a_restart_that_came_through_is_no_failure() -> None:
-    first = lost(0) + raised(1, "RuntimeError: flaky") + failed(1, 1, 11)
-    assert explained(first + "rank 0 step 5\nrank 0 step 10\nrank 0 step 15\n").diagnosis is None
-    assert explained(first + "resumed from 5\nrank 0 done\n").diagnosis is None
-    again = diagnosed(first + "rank 0 step 5\nrank 0 step 10\n" + lost(0) + failed(-9, 1, 12) + summary((1, -9, 12)))
-    assert again.code in ("script-exception", "killed") and again.rank == 1
-
-
-def test_two_ranks_that_fail_alike_name_none() -> None:
-    assert diagnosed(raised(0, "ValueError: x") + raised(1, "ValueError: x")).rank is None
+def test_what_cuda_told_nccl_is_the_cause_and_not_ncclunhandledcudaerror() -> None:
+    told_it = "n1:11:12 [0] misc/shmutils.cc:59 NCCL WARN Cuda failure 999 'unknown error'\n"
+    gave_up = "[rank0]: ncclUnhandledCudaError: Call to CUDA function failed.\n"
+    assert diagnosed(told_it + gave_up).code == "gpu-fault"
+    assert diagnosed(gave_up).code == "unknown"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.explain.signatures import all_signatures
 from tests.explain.logs import diagnosed
 
 CASES = [
@@ -19,3 +20,7 @@ def test_its_code(code: str, text: str) -> None:
     assert found.code == code, found
     assert found.what and found.why and found.fixes and "\n" not in found.what and "{" not in found.what
     assert found.evidence
+
+
+def test_every_code_that_a_line_can_have_is_here() -> None:
+    assert {each.code for each in all_signatures() if each.is_root} <= {code for code, _ in CASES}

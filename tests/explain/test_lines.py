@@ -33,7 +33,13 @@ from tests.explain.logs import lines_of
         ("[pod/worker-1/pytorch] hello", "hello", Speaker(host="worker-1")),
         ("ERROR 05-20 11:11:40 [executor.py:880]   File", "  File", Speaker()),
         ("[2026-01-02 03:04:05,678]   File", "  File", Speaker()),
+        ("[2026-02-24 14:09:34 TP14] Scheduler hit x", "Scheduler hit x", Speaker(rank=14)),
+        ("[2026-02-24 14:09:34 DP1 TP1] Scheduler hit x", "Scheduler hit x", Speaker()),
         ("stderr: oops", "oops", Speaker()),
+        ("bert-fp16.node-1 [stderr] [rank7]: oops", "oops", Speaker(rank=7)),
+        ("(Worker_TP1 pid=611) step", "step", Speaker(rank=1, pid=611)),
+        ("(Worker_DP0_TP1 pid=611) step", "step", Speaker(pid=611)),
+        ("(VllmWorker rank=3 pid=611) step", "step", Speaker(rank=3, pid=611)),
         ("ValueError: [rank3]: is no prefix here", "ValueError: [rank3]: is no prefix here", Speaker()),
     ],
 )
@@ -82,3 +88,20 @@ def test_json_records_are_unfolded() -> None:
 def test_a_line_of_ten_megabytes_is_cut_in_its_middle() -> None:
     (line,) = lines_of("a" * 10_000_000 + "the end")
     assert len(line.text) < 10_000 and line.text.endswith("the end")
+
+
+def test_a_log_that_was_quoted_in_a_mail_is_read_as_it_was() -> None:
+    quoted = '> > [rank2]: Traceback (most recent call last):\n> >   File "a.py", line 1, in f\n'
+    quoted += ">\n> > [rank2]: KeyError: 1\n"
+    lines = lines_of(quoted + "Does anybody know this?\n")
+    assert [line.text for line in lines[:2]] == ["Traceback (most recent call last):", '  File "a.py", line 1, in f']
+    assert lines[3].speaker.rank == 2 and lines[4].text == "Does anybody know this?"
+    assert lines_of("> one\ntwo\nthree\n")[0].text == "> one", "most lines are not quoted"
+
+
+def test_a_traceback_below_a_stamp_is_of_the_rank_that_the_stamp_names() -> None:
+    text = "[2026-02-24 14:09:34 TP3] hit an exception: Traceback (most recent call last):\n"
+    text += '  File "/w/model.py", line 9, in load\n    raise ValueError("x")\nValueError: x\n'
+    text += "n1:4:5 [0] NCCL INFO a line of another process\n  and its indented one\n[2026-02-24 14:09:35] sigquit\n"
+    lines = lines_of(text.rstrip("\n"))
+    assert [line.speaker.rank for line in lines] == [3, 3, 3, 3, None, None, None]

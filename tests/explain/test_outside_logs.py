@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
-from tests.explain.logs import diagnosed, explained, lost, raised
+from tests.explain.logs import TORCH, diagnosed, ended, explained, lost, raised, recorded, told
 
 KILLED = (RankEnd(0, "a", exit_code=1, ended_by="launcher"), RankEnd(1, "a", signal="SIGKILL", ended_by="itself"))
 
@@ -52,11 +54,12 @@ def test_a_run_that_succeeded_is_silent_whatever_it_printed() -> None:
 
 def test_the_rank_that_ended_first_is_the_cause_of_failures_in_several_files() -> None:
     sources = [
-        LogSource(f"rank-{rank}.err", raised(None, f"ValueError: of {rank}").encode(), rank, "a") for rank in (0, 1)
+        LogSource(f"rank-{rank}.err", io.BytesIO(raised(None, f"ValueError: of {rank}").encode()), rank, "a")
+        for rank in (0, 1)
     ]
     ends = (RankEnd(0, "a", 1, None, 12.5, "launcher"), RankEnd(1, "a", 1, None, 11.0, "itself"))
     found = explain_texts(sources, RunFacts(ranks=ends, state="failed")).diagnosis
-    assert found is not None and found.raised is not None and found.raised.message == "of 1"
+    assert found is not None and found.exception is not None and found.exception.message == "of 1"
     assert found.evidence[0].file == "rank-1.err"
 
 
@@ -65,3 +68,213 @@ def test_what_a_rank_prints_that_was_only_stopped_is_not_the_cause() -> None:
     assert diagnosed(text, RunFacts(ranks=KILLED, state="failed")).code == "killed"
     own = (RankEnd(0, "a", exit_code=1, ended_by="itself"), RankEnd(1, "a", signal="SIGTERM", ended_by="launcher"))
     assert diagnosed(text, RunFacts(ranks=own, state="failed")).code == "script-exception"
+
+
+DUMP = (
+    "{head}\n\nThread 0x00007f21aa7fc640 (most recent call first):\n"
+    '  File "/usr/lib/python3.11/threading.py", line 331 in wait\n  File "pool.py", line 5 in feed\n\n'
+    "{current} 0x00007f21bb7fc640 (most recent call first):\n"
+    '  File "/opt/env/lib/python3.11/site-packages/decord/reader.py", line 9 in seek\n'
+    '  File "train.py", line 77 in load\n  File "train.py", line 101 in <module>\n'
+)
+LOGGED = "2026-02-03 11:02:07,121 INFO train: resuming\n2026-02-03 11:02:07,480 ERROR train: 32000 words, not 50257\n"
+PANIC = "thread '<unnamed>' panicked at src/lib.rs:231:14:\nindex out of bounds: the len is 4\nnote: run with X\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code", "said"),
+    [
+        ("loading conf.yaml\nconfig: unknown optimizer 'adamx'\n", 1, "script-exception", "unknown optimizer 'adamx'"),
+        (LOGGED, 3, "script-exception", "exit code 3: ERROR train: 32000 words, not 50257"),
+        ("prepare.sh: no shards under $SCRATCH\n", 7, "script-exception", "no shards under $SCRATCH"),
+        ("env: 'python2': No such file or directory\n", 127, "script-not-found", "'python2'"),
+        ("./rank.sh: line 9: nvcc-select: command not found\n", 127, "script-not-found", "nvcc-select"),
+        ("rank.sh: ./run: cannot execute binary file: Exec format error\n", 126, "permission-denied", "./run"),
+        ("step 3 loss 0.5\n", 9, "unknown", "no line says why; its last one: step 3 loss 0.5"),
+        ("", 9, "unknown", "it printed nothing"),
+        ("F0203 10:11:12.130 4132 loader.cc:88] Check failed: a == b\n", "SIGABRT", "aborted", "Check failed: a == b"),
+        (PANIC, "SIGABRT", "aborted", "panicked at src/lib.rs:231:14"),
+        (DUMP.format(head="Timeout (0:00:30)!", current="Thread"), 1, "hang", "train.py:77 in load"),
+        (
+            DUMP.format(head="Fatal Python error: Segmentation fault", current="Current thread"),
+            "SIGSEGV",
+            "segmentation-fault",
+            "train.py:77 in load",
+        ),
+        (
+            DUMP.format(head="Fatal Python error: Bus error", current="Current thread"),
+            "SIGBUS",
+            "unknown",
+            "train.py:77 in load",
+        ),
+    ],
+)
+def test_the_last_lines_of_a_rank_that_ends_by_itself_are_quoted(
+    text: str, status: int | str, code: str, said: str
+) -> None:
+    found = recorded(("", told(0)), (text, ended(1, status)))
+    assert (found.code, found.rank) == (code, 1)
+    assert said in found.what
+    if text:
+        assert found.evidence[0].file == "rank-1.err" and found.evidence[0].line > 0
+    advice = " ".join(found.fixes)
+    assert "ddplaunch run" not in advice and "torchrun" not in advice, "it is a run of ddplaunch"
+
+
+@pytest.mark.parametrize("status", [129, 130, 134, 137, 139, 143, 245, 247, 255])
+def test_a_status_above_128_is_no_signal_where_the_guard_saw_the_rank_exit(status: int) -> None:
+    found = recorded((lost(0), ended(0, 1, 5.4)), ("the child is gone\n", ended(1, status)))
+    assert (found.code, found.rank) == ("unknown", 1)
+    assert f"rank 1 ended with exit code {status}" in found.what
+    assert "SIGHUP" not in found.what + found.why
+
+
+def test_a_shells_137_and_an_oom_kill_are_host_memory() -> None:
+    found = recorded(("", told(0)), ("run.sh: the training is gone\n", ended(1, 137)), oom_kills=1)
+    assert (found.code, found.rank) == ("host-out-of-memory", 1)
+
+
+def test_of_ranks_that_exit_alike_the_one_that_speaks_for_itself_is_named() -> None:
+    found = recorded((lost(0), ended(0, 1, 5.0)), ("giving up: no quota left\n", ended(1, 1, 5.1)))
+    assert (found.code, found.rank) == ("script-exception", 1)
+    alike = recorded(("no data\n", ended(0, 7)), ("no data\n", ended(1, 7)))
+    assert alike.rank is None and alike.what == "the ranks ended with exit code 7: no data"
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "taken"),
+    [
+        ("train.py: error: unrecognized arguments: --lrr", 2, "--no-forward"),
+        ("Fatal Python error: Segmentation fault", "SIGSEGV", "PYTHONFAULTHANDLER"),
+        ("double free or corruption (!prev)", "SIGABRT", "PYTHONFAULTHANDLER"),
+        ("RuntimeError: [::]:29501 (errno: 98 - Address already in use)", 1, "--master-port 29501"),
+    ],
+)
+def test_no_advice_that_is_already_followed(text: str, status: int | str, taken: str) -> None:
+    plan = {"passed": [], "environment": [{"name": "PYTHONFAULTHANDLER", "value": "1"}]}
+    other = {"passed": [{"option": "--lr"}], "environment": []}
+    ranks = (("", told(0)), (f"{text}\n", ended(1, status)))
+    assert taken not in " ".join(recorded(*ranks, plan=plan, argv=("ddplaunch", "run", "2")).fixes)
+    if "29501" not in taken:
+        assert taken in " ".join(recorded(*ranks, plan=other).fixes), "where it was not followed, it is given"
+
+
+STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"
+GLOO_WAITED = (
+    "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 30000ms for "
+    "recv operation to complete"
+)
+WATCHDOG = (
+    "[rank1]:[E203 10:00:00.1 ProcessGroupNCCL.cpp:632] [Rank 1] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=311, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600011 milliseconds\n"
+)
+C10D = f'[rank1]:   File "{TORCH}/distributed/distributed_c10d.py", line 9, in barrier\n'
+
+
+def through_torch(text: str) -> str:
+    """Return a traceback of rank 1 that goes through a collective of torch."""
+    *lines, last = text.splitlines(keepends=True)
+    return "".join([*lines, C10D, "[rank1]:     work.wait()\n", last])
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "call"),
+    [
+        (through_torch(lost(1)), 1, "in barrier, at train.py:31 in main"),
+        (through_torch(raised(1, STORE)), 1, "in barrier, at train.py:31 in main"),
+        (through_torch(raised(1, GLOO_WAITED)), 1, "in barrier, at train.py:31 in main"),
+        (WATCHDOG, "SIGABRT", "in ALLREDUCE (number 311, 1 elements)"),
+        (lost(1), 1, "in a collective, at train.py:31 in main"),
+    ],
+)
+def test_a_rank_that_left_with_status_0_is_the_cause_for_those_who_wait(
+    text: str, status: int | str, call: str
+) -> None:
+    found = recorded(("epoch 3 is the last one\n", ended(0, 0, 9.0)), (text, ended(1, status, 11.0)))
+    assert (found.code, found.rank, found.certainty) == ("rank-left-early", 0, "observed")
+    assert found.what == f"rank 0 left with status 0 while rank 1 still waited {call}"
+    assert "2.0 s before rank 1 failed" in found.why
+    assert found.evidence[0].file == "rank-1.err"
+
+
+def test_several_ranks_that_left_early() -> None:
+    found = recorded(("", ended(0, 0, 9.0)), ("", ended(1, 0, 9.1)), (lost(2), ended(2, 1, 9.5)))
+    assert (found.code, found.rank) == ("rank-left-early", None)
+    assert found.what.startswith("ranks 0, 1 left with status 0 while rank 2")
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "code"),
+    [
+        (raised(1, "ZeroDivisionError: division by zero"), 1, "script-exception"),
+        (raised(1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."), 1, "cuda-out-of-memory"),
+        (lost(1), "SIGKILL", "killed"),
+        ("metrics are below the floor\n", 3, "script-exception"),
+    ],
+)
+def test_a_rank_that_ended_well_is_not_blamed_for_anothers_own_failure(text: str, status: int | str, code: str) -> None:
+    found = recorded(("finished all 10 epochs\n", ended(0, 0, 9.0)), (text, ended(1, status, 11.0)))
+    assert (found.code, found.rank) == (code, 1)
+
+
+def test_a_rank_that_left_after_the_failure_is_not_the_cause() -> None:
+    found = recorded(("done\n", ended(0, 0, 12.0)), (lost(1), ended(1, 1, 11.0)))
+    assert found.code == "unknown"
+
+
+FULL = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+OWN = raised(0, "KeyError: 'lr_min'")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "=== the attempt before ===\n"
+        + raised(None, "FileNotFoundError: [Errno 2] No such file: '/data/x'")
+        + "now\nok\n",
+        f"  {FULL}\nstarting again\n\n",
+        'sample 17: "RuntimeError: NCCL error: unhandled cuda error, Segmentation fault (core dumped)"\n\n',
+        'sample 18: "OSError: [Errno 28] No space left on device"\n\n',
+        raised(1, FULL) + "\n",
+        f"[rank1]: {FULL}\n\n",
+        "WARNING [Errno 101] Network is unreachable, using the cache\n\n",
+    ],
+)
+def test_quoted_and_old_text_never_beats_the_ranks_own_later_traceback(before: str) -> None:
+    found = recorded((before + OWN, ended(0, 1)), ("", told(1)))
+    assert (found.code, found.rank) == ("script-exception", 0)
+    assert "lr_min" in found.what
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("ValueError: CUDA out of memory is not a policy", "script-exception"),
+        (
+            'RuntimeError: evaluation failed: "slurmstepd: error: Detected 1 oom_kill event in StepId=1"',
+            "script-exception",
+        ),
+        ("AssertionError: DataLoader worker (pid 4) is killed by signal: Killed", "script-exception"),
+        (FULL, "cuda-out-of-memory"),
+        ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB", "cuda-out-of-memory"),
+        ("ValueError: Default process group has not been initialized", "process-group-not-initialized"),
+    ],
+)
+def test_what_an_exception_only_mentions_is_not_its_cause(error: str, code: str) -> None:
+    found = recorded((raised(0, error), ended(0, 1)), ("", told(1)))
+    assert (found.code, found.rank) == (code, 0)
+
+
+def test_a_librarys_own_words_before_the_exception_count() -> None:
+    shm = (
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).\n"
+    )
+    gone = raised(0, "RuntimeError: loader gone")
+    assert recorded((shm + "\n\n" + gone, ended(0, 1)), ("", told(1))).code == "shm-too-small"
+
+
+def test_no_gpu_fails_in_a_run_on_the_cpu() -> None:
+    text = f"the log of the other job: {FULL}\nit did not get far\n"
+    cpu = {"device": {"value": "cpu", "source": {"kind": "flag"}}}
+    assert recorded((text, ended(0, 3)), ("", told(1)), plan=cpu).code == "unknown"
+    assert recorded((text, ended(0, 3)), ("", told(1))).code == "cuda-out-of-memory"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from ddplaunch.explain.read.lines import NOBODY, Line
-from ddplaunch.explain.read.scan import matcher
+from ddplaunch.explain.read.scan import matcher, needed_texts
 from ddplaunch.explain.signatures import all_signatures, collective_timeout
 from ddplaunch.explain.signatures.gpu import memory
 from ddplaunch.explain.signatures.signature import Signature, Tier
@@ -30,7 +31,13 @@ SIGNATURES: dict[str, tuple[Signature, ...]] = {
     family: tuple(each for name in names for each in import_module(f"ddplaunch.explain.signatures.{name}").SIGNATURES)
     for family, names in FAMILIES.items()
 }
-CASES = {name: import_module(f"tests.explain.look_alikes.{name}") for name in FAMILIES}
+#: Of each family, lines with the code that it gives them, "-" for none.
+LOOK_ALIKES = [
+    (family, line, None if code == "-" else code)
+    for part in Path(__file__).with_name("look_alikes.txt").read_text().split("=== ")[1:]
+    for family, *lines in [part.splitlines()]
+    for code, _, line in (each.partition(": ") for each in lines)
+]
 
 
 def test_every_family_is_looked_at() -> None:
@@ -53,18 +60,11 @@ def test_keeps_its_word(signature: Signature) -> None:
     assert idle(signature) == []
     assert unfilled(signature) == []
     assert slow(signature, seconds=1.0) == []
-    assert bool(signature.fixes) == (signature.tier != Tier.ECHO)
+    assert bool(signature.fixes) == bool(signature.why) == (signature.tier != Tier.ECHO)
     assert signature.tier != Tier.SURVIVED, "what became of the rank decides that, not its words"
 
 
-@pytest.mark.parametrize(("family", "code"), [(family, code) for family in FAMILIES for code in CASES[family].CODES])
-def test_code_has_a_root(family: str, code: str) -> None:
-    assert any(each.code == code and each.is_root for each in SIGNATURES[family])
-
-
-@pytest.mark.parametrize(
-    ("family", "line", "code"), [(family, line, code) for family in FAMILIES for line, code in CASES[family].LINES]
-)
+@pytest.mark.parametrize(("family", "line", "code"), LOOK_ALIKES)
 def test_neighbours_are_told_apart(family: str, line: str, code: str | None) -> None:
     found = [each for each in SIGNATURES[family] if matched(each, line) is not None]
     best = min(found, key=lambda each: each.tier).code if found else None
@@ -82,14 +82,35 @@ def test_memory_is_measured() -> None:
     assert signature.what.format(**match.groupdict()) == "GPU 1 is full: 9.42 GiB wanted, 411.56 MiB of 39.38 GiB free"
 
 
+def shown(text: str) -> list[Signature]:
+    return [hit.signature for hit in matcher().hits(Line(0, "train.log", 1, text, NOBODY))]
+
+
 def test_every_example_is_told_by_its_own_code_among_all_signatures() -> None:
-    wrong = []
-    for signature in all_signatures():
-        for text in signature.examples:
-            best = matcher().hits(Line(0, "train.log", 1, text, NOBODY))[0].signature
-            if signature.is_root and best.code != signature.code:
-                wrong.append((signature.code, best.code, text))
-    assert wrong == []
+    roots = [(each.code, text) for each in all_signatures() if each.is_root for text in each.examples]
+    assert [(code, text) for code, text in roots if shown(text)[0].code != code] == []
+
+
+@pytest.mark.slow
+def test_no_line_is_skipped_that_a_signature_matches() -> None:
+    for text in dict.fromkeys(text for each in all_signatures() for text in (*each.examples, *each.near_misses)):
+        found = [each for each in all_signatures() if matched(each, text) is not None]
+        assert shown(text) == sorted(found, key=lambda each: each.tier), text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "needed"),
+    [
+        (r"^step \d+: (?P<what>loss|error) was nan\b", (" was nan",)),
+        (r"(?P<line>Killed|out of memory)\s*$", ("Killed", "out of memory")),
+        (r"(?:very )?long+ words?[.!]", (" word",)),
+        (r"(?:ab|c)(?: more)*", ("ab", "c")),
+        (r"f\(\)\{2}x? (?!not this )(?i:NOR) [)|(]+ \w+", ("f(){2}",)),
+        (r"[)(|]{3}\d+|all", ("", "all")),
+    ],
+)
+def test_texts_that_a_pattern_needs(pattern: str, needed: tuple[str, ...]) -> None:
+    assert needed_texts(pattern) == needed
 
 
 def test_the_late_rank_is_named() -> None:

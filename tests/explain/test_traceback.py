@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddplaunch.explain.diagnosis import UserCall
 from ddplaunch.explain.read.traceback import Traceback, Tracebacks, own_frame
 from tests.explain.logs import TORCH, lines_of, lost, raised
 
@@ -22,6 +23,25 @@ def test_the_last_own_frame_is_named() -> None:
     assert own_frame(frames) == "data.py:9 in read"
     assert own_frame(frames[:1]) == "train.py:3"
     assert own_frame(frames[2:]) is None
+
+
+def test_the_users_calls_have_their_source_and_libraries_are_counted() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "/opt/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+        '  File "/home/kim/train.py", line 3, in <module>\n    main()\n    ~~~~^^\n'
+        f'  File "{TORCH}/nn/module.py", line 1, in _call\n    return self.forward()\n'
+        f'  File "{TORCH}/nn/module.py", line 2, in _impl\n    return hook()\n           ^^^^^^\n'
+        '  File "/home/kim/model.py", line 9, in forward\n    return sum(\n        x)\n'
+        '  File "/usr/lib/python3.11/json/decoder.py", line 355, in raw_decode\nValueError: no\n'
+    )
+    (found,) = tracebacks(text)
+    assert found.calls == (
+        UserCall("train.py:3", "main()", 2, "torch"),
+        UserCall("model.py:9 in forward", "return sum(", 1, "Python"),
+    )
+    box = "╭──── Traceback (most recent call last) ────╮\n│ /home/kim/train.py:8 in main │\n│   7 │ x = 1 │\n"
+    box += "│ ❱ 8 │   go(now) │\n╰────╯\nValueError: x\n"
+    assert tracebacks(box)[0].calls == (UserCall("train.py:8 in main", "go(now)"),)
 
 
 def test_ranks_that_speak_in_turns_are_kept_apart() -> None:
@@ -69,6 +89,16 @@ def test_exception_groups_and_boxes() -> None:
         "    | ValueError: inner\n"
     )
     assert "ValueError" in {part.raised.type for each in tracebacks(group) for part in each.parts}
+    (nested,) = tracebacks(group)
+    assert (nested.root.raised.type, nested.raised.frame) == ("ValueError", "a.py:2 in f")
+    bare = (
+        "step 1\n"  # a log that is indented as a whole is read without its indent
+        + group[: group.index("    | Traceback")]
+        + "    | KeyError: never raised\n    +---------------- 2 ----------------\n"
+    )
+    bare += "    | OSError: nor this\n    +------------------------------------\n"
+    (found,) = tracebacks(bare)
+    assert (found.root.raised.type, found.raised.frame) == ("KeyError", "train.py:5 in main")
     box = "╭──── Traceback (most recent call last) ────╮\n│ /home/kim/train.py:8 in main │\n│ ❱ 8 │ go() │\n"
     box += "╰────╯\nValueError: x\n"
     (found,) = tracebacks(box)

@@ -90,7 +90,22 @@ def test_tracebacks_in_the_summary_belong_to_their_rank() -> None:
         (3, "unknown", "exit code 3"),
         (-7, "unknown", "SIGBUS (exit code -7)"),
         (128, "unknown", "exit code 128"),
+        (255, "unknown", "exit code 255"),
     ],
 )
 def test_what_a_status_alone_says(status: int, code: str, text: str) -> None:
     assert (exit_code(status), status_text(status)) == (code, text)
+
+
+def test_a_summary_whose_beginning_was_not_pasted_still_tells_its_rank() -> None:
+    (_, entry) = summary((3, -11, 50)).split("[0]:\n", 1)
+    (found,) = exits(entry)
+    assert (found.rank, found.code, found.host, found.table) == (3, -11, "node-7", True)
+    assert not exits("  time : 3\n  rank : 0\n  loss      : 0.1\n  exitcode  : unknown\n")
+
+
+@pytest.mark.parametrize(("said", "code"), [("1", 1), ("-1073741819 (0xC0000005)", -11), ("139", 139)])
+def test_the_status_that_an_editor_shows(said: str, code: int) -> None:
+    (found,) = exits(f"step 3\nProcess finished with exit code {said}\n")
+    assert found.code == code
+    assert not exits("Process finished with exit code 0\n")

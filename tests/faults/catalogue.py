@@ -215,6 +215,96 @@ RANKS = (
     ),
 )
 
+WORDS = (
+    Fault(
+        "command_failed",
+        "import subprocess\nr, w = init()\nreduce()\nif r == 1:\n"
+        "    subprocess.run(['git', 'rev-parse', 'HEAD'], check=True)\nreduce()\n",
+        ("script-exception",),
+        1,
+        1,
+        says="CalledProcessError",
+        environment={"GIT_DIR": "/nowhere"},
+    ),
+    Fault(
+        "worker_left",
+        DATASET + "def item(i): os._exit(3)\nr, w = init()\nreduce()\nif r == 1:\n"
+        "    for b in DataLoader(Images(), batch_size=8, num_workers=1):\n        pass\nreduce()\n",
+        ("script-exception",),
+        1,
+        1,
+        says="DataLoader worker",
+    ),
+    Fault(
+        "empty_checkpoint",
+        "r, w = init()\nreduce()\nopen('last.pt', 'a').close()\nif r == 1:\n    torch.load('last.pt')\nreduce()\n",
+        ("checkpoint-corrupt",),
+        1,
+        1,
+    ),
+    Fault(
+        "exit_text",
+        "r, w = init()\nreduce()\ndist.destroy_process_group()\nif r == 1:\n    sys.exit('config: unknown optimizer')\n"
+        "time.sleep(30)\n",
+        ("script-exception",),
+        1,
+        1,
+        says="optimizer",
+    ),
+    Fault(
+        "exit_minus_1",
+        "r, w = init()\nreduce()\ndist.destroy_process_group()\nif r == 1:\n    sys.exit(-1)\ntime.sleep(30)\n",
+        ("unknown",),
+        1,
+        255,
+    ),
+    Fault(
+        "own_timer",
+        "import faulthandler\nr, w = init()\nreduce()\nif r == 1:\n"
+        "    faulthandler.dump_traceback_later(1, exit=True)\n    time.sleep(60)\nreduce()\n",
+        ("hang",),
+        1,
+        1,
+        says="train.py:",
+    ),
+    Fault(
+        "left_early",
+        "r, w = init()\nfor i in range(3 + r):\n    reduce()\nprint('rank', r, 'is through', flush=True)\n",
+        ("rank-left-early",),
+        0,
+        1,
+        says="rank 0 left with status 0",
+    ),
+    Fault(
+        "fewer_batches",
+        "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\nm = DDP(torch.nn.Linear(8, 8))\n"
+        "for i in range(5 - r):\n    m(torch.randn(2, 8)).sum().backward()\n",
+        ("rank-left-early",),
+        1,
+        1,
+        says="rank 1 left with status 0",
+    ),
+    Fault(
+        "other_jobs_log",
+        "r, w = init()\nreduce()\nprint('[rank1]: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB')\n"
+        "print('OSError: [Errno 28] No space left on device', file=sys.stderr)\nprint('the log of yesterday')\n"
+        "if r == 0:\n    print({}['lr_min'])\nreduce()\n",
+        ("script-exception",),
+        0,
+        1,
+        says="lr_min",
+    ),
+    Fault(
+        "own_connection",
+        "import socket\nr, w = init()\nreduce()\nif r == 1:\n    s = socket.create_server(('127.0.0.1', 0))\n"
+        "    p = s.getsockname()[1]\n    s.close()\n    socket.create_connection(('127.0.0.1', p))\nreduce()\n",
+        ("script-exception",),
+        1,
+        1,
+        says="ConnectionRefusedError",
+    ),
+)
+
 MACHINE = (
     Fault(
         "host_memory",
@@ -307,10 +397,10 @@ SAVES = "signal.signal(signal.SIGTERM, lambda *_: (print('saving', flush=True), 
 
 ENDED = (
     Fault("sigterm", SAVES + LOOP, ("terminated",), None, 143, signals=(15,), says="SIGTERM"),
-    Fault("sigint", LOOP, ("terminated",), None, 130, signals=(2,), says="SIGINT"),
+    Fault("sigint", LOOP, ("terminated",), None, 130, signals=(2,), says="waiting up to 30 s for 2 ranks to save"),
     Fault("sighup", LOOP, ("terminated",), None, 129, signals=(1,), says="SIGHUP"),
     Fault("sigterm_twice", SAVES + LOOP, ("terminated",), None, 143, signals=(15, 15), says="SIGTERM"),
     Fault("launcher_killed", LOOP, ("killed",), None, -9, signals=(9,), says="SIGKILL"),
 )
 
-ALL = (*RANKS, *MACHINE, *NETWORK, *ENDED)
+ALL = (*RANKS, *WORDS, *MACHINE, *NETWORK, *ENDED)

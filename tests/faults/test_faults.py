@@ -91,7 +91,8 @@ def test_fault(fault: Fault, tmp_path: Path) -> None:
         assert found["state"] == "killed"
     else:
         assert found["exit_status"] == status
-    assert f"error[{diagnosis['code']}]" in said, said
+    wanted = "interrupted (exit status 130)" if status == 130 else f"error[{diagnosis['code']}]"
+    assert wanted in said, said
     assert fault.says in said
     assert "ChildFailedError" not in said, said
     assert "Traceback (most recent call last)" not in said.partition("error[")[2], said

@@ -26,10 +26,13 @@ JobId={id} JobName={name}
    NodeList={nodes}
    StdOut={log}
 """
-#: What a word of a story does to a job; "preempt" and "lose" depend on ``--requeue``.
+#: What a word of a story does to a job; "preempt" and "lose" depend on ``--requeue``. At "silent" nothing answers.
+GOING_ON = ("PENDING", "RUNNING", "SIGNALING", "COMPLETING")
 STEPS: dict[str, dict[str, str]] = {
     "queue": {"state": "PENDING", "reason": "Priority", "nodes": "(null)"},
     "run": {"state": "RUNNING", "reason": "None", "nodes": "vn[1-2]"},
+    "signal": {"state": "SIGNALING"},
+    "wind-down": {"state": "COMPLETING"},
     "complete": {"state": "COMPLETED", "reason": "None", "exit": "0:0"},
     "fail": {"state": "FAILED", "reason": "NonZeroExitCode", "exit": "143:0"},
     "exceed": {"state": "TIMEOUT", "reason": "TimeLimit", "exit": "0:15"},
@@ -85,7 +88,13 @@ def sbatch(cluster: dict[str, Any], words: list[str]) -> int:
     number = str(len(cluster["jobs"]) + 1)
     log = str(Path.cwd() / given["output"].replace("%j", number))
     job = {"id": number, "name": given["job-name"], "qos": given.get("qos", "normal"), "log": log, "restarts": 0}
-    more = {"requeue": int("requeue" in given), "exit": "0:0", "preempted": "None", "story": cluster["story"]}
+    more = {
+        "requeue": int("requeue" in given),
+        "exit": "0:0",
+        "preempted": "None",
+        "story": cluster["story"],
+        "silent": False,
+    }
     cluster["jobs"][number] = {**job, **more, **STEPS["queue"]}
     sys.stdout.write(f"{number}\n")
     return 0
@@ -96,10 +105,14 @@ def scontrol(cluster: dict[str, Any], words: list[str]) -> int:
     job = cluster["jobs"].get(words[-1])
     if words[:-1] != ["show", "job"]:
         return unexpected("scontrol", words)
-    ended = job is not None and job["state"] not in ("PENDING", "RUNNING")
+    if job is not None and job["story"][:1] == ["silent"]:
+        job["silent"], job["story"] = True, job["story"][1:] or ["silent"]
+        return 1
+    ended = job is not None and job["state"] not in GOING_ON
     if job is None or (ended and cluster["forgetful"]):
         sys.stderr.write("slurm_load_jobs error: Invalid job id specified\n")
         return 1
+    job["silent"] = False
     if not ended and job["story"]:
         advance(job)
     sys.stdout.write(SHOWN.format(**job))
@@ -133,6 +146,8 @@ def sacct(cluster: dict[str, Any], words: list[str]) -> int:
     if words != ["-X", "-n", "-P", "-j", words[4], "-o", "State,ExitCode,NodeList"]:
         return unexpected("sacct", words)
     job = cluster["jobs"][words[4]]
+    if job["silent"]:
+        return 1
     sys.stdout.write(f"{job['state']}|{job['exit']}|{job['nodes']}\n")
     return 0
 

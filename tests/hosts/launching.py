@@ -1,11 +1,17 @@
-"""The `ddplaunch` command as users start it, in an environment without the variables of a launcher."""
+"""The `ddplaunch` command as users start it, without the variables of a launcher, and the service of a host."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import pytest
+
+from ddplaunch.hosts.session.links import Links
 
 #: What an outer launcher, or a user, may have left; the launches of the tests decide it anew.
 _LEFT = ("PET_", "MASTER_", "DDPLAUNCH_", "NCCL_", "GLOO_", "TORCHELASTIC_", "OMP_", "SLURM_")
@@ -23,7 +29,40 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {**kept, **more}
 
 
+FINISH_S = 150
+#: What ssh starts on a host.
+SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
+
+
+@pytest.fixture
+def links() -> Iterator[Links]:
+    """Sessions that end with the test."""
+    with Links() as made:
+        yield made
+
+
+def stand_in(folder: Path, program: str) -> str:
+    """Return the path of an interpreter that runs this shell program, whatever it is told to run."""
+    path = write_script(folder / "python", ["#!/bin/sh", program])
+    path.chmod(0o755)
+    return str(path)
+
+
 def write_script(path: Path, lines: Sequence[str]) -> Path:
     """Write a program of ``lines`` to ``path``."""
     path.write_text("\n".join([*lines, ""]))
     return path
+
+
+def finish(running: Sequence[subprocess.Popen[str]], status: int) -> list[str]:
+    """Wait until all have ended with ``status``; return what they said. Those that do not end are killed."""
+    end = time.monotonic() + FINISH_S
+    said = []
+    for process in running:
+        try:
+            said.append(process.communicate(timeout=max(1.0, end - time.monotonic()))[0])
+        except subprocess.TimeoutExpired:
+            process.kill()
+            said.append(f"not done after {FINISH_S} s: {process.communicate()[0]}")
+    assert [process.returncode for process in running] == [status] * len(running), "\n---\n".join(said)
+    return said

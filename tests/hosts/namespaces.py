@@ -67,17 +67,25 @@ def enter(pid: int) -> list[str]:
     return ["nsenter", "-t", str(pid), "-n", "-u", "-m", "-p", "--"]
 
 
+def in_network(pid: int, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run ``words`` in the network of process ``pid`` alone: files and process ids stay this machine's."""
+    inside = ["nsenter", "-t", str(pid), "-n", "--", *words]
+    done = subprocess.run(inside, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0 or not check, f"{' '.join(words)}: {done.stderr}"
+    return done
+
+
 @contextmanager
 def nodes(count: int, folder: Path, own_name: OwnName = "address") -> Iterator[tuple[Node, ...]]:
     """Bring up ``count`` connected nodes and take them down again, failures included.
 
     ``folder`` receives their /etc/hosts. ``own_name`` says what a node's own name resolves to: its address on the
-    network, 127.0.1.1 as Debian writes it, or nothing. Raises CalledProcessError where the kernel refuses.
+    network, 127.0.1.1 as Debian writes it, or nothing. Raises AssertionError where the kernel refuses.
     """
     with ExitStack() as stack:
         switch = stack.enter_context(_namespaces("switch", _hosts_file(folder, "switch", ())))
-        _ip(switch, "link", "add", "br0", "type", "bridge")
-        _ip(switch, "link", "set", "br0", "up")
+        in_network(switch, "ip", "link", "add", "br0", "type", "bridge")
+        in_network(switch, "ip", "link", "set", "br0", "up")
         made = []
         for number in range(count):
             name = f"alpha{number}"
@@ -133,7 +141,7 @@ def _namespaces(name: str, hosts: Path) -> Iterator[int]:
     finally:
         process.stdin.close()
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=90)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -142,16 +150,11 @@ def _namespaces(name: str, hosts: Path) -> Iterator[int]:
 
 def _connect(switch: int, node: Node, port: str) -> None:
     """Join a node to the bridge, and give it the decoy."""
-    _ip(switch, "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", str(node.pid))
-    _ip(switch, "link", "set", port, "master", "br0", "up")
-    _ip(node.pid, "link", "add", DECOY, "type", "bridge")
-    _ip(node.pid, "addr", "add", "172.17.0.1/16", "dev", DECOY)
-    _ip(node.pid, "link", "set", DECOY, "up")
-    _ip(node.pid, "addr", "add", f"{node.address}/24", "dev", INTERFACE)
-    _ip(node.pid, "addr", "add", f"{node.address6}/64", "dev", INTERFACE, "nodad")
-    _ip(node.pid, "link", "set", INTERFACE, "up")
-
-
-def _ip(pid: int, *words: str) -> None:
-    """Run ``ip`` in the network of ``pid`` alone: its files and process ids stay this machine's."""
-    subprocess.run(["nsenter", "-t", str(pid), "-n", "--", "ip", *words], check=True, capture_output=True, timeout=20)
+    in_network(switch, "ip", "link", "add", port, "type", "veth", "peer", "name", INTERFACE, "netns", str(node.pid))
+    in_network(switch, "ip", "link", "set", port, "master", "br0", "up")
+    in_network(node.pid, "ip", "link", "add", DECOY, "type", "bridge")
+    in_network(node.pid, "ip", "addr", "add", "172.17.0.1/16", "dev", DECOY)
+    in_network(node.pid, "ip", "link", "set", DECOY, "up")
+    in_network(node.pid, "ip", "addr", "add", f"{node.address}/24", "dev", INTERFACE)
+    in_network(node.pid, "ip", "addr", "add", f"{node.address6}/64", "dev", INTERFACE, "nodad")
+    in_network(node.pid, "ip", "link", "set", INTERFACE, "up")

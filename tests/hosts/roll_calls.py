@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
-from ddplaunch.hosts.roll_call.messages import Hello, Status, Verdict
+from ddplaunch.hosts.roll_call.messages import Hello, Secret, Status, Verdict
 from ddplaunch.hosts.roll_call.rules import all_together, told
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding
+from tests.agent.guarded import until
 from tests.checks.healthy import healthy_facts
 
 WORDS = {"--nnodes": "3", "NPROC": "4", "--max-restarts": "0", "--run-id": "", "script": "train.py"}
@@ -35,8 +35,15 @@ def compare(joined: Mapping[int, Hello], clocks: Mapping[int, tuple[float, float
 class Gathering:
     """A roll call on the loopback; every node a thread, with all that it was shown. Use as a context manager."""
 
-    def __init__(self, port: int, nodes: int = 3, timeout_s: float = 20.0) -> None:
+    def __init__(
+        self,
+        port: int,
+        nodes: int = 3,
+        timeout_s: float = 20.0,
+        secrets: Mapping[int, tuple[Secret, ...]] | None = None,
+    ) -> None:
         self.call = Call(nodes, "127.0.0.1", port, timeout_s, {})
+        self._secrets = secrets or {}
         self.shown: dict[int, list[Status]] = {}
         self._pool = ThreadPoolExecutor(8)
 
@@ -49,13 +56,12 @@ class Gathering:
     def node(self, rank: int, **changes: Any) -> Future[Verdict]:
         """Start a node."""
         said, shown = hello(rank, **changes), self.shown.setdefault(rank, [])
+        call = replace(self.call, secrets=self._secrets.get(rank, self.call.secrets))
         if rank == 0:
-            return self._pool.submit(hold, self.call, said, "id", compare, shown.append)
-        return self._pool.submit(answer, self.call, lambda: replace(said, clock_s=time.time()), shown.append)
+            return self._pool.submit(hold, call, said, "id", compare, shown.append)
+        return self._pool.submit(answer, call, lambda: replace(said, clock_s=time.time()), shown.append)
 
     def until(self, rank: int, joined: int) -> None:
         """Wait until node ``rank`` was shown that ``joined`` nodes are there."""
-        end = time.monotonic() + 60
-        while not any(status.joined == joined for status in list(self.shown.get(rank, ()))):
-            assert time.monotonic() < end, self.shown
-            threading.Event().wait(0.005)
+        shown = self.shown[rank]
+        until(lambda: any(status.joined == joined for status in list(shown)), f"{joined} nodes are there")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import pty
 import threading
+import tty
 
 import pytest
 
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, once
 from ddplaunch.values.finding import Finding, UsageError, error
+from tests.agent.guarded import read_for
 
 
 def test_node_0_passes_as_it_is_and_others_by_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -30,6 +33,29 @@ def test_lines_that_name_their_rank_are_not_named_again(capfdbinary: pytest.Capt
     console.show(1, "err", b"[b:2] two\nthree\n")
     console.close()
     assert capfdbinary.readouterr() == (b"[b:2] one\n", b"[b:2] two\n[b] three\n")
+
+
+@pytest.mark.parametrize("prefixed", [False, True])
+def test_a_terminal_gets_of_other_nodes_only_text_and_colours(prefixed: bool) -> None:
+    hostile = b"\x1b[31m\x1b]0;title\x07\x1b[2J\xc2\x9b2Jx\n"
+    master, slave = pty.openpty()
+    tty.setraw(slave)
+    before = os.dup(1)
+    os.dup2(slave, 1)
+    try:
+        console = HostsConsole(("a", "b"), prefixed=prefixed)
+        for node in (0, 1):
+            for byte in hostile:
+                console.show(node, "out", bytes([byte]))
+        console.close()
+    finally:
+        os.dup2(before, 1)
+        os.close(before)
+    shown = read_for(master, lambda data: data.count(b"\n") >= 2)
+    harmless = b"\x1b[31mx\n" if prefixed else b"[b] \x1b[31mx\x1b[0m\n"
+    assert shown == (harmless * 2 if prefixed else hostile + harmless)
+    os.close(master)
+    os.close(slave)
 
 
 def test_what_the_launcher_says_is_wrapped(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -81,7 +107,7 @@ def test_findings_are_said_once_with_their_hosts() -> None:
 
 def test_flags() -> None:
     flags = {"hosts": "a,b", "hostfile": None, "include": [], "exclude": ["b"], "join_timeout": 60.0}
-    assert asked_for(flags) == AskedHosts("a,b", exclude=("b",), join_timeout=60.0)
+    assert asked_for(flags) == AskedHosts("a,b", include=[], exclude=["b"], join_timeout=60.0)
 
 
 def test_flags_that_cannot_be() -> None:

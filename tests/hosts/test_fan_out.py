@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,16 +20,13 @@ from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.hosts.ssh import was_dropped
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.values.finding import RefusedError
+from tests.hosts.launching import links
+
+__all__ = ["links"]  # a fixture
 
 DROPPED = "kex_exchange_identification: Connection closed by remote host"
 ANSWER = (GREETING + pack(Kind.ANSWER, {"id": 0, "ok": True})).hex()
 SAYS = f"import sys, time; sys.stdout.buffer.write(bytes.fromhex('{ANSWER}')); sys.stdout.flush(); time.sleep(600)"
-
-
-@pytest.fixture
-def links() -> Iterator[Links]:
-    with Links() as made:
-        yield made
 
 
 def answering(folder: Path, drops: int) -> Callable[[str], list[str]]:

@@ -157,9 +157,11 @@ def test_environment_by_an_allow_list() -> None:
 
 
 def test_options_cross_as_they_are() -> None:
-    said = {"nproc": "2x4", "nnodes": "2", "show": "0,3", "preload": "a,b", "timeout": "10m", "lr": 0.1}
+    said = {"nproc": "2x4", "nnodes": "2", "show": "0,3", "preload": "a,b", "timeout": "10m"}
     typed: dict[str, Any] = {name: Resolved(value, FLAG) for name, value in said.items()}
-    options = parse_options({**typed, "env": (Resolved("A=b\nc", FLAG), Resolved("D=$e", FLAG))})
+    options = parse_options(
+        {**typed, "env": (Resolved("A=b\nc", FLAG), Resolved("D=$e", FLAG)), "lr": (Resolved("0.1", FLAG),)}
+    )
     assert options_from_json(json.loads(json.dumps(options_json(options)))) == options
 
 

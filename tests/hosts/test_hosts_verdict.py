@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict, decide
+from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records.first_failure import EndedBy
-from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
+from ddplaunch.records.hosts_record import without_skew, write_for_all
 from ddplaunch.records.outcome import (
     AttemptOutcome,
     RankOutcome,
@@ -35,7 +34,7 @@ def outcome(node: int, state: RunState, *ranks: RankOutcome) -> RunOutcome:
 
 def verdict(
     tmp_path: Path, ends: list[HostEnd], outcomes: dict[int, RunOutcome], interrupted: int | None = None
-) -> HostsVerdict:
+) -> RunOutcome:
     """Write the record as the hosts did, and decide."""
     tmp_path.mkdir(exist_ok=True)
     (tmp_path / "run.json").write_text(json.dumps({"run_id": "x", "created_s": T - 1}))
@@ -44,14 +43,13 @@ def verdict(
         folder.mkdir(parents=True)
         (folder / f"rank-{node}.err").write_text("")
         assert write_outcome(tmp_path, each) is None
-    return decide(tmp_path, ends, outcomes, interrupted)
+    return decide(tmp_path, "x", T, ends, outcomes, interrupted)
 
 
 def test_success(tmp_path: Path) -> None:
     ends = [HostEnd(0, "a", 0), HostEnd(1, "b", 0)]
-    assert verdict(tmp_path, ends, {}) == HostsVerdict(
-        "succeeded", 0, verdict(tmp_path, ends, {}).explanation, host="a"
-    )
+    found = verdict(tmp_path, ends, {})
+    assert (found.state, found.exit_status, found.host, found.diagnosis) == ("succeeded", 0, "a", None)
 
 
 def test_earliest_own_failure_counts(tmp_path: Path) -> None:
@@ -61,8 +59,8 @@ def test_earliest_own_failure_counts(tmp_path: Path) -> None:
     }
     found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 137)], outcomes)
     assert (found.state, found.exit_status, found.node, found.host) == ("failed", 137, 1, "b")
-    assert found.explanation.diagnosis is not None
-    assert (found.explanation.diagnosis.rank, found.explanation.diagnosis.host) == (1, "b")
+    assert found.diagnosis is not None
+    assert (found.diagnosis.rank, found.diagnosis.host) == (1, "b")
 
 
 def test_ranks_that_were_told_to_end_are_not_blamed(tmp_path: Path) -> None:
@@ -78,23 +76,23 @@ def test_lost_host(tmp_path: Path) -> None:
     outcomes = {0: outcome(0, "terminated", rank(0, T + 30, None, "SIGTERM", "launcher"))}
     lost = HostEnd(1, "b", None, lost="nothing was heard of it for 15 s", heard_s=T + 10)
     found = verdict(tmp_path, [HostEnd(0, "a", 143, told=15), lost], outcomes)
-    assert found.explanation.diagnosis is not None and found.explanation.diagnosis.code == "host-lost"
+    assert found.diagnosis is not None and found.diagnosis.code == "host-lost"
     assert (found.exit_status, found.host, found.notes) == (1, "b", ("b: its record was not brought",))
 
 
 def test_all_hosts_lost_at_once_are_not_blamed(tmp_path: Path) -> None:
     silent = "nothing was heard of it for 15 s"
     ends = [HostEnd(node, name, None, lost=silent, heard_s=T + node / 10) for node, name in enumerate("ab")]
-    found = verdict(tmp_path / "cut", ends, {}).explanation.diagnosis
+    found = verdict(tmp_path / "cut", ends, {}).diagnosis
     assert found is not None and (found.code, found.certainty) == ("launcher-cut-off", "likely")
     ends[1] = HostEnd(1, "b", None, lost=silent, heard_s=T + 60)
-    found = verdict(tmp_path / "one", ends, {}).explanation.diagnosis
+    found = verdict(tmp_path / "one", ends, {}).diagnosis
     assert found is not None and (found.code, found.host) == ("host-lost", "a")
 
 
 def test_launcher_that_slept_blames_itself(tmp_path: Path) -> None:
     ends = [HostEnd(0, "a", None, lost="Broken pipe", heard_s=T, still_s=75.4), HostEnd(1, "b", 0)]
-    found = verdict(tmp_path, ends, {}).explanation.diagnosis
+    found = verdict(tmp_path, ends, {}).diagnosis
     assert found is not None and found.code == "launcher-stood-still"
     assert found.what == "this launcher stood still for 1 min 15 s, and the run ended meanwhile"
 
@@ -118,16 +116,16 @@ def test_interrupted(tmp_path: Path) -> None:
     outcomes = {node: outcome(node, "terminated", rank(node, T, None, "SIGINT", "launcher")) for node in (0, 1)}
     ends = [HostEnd(0, "a", 130, told=2), HostEnd(1, "b", 130, told=2)]
     found = verdict(tmp_path, ends, outcomes, 2)
-    assert (found.state, found.exit_status, found.explanation.diagnosis) == ("terminated", 130, None)
+    assert (found.state, found.exit_status, found.diagnosis) == ("terminated", 130, None)
 
 
 def test_nothing_but_a_status_is_known(tmp_path: Path) -> None:
     found = verdict(tmp_path / "odd", [HostEnd(0, "a", 0), HostEnd(1, "b", 5)], {})
-    assert found.exit_status == 5 and found.explanation.diagnosis is not None
-    assert "on b ended with status 5" in found.explanation.diagnosis.what
+    assert found.exit_status == 5 and found.diagnosis is not None
+    assert "on b ended with status 5" in found.diagnosis.what
     found = verdict(tmp_path / "refused", [HostEnd(0, "a", 143, told=15), HostEnd(1, "b", 4)], {})
-    assert found.exit_status == 4 and found.explanation.diagnosis is not None
-    assert found.explanation.diagnosis.code == "host-refused"
+    assert found.exit_status == 4 and found.diagnosis is not None
+    assert found.diagnosis.code == "host-refused"
 
 
 def test_times_by_one_clock() -> None:
@@ -138,11 +136,9 @@ def test_times_by_one_clock() -> None:
 def test_one_outcome_for_all(tmp_path: Path) -> None:
     outcomes = {0: outcome(0, "failed", rank(0, T + 5, 1)), 1: outcome(1, "failed", rank(1, T + 4, 7))}
     found = verdict(tmp_path, [HostEnd(0, "a", 1), HostEnd(1, "b", 7)], outcomes)
-    assert found.exit_status == 7 and found.explanation.diagnosis is not None
-    attempts = merged_attempts(outcomes.values(), found.explanation.diagnosis)
-    whole = replace(outcomes[1], run_id="x", first_failed_rank=1, exit_status=7, attempts=attempts)
-    assert write_for_all(tmp_path, whole) is None and read_outcome(tmp_path) == whole
-    (attempt,) = whole.attempts
+    assert found.exit_status == 7 and found.diagnosis is not None
+    assert write_for_all(tmp_path, found) is None and read_outcome(tmp_path) == found
+    (attempt,) = found.attempts
     assert [each.rank for each in attempt.ranks] == [0, 1]
-    assert attempt.failed and attempt.diagnosis == found.explanation.diagnosis
+    assert attempt.failed and attempt.diagnosis == found.diagnosis
     assert json.loads((tmp_path / "node-0" / "outcome.json").read_text())["host"] == "h0"

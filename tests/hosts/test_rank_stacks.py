@@ -9,14 +9,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddplaunch.agent.rank_site import showing_stacks
-from ddplaunch.explain.stacks.flight_recorder import flight, read_dump
-from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis, spinning
+from ddplaunch.agent.rank_site import taking_part
+from ddplaunch.explain.decide.collectives import flight, read_dump
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis, located, stands_still
 from ddplaunch.explain.stacks.parse import (
     Frame,
     RankStack,
@@ -29,6 +31,7 @@ from ddplaunch.explain.stacks.parse import (
 )
 from ddplaunch.hosts.local.rank_stacks import SIGNAL, LiveRank, take_stacks
 from ddplaunch.machine.processes.process_table import read_process
+from ddplaunch.script.source import waits_in_loop
 from ddplaunch.values.finding import ExitStatus
 from tests.agent.guarded import Guarded, until
 from tests.cli.cli_calls import Call, call, folder
@@ -157,13 +160,93 @@ def test_a_hang_without_collectives() -> None:
     assert unseen.certainty == "unknown" and "not asked" in unseen.why
 
 
+def hangs(
+    *looks: tuple[RankStack, ...], idle: frozenset[int] = frozenset(), stepped: bool = False, waits: bool = False
+) -> bool:
+    return stands_still(looks, idle, lambda _: waits, stepped=stepped)
+
+
 def test_ranks_that_all_compute_hang_only_where_some_never_leave_one_collective() -> None:
     waits, apart = rank(0, *ALL_REDUCE), rank(1, line=41)
-    assert spinning([(waits, apart), (waits, rank(1, line=42))])
-    assert not spinning([(waits, apart), (rank(0, line=90), apart)])  # it left the collective in between
-    assert not spinning([(waits, apart), (waits, rank(1, *ALL_REDUCE))])  # it came
-    assert not spinning([(rank(0, line=90), apart)] * 2)  # a long computation
-    assert not spinning([(waits, rank(1, *ALL_REDUCE))] * 2)  # all in one: perhaps a barrier in each step
+    assert hangs(*[(waits, apart)] * 4, (waits, rank(1, line=42)))
+    assert not hangs(*[(waits, apart)] * 4, (rank(0, line=90), apart))  # it left the collective in between
+    assert not hangs(*[(waits, apart)] * 4, (waits, rank(1, *ALL_REDUCE)))  # it came
+    assert not hangs(*[(rank(0, line=90), apart)] * 5)  # a long computation
+    assert not hangs(*[(waits, rank(1, *ALL_REDUCE))] * 5)  # all in one: perhaps a barrier in each step
+    assert not hangs(*[(waits, apart)] * 4)  # too few looks
+
+
+def test_all_that_compute_hang_where_steps_have_stopped_or_a_loop_only_waits() -> None:
+    here = (rank(0, line=90), rank(1, line=41))
+    assert hangs(*[here] * 5, stepped=True) and hangs(*[here] * 5, waits=True)
+    assert hangs(*[(rank(0, *ALL_REDUCE), rank(1, *ALL_REDUCE))] * 5, stepped=True)  # as NCCL waits
+    elsewhere = (rank(0, line=12, where="save"), rank(1, line=41))
+    assert not hangs(*[here] * 4, elsewhere, stepped=True)
+    inner = [(rank(0, Frame(f"{TORCH}/nn/modules/{name}.py", 1, "forward")), rank(1)) for name in "abcde"]
+    assert not hangs(*inner, stepped=True)  # it goes through a model
+
+
+@pytest.mark.parametrize(
+    ("loop", "only_waits"),
+    [
+        ("while not flag:\n    pass\n", True),
+        ("while not os.path.exists(name):\n    time.sleep(0.1)\n", True),
+        ("while True:\n    if queue.qsize():\n        break\n", True),
+        ("while left:\n    while not ready:\n        continue\n    left = work()\n", True),
+        ("while left:\n    left = work()\n", False),
+        ("while time.monotonic() < until:\n    sum(range(1000))\n", False),
+        ("for each in data:\n    pass\n", False),
+        ("while (\n", False),
+    ],
+)
+def test_a_loop_that_only_waits_is_told_from_work(loop: str, only_waits: bool) -> None:
+    assert waits_in_loop(loop, 2) is only_waits
+    assert not waits_in_loop(f"{loop}\nwork()\n", loop.count("\n") + 2)
+
+
+def test_idle_ranks_hang_where_none_of_the_others_gets_on() -> None:
+    waits, alone = rank(0, *ALL_REDUCE), rank(1, line=41)
+    assert hangs(*[(waits, alone)] * 3, idle=frozenset({0, 1}))
+    assert hangs(*[(waits, alone)] * 3, idle=frozenset({0}))
+    assert not hangs(*[(waits, alone)] * 2, idle=frozenset({0, 1}))
+    assert not hangs(*[(waits, alone)] * 2, (rank(0, line=90, where="next"), alone), idle=frozenset({0, 1}))
+    moves = [(waits, rank(1, where=name)) for name in ("forward", "norm", "loss")]
+    assert not hangs(*moves, idle=frozenset({0}))  # rank 0 waits for a rank that is at work
+    assert hangs((waits, alone, rank(2)), *[(waits, alone)] * 3, idle=frozenset({0, 1}))  # rank 2 has ended
+
+
+def test_an_ended_thread_is_named_before_what_the_ranks_wait_for() -> None:
+    measured = replace(still(), raised=((1, "ValueError: bad at data.py:9 in load"),), steps=12)
+    found = hang_diagnosis([rank(0, *ALL_REDUCE), rank(1, line=41)], measured)
+    assert found.why.startswith("a thread of rank 1 was ended by ValueError: bad at data.py:9 in load: ")
+    assert found.why.endswith("; the last optimizer step was number 12")
+    assert "rank 1's thread" in found.fixes[0]
+
+
+def call_of(number: int, line: int, state: str = "completed") -> dict[str, Any]:
+    """An entry of torch's flight recorder, with its stack."""
+    frames = [{"name": each.function, "filename": each.file, "line": each.line} for each in ALL_REDUCE]
+    frames.append({"name": "step", "filename": "/home/me/train.py", "line": line})
+    return {"collective_seq_id": number, "profiling_name": "nccl:all_reduce", "state": state, "frames": frames}
+
+
+def test_a_collective_that_failed_names_who_did_not_join_and_where_each_was() -> None:
+    words = "rank 1 did not come to all_reduce; rank 0 waited in vain"
+    found = Diagnosis("collective-timeout", "likely", words, "a collective needs all ranks", ("look",), None)
+    recorded = flight({0: [call_of(1, 30), call_of(2, 44, "started")], 1: [call_of(1, 30)]})
+    assert recorded and recorded.missing == (1,)
+    told = located(found, (), recorded)
+    assert told.rank == 1 and "rank 1 did not join all_reduce (number 2); rank 0 did" in told.what
+    assert told.why.startswith("rank 1 had called its last collective as all_reduce at train.py:30; ")
+    places = [(each.line, each.text) for each in told.evidence]
+    assert places == [(44, "rank 0: all_reduce at train.py:44"), (30, "rank 1: all_reduce at train.py:30")]
+    asleep = rank(1, line=41, where="load", kernel="hrtimer_nanosleep")
+    live = located(found, (rank(0, *ALL_REDUCE), asleep), recorded)
+    assert live.why.startswith("rank 1 was at train.py:41 in load; rank 1 sleeps; ") and "41" in live.fixes[0]
+    assert located(found, (rank(0, *ALL_REDUCE),), None) == found  # nothing tells
+    named = replace(found, rank=1)
+    other = rank(2, line=90, where="report")  # on its way out
+    assert located(named, (other, asleep), None).evidence[0].text == "rank 1: train.py:41 in load"
 
 
 # What prints stacks
@@ -216,7 +299,7 @@ def running(program: str, *, shows: bool = True, shell: bool = False) -> Iterato
     command = [sys.executable, "-c", program]
     with subprocess.Popen(
         ["/bin/sh", "-c", '"$@"; true', "sh", *command] if shell else command,
-        env={**environ, **(showing_stacks(environ) if shows else {})},
+        env={**environ, **(taking_part(environ, stacks=True) if shows else {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -303,7 +386,7 @@ def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHONPATH", "DDPLAUNCH"))}
     for before in ({}, {"PYTHONPATH": str(tmp_path)}):
         seen = []
-        for more in ({}, showing_stacks({**environ, **before})):
+        for more in ({}, taking_part({**environ, **before}, stacks=True)):
             command = [sys.executable, "-u", str(tmp_path / "probe.py")]
             done = subprocess.run(
                 command, env={**environ, **before, **more}, capture_output=True, text=True, check=True
@@ -319,7 +402,7 @@ def test_a_script_sees_nothing_of_it(tmp_path: Path) -> None:
 
 def test_the_command_shows_the_odd_one_out_first(tmp_path: Path, call: Call) -> None:
     with Guarded(tmp_path, subprocess.DEVNULL, subprocess.DEVNULL) as one:
-        one.environment.update(LOCAL_RANK="0", **showing_stacks({}))
+        one.environment.update(LOCAL_RANK="0", **taking_part({}, stacks=True))
         one.attempt([THREADS, LOOP, THREADS])
         until(lambda: all(one.file(f"attempt-0/rank-{each}.out") for each in range(3)), "they run")
         said = call("stacks", one.run_id, "--full")

@@ -6,18 +6,18 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddplaunch.cli.hosts.hosts_verdict import HostsVerdict
 from ddplaunch.cli.hosts.plan_hosts import HostsMissingError, answering
-from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, progress_of, until_done
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation
+from ddplaunch.cli.hosts.run_on_hosts import Again, LaunchEnd, progress_of, until_done
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.collect import Gathered
-from ddplaunch.launch.hosts_plan import HostReport, fewest, sized_for
+from ddplaunch.launch.hosts_plan import HostReport, sized
 from ddplaunch.launch.options import Options, parse_options
 from ddplaunch.launch.relaunch import RelaunchPolicy, RunProgress
 from ddplaunch.machine.files import boot_id
@@ -93,8 +93,9 @@ def test_without_relaunches_there_is_one_launch() -> None:
         until_done(Launches(HostsMissingError(MISSING)), POLICY)
 
 
-def verdict(state: Any, code: str = "host-lost") -> HostsVerdict:
-    return HostsVerdict(state, 1, Explanation(Diagnosis(code, "observed", "what", "why", ("fix",))))
+def whole(state: Any, code: str = "host-lost") -> RunOutcome:
+    diagnosis = Diagnosis(code, "observed", "what", "why", ("fix",))
+    return RunOutcome("r", "h", 0, state, 1, 0.0, 99.0, None, diagnosis, (), ())
 
 
 def test_evidence_of_all_hosts(tmp_path: Path) -> None:
@@ -108,12 +109,12 @@ def test_evidence_of_all_hosts(tmp_path: Path) -> None:
         )
     }
     expected = (RunProgress(60.0), RunProgress(61.0, "out/a.pt"))
-    assert progress_of(tmp_path, verdict("failed"), outcomes, None) == expected
-    assert progress_of(tmp_path, verdict("killed"), {}, None) == ()
-    assert progress_of(tmp_path, verdict("failed"), outcomes, 2) is None
-    assert progress_of(tmp_path, verdict("failed", "time-limit"), outcomes, None) is None
-    assert progress_of(tmp_path, verdict("terminated"), outcomes, None) is None
-    assert progress_of(tmp_path, verdict("succeeded"), outcomes, None) is None
+    assert progress_of(tmp_path, whole("failed"), outcomes, None) == expected
+    assert progress_of(tmp_path, whole("killed"), {}, None) == ()
+    assert progress_of(tmp_path, whole("failed"), outcomes, 2) is None
+    assert progress_of(tmp_path, whole("failed", "time-limit"), outcomes, None) is None
+    assert progress_of(tmp_path, whole("terminated"), outcomes, None) is None
+    assert progress_of(tmp_path, whole("succeeded"), outcomes, None) is None
 
 
 def test_hosts_that_answer_are_enough_or_not() -> None:
@@ -134,12 +135,11 @@ def test_sizes_are_those_of_the_hosts_that_answered() -> None:
         options: dict[str, Any] = {name: Resolved(value, DEFAULT) for name, value in values.items()}
         return parse_options(options)
 
-    assert fewest(said(nnodes="2:3"), 3) == 2 and fewest(said(nnodes="3"), 3) == 3 and fewest(said(nproc="3x4"), 3) == 3
     for options in (said(nproc="4", nnodes="2:3"), said(nproc="3x4", nnodes="2:3"), said(nproc="3x4")):
-        found = sized_for(options, ("gpu-a", "gpu-c"), (None, None))
+        found = sized(replace(options, nnodes=None), ("gpu-a", "gpu-c"), (None, None))
         assert found.nnodes is not None and found.nproc is not None
         assert (found.nnodes.value, found.nproc.value) == ((2, 2), 4)
-    found = sized_for(said(nnodes="2:3"), ("gpu-a", "gpu-c"), (8, 8))
+    found = sized(said(), ("gpu-a", "gpu-c"), (8, 8))
     assert found.nproc is not None and found.nproc.value == 8
 
 

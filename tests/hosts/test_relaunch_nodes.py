@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import clean_environment, ddplaunch, finish
 from tests.ports import free_port
 
 pytestmark = pytest.mark.slow
 
-DEADLINE_S = 120
 #: Every launch fails. In the first one rank 0 saves, on its own disk.
 SCRIPT = """
 import os, sys
@@ -43,9 +42,7 @@ def test_nodes_agree(tmp_path: Path) -> None:
     words = ("--relaunch", "3", "--relaunch-wait", "0.2", "--relaunch-after", "1h", "--output", "out")
     port = free_port()
     running = [start(tmp_path, number, port, *words) for number in (1, 0)]
-    said = [each.communicate(timeout=DEADLINE_S)[0] for each in running]
-    assert [each.returncode for each in running] == [3, 3], said
-    second, first = said
+    second, first = said = finish(running, 3)
     assert "relaunching 1 of 3 in 0.2 s, because `out/step.pt` is newer than at its start\n" in first
     assert "relaunching 1 of 3 in 0.2 s, if the nodes agree; here its ranks ran for " in second
     for text in said:
@@ -66,8 +63,6 @@ def test_nodes_agree(tmp_path: Path) -> None:
 def test_a_node_that_would_stay_behind_is_named_before_the_launch(tmp_path: Path) -> None:
     port = free_port()
     running = [start(tmp_path, 0, port, "--relaunch", "3"), start(tmp_path, 1, port)]
-    said = [each.communicate(timeout=DEADLINE_S)[0] for each in running]
-    assert [each.returncode for each in running] == [4, 4], said
-    for text in said:
+    for text in finish(running, 4):
         assert "error[launches-differ]" in text and "--relaunch 0 on node 1" in text
     assert not list(tmp_path.glob("node*/launches"))

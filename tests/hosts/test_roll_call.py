@@ -8,12 +8,23 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.hosts.roll_call.door import Door
-from ddplaunch.hosts.roll_call.messages import greeting, hello_line, read_verdict
+from ddplaunch.hosts.roll_call.messages import (
+    greeted,
+    greeting,
+    hello_line,
+    read_verdict,
+    sealed,
+    secrets_of,
+    unsealed,
+)
+from ddplaunch.machine.network import listening
+from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.roll_calls import WORDS, Gathering, hello
 from tests.ports import free_port
@@ -111,10 +122,8 @@ def _knock(port: int, data: bytes) -> socket.socket:
 
 
 def test_a_line_without_end_is_cut_off(port: int) -> None:
-    with Door(port, greeting()) as door, _knock(port, b"x" * 200_000) as connection:
-        end = time.monotonic() + 60
-        while not any(line is None for _, line in door.lines(0.1)):
-            assert time.monotonic() < end
+    with closing(Door(listening(port, backlog=16), greeting)) as door, _knock(port, b"x" * 200_000) as connection:
+        until(lambda: any(line is None for _, line in door.lines(0.1)), "a line is cut off")
         assert not door.callers
         connection.settimeout(10)
         with pytest.raises(OSError):
@@ -129,10 +138,8 @@ def test_a_node_goes_and_comes_back(port: int) -> None:
         with _knock(port, hello_line(hello(2))):
             gathering.until(0, 2)
         gathering.until(0, 1)
-        end = time.monotonic() + 60
-        while not any(status.note == "node 2 (gpu-2) went away" for status in gathering.shown[0]):
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        away = "node 2 (gpu-2) went away"
+        until(lambda: any(status.note == away for status in list(gathering.shown[0])), away)
         assert gathering.shown[0][-1].missing == ("node 1", "node 2 (gpu-2)")
         others = [gathering.node(1), gathering.node(2)]
         assert all(node.result(60).go for node in (first, *others))
@@ -179,11 +186,9 @@ def test_another_script_is_refused_when_all_are_in(port: int) -> None:
 
 def test_a_waiting_node_hears_of_the_others_and_of_an_interrupt(port: int) -> None:
     with Gathering(port) as gathering:
-        with Door(port, greeting()) as door:  # a node 0 that is killed
+        with closing(Door(listening(port, backlog=16), greeting)) as door:  # a node 0 that is killed
             node = gathering.node(1)
-            end = time.monotonic() + 60
-            while not any(line for _, line in door.lines(0.1)):
-                assert time.monotonic() < end
+            until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")
         first = gathering.node(0)  # and comes back
         gathering.until(1, 2)
         assert any("went away" in (status.note or "") for status in gathering.shown[1])
@@ -191,21 +196,31 @@ def test_a_waiting_node_hears_of_the_others_and_of_an_interrupt(port: int) -> No
         assert all(each.result(60).go for each in nodes)
 
 
+def first_of_three(folder: Path, port: int) -> list[str]:
+    """Return what starts node 0 in ``folder``."""
+    (folder / "train.py").write_text("raise SystemExit('launched')\n")
+    place = ["--nnodes", "3", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    return [*ddplaunch("run", "4", "--device", "cpu", "--no-checks"), *place, "--", "train.py"]
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 @pytest.mark.slow
 def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, status: int, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("raise SystemExit('launched')\n")
-    place = ["--nnodes", "3", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    argv = [*ddplaunch("run", "4", "--device", "cpu", "--no-checks"), *place, "--", "train.py"]
-    process = subprocess.Popen(argv, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    argv = first_of_three(tmp_path, port)
+    environment = clean_environment(DDPLAUNCH_JOIN_SECRET="of this test")
+    (secret,) = secrets_of(environment, None, "flag")
+    process = subprocess.Popen(argv, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True)
     try:
-        said = {**WORDS, "--device": "cpu"}
-        with _knock(port, hello_line(hello(1, launch=said))) as connection:
+        said = {**WORDS, "--device": "cpu", "--relaunch": "0"}
+        with _knock(port, b"") as connection:
             lines = connection.makefile("rb")
-            assert lines.readline() == greeting()
+            first = greeted(lines.readline())
+            assert first is not None and first.secret == "given"
+            connection.sendall(sealed(hello_line(hello(1, launch=said), "mine"), secret, "hello", first.nonce))
             assert json.loads(lines.readline())["waiting"]["names"] == ["node 2"]
             process.send_signal(number)
-            verdict = read_verdict(lines.readline())
+            body = unsealed(lines.readline(), secret, "verdict", first.nonce, "mine")
+            verdict = None if body is None else read_verdict(body)
             lines.close()
         told = process.communicate(timeout=120)[1]
     finally:
@@ -219,9 +234,7 @@ def test_signals_end_the_wait_and_are_told(port: int, number: signal.Signals, st
 
 @pytest.mark.slow
 def test_taken_default_port_is_named_with_its_holder(tmp_path: Path, port: int) -> None:
-    (tmp_path / "train.py").write_text("raise SystemExit('launched')\n")
-    place = ["--nnodes", "3", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(port)]
-    argv = [*ddplaunch("run", "4", "--device", "cpu", "--no-checks"), *place, "--", "train.py"]
+    argv = first_of_three(tmp_path, port)
     with socket.create_server(("0.0.0.0", port), reuse_port=False):
         done = subprocess.run(
             argv, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import clean_environment, ddplaunch, finish
 from tests.hosts.namespaces import Node, nodes
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
-DEADLINE_S = 120
 SCRIPT = "import os, socket; print('launched rank', os.environ['RANK'], 'on', socket.gethostname(), flush=True)\n"
 
 
@@ -24,17 +22,6 @@ def start(node: Node, rank: int, folder: Path, address: str, *more: str) -> subp
     place = ["--nnodes", "3", "--node-rank", str(rank), "--master-addr", address, *more]
     argv = [*ddplaunch("run", "1", "--device", "cpu", "--ignore", "script-never-initialises"), *place]
     return node.start([*argv, "--show", "all", "--", "train.py"], home, clean_environment())
-
-
-def finish(running: Sequence[subprocess.Popen[str]], status: int) -> list[str]:
-    said = []
-    for process in running:
-        try:
-            said.append(process.communicate(timeout=DEADLINE_S)[0])
-        finally:
-            process.kill()
-    assert [process.returncode for process in running] == [status] * len(running), "\n---\n".join(said)
-    return said
 
 
 def test_three_nodes(tmp_path: Path) -> None:

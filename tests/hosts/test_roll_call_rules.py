@@ -11,8 +11,8 @@ import pytest
 
 from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, wanted, with_rendezvous_id
 from ddplaunch.hosts.roll_call import messages as words
-from ddplaunch.hosts.roll_call.messages import Hello, Status, Verdict
-from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, nodes_missing, told
+from ddplaunch.hosts.roll_call.messages import Hello, Secret, Status, Verdict
+from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, is_stranger, nodes_missing, told
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import TorchFacts
@@ -33,12 +33,45 @@ def test_lines_come_back_as_they_were() -> None:
     assert words.read_verdict(words.verdict_line(verdict)) == verdict
     status = Status(4, ("node 2",), 7.0, joined=3)
     assert words.read_status(words.status_line(status), 7.0) == status
-    assert words.greeted(words.greeting()) == words.PROTOCOL
+    assert words.greeted(words.greeting("n")) == words.Greeting(words.PROTOCOL, "n")
+    secret = Secret("given", b"k" * 32)
+    assert words.greeted(words.greeting("n", secret)) == words.Greeting(words.PROTOCOL, "n", "given")
+    line = words.hello_line(said, "mine")
+    assert words.nonce_of(line) == "mine"
+    assert words.unsealed(words.sealed(line, secret, "hello", "n"), secret, "hello", "n") == line.rstrip(b"\n")
+
+
+SECRET = Secret("given", b"k" * 32)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        words.hello_line(hello(1)),
+        words.sealed(words.hello_line(hello(1)), Secret("given", b"x" * 32), "hello", "n"),
+        words.sealed(words.hello_line(hello(1)), SECRET, "hello", "of another connection"),
+        words.sealed(words.hello_line(hello(1)), SECRET, "verdict", "n"),
+        words.sealed(words.hello_line(hello(1)), SECRET, "hello", "n").replace(b'"node_rank":1', b'"node_rank":2'),
+        words.hello_line(hello(1)).rstrip(b"\n") + b"\t\n",
+        b"\t",
+        b"",
+    ],
+)
+def test_what_proves_nothing_is_not_read(line: bytes) -> None:
+    assert words.unsealed(line, SECRET, "hello", "n") is None
 
 
 _WRONG: tuple[dict[str, Any], ...] = (
     *({"node_rank": True}, {"node_rank": -1}, {"host": 3}, {"launch": {"a": 1}}),
-    *({"pid": 1e9}, {"clock_s": float("nan")}, {"script": 1}, {"launch": None}),
+    *(
+        {"pid": 1e9},
+        {"clock_s": float("nan")},
+        {"script": 1},
+        {"launch": None},
+        {"started_s": 1e300},
+        {"clock_s": -1.0},
+    ),
+    *({"ddplaunch": "x" * 9999}, {"launch": {"NPROC": "x" * 9999}}, {"arguments": "x" * 9999}),
 )
 
 
@@ -64,6 +97,34 @@ def test_no_secret_travels() -> None:
 
 def code(finding: Finding | None) -> str | None:
     return finding.code if finding else None
+
+
+STRANGERS: tuple[dict[str, Any], ...] = (
+    {"launch": {}},
+    {"launch": {**WORDS, "--more": "1"}},
+    {"launch": {key: WORDS[key] for key in list(WORDS)[1:]}},
+    {"node_rank": 3},
+    {"node_rank": 2147483647},
+    {"facts": "{"},
+    {"facts": ""},
+)
+
+
+@pytest.mark.parametrize("change", STRANGERS)
+def test_who_says_what_no_node_of_the_launch_would_is_a_stranger(change: dict[str, Any]) -> None:
+    assert is_stranger(hello(0), replace(hello(1), **change), 3)
+
+
+def test_a_word_that_is_left_empty_does_not_fit() -> None:
+    assert not is_stranger(hello(0), hello(2), 3)
+    for flag in WORDS:
+        found = at_the_door({0: hello(0)}, hello(1, launch={**WORDS, flag: ""}))
+        assert code(found) == (None if flag == "--run-id" else "launches-differ"), flag
+
+
+def test_a_node_of_a_larger_launch_is_named() -> None:
+    other = hello(3, launch={**WORDS, "--nnodes": "4"})
+    assert not is_stranger(hello(0), other, 3) and code(at_the_door({0: hello(0)}, other)) == "launches-differ"
 
 
 def test_at_the_door() -> None:

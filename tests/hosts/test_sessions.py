@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,9 @@ from ddplaunch.launch.hosts_plan import Meeting
 from ddplaunch.machine.facts import ProbeRequest
 from ddplaunch.records.hosts_record import Pieces
 from tests.agent.guarded import runs, until
+from tests.hosts.launching import SERVICE, links, stand_in
 
-SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
+__all__ = ["links"]  # a fixture
 
 
 def test_frames_arrive_in_pieces_and_behind_noise() -> None:
@@ -81,12 +81,7 @@ def test_nothing_of_the_launch_is_on_the_ssh_command_line() -> None:
 def test_failures_of_ssh(status: int | None, said: str, code: str) -> None:
     found = failure("gpu-x", "/opt/python", status, said)
     assert (found.code, found.where) == (code, ("gpu-x",))
-
-
-@pytest.fixture
-def links() -> Iterator[Links]:
-    with Links() as made:
-        yield made
+    assert ("hang" in found.why) == (status is None)
 
 
 def start(links: Links) -> Any:
@@ -132,11 +127,8 @@ ORDER = {"python": sys.executable, "run_id": "none-such", "grace_s": 0.5, "launc
 
 def launched(links: Links, tmp_path: Path, program: str) -> Link:
     """Start the service with an interpreter in which ``on_host`` is ``program``."""
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\n{program}\n")
-    python.chmod(0o755)
     link = links.open("host", SERVICE)
-    link.send(Kind.LAUNCH, {**ORDER, "python": str(python)})
+    link.send(Kind.LAUNCH, {**ORDER, "python": stand_in(tmp_path, program)})
     return link
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.hosts.session import start_hosts
-from ddplaunch.hosts.session import start_hosts as place
 from ddplaunch.hosts.session.links import Links
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, Standstill
-
-SERVICE = [sys.executable, "-m", "ddplaunch.hosts.remote"]
+from tests.hosts.launching import SERVICE, stand_in
 
 
 class Launch:
@@ -25,12 +22,10 @@ class Launch:
     def __init__(self, folder: Path, program: str, at: dict[bytes, signal.Signals]) -> None:
         self._at = at
         self.said = ""
-        self._python = folder / "python"
-        self._python.write_text(f"#!/bin/sh\n{program}\n")
-        self._python.chmod(0o755)
+        self._python = stand_in(folder, program)
 
     def run(self) -> tuple[HostEnd, int | None]:
-        order = {"python": str(self._python), "run_id": "none-such", "grace_s": 60.0, "launch": {}, "record": None}
+        order = {"python": self._python, "run_id": "none-such", "grace_s": 60.0, "launch": {}, "record": None}
         with Links() as links:
             made = LaunchOnHosts(links, [links.open("host", SERVICE)], self._show, lambda *_: None, 60.0, self._say)
             (end,) = made.run([{**order, "marker": None}])
@@ -78,7 +73,7 @@ def test_what_is_waited_for_is_said_and_a_second_ctrl_c_ends_it(
 
 def test_standstill_is_noticed_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now: dict[str, Any] = {"s": 100.0}
-    monkeypatch.setattr(place, "_awake_s", lambda: now["s"])
+    monkeypatch.setattr(start_hosts, "_awake_s", lambda: now["s"])
     standstill = Standstill()
     for moment_s, recent_s in ((100.2, 0.0), (105.0, 0.0), (180.0, 75.0), (200.0, 20.0), (200.2, 20.0), (300.0, 99.8)):
         now["s"] = moment_s

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli.commands.stop import choose
+from ddplaunch.cli.which_run import none_here
 from ddplaunch.hosts.local.stop_run import Stopped
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
@@ -140,16 +141,26 @@ def one(run_id: str, uid: int = 7, pid: int = 10) -> RunProcesses:
     return RunProcesses(run_id, uid, (launcher,))
 
 
-def test_which_run_is_meant() -> None:
+def test_which_run_is_meant(tmp_path: Path) -> None:
     mine, theirs, more = one("aaa-1"), one("bbb-1", uid=8), one("aaa-2", pid=11)
-    assert choose((mine, theirs), None, 7) == mine
-    assert choose((theirs,), None, 7) is None and choose((), "x", 7) is None
-    assert choose((mine, theirs, more), "bbb", 7) == theirs
-    assert choose((one("a"), one("a-2")), "a", 7) == one("a")
+    assert choose((), "x", tmp_path) is None
+    assert choose((mine, theirs, more), "bbb", tmp_path) == theirs
+    assert choose((one("a"), one("a-2")), "a", tmp_path) == one("a")
     with pytest.raises(UsageError, match="2 runs could be meant: `aaa-1`, `aaa-2`"):
-        choose((mine, theirs, more), None, 7)
+        choose((mine, theirs, more), "aaa", tmp_path)
     with pytest.raises(UsageError, match="2 runs are called `aaa-1`"):
-        choose((mine, one("aaa-1", pid=12)), "aaa-1", 7)
+        choose((mine, one("aaa-1", pid=12)), "aaa-1", tmp_path)
+
+
+def test_without_a_name_runs_of_this_directory_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    me = os.geteuid()
+    here, there, theirs = one("here-1", me), one("there-1", me, pid=11), one("theirs-1", me + 1, pid=12)
+    recorded = {"here-1": tmp_path / "runs" / "here-1", "there-1": Path("/elsewhere/runs/there-1")}
+    monkeypatch.setattr("ddplaunch.cli.which_run.recorded_at", lambda run: recorded.get(run.run_id))
+    assert choose((theirs, there, here), None, tmp_path) == here
+    assert choose((theirs, there), None, tmp_path) is None
+    assert none_here((theirs, there), "stop").endswith("`ddplaunch stop there-1` means one of another directory")
+    assert none_here((theirs,), "stop") == "no run of yours is running here"
 
 
 def test_what_is_left_is_a_finding_with_a_fix() -> None:

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from ddplaunch.hosts.session import job
 from ddplaunch.hosts.session.job import StuckTorchrun, is_silent, store_of
 from ddplaunch.machine.processes.process_table import Process, read_process
+from tests.records.fake_runs import wait_for
 
 
 @pytest.fixture
@@ -28,12 +28,7 @@ def order(port: int) -> dict[str, object]:
 
 
 def over(stuck: StuckTorchrun, within_s: float) -> bool:
-    until = time.monotonic() + within_s
-    while time.monotonic() < until:
-        if stuck.over():
-            return True
-        time.sleep(0.02)
-    return False
+    return wait_for(stuck.over, within_s)
 
 
 def stuck_one(rank: subprocess.Popen[bytes], port: int, monkeypatch: pytest.MonkeyPatch) -> StuckTorchrun:

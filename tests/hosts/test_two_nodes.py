@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import clean_environment, ddplaunch, finish
 from tests.hosts.namespaces import DECOY, INTERFACE, Node, nodes
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 Pair = tuple[Node, ...]
-DEADLINE_S = 150
 
 #: Trains a linear model with DDP on data that differs by rank, then writes what this rank saw. With FAIL_ONCE in the
 #: environment rank 1 leaves with status 7, once, after a collective that all ranks took part in. A file remembers it:
@@ -85,26 +82,8 @@ def train(pair: Pair, folder: Path, address: str, *more: str, **environment: str
         (home / "train.py").write_text(TRAIN)
         argv = [*words(number, address, *more), "--", "train.py"]
         running.append(node.start(argv, home, clean_environment(OUT=str(out), **environment)))
-    said = finish(running)
-    for process, text in zip(running, said, strict=True):
-        assert process.returncode == 0, "\n---\n".join(said) + text
+    finish(running, 0)
     return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(4)]
-
-
-def finish(running: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """Wait for all and return what they said. None is left behind when the deadline passes: that fails with it all."""
-    end = time.monotonic() + DEADLINE_S
-    late = False
-    said = []
-    for process in running:
-        try:
-            said.append(process.communicate(timeout=max(1.0, end - time.monotonic()))[0])
-        except subprocess.TimeoutExpired:
-            late = True
-            process.kill()
-            said.append(process.communicate()[0])
-    assert not late, f"not done after {DEADLINE_S} s\n" + "\n---\n".join(said)
-    return said
 
 
 def decided(node: Node, folder: Path, *argv: str) -> dict[str, Any]:
@@ -234,7 +213,7 @@ def test_nodes_are_gone_after_a_failure(tmp_path: Path) -> None:
         assert made[0].run(["hostname"], tmp_path, clean_environment()).stdout == "alpha0\n"
         assert socket.gethostname() != "alpha0"
         raise ZeroDivisionError
-    assert sleeper.communicate(timeout=20)[0] == ""
+    assert sleeper.communicate(timeout=90)[0] == ""
     assert not Path(f"/proc/{made[0].pid}").exists()
 
 

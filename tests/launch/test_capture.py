@@ -28,7 +28,10 @@ FOUND = "/site-packages/ddplaunch-1.dist-info/entry_points.txt"
 def captured(torchrun: str = "", **options: object) -> Launch:
     words = (Resolved(torchrun, Source("flag", "--torchrun-arg")),) if torchrun else ()
     return decide(
-        replace(said(nproc="2", **options), torchrun_arg=words), healthy_facts(torch=TORCH), plugin=FOUND, cwd="/runs"
+        replace(said(nproc="2", placement="none", **options), torchrun_arg=words),
+        healthy_facts(torch=TORCH),
+        plugin=FOUND,
+        cwd="/runs",
     )
 
 

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from ddplaunch.launch.environment import Surroundings, decide_environment
-from ddplaunch.launch.launch import Topology, Variable
+from ddplaunch.launch.gpus import select
+from ddplaunch.launch.launch import Variable
 from ddplaunch.launch.options import Options
-from ddplaunch.machine.facts import CpuFacts, InfinibandPort, Route
-from ddplaunch.values.resolved import Resolved, Source, Unavailable
-from tests.checks.healthy import healthy_facts, healthy_network
+from ddplaunch.machine.facts import CpuFacts, Facts, InfinibandPort, Route
+from ddplaunch.values.resolved import Source, Unavailable
+from tests.checks.healthy import healthy_facts, healthy_network, healthy_nvml
+from tests.launch.test_resolve import decide as resolved
+from tests.launch.test_topology import said
 
 FLAG = Source("flag")
 
 
-def decide(options: Options | None = None, nnodes: int = 1, nproc: int = 4, **changes: Any) -> dict[str, Variable]:
-    topology = Topology(Resolved(nnodes, FLAG), Resolved(nproc, FLAG), nnodes)
-    surroundings = Surroundings(
-        environ={},
-        facts=healthy_facts(cpu=CpuFacts(16, 16, None, 16)),
-        device="cuda",
-        gpus=None,
-        gpus_source=Source("detected"),
-        pairs=(),
-        record="/runs/r1",
-    )
-    found = decide_environment(options or Options(), topology, replace(surroundings, **changes), ())
+def decide(options: Options | None = None, facts: Facts | None = None, **changes: Any) -> dict[str, Variable]:
+    options = options or said(nproc="4")
+    found = resolved(options, facts or healthy_facts(cpu=CpuFacts(16, 16, None, 16)), **changes).environment
     assert all(variable.reason for variable in found)
     assert len({variable.name for variable in found}) == len(found)
     return {variable.name: variable for variable in found}
@@ -41,13 +33,13 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
     assert found["CUDA_DEVICE_ORDER"].value == "PCI_BUS_ID"
     assert found["PYTHONFAULTHANDLER"].value == "1"
     assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"].value == "1"
-    assert found["TORCH_FR_DUMP_TEMP_FILE"].value == "/runs/r1/flight-recorder-rank-"
+    assert found["TORCH_FR_DUMP_TEMP_FILE"].value == "/runs/run-1/flight-recorder-rank-"
     assert "NCCL_IB_DISABLE" not in found, "an InfiniBand port is up"
     assert "CUDA_VISIBLE_DEVICES" not in found, "nobody asked for particular GPUs"
 
 
 def test_more_processes_than_cpus_leave_one_thread_each() -> None:
-    assert decide(nproc=64)["OMP_NUM_THREADS"].value == "1"
+    assert decide(said(nproc="64"))["OMP_NUM_THREADS"].value == "1"
 
 
 def test_without_a_count_of_cpus_nothing_is_guessed() -> None:
@@ -66,7 +58,7 @@ def test_infiniband_is_disabled_where_none_is_up(ports: tuple[InfinibandPort, ..
 
 @pytest.mark.parametrize(("wanted", "value"), [(True, "0"), (False, "1")])
 def test_infiniband_can_be_asked_for(wanted: bool, value: str) -> None:
-    assert decide(Options(nccl_ib=Resolved(wanted, FLAG)))["NCCL_IB_DISABLE"].value == value
+    assert decide(said(nccl_ib=wanted))["NCCL_IB_DISABLE"].value == value
 
 
 def test_what_the_user_exported_wins_and_is_shown_as_theirs() -> None:
@@ -75,7 +67,7 @@ def test_what_the_user_exported_wins_and_is_shown_as_theirs() -> None:
 
 
 def test_a_flag_outranks_the_environment_and_env_outranks_both() -> None:
-    options = Options(nccl_debug=Resolved("TRACE", FLAG))
+    options = said(nccl_debug="TRACE")
     assert decide(options, environ={"NCCL_DEBUG": "INFO"})["NCCL_DEBUG"].value == "TRACE"
     pairs = (("NCCL_DEBUG", "VERSION", Source("flag", "--env")), ("WANDB_MODE", "offline", Source("flag", "--env")))
     found = decide(options, pairs=pairs)
@@ -84,14 +76,15 @@ def test_a_flag_outranks_the_environment_and_env_outranks_both() -> None:
 
 def test_the_interface_on_the_route_is_named_to_nccl_exactly_and_to_gloo() -> None:
     route = Route("10.0.0.1", "eth0", "10.0.0.5", False)
-    found = decide(nnodes=2, facts=healthy_facts(network=healthy_network(route_to_master=route)))
+    options = said(nnodes="2", nproc="4", node_rank=1, master_addr="10.0.0.1")
+    found = decide(options, healthy_facts(network=healthy_network(route_to_master=route)))
     assert (found["NCCL_SOCKET_IFNAME"].value, found["GLOO_SOCKET_IFNAME"].value) == ("=eth0", "eth0")
     assert "10.0.0.1" in found["NCCL_SOCKET_IFNAME"].reason
 
 
 @pytest.mark.parametrize(("asked", "gloo"), [("eth0", "eth0"), ("=eth0", "eth0"), ("^docker0,lo", None)])
 def test_an_interface_in_nccls_spelling_reaches_gloo_in_its_own(asked: str, gloo: str | None) -> None:
-    found = decide(Options(socket_ifname=Resolved(asked, FLAG)))
+    found = decide(said(socket_ifname=asked))
     assert found["NCCL_SOCKET_IFNAME"].value == asked
     assert (found["GLOO_SOCKET_IFNAME"].value if "GLOO_SOCKET_IFNAME" in found else None) == gloo
 
@@ -101,19 +94,20 @@ def test_one_node_needs_no_interface() -> None:
 
 
 def test_a_cpu_launch_hides_the_gpus_and_says_nothing_to_nccl() -> None:
-    found = decide(device="cpu")
+    found = decide(said(device="cpu"))
     assert found["CUDA_VISIBLE_DEVICES"].value == ""
     assert not any(name.startswith(("NCCL", "TORCH")) for name in found)
 
 
 def test_chosen_gpus_are_passed_on_in_order() -> None:
-    assert decide(gpus=("3", "1"), gpus_source=FLAG)["CUDA_VISIBLE_DEVICES"].value == "3,1"
+    selection = select("3,1", healthy_nvml(), None, frozenset(), None)
+    assert decide(said(gpus="3,1"), selection=selection)["CUDA_VISIBLE_DEVICES"].value == "3,1"
 
 
 def test_restarts_get_a_store_of_their_own() -> None:
     name = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-    assert decide(Options(max_restarts=Resolved(3, FLAG)))[name].value == "1"
-    assert name not in decide(Options(max_restarts=Resolved(0, FLAG)))
+    assert decide(said(max_restarts=3))[name].value == "1"
+    assert name not in decide(said(max_restarts=0))
 
 
 def test_stale_torchrun_variables_are_taken_away_except_an_operators() -> None:

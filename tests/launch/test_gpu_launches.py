@@ -78,3 +78,27 @@ def test_named_gpus_are_what_the_ranks_see(tmp_path: Path, fake_nvml: FakeNvml) 
     (tmp_path / "show.py").write_text(SHOW)
     environment = fake_nvml.environment(8)
     assert seen(tmp_path, [launch(tmp_path, environment, "2", "--gpus", "6,3")], ranks=2) == ["6,3"]
+
+
+@pytest.mark.parametrize(
+    ("exported", "options", "expected", "says"),
+    [
+        ("3,4,5", ("--gpus", "3,4,5"), "3,4,5", "as nvidia-smi does, within CUDA_VISIBLE_DEVICES=3,4,5"),
+        ("3,4,5", ("--gpus", "0,1,2"), "3,4,5", "positions in CUDA_VISIBLE_DEVICES=3,4,5"),
+        ("3,4,5", (), "3,4,5", ""),
+        ("7", ("--gpus", "5,4,3", "--env", "CUDA_VISIBLE_DEVICES=3,4,5"), "5,4,3", "from `--env`"),
+    ],
+)
+def test_the_guide_that_exports_its_gpus(
+    tmp_path: Path, fake_nvml: FakeNvml, exported: str, options: tuple[str, ...], expected: str, says: str
+) -> None:
+    """The guide exports 3,4,5 and starts three ranks; every rank sees these three, in this order."""
+    (tmp_path / "show.py").write_text(SHOW)
+    (tmp_path / "go").touch()
+    environment = fake_nvml.environment(8) | {"CUDA_VISIBLE_DEVICES": exported}
+    device = () if "--gpus" in options else ("--device", "cuda")
+    process = launch(tmp_path, environment, "3", *device, *options)
+    _, error = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, error
+    assert {path.read_text() for path in tmp_path.glob("[0-9]-*")} == {expected}
+    assert says in " ".join(error.split()), error

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.launch.gpus import GIB, Selection, VisibleGpu, busy_reason, select, visible
+from ddplaunch.launch.gpus import GIB, Exported, Selection, VisibleGpu, busy_reason, exported, select, visible
 from ddplaunch.machine.facts import Gpu, GpuProcess, MigDevice, NvmlFacts
 from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Source, Unavailable
 
 IDLE = Gpu(
     index=0,
@@ -86,7 +86,7 @@ def test_visible_devices(
 ) -> None:
     found = visible(FOUR, value, None)
     assert [entry.gpu.index for entry in found.entries] == indices
-    assert (found.unknown, found.unread, found.order_guessed) == (unknown, unread, False)
+    assert (found.unknown, found.unread) == (unknown, unread)
 
 
 def test_mixed_models_are_fastest_first_unless_pci_order_is_set() -> None:
@@ -94,15 +94,13 @@ def test_mixed_models_are_fastest_first_unless_pci_order_is_set() -> None:
     assert shown(mixed, None) == [1, 2, 0]
     assert shown(mixed, "0") == [1]
     assert shown(mixed, None, "PCI_BUS_ID") == [0, 1, 2]
-    assert visible(mixed, None, "FASTEST_FIRST").order_guessed
-    assert not visible(mixed, None, "PCI_BUS_ID").order_guessed
-    assert not visible(mixed, "GPU-00", None).order_guessed
+    assert shown(mixed, None, "FASTEST_FIRST") == [1, 2, 0]
 
 
 def test_with_mig_a_process_sees_one_instance_and_nothing_else() -> None:
     found = visible(machine(gpu(0), SPLIT), None, None)
     assert [entry.text for entry in found.entries] == ["MIG-a1"]
-    assert [entry.text for entry in found.hidden_by_mig] == ["0", "MIG-b2"]
+    assert [entry.text for entry in found.devices] == ["0", "MIG-a1", "MIG-b2"]
 
 
 def test_mig_instance_by_uuid_and_the_whole_gpu_beside_it() -> None:
@@ -125,12 +123,78 @@ def test_a_list_of_both_kinds_becomes_uuids() -> None:
     assert named(select("0,GPU-22", FOUR, None, NOBODY, None)) == "GPU-00aa-0,GPU-22aa-2"
 
 
-def test_indices_count_within_cuda_visible_devices() -> None:
-    chosen = select("1", FOUR, "2,3", NOBODY, None)
-    assert named(chosen) == "3"
-    assert chosen.notes == ("`--gpus` counts within CUDA_VISIBLE_DEVICES=2,3",)
-    with pytest.raises(RefusedError, match="within CUDA_VISIBLE_DEVICES=2,3"):
-        select("2", FOUR, "2,3", NOBODY, None)
+@pytest.mark.parametrize(
+    ("requested", "devices", "chosen", "note"),
+    [
+        ("3,4,5", "3,4,5", "3,4,5", "`--gpus` counts as nvidia-smi does, within CUDA_VISIBLE_DEVICES=3,4,5 from ann"),
+        ("5,3", "3,4,5", "5,3", "counts as nvidia-smi does"),
+        ("3", "GPU-55,GPU-33", "GPU-33", "counts as nvidia-smi does"),
+        ("0,2", "3,4,5", "3,5", "`--gpus` counts positions in CUDA_VISIBLE_DEVICES=3,4,5 from ann; nvidia-smi's"),
+        ("0,1", "1,2", "1,2", "nvidia-smi's numbers are 1,2"),  # 0 is not among 1,2: both count by position
+        ("1", "1,2", "1", "; by position there it would be 2"),
+        ("1,2", "1,2,3", "1,2", "; by position there it would be 2,3"),
+        ("GPU-44", "3,4,5", "GPU-44", "`--gpus` chooses within CUDA_VISIBLE_DEVICES=3,4,5 from ann"),
+        ("free:2", "6,3,4", "3,4", "`--gpus` chooses within CUDA_VISIBLE_DEVICES=6,3,4 from ann"),
+        ("free:1", "GPU-55,GPU-33", "GPU-33", "chooses within"),
+    ],
+)
+def test_numbers_are_those_of_nvidia_smi_where_all_are_exported_and_positions_where_not(
+    requested: str, devices: str, chosen: str, note: str
+) -> None:
+    nvml = machine(*(gpu(index, processes=(GpuProcess(7, 1, None, None),) if index > 4 else ()) for index in range(8)))
+    found = select(requested, nvml, Exported(devices, "ann"), NOBODY, None)
+    assert named(found) == chosen
+    assert note in found.notes[0]
+    # What the ranks get is what was meant, whichever way it was counted.
+    assert shown(nvml, named(found)) == [entry.gpu.index for entry in found.entries]
+
+
+@pytest.mark.parametrize("requested", ["3,0", "6", "3,7"])
+def test_numbers_that_fit_neither_way_are_refused_with_those_that_can_be_typed(requested: str) -> None:
+    with pytest.raises(RefusedError, match="within CUDA_VISIBLE_DEVICES=3,4,5 from ann") as caught:
+        select(requested, machine(*map(gpu, range(8))), Exported("3,4,5", "ann"), NOBODY, None)
+    (finding,) = caught.value.findings
+    assert finding.fix == "use `--gpus 3,4,5` or fewer of them, as nvidia-smi counts"
+    assert "3 (H100, GPU-33aa-3), 4 (H100, GPU-44aa-4)" in finding.what
+
+
+def test_exported_mig_instances_count_by_position_for_nvidia_smi_has_no_numbers_for_them() -> None:
+    both = machine(gpu(0), SPLIT)
+    assert named(select("1", both, Exported("MIG-a1,MIG-b2"), NOBODY, None)) == "MIG-b2"
+
+
+def test_the_order_of_cuda_is_the_users_and_nvidia_smis_numbers_hold() -> None:
+    mixed = machine(gpu(0, name="T4", compute_capability=(7, 5)), gpu(1), gpu(2))
+    found = select("0,2", mixed, Exported(None, order="FASTEST_FIRST"), NOBODY, None)
+    assert named(found) == "GPU-00aa-0,GPU-22aa-2"
+    assert shown(mixed, named(found), "FASTEST_FIRST") == [0, 2]
+    # exported 0,1 are the two fast ones then: nvidia-smi's 1 and 2
+    assert named(select("2", mixed, Exported("0,1", order="FASTEST_FIRST"), NOBODY, None)) == "GPU-22aa-2"
+
+
+SLURM = {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "2,3", "SLURM_STEP_GPUS": "2,3"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "pairs", "devices", "by"),
+    [
+        ({}, (), None, "the shell's environment"),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, (), "1", "the shell's environment"),
+        (SLURM, (), "2,3", "Slurm"),
+        ({**SLURM, "SLURM_STEP_GPUS": "", "GPU_DEVICE_ORDINAL": "2,3"}, (), "2,3", "Slurm"),
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": "0,1", "SLURM_GPUS_ON_NODE": "2"}, (), "0,1", "Slurm"),
+        ({**SLURM, "CUDA_VISIBLE_DEVICES": "3"}, (), "3", "the shell's environment"),  # the batch script narrowed it
+        (SLURM, (("CUDA_VISIBLE_DEVICES", "2", Source("flag", "--env")),), "2", "`--env`"),
+        ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("flag", "--env-file a.env")),), "2", "`--env-file a.env`"),
+        ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("profile", "ddplaunch.toml")),), "2", "ddplaunch.toml"),
+        ({}, (("CUDA_VISIBLE_DEVICES", "2", Source("Slurm", "this task's own GPUs")),), "2", "Slurm"),
+    ],
+)
+def test_who_set_the_variable_is_known(
+    environ: dict[str, str], pairs: tuple[tuple[str, str, Source], ...], devices: str | None, by: str
+) -> None:
+    found = exported(environ, pairs)
+    assert (found.devices, found.by) == (devices, by)
 
 
 def test_mig_by_uuid_or_by_the_index_of_its_gpu() -> None:

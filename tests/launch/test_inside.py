@@ -13,7 +13,7 @@ from ddplaunch.launch.inside.complete import complete, notes, recognise, within_
 from ddplaunch.launch.inside.slurm import expand_hosts, read_slurm, repeated_counts
 from ddplaunch.launch.launch import Topology
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.topology import resolve_topology
+from ddplaunch.launch.ranks.topology import resolve_topology
 from ddplaunch.machine.facts import CpuFacts
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.healthy import healthy_facts
@@ -57,7 +57,7 @@ def topology(options: Options, environ: dict[str, str], processes: int = 3) -> T
     done = complete(options, environ)
     known = done.nproc is not None and done.nproc.value != "auto"
     count: Any = done.nproc if known else Resolved(processes, Source("detected"))
-    return resolve_topology(done, environ, count)
+    return resolve_topology(count, done.nnodes, done.node_rank, done.master_addr, done.master_port, environ)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,6 @@ from ddplaunch.launch.relaunch import (
     decide,
     pause_s,
     read_relaunched,
-    relaunch_policy,
     relaunched_id,
 )
 from ddplaunch.machine.paths import NewestCheckpoint, advanced, is_checkpoint, newest_below
@@ -41,7 +40,7 @@ POLICY = RelaunchPolicy(3)
 
 def asked(**said: Any) -> RelaunchPolicy | None:
     values: dict[str, Any] = {name: Resolved(value, DEFAULT) for name, value in said.items()}
-    return relaunch_policy(parse_options(values))
+    return parse_options(values).relaunch_policy
 
 
 def test_what_was_asked_for() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.explain.diagnosis import diagnosis_json
-from ddplaunch.hosts.slurm import follow
+from ddplaunch.hosts.slurm import job_reasons as follow
 from ddplaunch.hosts.slurm.job_reasons import ENDS, diagnosis, never, waits_for
 from ddplaunch.hosts.slurm.programs import JobState, parse_job, parse_sacct
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.submit_view import changed_text, ended_finding, exit_status_of, state_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.codec import plain
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.launch.test_submit import SCONTROL, programs
@@ -60,9 +60,7 @@ def test_the_node_that_failed_first_decides_the_exit_status_of_wait(
     assert call("submit", "2x4", "--wait", "--", "train.py").status == 143
     limit = diagnosis("12", JobState("TIMEOUT"))
     assert limit is not None
-    (run / "outcome.json").write_text(
-        json.dumps({**outcome, "state": "terminated", "diagnosis": diagnosis_json(limit)})
-    )
+    (run / "outcome.json").write_text(json.dumps({**outcome, "state": "terminated", "diagnosis": plain(limit)}))
     answer = call("submit", "2x4", "--wait", "--", "train.py")
     assert answer.status == 143 and "error[time-limit]: job 12 reached its time limit" in answer.err
 

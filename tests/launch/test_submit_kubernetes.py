@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kubeflow_trainer_api import models
 
 from ddplaunch.ui.export import yaml_text
 from tests.cli.cli_calls import Call, call, folder
@@ -24,6 +24,14 @@ WORDS = (
 )
 SMALL = ("submit", "2", "--to", "kubernetes", "--image", "a", "--dry-run")
 SCRIPT = ("--", "train.py", "--epochs", "20", "it's", "$(HOME) $$", "a\nb", "yes", "1e3", "é")
+
+
+@cache
+def published() -> Any:
+    """Return the published models; their import takes longer than all else here, and is not for collecting tests."""
+    from kubeflow_trainer_api import models
+
+    return models
 
 
 def manifest(call: Call, *words: str) -> dict[str, Any]:
@@ -48,19 +56,22 @@ def test_each_kind_reads_well(call: Call, golden: Golden, kind: str) -> None:
 
 def test_a_train_job_is_what_kubeflow_publishes(call: Call) -> None:
     job = manifest(call, *WORDS, *SCRIPT)
-    same(models.TrainerV1alpha1TrainJob, job)
+    same(published().TrainerV1alpha1TrainJob, job)
     trainer, (patch,) = job["spec"]["trainer"], job["spec"]["runtimePatches"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
     (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     pod = node["template"]["spec"]["template"]["spec"]
     assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
     container = {**pod["containers"][0], **{name: trainer[name] for name in ("image", "command", "env")}}
-    same(models.IoK8sApiCoreV1PodSpec, {**pod, "containers": [{**container, "resources": trainer["resourcesPerNode"]}]})
+    same(
+        published().IoK8sApiCoreV1PodSpec,
+        {**pod, "containers": [{**container, "resources": trainer["resourcesPerNode"]}]},
+    )
 
 
 def test_a_job_set_is_what_its_project_publishes(call: Call) -> None:
     job = manifest(call, *WORDS, "--kind", "jobset", *SCRIPT)
-    same(models.JobsetV1alpha2JobSet, job)
+    same(published().JobsetV1alpha2JobSet, job)
     (node,) = job["spec"]["replicatedJobs"]
     (container,) = node["template"]["spec"]["template"]["spec"]["containers"]
     assert {"name": "MASTER_ADDR", "value": "train-node-0-0.train"} in container["env"]
@@ -72,7 +83,7 @@ def test_the_pods_of_a_pytorch_job_are_pods_and_its_replicas_are_the_nodes(call:
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert {name: replica["replicas"] for name, replica in replicas.items()} == {"Master": 1, "Worker": 1}
     for replica in replicas.values():
-        same(models.IoK8sApiCoreV1PodSpec, replica["template"]["spec"])
+        same(published().IoK8sApiCoreV1PodSpec, replica["template"]["spec"])
         assert replica["template"]["spec"]["containers"][0]["name"] == "pytorch"
     known = {"nprocPerNode", "runPolicy", "pytorchReplicaSpecs", "elasticPolicy"}
     assert set(job["spec"]) <= known and job["spec"]["runPolicy"]["cleanPodPolicy"] in ("All", "Running", "None")
@@ -101,9 +112,9 @@ def test_the_schemas_do_refuse(call: Call) -> None:
     job = manifest(call, *WORDS, *SCRIPT)
     job["spec"]["trainer"]["numNodes"] = "2"
     with pytest.raises(ValueError, match="numNodes"):
-        models.TrainerV1alpha1TrainJob.from_dict(job)
+        published().TrainerV1alpha1TrainJob.from_dict(job)
     with pytest.raises(AssertionError):
-        same(models.IoK8sApiCoreV1PodSpec, {"containers": [{"name": "a", "comand": ["x"]}]})
+        same(published().IoK8sApiCoreV1PodSpec, {"containers": [{"name": "a", "comand": ["x"]}]})
 
 
 def test_arguments_arrive_as_they_were_typed_once_kubernetes_has_expanded_them(call: Call) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts.slurm import follow
+from ddplaunch.hosts.slurm import job_reasons as follow
 from tests.cli.cli_calls import Call, Said, call, folder
 from tests.hosts.fake_slurm import FakeSlurm
 
@@ -35,7 +35,7 @@ def submit(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submi
 
 @pytest.mark.parametrize("fate", ["preempt", "lose"])
 def test_a_job_with_requeue_lives_again(submit: Submit, fate: str) -> None:
-    said, slurm = submit(f"run run {fate} run complete", "--requeue")
+    said, slurm = submit(f"run run signal wind-down {fate} run complete", "--requeue")
     assert said.status == 0 and said.out.splitlines() == ["life 0", "life 0", "life 1"]
     assert "pending (BeginTime)" in said.err and said.err.count("running on vn[1-2]") == 2
     assert (slurm.jobs["1"]["state"], slurm.jobs["1"]["restarts"]) == ("COMPLETED", 1)
@@ -59,6 +59,17 @@ def test_a_job_without_it_ends_with_a_name_for_why(
     assert said.status == status and f"error[{code}]: job 1 " in said.err
 
 
+def test_a_controller_that_is_silent_for_a_while_is_waited_for(submit: Submit) -> None:
+    said, _ = submit("run silent silent fail")
+    assert said.status == 143 and said.err.count("running on vn[1-2]") == 1
+
+
+def test_a_controller_that_stays_silent_is_a_finding(submit: Submit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follow, "_SILENCE_S", 0.2)
+    said, _ = submit("run silent")
+    assert said.status == 4 and "error[slurm-unanswered]: Slurm said nothing of job 1" in said.err
+
+
 def test_a_qos_that_says_no_leaves_no_job(submit: Submit) -> None:
     said, slurm = submit("run complete", "--qos", "gold")
     assert said.status == 4 and "sbatch refused the job: Invalid qos specification" in said.err
@@ -67,9 +78,10 @@ def test_a_qos_that_says_no_leaves_no_job(submit: Submit) -> None:
 
 @pytest.mark.parametrize("reason", ["QOSMaxGRESPerJob", "AssocMaxNodePerJobLimit", "PartitionNodeLimit"])
 def test_a_limit_that_no_waiting_cures_takes_the_job_back(submit: Submit, reason: str) -> None:
-    said, slurm = submit(f"queue {reason}")
-    assert said.status == 4 and f"job 1 can never start: {reason}" in said.err
-    assert slurm.jobs["1"]["state"] == "CANCELLED"
+    for story in (reason, f"Resources {reason}"):  # at once, or while it waits
+        said, slurm = submit(story)
+        assert said.status == 4 and f"job 1 can never start: {reason}" in said.err
+        assert slurm.jobs["1"]["state"] == "CANCELLED"
 
 
 def test_a_limit_of_all_jobs_together_is_waited_for(submit: Submit) -> None:

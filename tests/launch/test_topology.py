@@ -10,32 +10,34 @@ import pytest
 from ddplaunch.launch.flag import NodeRange
 from ddplaunch.launch.launch import Target, Topology
 from ddplaunch.launch.options import Options, parse_options
-from ddplaunch.launch.topology import endpoint, resolve_topology
-from ddplaunch.launch.torchrun import Rendezvous, extra_arguments, shared_id, torchrun_argv
+from ddplaunch.launch.ranks.topology import endpoint, resolve_topology
+from ddplaunch.launch.torchrun import extra_arguments, shared_id, torchrun_argv
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source, value_of
 
 FLAG = Source("flag")
 SCRIPT = Target("script", "train.py", ("--r=16", "--", "--help"))
 
 
 def said(**values: Any) -> Options:
-    """Return options as if typed: a list is a repeatable flag."""
+    """Return options as if typed: a list is a repeatable flag, and learning rates are text."""
     typed: dict[str, Any] = {}
     for name, value in values.items():
+        if name in ("lr", "base_lr"):
+            value = [str(each) for each in (value if isinstance(value, list) else [value])]
         repeated = isinstance(value, list)
         typed[name] = tuple(Resolved(item, FLAG) for item in value) if repeated else Resolved(value, FLAG)
     return parse_options(typed)
 
 
 def topology(options: Options, environ: dict[str, str] | None = None, processes: int = 4) -> Topology:
-    return resolve_topology(options, environ or {}, Resolved(processes, FLAG))
+    place = (options.nnodes, options.node_rank, options.master_addr, options.master_port)
+    return resolve_topology(Resolved(processes, FLAG), *place, environ or {})
 
 
 def argv(options: Options, *, local_address: str | None = None, target: Target | None = SCRIPT) -> list[str]:
     where = topology(options)
-    restarts = options.max_restarts.value if options.max_restarts else 0
-    return list(torchrun_argv(("python",), Rendezvous("run-1", local_address), where, restarts, (), target))
+    return list(torchrun_argv(("python",), where, target, "run-1", local_address, value_of(options.max_restarts, 0)))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_several_nodes_with_restarts_meet_by_c10d_with_the_host_said_outright() 
 
 @pytest.mark.parametrize("extra", [("--rdzv_conf=timeout=900",), ("--rdzv-conf", "timeout=900")])
 def test_a_rendezvous_setting_of_the_users_keeps_ours(extra: tuple[str, ...]) -> None:
-    words = torchrun_argv(("python",), Rendezvous("r"), topology(said()), 0, (*extra, "--tee=3"), SCRIPT)
+    words = torchrun_argv(("python",), topology(said()), SCRIPT, "r", extra=(*extra, "--tee=3"))
     assert [word for word in words if "rdzv" in word and "conf" in word] == ["--rdzv-conf=is_host=1,timeout=900"]
     assert "--tee=3" in words and "timeout=900" not in words
 

@@ -16,13 +16,22 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.cli.commands import clean as clean_command
 from ddplaunch.hosts.local.end_orphans import Cleaned, Leftovers
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.orphans import Orphans, Segment, held_segments
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.records.old_records import old_records, remove_record
 from ddplaunch.records.run_states import host_name
-from ddplaunch.ui.clean_view import Work, clean_findings, clean_json, done_text, question_text, work_text
+from ddplaunch.ui.clean_view import (
+    Work,
+    clean_findings,
+    clean_json,
+    done_text,
+    ending_question,
+    removing_question,
+    work_text,
+)
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Unavailable
 from tests.cli.cli_calls import Call, call, folder, spawn
@@ -42,6 +51,12 @@ def shared_file() -> Iterator[str]:
     name = f"torch_{os.getpid()}_{uuid.uuid4().hex[:8]}_0"
     yield name
     Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def no_orphans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the orphans of this machine: they are another test's, which looks at them."""
+    monkeypatch.setattr(clean_command, "leftovers", lambda *_: Leftovers((), (), {}, ()))
 
 
 def gone(run: FakeRun) -> bool:
@@ -82,6 +97,21 @@ def test_what_ignores_sigterm_is_killed(start_run: StartRun, call: Call) -> None
     said = call("clean", run.run_id, "--yes", "--grace", "0.2")
     assert said.status == 0 and "ended 1 process, 1 of them by SIGKILL" in said.err
     assert gone(run)
+
+
+@pytest.mark.parametrize("typed", ["yy", "yn", "ny", "nn"])
+def test_processes_and_records_are_asked_for_one_by_one(folder: Path, typed: str) -> None:
+    old = record(folder / ".ddplaunch", "old", begun_s=time.time() - 3600)
+    outcome(old)
+    found = Leftovers((Orphans("x", "ddplaunch", ()),), (), {}, ())
+    both = Work(found, old_records(folder / ".ddplaunch", 0, (), {}, host_name(), boot_id()))
+    master, slave = pty.openpty()
+    with os.fdopen(slave) as terminal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", terminal)
+        os.write(master, "".join(f"{letter}\n" for letter in typed).encode())
+        agreed = clean_command._agreed(both, yes=False, listed=True)
+    os.close(master)
+    assert agreed == tuple(letter == "y" for letter in typed)
 
 
 @pytest.mark.parametrize(("typed", "ended"), [("y\n", True), ("\n", False)])
@@ -187,8 +217,9 @@ def test_old_records_go_but_not_those_of_runs_that_may_live(tmp_path: Path) -> N
     outcome(places["ended"])
     assert keep(tmp_path, 50) == ([], {})
     removable, kept = keep(tmp_path, 2, (places["runs"].resolve(),))
-    assert removable == ["broken", "ended"]
+    assert removable == ["ended"]
     assert {name: reason.split(" ")[0:2] for name, reason in kept.items()} == {
+        "broken": ["no", "run.json"],
         "fresh": ["it", "has"],
         "newer": ["outcome.json", "has"],
         "away": ["it", "was"],
@@ -214,6 +245,85 @@ def test_records_are_removed_beyond_those_to_keep(call: Call, folder: Path) -> N
     assert outside.exists() and not (base / "latest").is_symlink()
     assert remove_record(base / "runs" / "r1") is None  # somebody was quicker
     assert call("clean", "--keep", "some").status == 2
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_what_is_no_record_stays(folder: Path, call: Call) -> None:
+    """TensorBoard's ``runs/``, a record under another name, one of a run that is not its own."""
+    hour_ago = time.time() - 3600
+    for number in range(11):
+        (folder / "runs" / f"exp{number}").mkdir(parents=True)
+        (folder / "runs" / f"exp{number}" / "events.out").write_text("weeks of work")
+    renamed = record(folder, "renamed", begun_s=hour_ago)
+    renamed.rename(folder / "runs" / "exp-best")
+    wandb = folder / "runs" / "wandb"
+    (wandb / "media").mkdir(parents=True)
+    (wandb / "run.json").write_text('{"schema": 1, "run_id": "other"}')
+    (wandb / "media" / "run.json").write_text('{"schema": 1, "run_id": "wandb"}')
+    outcome(record(folder, "mine", begun_s=hour_ago))
+    before = sorted(folder.rglob("*"))
+    said = call("clean", "--run-dir", ".", "--keep", "0", "--yes")
+    assert said.status == 0 and said.err == "removed 1 record\n"
+    assert "not touched: exp0, exp1, exp10, exp2 and 7 more" in " ".join(said.out.split())
+    assert "exp-best: kept, no run.json in it names this run" in " ".join(said.out.split())
+    gone = {path.relative_to(folder).parts[:2] for path in set(before) - set(folder.rglob("*"))}
+    assert gone - {("latest",)} == {("runs", "mine")}
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_a_node_of_a_later_host_is_a_record_too(folder: Path, call: Call) -> None:
+    directory = record(folder / ".ddplaunch", "later", begun_s=time.time() - 3600)
+    (directory / "node-1").mkdir()
+    (directory / "run.json").rename(directory / "node-1" / "run.json")
+    os.utime(directory, (1.0, 1.0))
+    outcome(directory)
+    assert call("clean", "--keep", "0", "--yes").status == 0
+    assert not directory.exists()
+
+
+@pytest.mark.usefixtures("no_orphans")
+@pytest.mark.parametrize("link", ["runs", "base"])
+def test_nothing_behind_a_link_is_removed(folder: Path, call: Call, link: str) -> None:
+    victim = folder / "victim" / ".ddplaunch"
+    outcome(record(victim, "theirs", begun_s=time.time() - 3600))
+    base = folder / ".ddplaunch"
+    if link == "runs":
+        base.mkdir()
+        (base / "runs").symlink_to(victim / "runs")
+    else:
+        base.symlink_to(victim)
+    said = call("clean", "--keep", "0", "--yes")
+    assert said.status == 0 and "is a symbolic link: nothing there is removed" in " ".join(said.out.split())
+    assert (victim / "runs" / "theirs" / "run.json").exists()
+    assert "is a symbolic link" in str(remove_record(base / "runs" / "theirs"))
+    assert (victim / "runs" / "theirs" / "run.json").exists()
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_links_in_a_record_are_removed_and_not_followed(folder: Path, call: Call) -> None:
+    outside = folder / "outside"
+    outside.mkdir()
+    (outside / "data").write_text("mine")
+    directory = record(folder / ".ddplaunch", "linked", begun_s=time.time() - 3600)
+    outcome(directory)
+    (directory / "node-0").symlink_to(outside)
+    (directory / "data").symlink_to(outside / "data")
+    assert call("clean", "--keep", "0", "--yes").status == 0
+    assert not directory.exists() and (outside / "data").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("no_orphans")
+@pytest.mark.root
+@pytest.mark.parametrize("theirs", ["record", "runs", "base"])
+def test_records_of_others_stay(folder: Path, call: Call, theirs: str) -> None:
+    directory = record(folder / ".ddplaunch", "theirs", begun_s=time.time() - 3600)
+    outcome(directory)
+    place = {"record": directory, "runs": directory.parent, "base": directory.parent.parent}[theirs]
+    os.chown(place, 65534, 65534)
+    said = call("clean", "--keep", "0", "--yes")
+    assert said.status == 0 and directory.exists()
+    assert ("not touched: theirs" if theirs == "record" else "belongs to nobody") in " ".join(said.out.split())
+    assert "belongs to nobody" in str(remove_record(directory)) and directory.exists()
 
 
 def test_records_that_cannot_be_removed_are_a_finding(tmp_path: Path) -> None:
@@ -265,9 +375,8 @@ def test_the_listing(golden: Golden, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_words(tmp_path: Path) -> None:
     assert [each.path for each in FOUND.removable] == ["/dev/shm/torch_4711_1_0"]
-    assert question_text(work(FOUND, tmp_path, 2)) == (
-        "end 2 processes, remove 1 file in /dev/shm, remove 2 records? [y/N] "
-    )
+    assert ending_question(work(FOUND, tmp_path, 2)) == "end 2 processes, remove 1 file in /dev/shm? [y/N] "
+    assert removing_question(work(FOUND, tmp_path, 2)) == "remove 2 records? [y/N] "
     cleaned = Cleaned((RANK,), (LOADER,), (), SEGMENTS[:1], {})
     assert done_text(cleaned, FOUND, 2) == (
         "ended 2 processes, 1 of them by SIGKILL, 12 GiB of GPU 3 are free\n"

@@ -28,14 +28,14 @@ def test_loopback_of_this_machine() -> None:
     assert loopback.name in dict(ipv4_addresses())
 
 
-def test_made_up_interfaces(tmp_path: Path) -> None:
+def test_made_up_interfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "proc/net/dev", "Inter-|\n face |\n  eth0: 1 2\n  ib0: 1 2\n")
     write(tmp_path / "proc/net/if_inet6", "fd000000000000000000000000000002 04 40 00 82     eth0\n")
     write(tmp_path / "sys/class/net/eth0/speed", "100000\n")
     write(tmp_path / "sys/class/net/ib0/speed", "-1\n")
-    flags = {"eth0": 0x1 | 0x40, "ib0": 0x1}
-    found = probe_interfaces(tmp_path, flags.__getitem__, lambda: [("eth0", "10.0.0.2"), ("eth0", "10.0.0.3")])
-    assert found == (
+    monkeypatch.setattr(network, "_interface_flags", {"eth0": 0x1 | 0x40, "ib0": 0x1}.__getitem__)
+    monkeypatch.setattr(network, "ipv4_addresses", lambda: [("eth0", "10.0.0.2"), ("eth0", "10.0.0.3")])
+    assert probe_interfaces(tmp_path) == (
         Interface("eth0", True, False, ("10.0.0.2", "10.0.0.3", "fd00::2"), 100000),
         Interface("ib0", False, False, ()),
     )
@@ -85,19 +85,18 @@ def test_route_to_nowhere() -> None:
 
 def test_hosts_file_answers_without_a_resolver(tmp_path: Path) -> None:
     write(tmp_path / "etc/hosts", "127.0.1.1 node-1.example Node-1 # node-2\n10.0.0.1\tnode-1\n")
-    lookup = network.start("node-1", tmp_path)
-    assert lookup.child is None and network.finish(lookup, 0) == ("127.0.1.1", "10.0.0.1")
+    assert network.look_up("node-1", 0, tmp_path)() == ("127.0.1.1", "10.0.0.1")
     assert network.in_hosts_file("127.0.1.1 node-1 # node-2\n", "node-2") == ()
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1", "fe80::1%eth0", "::1"])
 def test_addresses_need_no_resolver(address: str) -> None:
-    assert network.finish(network.start(address), 0) == (address,)
+    assert network.look_up(address, 0)() == (address,)
 
 
 def test_resolver_in_a_child(tmp_path: Path) -> None:
-    assert "127.0.0.1" in str(network.finish(network.start("localhost", tmp_path), 20))
-    unknown = network.finish(network.start("a..b", tmp_path), 20)
+    assert "127.0.0.1" in str(network.look_up("localhost", 20, tmp_path)())
+    unknown = network.look_up("a..b", 20, tmp_path)()
     assert isinstance(unknown, Unavailable) and "`a..b` does not resolve" in unknown.reason
 
 
@@ -108,7 +107,7 @@ def test_a_silent_name_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         time.sleep(600)
 
     monkeypatch.setattr(network, "_ask", silence)
-    late = network.finish(network.start("node-9", tmp_path), 0.1)
+    late = network.look_up("node-9", 0.1, tmp_path)()
     assert late == Unavailable("`node-9` did not resolve within 0.1 s (the name server is silent)")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.machine import deadline, paths
 from ddplaunch.machine.facts import PathFact
-from ddplaunch.machine.paths import PathLooks, Role, describe
+from ddplaunch.machine.paths import Role, begin_looks, describe
 from ddplaunch.machine.processes.process_table import read_stat
 from tests.agent.guarded import until
 
@@ -38,7 +38,7 @@ def hang_on_dead(path: str, role: Role) -> dict[str, Any]:
 
 
 def look(path: str, role: Role) -> PathFact:
-    return PathLooks([(path, role)]).finish(20)[0]
+    return begin_looks([(path, role)], 20)()[0]
 
 
 def test_a_file(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_empty_and_full_folders(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/x").touch()
     (tmp_path / "bare").mkdir()
-    full, bare, nothing = PathLooks([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")]).finish(20)
+    full, bare, nothing = begin_looks([(f"{tmp_path}/{n}", "data") for n in ("full", "bare", "full/x")], 20)()
     assert (full.kind, full.empty) == ("directory", False)
     assert (bare.kind, bare.empty) == ("directory", True)
     assert (nothing.kind, nothing.empty) == ("file", True)
@@ -92,21 +92,25 @@ def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     assert look(f"{tmp_path}/\0", "data").kind == "missing"
 
 
-def test_a_dead_path_does_not_hide_the_others_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_dead_path_does_not_hide_the_others_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "describe", hang_on_dead)
     processes, descriptors = children(), open_files()
-    dead, alive = PathLooks([("/dead", "data"), (str(tmp_path), "data")], hang_on_dead).finish(2)
+    dead, alive = begin_looks([("/dead", "data"), (str(tmp_path), "data")], 2)()
     assert (dead.kind, dead.error) == ("unreachable", "no answer within 2 s")
     assert alive.kind == "directory"
     until(lambda: children() == processes, "a busy machine takes a while to end what was killed")
     assert open_files() == descriptors
 
 
-def test_a_look_that_crashes_is_an_answer() -> None:
+def test_a_look_that_crashes_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def crash(path: str, role: Role) -> dict[str, Any]:
         os.kill(os.getpid(), signal.SIGKILL) if role == "output" else 1 / 0
         return {}
 
-    divided, killed = PathLooks([("/x", "data"), ("/x", "output")], crash).finish(20)
+    monkeypatch.setattr(paths, "describe", crash)
+    divided, killed = begin_looks([("/x", "data"), ("/x", "output")], 20)()
     assert divided.error == "ZeroDivisionError: division by zero"
     assert killed.error == "the child process that looked died without an answer"
 
@@ -132,7 +136,7 @@ def test_a_real_mount_whose_server_never_answers(tmp_path: Path) -> None:
         pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
     try:
         before = children()
-        dead, below, alive = PathLooks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")]).finish(3)
+        dead, below, alive = begin_looks([(target, "data"), (f"{target}/x", "output"), (str(tmp_path), "data")], 3)()
         assert (dead.kind, below.kind, alive.kind) == ("unreachable", "unreachable", "directory")
         until(lambda: children() == before, "a busy machine takes a while to end what was killed")
     finally:

@@ -14,7 +14,7 @@ from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.orphans import adopts_orphans, orphans_in
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher, runs_in
-from ddplaunch.records.live_processes import read_processes, still_running
+from ddplaunch.records.launchers import read_processes, still_running
 from ddplaunch.values.variable_names import SETTINGS
 from tests.records.fake_runs import StartRun, processes_json, record, start_run, unique
 

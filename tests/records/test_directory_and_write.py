@@ -4,14 +4,18 @@ import json
 import os
 import stat
 import subprocess
+import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
-from ddplaunch.records.write import git_commit, hide_secrets, write_record
+from ddplaunch.records.user_key import derived, user_key
+from ddplaunch.records.write import git_commit, write_record
+from ddplaunch.values.secrets import hide_words
 from tests.launch.sample_launch import SHM, facts, launch, two_nodes
 
 TYPED = ("ddplaunch", "run", "4", "--env", "WANDB_API_KEY=hunter2hunter2", "--", "train.py", "--hf-token", "hunter2")
@@ -79,7 +83,68 @@ def test_no_secret_is_written_and_only_the_owner_may_read(tmp_path: Path) -> Non
     ],
 )
 def test_secrets_on_the_command_line(argv: list[str], hidden: list[str]) -> None:
-    assert hide_secrets(argv) == hidden
+    assert hide_words(argv) == hidden
+
+
+def recorded(base: Path, password: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, Any], str]:
+    home.mkdir(exist_ok=True)
+    monkeypatch.setitem(ENVIRONMENT, "HOME", str(home))
+    typed = ("ddplaunch", "run", "--", "train.py", f"postgres://ada:{password}@db/runs", "--pin", password)
+    directory = write_record(launch(), typed, {**ENVIRONMENT, "DB_PW": password}, facts(), (), base)
+    assert isinstance(directory, Path)
+    text = (directory / "run.json").read_text()
+    return json.loads(text)["secrets"], text
+
+
+def test_two_records_tell_whether_they_hide_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    first, text = recorded(tmp_path / "a", "4711", home, monkeypatch)
+    same, _ = recorded(tmp_path / "b", "4711", home, monkeypatch)
+    other, _ = recorded(tmp_path / "c", "4712", home, monkeypatch)
+    assert "4711" not in text and "postgres://ada:***@db/runs" in text
+    assert first == same and first["argv"][0] == first["argv"][1] == first["environment"]["DB_PW"][0]
+    assert other["argv"][0] != first["argv"][0] and other["key"] == first["key"]
+    assert other["environment"]["WANDB_API_KEY"] == first["environment"]["WANDB_API_KEY"]
+
+
+def test_a_pin_cannot_be_found_by_trying_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the key of the user's home, which is in no record, a fingerprint is that of any PIN."""
+    first, text = recorded(tmp_path / "a", "4711", tmp_path / "home", monkeypatch)
+    theirs, _ = recorded(tmp_path / "b", "4711", tmp_path / "elsewhere", monkeypatch)
+    assert theirs["argv"] != first["argv"] and theirs["key"] != first["key"]
+    key = user_key(ENVIRONMENT)
+    assert key is not None and key.hex() not in text and derived(key, "fingerprint").hex() not in text
+    assert first["key"] not in (key.hex(), derived(key, "fingerprint").hex()[: len(first["key"])])
+
+
+def test_the_key_is_the_users_alone(tmp_path: Path) -> None:
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    path = tmp_path / "ddplaunch" / "key"
+    first = user_key(environ)
+    assert first is not None and user_key(environ) == first and len(first) == 32
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and [each.name for each in path.parent.iterdir()] == ["key"]
+    path.chmod(0o640)
+    assert user_key(environ) is None  # others of the group may have read it
+    path.unlink()
+    path.symlink_to(tmp_path / "planted")
+    (tmp_path / "planted").write_bytes(b"x" * 32)
+    assert user_key(environ) is None
+    path.unlink()
+    os.mkfifo(path, 0o600)
+    assert user_key(environ) is None
+    path.unlink()
+    path.write_bytes(b"short")
+    path.chmod(0o600)
+    assert user_key(environ) is None
+    assert user_key({}) is None and user_key({"HOME": "/proc/nowhere"}) is None
+
+
+def test_many_launches_at_once_agree_on_one_key(tmp_path: Path) -> None:
+    child = "import os; from ddplaunch.records.user_key import user_key; os.write(1, user_key(os.environ))"
+    environ = {**os.environ, "XDG_STATE_HOME": str(tmp_path)}
+    started = [subprocess.Popen([sys.executable, "-c", child], stdout=subprocess.PIPE, env=environ) for _ in range(4)]
+    found = [process.communicate(timeout=120)[0] for process in started]
+    assert len(set(found)) == 1 and found[0] == user_key(environ)
 
 
 def test_git_and_latest(tmp_path: Path) -> None:

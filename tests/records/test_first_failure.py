@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.explain.diagnosis import RankEnd
 from ddplaunch.records.first_failure import (
     NodeFailure,
     SeenEnd,
@@ -20,7 +19,6 @@ from ddplaunch.records.first_failure import (
     node_failure,
     own_status,
     run_state,
-    signal_name,
     status_of_all,
 )
 from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome
@@ -80,11 +78,11 @@ def test_without_a_first_failure_only_orders_end_ranks() -> None:
 
 
 ENDS = (
-    RankEnd(0, "a", 1, None, 3.0, "itself"),
-    RankEnd(1, "a", None, "SIGKILL", 2.0, "itself"),
-    RankEnd(2, "a", 9, None, None, "itself"),
-    RankEnd(3, "a", None, "SIGTERM", 1.0, "launcher"),
-    RankEnd(4, "a", 0, None, 1.0, "itself"),
+    RankOutcome(0, 0, "a", exit_code=1, ended_s=3.0, ended_by="itself"),
+    RankOutcome(1, 1, "a", signal="SIGKILL", ended_s=2.0, ended_by="itself"),
+    RankOutcome(2, 2, "a", exit_code=9, ended_by="itself"),
+    RankOutcome(3, 3, "a", signal="SIGTERM", ended_s=1.0, ended_by="launcher"),
+    RankOutcome(4, 4, "a", exit_code=0, ended_s=1.0, ended_by="itself"),
 )
 
 
@@ -101,7 +99,6 @@ def test_the_accused_the_seen_the_earliest(accused: int | None, seen_first: int 
 def test_a_rank_s_own() -> None:
     assert [failed_by_itself(each) for each in ENDS] == [True, True, True, False, False]
     assert [own_status(each) for each in ENDS[:3]] == [1, 137, 9]
-    assert (signal_name(9), signal_name(64 + 5)) == ("SIGKILL", "signal 69")
 
 
 @pytest.mark.parametrize(

@@ -57,15 +57,15 @@ def test_lists_of_objects() -> None:
     assert objects({"a": 1}) == objects("ab") == objects(None) == []
 
 
-def test_only_the_owner_reads_unless_the_umask_decides(tmp_path: Path) -> None:
-    before = os.umask(0o022)
+def test_only_the_owner_reads(tmp_path: Path) -> None:
+    before = os.umask(0)
     try:
-        replace_file(tmp_path / "own.json", "1")
-        replace_file(str(tmp_path / "open.json"), "1", 0o666)
+        replace_file(tmp_path / "a.json", "1")
+        replace_file(str(tmp_path / "runs" / "x" / "node-1" / "b.json"), "1")
     finally:
         os.umask(before)
-    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("own.json", "open.json")]
-    assert modes == [0o600, 0o644]
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
+    assert modes == {"a.json": 0o600, "b.json": 0o600, "runs": 0o700, "x": 0o700, "node-1": 0o700}
 
 
 def test_a_reader_sees_whole_files_only(tmp_path: Path) -> None:

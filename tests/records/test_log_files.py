@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -240,9 +241,10 @@ def test_following_keeps_up_with_50_megabytes_a_second(tmp_path: Path) -> None:
 def test_when_a_run_is_over(start_run: StartRun, tmp_path: Path) -> None:
     run = start_run("over")
     directory = record(tmp_path / ".ddplaunch", run.run_id)
-    assert is_over(directory)() is False
+    over = is_over(directory)
+    assert wait_for(lambda: not over())  # a process has the run's id from its exec on
     run.end()
-    assert is_over(directory)() is True
+    assert wait_for(over)
     processes_json(directory, host="node-9")
     assert is_over(directory)() is False  # nobody here knows
     outcome(directory)
@@ -284,6 +286,65 @@ def test_on_a_terminal_the_prefix_is_dim(run: Path) -> None:
     os.close(slave)
     assert os.read(master, 1000).replace(b"\r\n", b"\n") == f"\x1b[2m[{HOST}:0]\x1b[0m x\n".encode()
     os.close(master)
+
+
+HOSTILE = (
+    "\x1b[31mred\x1b[0m \x1b]0;TITLE\x07\x1b]52;c;Q0xJUA==\x07\x1b[2J\x1b[H\x1b[?1049h\x9b2J\u202e"
+    "RuntimeError: \x1bcboom\n"
+    'Traceback (most recent call last):\n  File "t\x1b]0;TITLE\x07.py", line 1\nRuntimeError: \x1b[2Jboom \u202e\n'
+)
+
+
+def on_a_terminal(words: list[str], cwd: Path) -> str:
+    """Return what a command writes to a terminal on which both of its streams are."""
+    master, slave = pty.openpty()
+    environment = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "TERM")}
+    command = [sys.executable, "-m", "ddplaunch", *words]
+    started = subprocess.Popen(command, cwd=cwd, stdout=slave, stderr=slave, env=environment)
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(master, 1 << 16)
+        except OSError:  # EIO: it has ended
+            break
+    started.wait(DEADLINE_S)
+    os.close(master)
+    return shown.decode()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["logs"],
+        ["logs", "--rank", "0"],
+        ["logs", "--grep", "boom"],
+        ["explain", "r"],
+        ["explain", "t.log"],
+        ["ps", "--all"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_that_others_wrote_reaches_the_terminal_but_colours(words: list[str], run: Path) -> None:
+    data = json.loads((run / "run.json").read_text())
+    data["plan"]["target"]["name"] = data["argv"][-1] = f"train{HOSTILE}.py"
+    (run / "run.json").write_text(json.dumps(data))
+    log(run, 0, HOSTILE)
+    log(run, 1, HOSTILE + "\x1b[8munended colour\n")
+    cwd = run.parents[2]
+    (cwd / "t.log").write_text(HOSTILE)
+    outcome(run, "failed", first_failed_rank=0, notes=[HOSTILE])
+    shown = on_a_terminal(words, cwd)
+    assert "boom" in shown or words[0] == "ps"
+    left = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", left), ascii(shown)
+    if words == ["logs"]:
+        assert "\x1b[31mred\x1b[0m" in shown and "unended colour\x1b[0m" in shown and "TITLE" not in shown
+
+
+def test_off_a_terminal_the_log_is_as_it_was_written(run: Path) -> None:
+    log(run, 0, HOSTILE)
+    assert spawn(["logs", "--rank", "0"], run.parents[2]).stdout == HOSTILE.encode()
 
 
 def test_parts_of_files_that_are_gone(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import find_run, read_record
-from ddplaunch.records.live_processes import NodeProcesses
+from ddplaunch.records.launchers import NodeProcesses
 from ddplaunch.records.run_states import RunSummary, host_name, state_of
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import DeclaredOption, ScriptReport
+from ddplaunch.script.report import WORLD, DeclaredOption, ScriptReport
 
 
 def read(folder: Path, text: str, **others: str) -> ScriptReport:
@@ -80,12 +80,12 @@ def test_a_required_local_rank_is_demanded(tmp_path: Path) -> None:
         ('"--warmup-steps", type=int', "warmup_steps"),
         ('"--warmup", type=int', "warmup_steps"),
         ('"--warmup", default=500', "warmup_steps"),
-        ('"--warmup", type=float, default=0.1', None),
-        ('"--warmup", default=0.1', None),
+        ('"--warmup", type=float, default=0.1', "warmup_ratio"),
+        ('"--warmup", default=0.1', "warmup_ratio"),
         ('"--warmup"', None),
-        ('"--train_batch_size", type=int', None),
+        ('"--train_batch_size", type=int', "batch_size"),
         ('"--micro_batch_size", type=int', "batch_size"),
-        ('"--global-batch-size", type=int', "global_batch_size"),
+        ('"--global-batch-size", type=int', "total_batch_size"),
         ('"--gradient_accumulation_steps", type=int', "accum"),
         ('"--accum-iter", default=1, type=int', "accum"),
         ('"--batch-size", type=str', None),
@@ -118,6 +118,44 @@ def test_options_of_a_subcommand_have_no_meaning(tmp_path: Path) -> None:
         """,
     )
     assert option(report, "--batch-size").meaning is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TYPES = [Args, TrainingArguments]\nHfArgumentParser(TYPES)\n",
+        "def make():\n    types = (Args, TrainingArguments)\n    return HfArgumentParser(types, prog='x')\nmake()\n",
+        "if fast:\n    Base = Other\nelse:\n    Base = TrainingArguments\n"
+        "class Mine(Base):\n    pass\nHfArgumentParser(Mine)\n",
+        "HfArgumentParser(TrainingArguments)\ndef other():\n"
+        "    return HfArgumentParser((Args, TrainingArguments))\nother()\n",
+    ],
+)
+def test_hugging_face_classes_are_found_behind_names(tmp_path: Path, text: str) -> None:
+    head = "from transformers import HfArgumentParser, TrainingArguments\nclass Args:\n    name: str = 'x'\n"
+    report = read(tmp_path, head + text)
+    rates = [item for item in report.options if item.meaning == "lr"]
+    assert [item.flags[0] for item in rates] == ["--learning_rate"]
+
+
+def test_fairseq_turns_the_fields_of_classes_into_options(tmp_path: Path) -> None:
+    report = read(
+        tmp_path,
+        """
+        from typing import List, Optional
+        from dataclasses import dataclass, field
+        from library import gen_parser_from_dataclass
+        @dataclass
+        class Config:
+            batch_size: Optional[int] = field(default=None, metadata={"help": "x", "argparse_alias": "--max-sentences"})
+            update_freq: List[int] = field(default_factory=lambda: [1])
+            fast: bool = False
+        gen_parser_from_dataclass(parser, Config())
+        """,
+    )
+    assert meanings(report) == {"batch_size": "--batch-size", "accum": "--update-freq"}
+    assert option(report, "--max-sentences").flags[0] == "--batch-size"
+    assert not option(report, "--fast").takes_value
 
 
 def test_computed_flags_leave_the_report_incomplete(tmp_path: Path) -> None:
@@ -282,6 +320,76 @@ def test_tyro_and_simple_parsing(tmp_path: Path) -> None:
     assert option(report, "--batch-size").flags == ("--batch-size", "--batch_size")
     report = read(tmp_path, f"import simple_parsing\n{config}simple_parsing.parse(Config)\n")
     assert meanings(report) == {"batch_size": "--batch_size", "lr": "--lr"}
+
+
+TAP = """
+from tap import Tap
+class Arguments(Tap):
+    batch_size: int = 64  # images per GPU
+    lr: float
+    amp: bool = False
+    names: str = "a#b"
+    def configure(self):
+        self.add_argument("-b", "--batch_size")
+args = Arguments({dashes}).parse_args()
+"""
+
+
+def test_fields_of_a_typed_argument_parser(tmp_path: Path) -> None:
+    report = read(tmp_path, TAP.format(dashes=""))
+    assert [option.flags for option in report.options] == [("--batch_size",), ("--lr",), ("--amp",), ("--names",)]
+    batch, rate, amp, _ = report.options
+    assert (batch.default, batch.kind, batch.meaning) == ("64", "int", "batch_size")
+    assert batch.because == "its help at train.py:4"
+    assert (rate.required, rate.meaning, amp.takes_value) == (True, "lr", False)
+    assert report.complete
+    dashed = read(tmp_path, TAP.format(dashes="underscores_to_dashes=True"))
+    assert dashed.options[0].flags == ("--batch-size",)
+
+
+def test_parameters_that_tapify_turns_into_options(tmp_path: Path) -> None:
+    report = read(tmp_path, "from tap import tapify\ndef main(lr: float, epochs: int = 3): ...\ntapify(main)\n")
+    assert [(option.flags, option.meaning) for option in report.options] == [(("--lr",), "lr"), (("--epochs",), None)]
+
+
+DOCOPT = '''"""Trains.
+
+Usage:
+  train.py [options] [--warmup-steps=<n>] DATA
+  train.py (-h | --help)
+
+Options:
+  -h --help                    Show this.
+  -b N, --batch-size=N         Samples of all GPUs
+                               together [default: 256].
+  --lr <rate>  Learning rate [default: 0.1]
+  --amp        Mixed precision.
+
+Data has one file per class - or more.
+"""
+import torch.distributed as dist
+from docopt import docopt
+args = docopt(__doc__)
+rate = float(args["--lr"]) * dist.get_world_size()
+'''
+
+
+def test_options_that_a_text_for_docopt_describes(tmp_path: Path) -> None:
+    report = read(tmp_path, DOCOPT)
+    batch, rate, warmup = (each for each in report.options if each.meaning)
+    assert (batch.flags, batch.default, batch.meaning, batch.at.line) == (
+        ("-b", "--batch-size"),
+        "256",
+        "total_batch_size",
+        9,
+    )
+    assert (rate.flags, rate.default, rate.at.line) == (("--lr",), "0.1", 11)
+    assert rate.rule is not None
+    assert rate.rule.powers == ((WORLD, 1.0),)
+    assert (warmup.flags, warmup.meaning) == (("--warmup-steps",), "warmup_steps")
+    assert [each.flags for each in report.options if not each.takes_value] == [("-h", "--help"), ("--amp",)]
+    assert report.complete
+    assert not read(tmp_path, DOCOPT.replace("docopt(__doc__)", "docopt(text())")).complete
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,9 @@ def test_syntax_error_has_file_and_line(tmp_path: Path) -> None:
     assert not report.complete
 
 
+ALL = ("batch_size", "global_batch_size", "accum", "lr", "lrs", "warmup_steps")
+
+
 def write(folder: Path, data: bytes, name: str = "train.py") -> Path:
     (folder / name).write_bytes(data)
     return folder / name
@@ -262,3 +265,215 @@ def test_what_is_parsed_has_a_limit(tmp_path: Path) -> None:
     report = read(tmp_path, "import big\nbig.parse()\n", big=PARSER + "x = 1\n" * 30_000)
     assert report.options == ()
     assert not report.complete
+
+
+SET_UP = "import torch, os, argparse\nimport torch.distributed as dist\nimport torch.multiprocessing as mp\n"
+PARSE = "p = argparse.ArgumentParser()\np.add_argument('--n_gpu', type=int, default=1)\nargs = p.parse_args()\n"
+WORKER = "def worker(rank, n):\n    dist.init_process_group('nccl', rank=rank, world_size=n)\n    train(n)\n"
+LAUNCH = (
+    "def launch(fn, n):\n    if n > 1:\n        mp.spawn(worker, nprocs=n, args=(n, fn))\n    else:\n        fn()\n"
+)
+SETS = "def work(rank):\n    os.environ['RANK'] = str(rank)\n"
+READS = "def rank():\n    return int(os.environ['RANK'])\nprint(rank())\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        (PARSE + WORKER + LAUNCH + "launch(train, args.n_gpu)\n", 12),
+        (PARSE + WORKER + LAUNCH + READS + "for each in configs():\n    launch(train, args.n_gpu)\n", 12),
+        (WORKER + "for rank in range(args.gpus):\n    mp.Process(target=worker, args=(rank, args.gpus)).start()\n", 8),
+        (
+            "def run(rank, world):\n    if world > 1:\n        dist.init_process_group('nccl')\n    train()\n"
+            + PARSE
+            + "if args.n_gpu > 1:\n    mp.spawn(run, nprocs=args.n_gpu)\nelse:\n    run(rank=0, world=1)\n",
+            12,
+        ),
+        (
+            WORKER
+            + "for rank in range(2):\n    mp.get_context('spawn').Process(target=worker, args=(rank, 2)).start()\n",
+            8,
+        ),
+        (
+            "def work(rank):\n    if args.distributed:\n        dist.init_process_group('nccl')\n    train()\n"
+            + "p = argparse.ArgumentParser()\np.add_argument('--distributed', action='store_true')\n"
+            + "args = p.parse_args()\n"
+            + "if args.distributed:\n    mp.spawn(work, nprocs=args.gpus)\nelse:\n    work(0)\n",
+            12,
+        ),
+        ("from detectron2.engine import launch\nlaunch(main, args.num_gpus, args=(args,))\n", 5),
+        (
+            "def work(rank):\n    rank = rank or int(os.environ['RANK'])\n    if args.dist:\n"
+            "        dist.init_process_group('nccl', rank=rank)\n    train()\n"
+            "p = argparse.ArgumentParser()\np.add_argument('--many', default=1, type=int)\nargs = p.parse_args()\n"
+            "args.dist = args.many\n"
+            "if args.many:\n    mp.spawn(work, nprocs=args.gpus)\nelse:\n    work(0)\n",
+            14,
+        ),
+        ("from detectron2.engine import launch as start\nstart(main, args.num_gpus, args=(args,))\n", 5),
+        (
+            "def work(rank, args):\n    if args.gpus > 1:\n"
+            "        dist.init_process_group('nccl', rank=rank, world_size=4)\n    train()\nargs = made(parse())\n"
+            "if args.gpus == 1:\n    work(0, args)\nelse:\n    mp.spawn(work, args=(args,), nprocs=args.gpus)\n",
+            12,
+        ),
+    ],
+)
+def test_a_process_group_between_own_processes_alone_is_recorded(tmp_path: Path, body: str, line: int) -> None:
+    report = read(tmp_path, SET_UP + body)
+    assert (str(report.spawns), report.spawns_alone, report.switched_off) == (f"train.py:{line}", True, None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        PARSE + WORKER + LAUNCH + "launch(train, args.n_gpu)\nworker(int(os.environ['RANK']), 4)\n",
+        PARSE
+        + WORKER
+        + "if os.environ.get('RANK') is None:\n    mp.spawn(worker, nprocs=4)\nelse:\n    worker(0, 4)\n",
+        WORKER + "for number in range(args.workers):\n    mp.Process(target=load).start()\nworker(0, 1)\n",
+        "from local import launch\nlaunch(main, args.num_gpus)\ndist.init_process_group('nccl')\n",
+    ],
+)
+def test_a_process_group_outside_of_own_processes_is_none_of_them(tmp_path: Path, body: str) -> None:
+    report = read(tmp_path, SET_UP + body, local="def launch(main, number):\n    main()\n")
+    assert (report.spawns, report.spawns_alone, report.switched_off) == (None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "unsure"),
+    [
+        (SETS + "run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", 8, True),
+        ("run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", None, False),
+        (SETS + READS + "if config.local:\n    mp.spawn(work, nprocs=config.gpus)\n", None, False),
+        (SETS + PARSE + "if 1 and args.n_gpu == 2:\n    mp.spawn(work, nprocs=4)\n", None, False),
+        ("import submitit\nexecutor = submitit.AutoExecutor('jobs')\nexecutor.submit(work)\n", 5, False),
+        (READS + "import submitit\ne = submitit.AutoExecutor('a')\ndist.init_process_group()\n", 8, False),
+        ("import submitit\nif args.cluster:\n    submitit.AutoExecutor('a')\ndist.init_process_group()\n", None, False),
+    ],
+)
+def test_ranks_that_a_script_likely_starts_or_submits_itself(
+    tmp_path: Path, body: str, line: int | None, unsure: bool
+) -> None:
+    report = read(tmp_path, SET_UP + body)
+    assert (report.spawns and report.spawns.line, report.spawns_unsure) == (line, unsure)
+
+
+SWITCH = "p.add_argument('--distributed', action='store_true')\nargs = p.parse_args()\n"
+RANK = "p.add_argument('--local_rank', type=int, default=-1)\nargs = p.parse_args()\n"
+URL = (
+    "p.add_argument('--dist-url', default='tcp://10.0.0.1:1')\np.add_argument('--world-size', type=int, default=-1)\n"
+    "args = p.parse_args()\nif args.dist_url == 'env://' and args.world_size == -1:\n"
+    "    args.world_size = int(os.environ['WORLD_SIZE'])\nargs.distributed = args.world_size > 1\n"
+)
+GUARDED = "def main():\n    if args.distributed:\n        dist.init_process_group('nccl')\nmain()\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "args", "switches"),
+    [
+        (SWITCH + GUARDED, [], ("--distributed",)),
+        (SWITCH + GUARDED, ["--distributed"], ()),
+        (SWITCH + "args.distributed = os.environ.get('WORLD_SIZE', '1') != '1'\n" + GUARDED, [], ()),
+        (RANK + "args.distributed = args.local_rank != -1\n" + GUARDED, [], ("--local_rank",)),
+        (URL + GUARDED, [], ("--dist-url", "--world-size")),
+        (URL + GUARDED, ["--dist-url", "env://"], ()),
+        (SWITCH + "if 'RANK' in os.environ:\n    dist.init_process_group('nccl')\n", [], ()),
+        (SWITCH + GUARDED + "import accelerate\n", [], ()),
+    ],
+)
+def test_a_switch_that_keeps_from_a_process_group(
+    tmp_path: Path, body: str, args: list[str], switches: tuple[str, ...]
+) -> None:
+    (tmp_path / "train.py").write_text(SET_UP + "p = argparse.ArgumentParser()\n" + body)
+    report = read_script(tmp_path / "train.py", tmp_path, args=args)
+    assert (report.switches, report.switched_off is not None) == (switches, bool(switches))
+
+
+def test_files_that_declare_options_are_read_before_others(tmp_path: Path) -> None:
+    others = {f"model{index}": f"x = {index}\n" for index in range(60)}
+    text = "".join(f"import {name}\n" for name in others) + "from options import parse\nparse()\n"
+    declares = "import argparse\ndef parse():\n    argparse.ArgumentParser().add_argument('--lr', type=float)\n"
+    large = "import torch.distributed as dist\nn = dist.get_world_size()\n" + "x = [1, 2, 3]\n" * 9000
+    report = read(tmp_path, "import large\n" + text, options=declares, large=large, **others)
+    assert [option.flags for option in report.options] == [("--lr",)]
+    assert not report.complete
+
+
+OWN_PARSER = "import argparse, apexlike\nparser = argparse.ArgumentParser()\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "complete"),
+    [
+        ("args = parser.parse_args()\napexlike.fast(args.lr)\n", True),
+        ("args, _ = parser.parse_known_args()\n", False),
+        ("apexlike.add_options(parser)\nargs = parser.parse_args()\n", False),
+        ("args = parser.parse_args()\napexlike.parse()\n", False),
+        ("args = apexlike.arguments()\n", False),
+        ("import hydra\nargs = parser.parse_args()\n", False),
+    ],
+)
+def test_an_unknown_package_hides_no_options_of_an_own_parser(tmp_path: Path, rest: str, complete: bool) -> None:
+    report = read(tmp_path, OWN_PARSER + rest)
+    assert (report.complete, report.hidden) == (complete, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"),
+    [
+        ("import ddplaunch\nprint(ddplaunch.__version__)", ()),
+        ("import ddplaunch\nlr = ddplaunch.current().lr", ("lr",)),
+        ("from ddplaunch import current\nplan = current()\nif plan:\n    print(plan, plan.accum)", ("accum",)),
+        (
+            "import ddplaunch as d\ndef main(plan):\n    opt(lr=plan.lr)\n    return plan.rank\nmain(d.current())",
+            ("lr",),
+        ),
+        (
+            "import ddplaunch\nclass A:\n    def __init__(self):\n        self.plan = ddplaunch.current()\n"
+            "    def run(self):\n        return self.plan.batch_size, self.plan.warmup_steps\nA().run()",
+            ("batch_size", "warmup_steps"),
+        ),
+        ("import ddplaunch\nplan = ddplaunch.current()\nargs.lr = other.lr\nb = plan.batch_size", ("batch_size",)),
+        ("import ddplaunch\nvalues = ddplaunch.current().asdict()\nmain(**values)", ALL),
+        ("import ddplaunch\nwandb.config.update(ddplaunch.current().asdict())", ()),
+        ("import ddplaunch\nwandb.init(config=ddplaunch.current().asdict())", ()),
+        ("import ddplaunch, library\nlibrary.train(ddplaunch.current())", ALL),
+        ("from here import plan\nplan().lr", ALL),
+    ],
+)
+def test_the_numbers_that_a_script_asks_ddplaunch_for(tmp_path: Path, text: str, asked: tuple[str, ...]) -> None:
+    (tmp_path / "here.py").write_text("import ddplaunch\ndef plan():\n    return ddplaunch.current()\n")
+    assert read_script(write(tmp_path, text.encode()), tmp_path).asks_for == asked
+
+
+MPI = "import os\nfrom mpi4py import MPI\nimport torch.distributed as dist\n"
+SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_process_group('nccl')\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "asked"),
+    [
+        (MPI + SETS_RANK, ("MPI", 4)),
+        (
+            MPI + "comm = MPI.COMM_WORLD\ndist.init_process_group('nccl', rank=comm.rank, world_size=comm.size)\n",
+            ("MPI", 5),
+        ),
+        (
+            "import os\nr = int(os.environ['OMPI_COMM_WORLD_RANK'])\ndist.init_process_group('nccl', rank=r)\n",
+            ("MPI", 2),
+        ),
+        ("import os\nr = int(os.getenv('PMI_RANK', 0))\ndist.init_process_group('nccl', rank=r)\n", ("MPI", 2)),
+        ("import horovod.torch as hvd\nhvd.init()\n", ("Horovod", 2)),
+        (MPI + "rank = MPI.COMM_WORLD.Get_rank()\ndist.init_process_group('nccl')\n", None),  # torchrun's ranks train
+        (MPI + "rank = MPI.COMM_WORLD.Get_rank()\n", None),
+        (MPI + "if 'LOCAL_RANK' not in os.environ:\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", None),
+        (MPI + "n = int(os.environ['WORLD_SIZE'])\n" + SETS_RANK, None),
+        (MPI + "def unused():\n    " + SETS_RANK.replace("\n", "\n    ").rstrip() + "\n", None),
+        ("import os\nlog('OMPI_COMM_WORLD_RANK')\ndist.init_process_group('nccl', rank=0)\n", None),
+        ("import horovod.torch as hvd\nhvd.init()\ndist.init_process_group('nccl')\n", None),
+    ],
+)
+def test_the_rank_of_another_launcher(tmp_path: Path, body: str, asked: tuple[str, int] | None) -> None:
+    found = read(tmp_path, body).ranks_from
+    assert (found and (found[0], found[1].line)) == asked

@@ -16,6 +16,7 @@ import pytest
 
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
+from tests.conftest import skip
 from tests.slurm.cluster import GPUS, Cluster, missing
 
 pytestmark = [pytest.mark.slow, pytest.mark.root, pytest.mark.xdist_group("slurm")]
@@ -56,10 +57,8 @@ HOSTILE = 'it\'s "a" 5% \\n $HOME `id` é'
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     reason = missing()
-    if reason is not None and os.environ.get("DDPLAUNCH_REQUIRE_ALL") == "1":
-        pytest.fail(f"{reason}; DDPLAUNCH_REQUIRE_ALL=1 lets nothing be skipped", pytrace=False)
     if reason is not None:
-        pytest.skip(reason)
+        skip(reason)
     with Cluster(tmp_path_factory.mktemp("slurm"), nodes=2) as running:
         yield running
 
@@ -101,6 +100,21 @@ def test_a_job_from_a_hostile_directory_is_followed_to_its_end(cluster: Cluster,
     assert done.stdout.count("ddplaunch: done after") == 1, "one node speaks for all"
     record = place / ".ddplaunch/runs/slurm-1.0"
     assert (record / "run.json").exists() and (record / "node-1/run.json").exists()
+
+
+WHO = """
+import os
+from ddplaunch.launch.gpus import exported
+print(exported(os.environ, ()).by, "then", exported({**os.environ, "CUDA_VISIBLE_DEVICES": "9"}, ()).by)
+"""
+
+
+@pytest.mark.parametrize("asked", ["--gpus-per-node=2", "--gpus=2", "--gpus-per-task=1", "--gres=gpu:h100:3"])
+def test_the_gpus_that_slurm_shows_are_slurms_and_narrowed_ones_the_shells(
+    cluster: Cluster, place: Path, asked: str
+) -> None:
+    done = cluster.run(["srun", "-N1", "-n1", "-t2", asked, sys.executable, "-c", WHO], place)
+    assert done.stdout.strip() == "Slurm then the shell's environment", done.stderr
 
 
 def test_a_task_for_each_gpu_is_one_rank_with_that_gpu(cluster: Cluster, place: Path) -> None:
@@ -188,6 +202,24 @@ def test_what_a_batch_script_would_start_can_be_looked_at(cluster: Cluster, plac
     text = (place / "dry.txt").read_text()
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in " ".join(text.replace("\\\n", " ").split())
     assert "--cpus-per-task=3" in text and "train.py end" in text
+
+
+def test_slurm_binds_and_wins(tmp_path: Path) -> None:
+    if (reason := missing()) is not None:
+        skip(reason)
+    if (os.cpu_count() or 1) < 2:
+        pytest.skip("one CPU cannot be chosen from")
+    (tmp_path / "train.py").write_text("import os\nprint('on', *sorted(os.sched_getaffinity(0)), flush=True)\n")
+    run = (sys.executable, "-m", "ddplaunch", "run", "2", "--device", "cpu", "--show", "all", *HERE, "--", "train.py")
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    with Cluster(folder, nodes=1, binds=True) as cluster:
+        srun = ("srun", "--ntasks=1", f"--cpus-per-task={os.cpu_count()}")
+        bound = cluster.run([*srun, "--cpu-bind=map_cpu:1", *run], tmp_path, timeout_s=150)
+        free = cluster.run([*srun, "--cpu-bind=none", *run], tmp_path, timeout_s=150)
+    assert bound.stdout.count("on 1\n") == 2, bound.stdout + bound.stderr
+    assert f"CPUs 1 of {os.cpu_count()}, bound by Slurm's `--cpu-bind`" in bound.stderr
+    assert "bound by Slurm" not in free.stderr and free.returncode == 0, free.stderr
 
 
 def _until(ready: object, place: Path) -> None:

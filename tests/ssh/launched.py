@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import Node
 from tests.ssh.lab import Lab
@@ -46,6 +47,12 @@ time.sleep(600)
 """
 
 
+def started_by(nsenter: subprocess.Popen[Any]) -> int:
+    """Return the pid, seen from here, of what was started in other namespaces; its own where there is none."""
+    found = subprocess.run(["pgrep", "-P", str(nsenter.pid)], capture_output=True, text=True, check=False)
+    return int(next(iter(found.stdout.split()), nsenter.pid))
+
+
 class Launched:
     """One launch on the login host, with stdout and stderr in files."""
 
@@ -65,12 +72,13 @@ class Launched:
     def ready(self, rank: int, host: Node | None = None) -> int:
         """Wait until ``rank`` runs (one rank on each host, unless it is said where); return its pid on its host."""
         path = self.lab.own(host or self.lab.hosts[rank]) / f"ready-{rank}"
-        until = time.monotonic() + DEADLINE_S
-        while not (path.exists() and path.read_text()):
-            if self.process.poll() is not None or time.monotonic() > until:
-                pytest.fail(f"rank {rank} never ran: {self.said}")
-            time.sleep(0.05)
+        self.until(lambda: path.exists() and path.read_text(), f"rank {rank} runs")
         return int(path.read_text())
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until ``condition()`` holds while the launch goes on; fail with all that was said if it never does."""
+        until(lambda: condition() or self.process.poll() is not None, f"{what}: {self.said}", DEADLINE_S)
+        assert condition(), f"{what}: {self.said}"
 
     def all_ready(self) -> None:
         for rank in range(len(self.lab.hosts)):
@@ -79,9 +87,7 @@ class Launched:
     @property
     def launcher(self) -> int:
         """The launcher's pid, seen from here: nsenter's child."""
-        found = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False)
-        children = found.stdout.split()
-        return int(children[0]) if children else self.process.pid
+        return started_by(self.process)
 
     def ended(self, deadline_s: float = DEADLINE_S) -> int:
         """Wait for the end; return the exit status."""

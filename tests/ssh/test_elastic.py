@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.agent.guarded import until
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.hosts.namespaces import Node, nodes
-from tests.ssh.lab import Lab, lab
+from tests.ssh.lab import Lab, lab, start_sshd
+from tests.ssh.launched import Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -68,57 +68,25 @@ def kill_all(host: Node) -> None:
 def began(folder: Path, host: Node, times: int = 1) -> list[dict[str, int]]:
     """Wait until ranks of ``host`` have begun ``times`` times to train together; return how each one began."""
     path = folder / f"began-{host.name}"
-    until = time.monotonic() + DEADLINE_S
-    while not path.exists() or path.read_text().count("\n") < times:
-        assert time.monotonic() < until, f"{host.name} did not begin {times} times"
-        time.sleep(0.1)
+    enough = f"{host.name} begins {times} times"
+    until(lambda: path.exists() and path.read_text().count("\n") >= times, enough, DEADLINE_S)
     names = ("rank", "world", "attempt", "step", "pid")
     return [dict(zip(names, map(int, line.split()), strict=True)) for line in path.read_text().splitlines()]
 
 
 def wait_until_saved(folder: Path) -> None:
-    until = time.monotonic() + DEADLINE_S
-    while not (folder / "out" / "step.pt").exists():
-        assert time.monotonic() < until, "nothing was saved"
-        time.sleep(0.05)
+    until((folder / "out" / "step.pt").exists, "a checkpoint is saved", DEADLINE_S)
 
 
-class Launched:
-    """One launch over the hosts of a lab, with what it says in a file."""
+def launched(made: Lab, run_id: str, *words: str) -> Launched:
+    """Launch over the hosts of a lab."""
+    words = ("1", "--grace", "2", *words, "--output", "out")
+    return Launched(made, run_id, *words, script=("train.py",), NO_COLOR="1", COLUMNS="200")
 
-    def __init__(self, made: Lab, run_id: str, *words: str) -> None:
-        self.lab, self.run_id = made, run_id
-        self.err = made.folder / f"{run_id}.err"
-        argv = ddplaunch(
-            "run", "1", "--device", "cpu", "--hosts", made.names, "--run-id", run_id, "--grace", "2", *words
-        )
-        with self.err.open("wb") as err:
-            self.process = subprocess.Popen(
-                made.login.command([*argv, "--output", "out", "--", "train.py"], made.work),
-                env=clean_environment(NO_COLOR="1", COLUMNS="200"),
-                stdout=subprocess.PIPE,
-                stderr=err,
-            )
 
-    def said(self, text: str) -> None:
-        """Wait until it has said ``text``."""
-        until = time.monotonic() + DEADLINE_S
-        while text not in self.err.read_text():
-            assert time.monotonic() < until and self.process.poll() is None, self.err.read_text()
-            time.sleep(0.1)
-
-    def ended(self) -> tuple[int, str, str]:
-        """Return exit status, stdout and stderr."""
-        try:
-            out, _ = self.process.communicate(timeout=DEADLINE_S)
-        finally:
-            self.process.kill()
-        return self.process.returncode, out.decode(), self.err.read_text()
-
-    def record(self, run_id: str, name: str) -> dict[str, Any]:
-        value = json.loads((self.lab.work / ".ddplaunch" / "runs" / run_id / name).read_text())
-        assert isinstance(value, dict)
-        return value
+def recorded(run: Launched, run_id: str, name: str) -> dict[str, Any]:
+    """Return a file of the run, or of a relaunch of it."""
+    return dict(json.loads((run.record.with_name(run_id) / name).read_text()))
 
 
 @contextmanager
@@ -136,7 +104,7 @@ def test_relaunch_goes_on_with_the_hosts_that_answer_and_restarts_a_killed_rank(
 def goes_on(three: Lab) -> None:
     first, second, third = three.hosts
     words = ("--nnodes", "2:3", "--relaunch", "1", "--relaunch-wait", "0.2", "--relaunch-after", "1d")
-    run = Launched(three, "fewer", *words, "--max-restarts", "1")
+    run = launched(three, "fewer", *words, "--max-restarts", "1")
     for host in three.hosts:
         assert [each["world"] for each in began(three.own(host), host)] == [3]
     wait_until_saved(three.own(first))
@@ -147,17 +115,17 @@ def goes_on(three: Lab) -> None:
     restarted = began(three.own(second), second, 3)[2]
     assert (restarted["world"], restarted["attempt"]) == (2, 1) and restarted["step"] >= relaunched["step"]
     (three.own(first) / "finish").touch()
-    status, out, said = run.ended()
+    status, out, said = run.ended(DEADLINE_S), run.out.read_text(), run.said
     assert status == 0 and re.search(r"finished at step \d+ of 2 ranks\n$", out), said
     assert "alpha2 was lost" in said
     assert "ddplaunch: relaunching 1 of 1 in 7.0 s, because `out/step.pt` is newer than at its start\n" in said
     assert "warning[host-left-out]: alpha2 is left out of 3 hosts: " in said
-    assert [run.record(each, "run.json").get("relaunch_of") for each in ("fewer", "fewer-relaunch-1")] == [
+    assert [recorded(run, each, "run.json").get("relaunch_of") for each in ("fewer", "fewer-relaunch-1")] == [
         None,
         "fewer",
     ]
-    assert run.record("fewer-relaunch-1", "outcome.json")["state"] == "succeeded"
-    assert run.record("fewer-relaunch-1", "node-1/run.json")["relaunch_of"] == "fewer"
+    assert recorded(run, "fewer-relaunch-1", "outcome.json")["state"] == "succeeded"
+    assert recorded(run, "fewer-relaunch-1", "node-1/run.json")["relaunch_of"] == "fewer"
     three.nothing_left("fewer")
 
 
@@ -168,31 +136,25 @@ def test_relaunch_waits_for_a_host_without_which_there_are_too_few(tmp_path: Pat
 
 def waits(two: Lab) -> None:
     first, second = two.hosts
-    run = Launched(two, "all", "--relaunch", "9", "--relaunch-wait", "1", "--relaunch-after", "0")
+    run = launched(two, "all", "--relaunch", "9", "--relaunch-wait", "1", "--relaunch-after", "0")
     began(two.own(second), second)
     wait_until_saved(two.own(first))
     kill_all(second)
-    run.said("nothing was launched")
+    run.until(lambda: "nothing was launched" in run.said, "a refusal")
     start_sshd(two, second)
     again = began(two.own(second), second, 2)[1]
     assert again["world"] == 2 and again["step"] > 0
     (two.own(first) / "finish").touch()
-    status, out, said = run.ended()
+    status, out, said = run.ended(DEADLINE_S), run.out.read_text(), run.said
     assert status == 0 and "of 2 ranks" in out, said
     assert re.search(r"error\[host-[a-z-]+\]: .*alpha1", said) and "relaunching 2 of 9" in said
     two.nothing_left("all")
 
 
-def start_sshd(made: Lab, host: Node) -> None:
-    settings = made.folder / f"sshd-{host.name}"
-    done = host.run(["/usr/sbin/sshd", "-f", str(settings / "sshd_config")], Path("/"), clean_environment())
-    assert done.returncode == 0, done.stderr
-
-
 def test_elastic_nodes_by_hand_regroup_without_one_that_died(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     elastic = ("--nnodes", "2:3", "--max-restarts", "2", "--show", "all", "--run-id", "elastic")
-    quick = "--torchrun-arg=--rdzv-conf=last_call_timeout=3,keep_alive_interval=1"
+    quick = "--torchrun-arg=--rdzv-conf=last_call_timeout=20,keep_alive_interval=2"
     with nodes(3, tmp_path) as made:
         running = []
         for number, node in enumerate(made):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.ssh.lab import Lab, lab
+from tests.ssh.lab import Lab, lab, start_sshd
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -45,9 +45,7 @@ def log(made: Lab) -> Path:
         assert old in text
         text = text.replace(old, new)
     (folder / "second_config").write_text(f"{text}LogLevel VERBOSE\n")
-    argv = ["/usr/sbin/sshd", "-f", str(folder / "second_config"), "-E", str(folder / "second.log")]
-    assert made.hosts[0].run(argv, Path("/"), clean_environment()).returncode == 0
-    return folder / "second.log"
+    return start_sshd(made, made.hosts[0], "second")
 
 
 def doctor(made: Lab, *words: str) -> subprocess.CompletedProcess[str]:

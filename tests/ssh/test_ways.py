@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 
 import pytest
 
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.hosts.namespaces import INTERFACE
+from tests.hosts.namespaces import INTERFACE, in_network
 from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import TRAIN, Launched
 
@@ -70,8 +69,7 @@ def test_jump_hosts_and_questions(debian: Lab) -> None:
 def test_hosts_with_ipv6_alone(debian: Lab) -> None:
     """The last of this file: their IPv4 addresses are gone after it."""
     for host in debian.hosts:
-        words = ["nsenter", "-t", str(host.pid), "-n", "--", "ip", "-4", "address", "flush", "dev", INTERFACE]
-        subprocess.run(words, check=True, timeout=20)
+        in_network(host.pid, "ip", "-4", "address", "flush", "dev", INTERFACE)
     first, second = (host.address6 for host in debian.hosts)
     hosts = f"[{first}]:1,root@{second}"
     run = Launched(debian, "ipv6", "2x1", "--hosts", hosts, "--master-addr", f"[{first}]", script=("train.py",))

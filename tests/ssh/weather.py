@@ -7,12 +7,11 @@ sender's own interface tells its TCP so. Kernels without netem get a class that 
 from __future__ import annotations
 
 import socket
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.namespaces import INTERFACE, Node
+from tests.hosts.namespaces import INTERFACE, Node, in_network
 from tests.ssh.lab import Lab
 
 _ANY = "32 0 0 4294963256,37 0 1 {above},6 0 0 4294967295,6 0 0 0"  # classic BPF: a random number above it matches
@@ -22,42 +21,37 @@ _FROM = "40 0 0 12,21 0 5 2048,32 0 0 26,21 0 3 {address}"  # IPv4 from this add
 def lose(lab: Lab, host: Node, share: float) -> None:
     """Lose ``share`` of what is sent to and from ``host``, inside the switch."""
     own = f"v{lab.hosts.index(host)}"
-    ports = [f"v{number}" for number in range(len(lab.hosts) + 1)]
     switch = _switch(lab)
-    if _tc(switch, "qdisc", "replace", "dev", own, "root", "netem", "loss", f"{share:.0%}").returncode == 0:
-        _checked(host.pid, "qdisc", "replace", "dev", INTERFACE, "root", "netem", "loss", f"{share:.0%}")
+    netem = f"root netem loss {share:.0%}"
+    if in_network(switch, *f"tc qdisc replace dev {own} {netem}".split(), check=False).returncode == 0:
+        in_network(host.pid, *f"tc qdisc replace dev {INTERFACE} {netem}".split())
         return
     address = int.from_bytes(socket.inet_aton(host.address), "big")
     lost = _ANY.format(above=int((1 - share) * 2**32))
-    for port in ports:
+    for port in (f"v{number}" for number in range(len(lab.hosts) + 1)):
         words = lost if port == own else f"{_FROM.format(address=address)},{lost}"
-        _checked(switch, *f"qdisc replace dev {port} root handle 1: htb default 10 r2q 1000000".split())
-        for number in ("10", "66"):
-            _checked(switch, *f"class add dev {port} parent 1: classid 1:{number}".split(), *_FAST)
-        _checked(switch, *f"qdisc add dev {port} parent 1:66 pfifo limit 0".split())
         code = f"{words.count(',') + 1},{words}"
-        _checked(switch, *f"filter add dev {port} parent 1: protocol all bpf bytecode".split(), code, "flowid", "1:66")
-
-
-_FAST = ("htb", "rate", "100gbit", "quantum", "60000")
+        in_network(switch, *f"tc qdisc replace dev {port} root handle 1: htb default 10 r2q 1000000".split())
+        for number in ("10", "66"):
+            fast = f"tc class add dev {port} parent 1: classid 1:{number} htb rate 100gbit quantum 60000"
+            in_network(switch, *fast.split())
+        in_network(switch, *f"tc qdisc add dev {port} parent 1:66 pfifo limit 0".split())
+        drops = f"tc filter add dev {port} parent 1: protocol all bpf bytecode"
+        in_network(switch, *drops.split(), code, "flowid", "1:66")
 
 
 def limit(host: Node, rate: str) -> None:
     """Let ``host`` send no more than ``rate``, as tc spells it."""
-    _checked(
-        host.pid, "qdisc", "replace", "dev", INTERFACE, "root", *f"tbf rate {rate} burst 32kbit latency 400ms".split()
-    )
+    words = f"tc qdisc replace dev {INTERFACE} root tbf rate {rate} burst 32kbit latency 400ms"
+    in_network(host.pid, *words.split())
 
 
 def unroute(lab: Lab, host: Node) -> None:
     """Take the ways between ``host`` and the other hosts away; the launcher still reaches it."""
     for other in lab.hosts:
         if other is not host:
-            for words in (
-                ("route", "add", "blackhole", other.address),
-                ("-6", "route", "add", "blackhole", other.address6),
-            ):
-                subprocess.run([*_inside(host.pid), "ip", *words], check=True, capture_output=True, timeout=20)
+            in_network(host.pid, "ip", "route", "add", "blackhole", other.address)
+            in_network(host.pid, "ip", "-6", "route", "add", "blackhole", other.address6)
 
 
 def _switch(lab: Lab) -> int:
@@ -71,16 +65,3 @@ def _switch(lab: Lab) -> int:
         if words[0] == "sh" and name in words:
             return int(path.parent.name)
     pytest.fail("the switch of this lab is gone")
-
-
-def _inside(pid: int) -> list[str]:
-    return ["nsenter", "-t", str(pid), "-n", "--"]
-
-
-def _tc(pid: int, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*_inside(pid), "tc", *words], capture_output=True, text=True, timeout=20, check=False)
-
-
-def _checked(pid: int, *words: str) -> None:
-    done = _tc(pid, *words)
-    assert done.returncode == 0, f"tc {' '.join(words)}: {done.stderr}"

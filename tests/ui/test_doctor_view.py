@@ -12,11 +12,12 @@ from ddplaunch.ui.doctor_view import (
     list_json,
     list_text,
     report_text,
-    scrub,
     verdict_text,
 )
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import warning
+from ddplaunch.values.secrets import hide_text
+from tests.checks.healthy import healthy_facts
 from tests.conftest import Golden
 from tests.launch.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
 
@@ -34,6 +35,12 @@ def test_findings_and_skips(golden: Golden, width: int) -> None:
 def test_healthy_is_a_line_for_each_family_and_a_verdict() -> None:
     lines = doctor_text(HEALTHY, facts(), Terminal(120)).splitlines()
     assert lines[2:] == ["  host  2 passed", "  gpu   1 passed", "", "healthy: 3 checks passed"]
+
+
+def test_a_machine_with_several_numa_nodes_shows_what_each_has() -> None:
+    shown = doctor_text(HEALTHY, healthy_facts(), Terminal(200)).splitlines()
+    assert ", 128 usable CPUs, 2 NUMA nodes, " in shown[0]
+    assert shown[1] == ("NUMA node 0: CPUs 0-31,64-95, GPU 0-3, eth0; NUMA node 1: CPUs 32-63,96-127, GPU 4-7, mlx5_0")
 
 
 @pytest.mark.parametrize(
@@ -93,4 +100,4 @@ def test_a_report_carries_versions_findings_and_facts_but_no_secret() -> None:
     ],
 )
 def test_scrub(text: str, scrubbed: str) -> None:
-    assert scrub(text) == scrubbed
+    assert hide_text(text) == scrubbed

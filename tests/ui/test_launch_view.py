@@ -4,11 +4,14 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.launch.launch import Launch, Passed, Target
+from ddplaunch.launch.launch import Launch, Missing, Passed, Placement, Target
+from ddplaunch.scaling.numbers import NamedRate
+from ddplaunch.script.report import DeclaredAt
 from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
-from tests.launch.sample_launch import FILES, cpu_only, facts, launch, two_nodes
+from tests.launch.sample_launch import FILES, FLAG, cpu_only, facts, launch, two_nodes
 
 RECORD = ".ddplaunch/runs/20261121-143012-x7k2q9"
 
@@ -29,6 +32,44 @@ def test_at_120_columns_in_colour(golden: Golden) -> None:
     golden("panel-120-colour", launch_panel(launch(), (FILES,), Terminal(120, True), facts=facts(), record=RECORD))
 
 
+def test_several_learning_rates_and_what_the_user_said(golden: Golden) -> None:
+    """A launch with two rates, of which one does not arrive, and a batch that the user explained."""
+    rate = launch().numbers.base_lr
+    assert rate is not None
+    two = (NamedRate("phase1", rate, Resolved(0.0004, FLAG)), NamedRate("head", None, Resolved(0.1, FLAG)))
+    shown = launch(
+        numbers=dataclasses.replace(launch().numbers, lr=None, base_lr=None, rates=two),
+        passed=(
+            Passed("total_batch_size", "32", ("--batch-size", "32"), DeclaredAt("train.py", 8), "of all processes"),
+            Passed("lr:phase1", "0.0004", (), None),
+        ),
+        missing=(
+            Missing("lr:head", "0.1", "no `{lr:head}` stands behind `--`, and the script does not read the plan"),
+        ),
+        notes=("as you said, `--batch-size` takes the samples of all processes",),
+    )
+    golden("panel-said-80", launch_panel(shown, (), Terminal(80), facts=facts(), record=RECORD))
+
+
+def test_one_reason_for_all_numbers_that_do_not_arrive_is_said_once() -> None:
+    missing = tuple(Missing(number, "1", "not read") for number in ("batch_size", "accum", "lr", "warmup_steps"))
+    text = " ".join(launch_panel(dataclasses.replace(launch(), missing=missing), (), Terminal(80)).split())
+    assert "batch size and accumulation not passed: not read lr" in text
+    assert "learning rate not passed either" in text and text.count("not read") == 1
+    other = (*missing[:2], Missing("lr", "1", "it is 3 at train.py:6"))
+    text = " ".join(launch_panel(dataclasses.replace(launch(), missing=other), (), Terminal(80)).split())
+    assert "learning rate not passed: it is 3 at train.py:6" in text
+
+
+def test_a_learning_rate_of_the_script_is_said_to_be_its_own() -> None:
+    own = Resolved(0.0001, Source("script", "default at train.py:31"))
+    scaled = dataclasses.replace(launch().numbers, base_lr=own)
+    text = launch_panel(launch(numbers=scaled), (), Terminal(200))
+    assert "lr      0.0004 = 0.0001 × 4 (linear: batch 32 / 8; 0.0001: default at train.py:31)\n" in text
+    final = dataclasses.replace(launch().numbers, base_lr=None, lr=own)
+    assert "lr      0.0001 (default at train.py:31)\n" in launch_panel(launch(numbers=final), (), Terminal(200))
+
+
 def test_two_nodes_name_this_one_and_where_rank_0_is() -> None:
     text = launch_panel(two_nodes(), (), Terminal(200))
     assert "train.py on 16 processes, 2 nodes of 8, this is node 0, rank 0 at node-1:29500, GPUs 0-7\n" in text
@@ -47,6 +88,14 @@ def test_without_unicode_it_is_ascii() -> None:
     assert "32 = 8 per GPU x 1 accumulation x 4 GPUs" in text
 
 
+def test_where_ranks_run_is_a_line_if_it_was_decided() -> None:
+    text = "ranks 0-3 on NUMA node 0, ranks 4-7 on NUMA node 1, as their GPUs"
+    shown = launch_panel(launch(placement=Placement(("0-3",) * 8, text=text, shown=True)), (), Terminal(80))
+    (line,) = [line for line in shown.splitlines() if line.startswith("  cpus ")]
+    assert line == f"  cpus    {text}" and len(line) <= 80
+    assert "cpus" not in launch_panel(launch(placement=Placement(text="not bound: one core")), (), Terminal(80))
+
+
 def test_one_process_is_one_process() -> None:
     topology = dataclasses.replace(
         launch().topology, nproc_per_node=dataclasses.replace(launch().topology.nproc_per_node, value=1)
@@ -54,6 +103,11 @@ def test_one_process_is_one_process() -> None:
     assert "on 1 process, this machine, GPU 3\n" in launch_panel(
         launch(topology=topology, gpus=("3",)), (), Terminal(80)
     )
+
+
+def test_what_cuda_visible_devices_hides_is_not_counted() -> None:
+    ten = dataclasses.replace(facts(), environment={"CUDA_VISIBLE_DEVICES": "1,2"})
+    assert device_text(launch(gpus=None, environment=()), ten).startswith("every visible GPU (2 × ")
 
 
 @pytest.mark.parametrize(
@@ -80,6 +134,11 @@ def test_a_script_of_any_name(name: str) -> None:
     text.encode("utf-8")
     assert len(text.splitlines()) == len(launch_panel(launch(), (), Terminal(80)).splitlines())
     assert "\x1b" not in text
+
+
+def test_a_file_that_has_the_number_already() -> None:
+    one = launch(passed=(Passed("lr", "0.0004", (), DeclaredAt("hyp.yaml", 3), "train.lr"),))
+    assert "hyp.yaml:3 says train.lr 0.0004 already" in launch_panel(one, (), Terminal(80))
 
 
 def test_module_and_placeholder() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import yaml
 
-from ddplaunch.launch.launch import Target, Variable
+from ddplaunch.launch.launch import Placement, Target, Variable
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.export import plan_env, plan_json, plan_yaml
 from ddplaunch.ui.plan_view import compare_text, plan_text
@@ -61,6 +61,24 @@ def test_json_carries_schema_and_sources() -> None:
     assert data["topology"]["master_addr"]["value"] == "node-1"
     assert data["findings"][0]["code"] == "shm-too-small"
     assert "dropped" not in data["numbers"]
+
+
+def test_where_ranks_run_stands_with_its_source() -> None:
+    placed = Placement(
+        ("0-7", "8-15"), text="8 physical cores of its own", source=Source("flag", "--placement"), threads=8
+    )
+    assert "  CPUs           8 physical cores of its own (flag: --placement)\n" in plan_text(
+        launch(placement=placed), Terminal(80)
+    )
+    assert plan_json(launch(placement=placed))["placement"] == {
+        "cpus": ["0-7", "8-15"],
+        "bound_by": "ddplaunch",
+        "text": "8 physical cores of its own",
+        "threads": 8,
+        "source": "flag",
+        "detail": "--placement",
+    }
+    assert plan_json(launch())["placement"]["bound_by"] is None
 
 
 def test_yaml_reads_back_as_the_json() -> None:

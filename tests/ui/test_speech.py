@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.ui.speech import counted, finding_text, findings_text, refusal_text, where_text
+from ddplaunch.ui.speech import counted, finding_text, findings_text, refusal_text, typed, where_text
 from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding, error
 from tests.conftest import Golden
@@ -94,3 +94,44 @@ def test_wide_characters_count_twice() -> None:
     assert cells("数据") == 4
     assert cells("e\u0301") == 1
     assert visible("数据 ü") == "数据 ü"
+
+
+SCRIPT = Terminal(200, called_as="`./run_ddp.sh {nproc} …`\n--batch-size BATCH\n--data A_ROOT or B_ROOT")
+
+
+@pytest.mark.parametrize(
+    ("fix", "typed_there"),
+    [
+        ("`ddplaunch run 8 …`, or wait", "`./run_ddp.sh 8 …`, or wait"),
+        ("`ddplaunch run 1 -- …`", "`./run_ddp.sh 1 …`"),
+        ("again by `ddplaunch run … -- SCRIPT …`: it", "again by `./run_ddp.sh N …`: it"),
+        (
+            "`ddplaunch run 2 --gpus free:2 …`",
+            "`./run_ddp.sh 2 …` with `DDPLAUNCH_OPTIONS='--gpus free:2'` in front",
+        ),
+        ("or `--device cpu` for all 4", "or `DDPLAUNCH_OPTIONS='--device cpu'` for all 4"),
+        ("`--no-checks`", "`DDPLAUNCH_OPTIONS='--no-checks'`"),
+        ("`--batch-size 4` fits", "`BATCH 4` fits"),
+        ("name it with `--data`", "name it with A_ROOT or B_ROOT"),
+        # what is no option of ddplaunch, and what can be pasted as it is
+        ("restart with `--ipc=host`", "restart with `--ipc=host`"),
+        ("`docker run --gpus all`; `ddplaunch doctor`", "`docker run --gpus all`; `ddplaunch doctor`"),
+        ("`ddplaunch run 2 --accum 2 -- train.py --x`", "`ddplaunch run 2 --accum 2 -- train.py --x`"),
+    ],
+)
+def test_fixes_are_in_the_words_of_the_script_that_was_called(fix: str, typed_there: str) -> None:
+    assert typed(fix, SCRIPT) == typed_there
+    assert typed(fix, Terminal(200)) == fix
+
+
+def test_a_refusal_says_how_the_script_is_overruled() -> None:
+    finding = error("data-missing", "no data", why="ranks open it", fix="name it with `--data`", where="--data")
+    assert "  --> A_ROOT or B_ROOT\n" in findings_text([finding], SCRIPT)
+    way = "put `DDPLAUNCH_OPTIONS='--ignore data-missing'` in front of the command.\n"
+    assert refusal_text([finding], SCRIPT).endswith(way)
+    assert refusal_text([finding], Terminal(200)).endswith("add `--ignore data-missing`.\n")
+
+
+def test_who_called_is_known_from_the_environment() -> None:
+    assert Terminal.of(None, {"DDPLAUNCH_CALLED_AS": "`./x.sh {nproc} …`"}).called_as == "`./x.sh {nproc} …`"
+    assert Terminal.of(None, {}).called_as == ""

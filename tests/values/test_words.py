@@ -8,9 +8,12 @@ from ddplaunch.values.words import (
     count,
     duration_s,
     duration_text,
+    in_one,
     listed,
+    numbers_of,
     numbers_text,
     ranks_text,
+    signal_name,
     size_text,
     tallied,
 )
@@ -71,3 +74,23 @@ def test_ranks_are_listed_shortly() -> None:
 def test_numbers_and_names_in_short() -> None:
     assert [numbers_text(each) for each in ([], [4], [0, 1], [2, 0, 1, 6])] == ["", "4", "0-1", "2,0-1,6"]
     assert tallied(["b", "a", "b"]) == "2 × b, 1 × a"
+
+
+def test_signals_have_names_or_numbers() -> None:
+    assert (signal_name(9), signal_name(64 + 5)) == ("SIGKILL", "signal 69")
+
+
+def test_sentences_that_differ_in_one_word_become_one() -> None:
+    assert in_one(["read `a` here", "read `b` here", "read `c` here"]) == "read `a`, `b` and `c` here"
+    assert in_one(["read `a` here", "read `a` here"]) == "read `a` here"
+    assert in_one(["{a} or `a`", "{b} or `b`"]) == "{a} or `a`; the others likewise"
+    assert in_one(["one", "one more"]) == "one; the others likewise"
+
+
+def test_numbers_as_the_kernel_lists_them() -> None:
+    for text in ("0-3,6", "5", "", "1,3,5-7"):
+        assert numbers_text(numbers_of(text)) == text
+    assert numbers_of(" 0-1\n") == (0, 1)
+    for wrong in ("all", "1-2-3", "-1"):
+        with pytest.raises(ValueError, match="invalid literal"):
+            numbers_of(wrong)

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "programs"
 _PLUGIN = """
-import os
+import os, sys
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 
 def counted(name, fork=os.fork):
@@ -27,7 +27,8 @@ class Warm(DefaultLogsSpecs):
         from ddplaunch.agent.warm.template import prepare
         if "WARM_FORKS" in os.environ:
             os.fork = counted(os.environ["WARM_FORKS"])
-        self.template = prepare([name for name in os.environ.get("WARM_PRELOAD", "").split(",") if name])
+        preload = [name for name in os.environ.get("WARM_PRELOAD", "").split(",") if name]
+        self.template = prepare(preload, lambda line: sys.stderr.write(f"ddplaunch: {line}\\n"))
         super().__init__(*args, **kwargs)
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.rank_site.breakpoints import breakpoints
+from ddplaunch.agent.rank_site import breakpoints
 from tests.agent.plugin_runs import DEADLINE_S, RUN_ID, on_terminal
 from tests.hosts.launching import clean_environment, ddplaunch
 

@@ -64,9 +64,9 @@ def test_the_first_collective_of_forked_ranks_is_in_the_trace(tmp_path: Path) ->
 
 
 @contextmanager
-def running(folder: Path, run_id: str) -> Iterator[tuple[Run, RunProcesses]]:
+def running(folder: Path, run_id: str, does: str = "wait") -> Iterator[tuple[Run, RunProcesses]]:
     """A warm launch that waits, with a template that waits for a restart."""
-    run = Run(folder, "wait", *WARM, "--run-id", run_id, "--max-restarts", "1")
+    run = Run(folder, does, *WARM, "--max-restarts", "1", run_id=run_id)
     try:
         run.wait_for("running-0-0", "running-1-0")
         within(lambda: (folder / ".ddplaunch/runs" / run_id / "node-0/processes.json").exists(), run)
@@ -97,8 +97,9 @@ def test_stop_ends_forked_ranks_and_what_they_come_from(tmp_path: Path) -> None:
 
 
 def test_clean_ends_forked_ranks_that_lost_their_launcher(tmp_path: Path) -> None:
+    """Those that ignore the SIGTERM which the kernel sends them then."""
     run_id = f"warm-clean-{os.getpid()}"
-    with running(tmp_path, run_id) as (run, processes):
+    with running(tmp_path, run_id, "deaf") as (run, processes):
         ranks = {each.pid for each in processes.ranks}
         assert ranks < set(children(run.process.pid))
         for number in (signal.SIGSTOP, signal.SIGKILL):  # both at once, as the OOM killer may

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.warm import kernel, requests
-from ddplaunch.agent.warm.requests import Request, is_python_command, unpacked
-from ddplaunch.agent.warm.warm_process import WarmProcess
+from ddplaunch.agent.warm.requests import Request, is_python_command, without_numactl
+from ddplaunch.agent.warm.template import WarmProcess
 from ddplaunch.agent.warm.why_cold import (
     AgentFacts,
     changed_since_load,
@@ -31,7 +31,7 @@ FIT = AgentFacts(
     traced=False,
     cuda=None,
     has_streams=True,
-    popen_parameters=("self", "args", "env"),
+    starts_ranks_as_known=True,
     caller=None,
 )
 ENVIRON = {"LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
@@ -54,8 +54,7 @@ def test_a_fit_process_is_forked() -> None:
         ({"cuda": "/dev/nvidiactl"}, "/dev/nvidiactl is in use"),
         ({"has_streams": False}, "closed"),
         ({"caller": "/home/me/launch.py"}, "/home/me/launch.py has called"),
-        ({"popen_parameters": ("self", "args", "env", "more")}, "this torch"),
-        ({"popen_parameters": None}, "this torch"),
+        ({"starts_ranks_as_known": False}, "this torch"),
     ],
 )
 def test_an_unfit_process_is_not(change: dict[str, object], reason: str) -> None:
@@ -89,6 +88,25 @@ def test_a_rank_is_not(args: tuple[str, ...], environ: dict[str, str], is_file: 
     assert reason in found
 
 
+@pytest.mark.parametrize(
+    ("value", "cpus", "cold"), [("close", (0,), True), ("false", (0,), False), ("close", None, False)]
+)
+def test_threads_that_openmp_has_bound_stay_where_torch_was_loaded(
+    value: str, cpus: tuple[int, ...] | None, cold: bool
+) -> None:
+    at_load = {"OMP_NUM_THREADS": "1", "OMP_PROC_BIND": value}
+    request = Request(("python", "-u", "train.py"), {**ENVIRON, "OMP_PROC_BIND": value}, cpus)
+    found = why_not_forked(request, "python", at_load, True)
+    assert (found is not None and "OMP_PROC_BIND is set" in found) is cold
+
+
+def test_what_torchrun_puts_in_front_of_a_bound_rank() -> None:
+    rank = ("python", "-u", "train.py")
+    assert without_numactl(("numactl", "--physcpubind=0-2,8", *rank)) == (rank, (0, 1, 2, 8))
+    for other in (rank, ("numactl", "--cpunodebind=0", *rank), ("numactl", "--physcpubind=+1-x", *rank)):
+        assert without_numactl(other) == (other, None)
+
+
 def test_variables_that_libraries_read_at_load() -> None:
     assert changed_since_load({"MKL_NUM_THREADS": "2", "RANK": "0"}, {"PYTHONPATH": "a"}) == [
         "MKL_NUM_THREADS",
@@ -109,13 +127,13 @@ def test_messages_arrive_whole_with_their_descriptors(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file:
         pid = os.fork()
         if pid == 0:
-            requests.send(here, request.packed(), [file.fileno()])
+            requests.send(here, vars(request), [file.fileno()])
             os._exit(0)
         here.close()
         received = requests.receive(there)
     os.waitpid(pid, 0)
     assert received is not None
-    assert unpacked(received[0]) == request
+    assert Request(**received[0]) == request
     os.write(received[1][0], b"through")
     os.close(received[1][0])
     assert (tmp_path / "file").read_text() == "through"
@@ -140,8 +158,9 @@ def test_a_process_is_shown_as_what_it_stands_for() -> None:
     pid = os.fork()
     if pid == 0:
         try:
-            kernel.is_named("a name longer than fifteen")
-            kernel.is_shown_as(["python", "-u", "train.py"], {"RANK": "3", "ODD": "\udcff"})
+            kernel.is_shown_as(
+                "a name longer than fifteen", ["python", "-u", "train.py"], {"RANK": "3", "ODD": "\udcff"}
+            )
             os.write(writing, b"+")
             time.sleep(60)
         finally:

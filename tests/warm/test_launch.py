@@ -50,7 +50,11 @@ def _comparable(seen: dict[str, Any], *, module: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("target", ["probe.py", "-m probe"])
 def test_a_script_sees_the_same_world(plugged: Path, tmp_path: Path, target: str) -> None:
-    seen = _both(plugged, tmp_path, *target.split(), "torch", "--flag")
+    before = signal.signal(signal.SIGQUIT, signal.SIG_IGN)  # as a shell's `&` does
+    try:
+        seen = _both(plugged, tmp_path, *target.split(), "torch", "--flag")
+    finally:
+        signal.signal(signal.SIGQUIT, before)
     for rank in range(2):
         cold, warm = seen[False][rank], seen[True][rank]
         assert cold["frozen"] < 1000 < warm["frozen"], "the rank was not forked from the template"

@@ -79,12 +79,14 @@ def _plain(end: dict[str, Any]) -> dict[str, Any]:
     return {"code": end["code"], "kept": end["kept"], **texts}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [" ".join(command) for command in COMMANDS])
 def test_same_end(ends_of: dict[str, dict[str, Any]], command: str) -> None:
     both = ends_of[command]
     assert _plain(both["warm"]) == _plain(both["cold"])
 
 
+@pytest.mark.slow
 def test_programs_ended_in_different_ways(ends_of: dict[str, dict[str, Any]]) -> None:
     codes = {end["cold"]["code"] for end in ends_of.values()}
     assert codes >= {0, 1, 2, 3, 5, 7, -2, -9, -11, -15}

@@ -28,7 +28,8 @@ print(json.dumps({
     "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "file": __file__, "name": __name__,
     "spec": __spec__ and __spec__.name, "main": main.__dict__ is globals(), "flags": list(sys.flags),
     "cwd": os.getcwd(), "loaded": "ddplaunch" in sys.modules, "umask": os.umask(0o22), "tty": os.isatty(1),
-    "environ": {name: text for name, text in os.environ.items() if name.startswith(("DDPLAUNCH", "OMP", "PYTHON"))},
+    "environ": {name: text for name, text in os.environ.items() if name.startswith(("DDPLAUNCH", "OMP", "PYTHON"))
+                and name != "DDPLAUNCH_LAUNCH"},  # random for each launch
     "preloaded": "colorsys" in sys.modules,
 }))
 sys.stdout.write("no end of line")
@@ -99,8 +100,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Return what launches a mode of the script warm; what still runs when a test ends is killed."""
     started: list[Run] = []
 
-    def run(mode: str, *options: str) -> Run:
-        started.append(Run(tmp_path, mode, *WARM, *options))
+    def run(mode: str, *options: str, **changes: Any) -> Run:
+        started.append(Run(tmp_path, mode, *WARM, *options, **changes))
         return started[-1]
 
     yield run
@@ -158,8 +159,7 @@ def test_ranks_are_told_of_the_end(start: Callable[..., Run], tmp_path: Path) ->
 @pytest.mark.parametrize("dies", ["torchrun", "template"])
 def test_nothing_survives(dies: str, start: Callable[..., Run], tmp_path: Path) -> None:
     run_id = f"warm-{dies}-{os.getpid()}"  # `ps` may see runs of other tests
-    run = start("workers", "--run-id", run_id, "--max-restarts", "1")  # else the template has nothing left to do
-    run.record = run.record.with_name(run_id)
+    run = start("workers", "--max-restarts", "1", run_id=run_id)  # else the template has nothing left to do
     run.wait_for("running-0-0", "running-1-0")
     within(lambda: (run.record / "node-0" / "processes.json").exists(), run)
     within(lambda: len(of_folder(tmp_path)) == 10, run)  # with template, forker, and two workers of each rank

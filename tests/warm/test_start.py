@@ -17,7 +17,7 @@ from ddplaunch.values.finding import UsageError
 from ddplaunch.values.variable_names import SETTINGS
 from tests.checks.healthy import healthy_facts
 from tests.launch.test_capture import FOUND, TORCH
-from tests.launch.test_resolve import TRAIN, decide, variables
+from tests.launch.test_resolve import decide, variables
 from tests.launch.test_topology import said
 from tests.machine.test_processes import LAUNCHER, OURS, RANK, process, table
 
@@ -68,24 +68,25 @@ def test_what_cannot_be_warm_says_why_and_starts_cold(options: dict[str, Any], w
 
 
 def test_a_program_of_its_own_is_never_forked() -> None:
-    start = decide_start(said(start="warm", preload="a"), Target("executable", "./train.sh", ()), None)
+    options = said(start="warm", preload="a")
+    start = decide_start(options.start, options.preload, Target("executable", "./train.sh", ()), None)
     assert not start.warm and start.preload == ()
     (note,) = start.notes
     assert note.startswith("cold start: `./train.sh` is a program of its own")
-    assert decide_start(said(start="warm"), Target("module", "train", ()), None).warm
+    assert decide_start(options.start, None, Target("module", "train", ()), None).warm
 
 
 @pytest.mark.parametrize("options", [{"start": "hot"}, {"start": ""}, {"start": "warm", "preload": "a b"}])
 @pytest.mark.parametrize("more", [{}, {"capture": False}])
 def test_words_that_say_nothing_are_refused(options: dict[str, Any], more: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
-        decide_start(said(**options, **more), TRAIN, None)
+        said(**options, **more)
 
 
 @pytest.mark.parametrize("preload", ["", "a,,b", "a.", "-m", "torchvision;transformers", "a/b.py"])
 def test_what_is_no_name_of_a_module(preload: str) -> None:
     with pytest.raises(UsageError, match="names no module"):
-        decide_start(said(start="warm", preload=preload), TRAIN, None)
+        said(start="warm", preload=preload)
 
 
 @pytest.mark.parametrize("name", ["logging.py", "types.cpython-311-x86_64-linux-gnu.so", "numpy/__init__.py"])

@@ -24,7 +24,7 @@ import pytest
 
 from ddplaunch.machine.files import boot_id, read_bytes
 from ddplaunch.machine.processes.process_table import read_process
-from ddplaunch.watch.recording import MetricsFile, read_metrics, record
+from ddplaunch.watch.recording import line_of, metrics_file, read_metrics, record, sample_json
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 from tests.records.fake_runs import DEADLINE_S, FakeRun, StartRun, all_pids, start_run, wait_for
@@ -122,10 +122,9 @@ def test_what_cannot_be_watched(call: Call, folder: Path) -> None:
 
 
 def keep(directory: Path, **more: Any) -> None:
-    file = MetricsFile(directory / "node-0")
-    for sample in run_samples(**more):
-        file.add(sample)
-    file.close()
+    with metrics_file(directory / "node-0") as file:
+        for sample in run_samples(**more):
+            file.write(line_of(sample_json(sample)))
 
 
 def test_what_was_recorded(call: Call, folder: Path) -> None:

@@ -16,7 +16,7 @@ from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.finding import UsageError
 from ddplaunch.watch.gpu_usage import GpuOfRank, GpuReading
 from ddplaunch.watch.plot import metrics_svg
-from ddplaunch.watch.recording import MetricsFile, interval_s, read_metrics, sample_json, sample_of
+from ddplaunch.watch.recording import interval_s, line_of, metrics_file, read_metrics, record, sample_json, sample_of
 from ddplaunch.watch.sampler import HostUsage, RankUsage
 from ddplaunch.watch.samples import RankIdentity
 from ddplaunch.watch.step_rate import Steps, metric_pattern
@@ -180,10 +180,9 @@ def test_the_gpu_of_a_rank_that_nvml_does_not_name(tmp_path: Path) -> None:
 
 def test_samples_come_back_from_the_disk(tmp_path: Path) -> None:
     samples = run_samples(3)
-    file = MetricsFile(tmp_path / "node-1")
-    for sample in samples:
-        file.add(sample)
-    file.close()
+    with metrics_file(tmp_path / "node-1") as file:
+        for sample in samples:
+            file.write(line_of(sample_json(sample)))
     path = tmp_path / "node-1" / "metrics.jsonl"
     with path.open("a") as out:
         out.write('{"at_s": 1, "name"\n{"at_s": 1}\n[]\n')  # half a line, and no samples
@@ -196,16 +195,12 @@ def test_samples_come_back_from_the_disk(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "gone") == {}
 
 
-def test_a_file_that_cannot_be_written_is_not_tried_again(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_ends_the_recording(tmp_path: Path) -> None:
     (tmp_path / "node-0").write_text("in the way")
-    file = MetricsFile(tmp_path / "node-0")
-    assert not file.open
-    file.add(run_samples(1)[0])
-    full = MetricsFile(tmp_path / "node-1")
-    os.close(full._descriptor)
-    full._descriptor = os.open("/dev/full", os.O_WRONLY)
-    full.add(run_samples(1)[0])
-    assert not full.open
+    (tmp_path / "node-1").mkdir()
+    (tmp_path / "node-1" / "metrics.jsonl").symlink_to("/dev/full")
+    for node in ("node-0", "node-1"):
+        record({"directory": str(tmp_path / node), "host": "h", "attempt": 0, "ranks": []}, -1)
 
 
 def test_long_runs_are_sampled_less_often() -> None:
@@ -228,6 +223,16 @@ def test_the_screen(golden: Golden, width: int, height: int) -> None:
 def test_the_table_of_a_run_without_gpus(golden: Golden) -> None:
     samples = run_samples(12, 2, gpu=False)
     golden("top-plain", "\n".join(frame(samples, ABOUT, (), None, Look(Terminal(80), bars=False))) + "\n")
+
+
+def test_the_phases_of_ranks_that_tell_them(golden: Golden) -> None:
+    phases = {"data_percent": 41.2, "forward_percent": 12.0, "backward_percent": 30.5, "optimizer_percent": 2.0}
+    samples = with_rank(run_samples(12, 2, gpu=False), 1, comm_percent=8.0, **phases)
+    for width in (80, 120):
+        lines = frame(samples, ABOUT, (), None, Look(Terminal(width), bars=False))
+        assert max(map(cells, lines)) <= width
+        golden(f"top-phases-{width}", "\n".join(line.rstrip() for line in lines) + "\n")
+    assert sample_of(sample_json(samples[-1])) == samples[-1]
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -262,8 +267,8 @@ def test_bars() -> None:
 
 def test_the_sum_of_a_recording(golden: Golden) -> None:
     samples = with_gpu(run_samples(60), 2, slowdowns=("hardware thermal slowdown",), temperature_c=91)
-    look = Look(Terminal(80), bars=False)
-    golden("top-replay", "\n".join(summary_lines("exp-7", {0: samples}, stragglers(samples), look)) + "\n")
+    lines = summary_lines("exp-7", {0: samples}, stragglers(samples), Terminal(80))
+    golden("top-replay", "\n".join(lines) + "\n")
 
 
 def test_the_plot_is_an_svg_of_what_was_recorded() -> None:

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.agent.end.ended import EndedAttempt, EndedRank, EndedRun, UserConsole
+from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.end.evidence import attributed, explain_attempt
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.launch.settings import Settings
+from ddplaunch.machine.files import read_end
 from ddplaunch.records.directory import path_text
-from ddplaunch.records.first_failure import failed_by_itself, first_failed, signal_name
-from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, write_outcome
+from ddplaunch.records.first_failure import failed_by_itself, first_failed
+from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import Finding
+from ddplaunch.watch import observed
 from ddplaunch.watch.recording import straggler_words
 
 _TAIL_BYTES = 1 << 16
@@ -48,8 +51,8 @@ def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr).width)
 
 
-def conclude(settings: Settings, ended: EndedRun, console: UserConsole) -> int:
-    """Explain, record and say how the run ended; return the exit status."""
+def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) -> int:
+    """Explain, record and ``say`` how the run ended; return the exit status."""
     ended = replace(ended, attempts=tuple(attributed(settings, each) for each in ended.attempts))
     last = ended.attempts[-1] if ended.attempts else None
     if ended.stopped is not None:
@@ -78,24 +81,57 @@ def conclude(settings: Settings, ended: EndedRun, console: UserConsole) -> int:
             _attempt(settings, each, explanation if each is last else None, ended) for each in ended.attempts
         ),
         notes=_notes(ended),
+        findings=(*ended.found, *_observed(settings, last)),
     )
     directory = Path(settings.directory) if settings.directory else None
-    problem = "no run directory was named" if directory is None else write_outcome(directory, outcome)
+    if directory is not None and outcome.state == "failed" and not settings.node:
+        outcome = replace(outcome, previous=_before(directory, outcome))
+    problem = "no run directory was named" if directory is None else _written(directory, outcome)
     scheduled = _by_the_scheduler(settings, ended)
     if scheduled is not None:
         outcome = replace(outcome, diagnosis=scheduled)
-        problem = problem if directory is None else write_outcome(directory, outcome)
+        problem = problem if directory is None else _written(directory, outcome)
     text = outcome_text(
         outcome,
         None if directory is None else path_text(directory),
         Terminal.of(sys.stderr),
         signal=ended.signal,
         stopped=ended.stopped is not None,
-        unrecorded=ended.unrecorded or problem,
+        unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
+        told=ended.told,
+        unshown=ended.unshown,
+        last_words=_in_no_file(settings, outcome, last),
     )
     if not settings.silent and not _node_0_says_it(settings, outcome):
-        console.say(straggler_words(settings) + text)
+        say(straggler_words(settings) + _phases(settings, last) + text)
     return outcome.exit_status
+
+
+def _written(directory: Path, outcome: RunOutcome) -> str | None:
+    """Write the outcome; return in a clause why that was impossible."""
+    problem = write_outcome(directory, outcome)
+    return problem and f"outcome.json: {problem}"
+
+
+def _in_no_file(settings: Settings, outcome: RunOutcome, last: EndedAttempt | None) -> RankOutcome | None:
+    """Return the rank that failed first if its last words are neither in a file nor on the console."""
+    diagnosis = outcome.diagnosis
+    accused = outcome.first_failed_rank if diagnosis is None or diagnosis.rank is None else diagnosis.rank
+    if last is None or outcome.state == "succeeded" or accused is None or settings.shows(accused):
+        return None
+    rank = next((each for each in outcome.last_ranks if each.rank == accused), None)
+    lost = rank is not None and any(name in last.unwritten for name in (rank.out, rank.err) if name)
+    return rank if lost else None
+
+
+def _before(directory: Path, outcome: RunOutcome) -> PreviousRun | None:
+    """Return how the run of the same command before ended; None where nothing tells."""
+    try:
+        from ddplaunch.records.compare_runs import run_before
+
+        return run_before(directory, outcome)
+    except Exception:  # the records of others must not hide this one's end
+        return None
 
 
 def _node_0_says_it(settings: Settings, outcome: RunOutcome) -> bool:
@@ -114,12 +150,35 @@ def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:
     return why_ended(os.environ, settings.grace_s, ended.ended_s)
 
 
+def _observed(settings: Settings, last: EndedAttempt | None) -> tuple[Finding, ...]:
+    """Return where the ranks' first optimizer steps were not as planned."""
+    if last is None or settings.node_directory is None or not settings.observe:
+        return ()
+    ranks = [each.rank for each in last.ranks]
+    attempt = f"{settings.node_directory}/attempt-{last.attempt}"
+    return observed.look(attempt, ranks, os.environ, settings.ignore).findings
+
+
+def _phases(settings: Settings, last: EndedAttempt | None) -> str:
+    """Return where the time of the last attempt's steps went, if that was measured."""
+    if not settings.phases or last is None:
+        return ""
+    try:
+        from ddplaunch.watch.phases import phase_words  # for the runs that ask for it
+
+        return phase_words(settings, last.attempt, [each.rank for each in last.ranks])
+    except Exception as error:  # what was measured is worth less than how the run ended
+        return f"ddplaunch: the phases could not be read: {error!r}\n"
+
+
 def _notes(ended: EndedRun) -> tuple[str, ...]:
     notes = []
     if ended.left_over:
         notes.append(f"processes that had to be killed at the end: {', '.join(map(str, ended.left_over))}")
     if ended.unrecorded:
         notes.append(f"not all output is recorded: {ended.unrecorded}")
+    if ended.unshown:
+        notes.append(f"not all output was shown: {ended.unshown}")
     return tuple(notes)
 
 
@@ -136,60 +195,44 @@ def _attempt(
         round(attempt.ended_s, 3),
         own or (last and ended.run_state() == "failed"),
         diagnosis,
-        tuple(_rank(settings, rank, ended.host) for rank in attempt.ranks),
+        tuple(_with_last_words(rank, Path(settings.directory or "."), attempt) for rank in attempt.ranks),
     )
 
 
-def _rank(settings: Settings, rank: EndedRank, host: str) -> RankOutcome:
+def _with_last_words(rank: RankOutcome, directory: Path, attempt: EndedAttempt) -> RankOutcome:
+    out, err = (None if name is None else directory / name for name in (rank.out, rank.err))
+    unwritten = (attempt.unwritten.get(rank.out or "", b""), attempt.unwritten.get(rank.err or "", b""))
     failed = bool(rank.exit_code or rank.signal)
-    return RankOutcome(
-        rank=rank.rank,
-        local_rank=rank.local_rank,
-        host=host or socket.gethostname(),
-        pid=rank.pid,
-        exit_code=rank.exit_code,
-        signal=None if rank.signal is None else signal_name(rank.signal),
-        started_s=rank.started_s,
-        ended_s=rank.ended_s,
-        ended_by=rank.ended_by,
-        last_lines=last_lines(rank.out, rank.err),
-        raised=last_exception(rank.out, rank.err) if failed else None,
-        out=_relative(settings, rank.out),
-        err=_relative(settings, rank.err),
-    )
+    raised = last_exception(out, err, unwritten) if failed else None
+    return replace(rank, last_lines=last_lines(out, err, unwritten), exception=raised)
 
 
-def _relative(settings: Settings, path: Path | None) -> str | None:
-    return None if path is None else os.path.relpath(path, settings.directory or ".")
-
-
-def _tail(path: Path | None) -> list[str]:
-    """Return the last lines of a file, whole ones, undecodable bytes replaced; none if it cannot be read."""
-    if path is None:
-        return []
-    try:
-        with open(path, "rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            data = file.read(_TAIL_BYTES)
-    except OSError:
-        return []
+def _tail(path: Path | None, unwritten: bytes) -> list[str]:
+    """Return the last lines of a file and of what is not in it, whole ones, undecodable bytes replaced."""
+    data = b"" if path is None else (read_end(path, _TAIL_BYTES) + unwritten)[-_TAIL_BYTES:]
     lines = data.decode("utf-8", "replace").split("\n")
-    if size > _TAIL_BYTES and len(lines) > 1:
+    if len(data) == _TAIL_BYTES and len(lines) > 1:
         lines = lines[1:]
     return lines if lines[-1] else lines[:-1]
 
 
-def last_lines(out: Path, err: Path | None) -> tuple[str, ...]:
-    """Return at most 20 lines of stderr, or of stdout where stderr is empty, as a terminal would show them at last."""
-    lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in _tail(err) or _tail(out)]
+_ALL_WRITTEN = (b"", b"")
+
+
+def last_lines(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes] = _ALL_WRITTEN) -> tuple[str, ...]:
+    """Return at most 20 lines of stderr, or of stdout where stderr is empty, as a terminal would show them at last.
+
+    ``unwritten`` is what comes behind the end of either file.
+    """
+    tail = _tail(err, unwritten[1]) or _tail(out, unwritten[0])
+    lines = [clean(frames(line.rstrip("\r"))[-1]).rstrip()[:_LINE_CHARS] for line in tail]
     return tuple([line for line in lines if line][-_LINES:])
 
 
-def last_exception(out: Path, err: Path | None) -> Raised | None:
+def last_exception(out: Path | None, err: Path | None, unwritten: tuple[bytes, bytes] = _ALL_WRITTEN) -> Raised | None:
     """Return the exception of the last traceback that is neither handled nor beside the point."""
     reader = Tracebacks()
-    for line in read_lines(enumerate(_tail(err) or _tail(out), 1), "tail"):
+    for line in read_lines(enumerate(_tail(err, unwritten[1]) or _tail(out, unwritten[0]), 1), "tail"):
         reader.feed(line)
     ended = [each for each in reader.finish() if not each.handled and not each.side]
-    return ended[-1].root.raised if ended else None
+    return ended[-1].raised if ended else None

@@ -1,59 +1,38 @@
 """What the guard saw of a run that has ended, as frozen values. Times are seconds since the epoch.
 
-The guard hands ``EndedRun`` to ``conclude_run``, and each ``EndedAttempt`` that another one follows to
-``speak_of_attempt`` (``handover.py``).
+The guard hands ``EndedRun`` to ``conclude``, and each ``EndedAttempt`` that another one follows to ``attempt_ended``.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import field
 
 from ddplaunch.agent.protocol import Failure
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.records.first_failure import EndedBy, RankEnding, TorchrunState, exit_status, run_state
-from ddplaunch.records.outcome import RunState
+from ddplaunch.explain.stacks.parse import RankStack
+from ddplaunch.records.first_failure import TorchrunState, exit_status, run_state
+from ddplaunch.records.outcome import RankOutcome, RunState
+from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
-
-
-class UserConsole(Protocol):
-    """Where to speak to the user: the launcher's stderr, behind everything that ranks have printed until then."""
-
-    def say(self, text: str) -> None:
-        """Write ``text``, whole lines. Never raises: a console that is gone hears nothing."""
-
-
-@dataclass(frozen=True)
-class EndedRank:
-    """One rank of one attempt. ``exit_code`` and ``signal`` (a positive number) are both None where nobody could see.
-
-    ``pid``, ``started_s`` are None for a rank that never started, ``ended_s`` for one whose end was not seen.
-    ``out`` and ``err`` are files of the record, ``err`` None where both streams were one terminal or one file;
-    ``message`` is what torchrun reports of it (a traceback, if the script uses ``@record``).
-    """
-
-    rank: int
-    local_rank: int
-    pid: int | None
-    started_s: float | None
-    ended_s: float | None
-    exit_code: int | None
-    signal: int | None
-    ended_by: EndedBy | None
-    out: Path
-    err: Path | None
-    message: str = ""
 
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """One start of this node's ranks; ``attempt`` counts from 0, ``first`` is the rank seen to fail first."""
+    """One start of this node's ranks; ``attempt`` counts from 0, ``first`` is the rank seen to fail first.
+
+    Of ``ranks``, what their output says (``last_lines`` and ``raised``) is not read yet. ``unwritten`` is the last of
+    what they printed that is in no file, by the file's name in the record, because the disk did not take it.
+    ``stacks`` say where the ranks were when the first of them said that a collective had timed out.
+    """
 
     attempt: int
     started_s: float
     ended_s: float
-    ranks: tuple[EndedRank, ...]
+    ranks: tuple[RankOutcome, ...]
     first: int | None
+    unwritten: Mapping[str, bytes] = field(default_factory=dict)
+    stacks: tuple[RankStack, ...] = ()
 
     @property
     def failed(self) -> bool:
@@ -67,9 +46,10 @@ class EndedRun:
 
     ``state`` and ``error`` are what torchrun said at its end (``error`` its own exception, where no rank failed);
     ``launcher_died`` is True when it ended without a word (then ``state`` is "error"). ``signal`` is what torchrun was
-    told to end with, None for nothing; ``interrupts`` counts Ctrl-C. ``left_over`` are processes that had to be
-    killed at the end, ``unrecorded`` why some output is not in the record, None when all of it is; ``stopped`` why the
-    guard ended the run itself.
+    told to end with, None for nothing. ``left_over`` are processes that had to be killed at the end, ``unrecorded`` why
+    some output is not in the record, None when all of it is; ``stopped`` why the guard ended the run itself; ``told``
+    are the first lines of the findings that it has told already, ``found`` those of them that are about disks.
+    ``unshown`` says why stdout or stderr did not take all that was shown.
     """
 
     host: str
@@ -78,22 +58,24 @@ class EndedRun:
     attempts: tuple[EndedAttempt, ...]
     state: TorchrunState
     signal: int | None
-    interrupts: int
     launcher_died: bool
     error: str
     failures: tuple[Failure, ...]
     left_over: tuple[int, ...] = ()
     unrecorded: str | None = None
     stopped: Diagnosis | None = None
+    told: tuple[str, ...] = ()
+    found: tuple[Finding, ...] = ()
+    unshown: str | None = None
 
     def run_state(self) -> RunState:
         """Return how the run ended, as its outcome says it."""
         stopped = None if self.stopped is None else self.stopped.code
         return run_state(self.state, launcher_died=self.launcher_died, stopped=stopped)
 
-    def exit_status(self, first: RankEnding | None) -> int:
+    def exit_status(self, first: RankOutcome | None) -> int:
         """Return what torchrun's process exits with; ``first`` is the rank that failed first."""
-        return exit_status(
+        status = exit_status(
             self.state,
             first,
             ((failure["timestamp_s"], failure["exit_code"]) for failure in self.failures),
@@ -101,8 +83,9 @@ class EndedRun:
             launcher_died=self.launcher_died,
             stopped=self.stopped is not None,
         )
+        return status or int(self.unshown is not None)  # as of any program whose output is lost
 
-    def seen_first(self) -> EndedRank | None:
+    def seen_first(self) -> RankOutcome | None:
         """Return the rank of the last attempt that was seen to fail first."""
         last = self.attempts[-1] if self.attempts else None
         return None if last is None else next((each for each in last.ranks if each.rank == last.first), None)

@@ -11,12 +11,13 @@ from pathlib import Path
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.files import read
-from ddplaunch.machine.hardware import levels
-from ddplaunch.records.explain_sources import facts_of_run
+from ddplaunch.machine.files import read, read_end
+from ddplaunch.machine.hardware import levels, probe_shm
+from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
-from ddplaunch.records.first_failure import failed_by_itself, first_failed, signal_name
+from ddplaunch.records.first_failure import failed_by_itself, first_failed
 from ddplaunch.records.outcome import rank_end
+from ddplaunch.values.resolved import Unavailable
 
 #: The variable with which the plug-in leaves to the guard what ``oom_kills`` was before the run.
 OOM_KILLS_BEFORE = "DDPLAUNCH_OOM_KILLS_BEFORE"
@@ -35,9 +36,22 @@ def explain_attempt(settings: Settings, attempt: EndedAttempt | None, ended: End
         from ddplaunch.explain.explain_logs import explain_texts
 
         explanation = explain_texts(_sources(settings, attempt, ended), _facts(settings, attempt, ended))
+        explanation = _located(explanation, settings, attempt)
     except Exception as exception:  # what explains a failure must not hide it
         return Explanation(_by_exit(attempt, ended, f"; explaining it failed: {type(exception).__name__}: {exception}"))
     return explanation if explanation.diagnosis is not None else Explanation(_by_exit(attempt, ended, ""))
+
+
+def _located(explanation: Explanation, settings: Settings, attempt: EndedAttempt | None) -> Explanation:
+    """Return it with where each rank was, if a collective failed: from stacks, and from torch's flight recorder."""
+    from ddplaunch.explain.decide.collectives import flight, flight_dumps
+    from ddplaunch.explain.stacks.hang import located
+
+    found = explanation.diagnosis
+    if found is None or not found.code.startswith("collective-"):
+        return explanation
+    recorded = flight(flight_dumps(Path(settings.directory))) if settings.directory else None
+    return replace(explanation, diagnosis=located(found, () if attempt is None else attempt.stacks, recorded))
 
 
 def _elsewhere(ended: EndedRun) -> Diagnosis:
@@ -54,34 +68,34 @@ def _elsewhere(ended: EndedRun) -> Diagnosis:
 
 def _sources(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> list[LogSource]:
     """Return the files of the attempt, and torchrun's own messages where the run is over."""
-    base = settings.directory or "."
-    host = ended.host if ended is not None else os.uname().nodename
-    found = []
-    for rank in () if attempt is None else attempt.ranks:
-        for path in (rank.out, rank.err):
-            if path is not None and path.is_file():
-                found.append(LogSource(os.path.relpath(path, base), path, rank.rank, host))
-    launcher = _launcher_err(settings)
-    if ended is not None and launcher.is_file():
-        found.append(LogSource(os.path.relpath(launcher, base), launcher, None, host))
-    return found
+    base = Path(settings.directory or ".")
+    ranks = () if attempt is None else attempt.ranks
+    wanted: list[tuple[str, int | None, str]]
+    wanted = [(name, one.rank, one.host) for one in ranks for name in (one.out, one.err) if name]
+    if ended is not None:
+        wanted.append((_launcher_err(settings), None, ended.host))
+    unwritten = {} if attempt is None else attempt.unwritten
+    return [
+        source
+        for name, rank, host in wanted
+        for source in log_sources(base, name, rank, host, unwritten.get(name, b""))
+    ]
 
 
 def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | None) -> RunFacts:
     """Return what is known beside the files."""
     run = read_run(Path(settings.directory), settings.node) if settings.directory else {}
-    host = ended.host if ended is not None else os.uname().nodename
-    shm = space("/dev/shm")
+    shm = probe_shm()
     now, before = oom_kills(), os.environ.get(OOM_KILLS_BEFORE, "")
     return replace(
         facts_of_run(run),
-        ranks=() if attempt is None else tuple(rank_end(each, host) for each in attempt.ranks),
+        ranks=() if attempt is None else tuple(map(rank_end, attempt.ranks)),
         state=None if ended is None else ended.run_state(),
         signal=None if ended is None else ended.signal,
         oom_kills=now - int(before) if now is not None and before.isdecimal() else None,
         dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
-        shm_free_bytes=shm[0] if shm else None,
-        shm_size_bytes=shm[1] if shm else None,
+        shm_free_bytes=None if isinstance(shm, Unavailable) else shm.free_bytes,
+        shm_size_bytes=None if isinstance(shm, Unavailable) else shm.size_bytes,
     )
 
 
@@ -90,7 +104,7 @@ def _by_exit(attempt: EndedAttempt | None, ended: EndedRun | None, also: str) ->
     first = None if attempt is None else first_failed(attempt.ranks, None, attempt.first)
     look = "`ddplaunch explain` reads all that was printed; the end of each rank's output is in the record"
     if first is not None:
-        how = f"was killed by {signal_name(first.signal)}" if first.signal else f"exited with status {first.exit_code}"
+        how = f"was killed by {first.signal}" if first.signal else f"exited with status {first.exit_code}"
         what = f"rank {first.rank} {how} before the others, and no line says why{also}"
         return Diagnosis("unknown", "unknown", what, "its output names no cause that is known", (look,), first.rank)
     if ended is None or ended.state in ("succeeded", "signal"):
@@ -99,8 +113,9 @@ def _by_exit(attempt: EndedAttempt | None, ended: EndedRun | None, also: str) ->
     return Diagnosis("unknown", "unknown", f"{what.splitlines()[0]}{also}", "no rank failed by itself", (look,))
 
 
-def _launcher_err(settings: Settings) -> Path:
-    return Path(settings.directory or ".") / f"node-{settings.node}" / "launcher.err"
+def _launcher_err(settings: Settings) -> str:
+    """Return where torchrun's own messages are in the run's directory."""
+    return f"node-{settings.node}/launcher.err"
 
 
 def attributed(settings: Settings, attempt: EndedAttempt) -> EndedAttempt:
@@ -110,20 +125,16 @@ def attributed(settings: Settings, attempt: EndedAttempt) -> EndedAttempt:
     the ranks because another node failed or came, and says so: ``SubprocessContext._close`` in
     torch/distributed/elastic/multiprocessing/api.py logs ``Sending process PID closing signal SIGTERM`` for each.
     """
-    closed = closed_by_torchrun(settings)
+    closed = closed_by_torchrun(settings, attempt.unwritten.get(_launcher_err(settings), b""))
     ranks = tuple(replace(each, ended_by="launcher") if each.pid in closed else each for each in attempt.ranks)
     own = {each.rank for each in ranks if failed_by_itself(each)}
     return replace(attempt, ranks=ranks, first=attempt.first if attempt.first in own else None)
 
 
-def closed_by_torchrun(settings: Settings) -> frozenset[int]:
-    """Return the pids that torchrun says it has ended; none where its messages are not recorded."""
-    try:
-        with open(_launcher_err(settings), "rb") as file:
-            file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
-            return frozenset(int(pid) for pid in _CLOSING.findall(file.read(_TAIL_BYTES)))
-    except OSError:
-        return frozenset()
+def closed_by_torchrun(settings: Settings, unwritten: bytes = b"") -> frozenset[int]:
+    """Return the pids that torchrun says it has ended; ``unwritten`` of its messages are in no file."""
+    said = read_end(Path(settings.directory or ".", _launcher_err(settings)), _TAIL_BYTES) + unwritten
+    return frozenset(int(pid) for pid in _CLOSING.findall(said))
 
 
 def oom_kills() -> int | None:
@@ -164,12 +175,3 @@ def kernel_lines(since_s: float) -> tuple[str, ...]:
     finally:
         os.close(log)
     return tuple(lines[-_MOST_LINES:])
-
-
-def space(path: str) -> tuple[int, int] | None:
-    """Return free and all bytes of the file system that holds ``path``, None if it cannot be asked."""
-    try:
-        found = os.statvfs(path)
-    except OSError:
-        return None
-    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize

@@ -1,4 +1,4 @@
-"""The ranks of one attempt: when each started and ended, and how.
+"""The ranks of one attempt: when each started and ended, and how, and what they note of their numbers.
 
 A pidfd tells of an end without asking for it (pidfd_open(2)), in the order of the ends. torchrun looks every 0.1 s;
 until it does, the rank is a zombie, and /proc shows its status.
@@ -6,21 +6,31 @@ until it does, the rank is a zombie, and /proc shows its status.
 
 from __future__ import annotations
 
+import _thread
+import contextlib
+import importlib
+import json
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.guard.sweep import Owner
+from ddplaunch.agent.guard.sweep import Owner, of_ranks
 from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.machine.files import boot_id
-from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.machine.processes.process_table import own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
 from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail
+from ddplaunch.records.json_files import replace_file
+from ddplaunch.values.words import signal_name
 
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt
+    from ddplaunch.explain.stacks.parse import RankStack
+    from ddplaunch.launch.settings import Settings
     from ddplaunch.machine.processes.process_table import ProcessStat
+    from ddplaunch.values.finding import Finding
 
 
 class RankLife:
@@ -36,7 +46,6 @@ class RankLife:
         self.ended_s: float | None = None
         self.status: int | None = None
         self.told_to_end = False
-        self.message = ""
 
     def end(self) -> SeenEnd:
         """Return what is known of its end."""
@@ -68,6 +77,7 @@ class Attempt:
         self.order: list[RankLife] = []  # of the ends
         self.ordered_to_end = False
         self.announced = False
+        self.stacks: tuple[RankStack, ...] = ()  # where ranks were when a collective timed out
 
     def started(self, pids: dict[str, int], launcher: ProcessStat | None) -> list[int]:
         """Note the pids of what ``launcher`` started; return a pidfd for each rank that can still be watched."""
@@ -95,6 +105,15 @@ class Attempt:
             handles.append(handle)
         return handles
 
+    def running(self) -> list[ProcessStat]:
+        """Return the ranks that run now."""
+        found = ((owner, read_stat(owner.pid)) for owner in self.owners.values())
+        return [seen for owner, seen in found if seen and seen.alive and seen.start_ticks == owner.start]
+
+    def family(self) -> list[ProcessStat]:
+        """Return the ranks that run now, with all that they have started."""
+        return of_ranks(own_processes(), self.owners)
+
     def has_ended(self, handle: int) -> None:
         """Note the end of the rank behind ``handle``, and close it."""
         one = self.handles.pop(handle)
@@ -103,6 +122,21 @@ class Attempt:
             reaped = status_of_reaped(handle)
             one.status = one.status if reaped is None else reaped
         os.close(handle)
+
+    def looking_around(self, node_directory: str | None) -> Callable[[], object]:
+        """Return what notes, in a thread, where the ranks are when a collective timed out: there will be little time.
+
+        What it needs is imported now, because it brings in what explains.
+        """
+
+        def work(looks: bool) -> None:
+            with contextlib.suppress(Exception):
+                report = importlib.import_module("ddplaunch.agent.guard.hang_report")
+                if looks:
+                    report.look_around(self, node_directory)
+
+        _thread.start_new_thread(work, (False,))
+        return lambda: _thread.start_new_thread(work, (True,))
 
     def look(self) -> None:
         """Note the ends of those that no pidfd tells of."""
@@ -125,7 +159,6 @@ class Attempt:
         for one in self.ranks.values():
             failure = by_rank.get(one.rank)
             if failure and failure.get("pid") in (one.pid, None):
-                one.message = failure.get("message", "")
                 if not one.status and (code := failure.get("exit_code")) is not None:
                     one.status = -code if code < 0 else code << 8
                     one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
@@ -134,32 +167,36 @@ class Attempt:
         others = [one.end() for one in self.ranks.values() if one not in self.order]
         self.first = first_to_fail([one.end() for one in self.order], others)
 
-    def ended(self, node_directory: str | None) -> EndedAttempt:
-        """Return what is known now as values; ``node_directory`` is the node's in the record."""
-        from pathlib import Path
+    def ended(self, node: int, host: str, unwritten: Mapping[str, bytes]) -> EndedAttempt:
+        """Return what is known now as values; ``node`` is the number of this ``host`` in the record.
 
-        from ddplaunch.agent.end.ended import EndedAttempt, EndedRank
+        ``unwritten`` is what is in no file, by the file's name in the node's directory.
+        """
+        from ddplaunch.agent.end.ended import EndedAttempt
+        from ddplaunch.records.outcome import RankOutcome
 
-        directory = Path(node_directory or "", f"attempt-{self.number}")
+        folder = f"node-{node}/attempt-{self.number}"
         ranks = tuple(
-            EndedRank(
+            RankOutcome(
                 rank=one.rank,
                 local_rank=one.local_rank,
+                host=host,
                 pid=one.pid,
+                exit_code=end.exit_code,
+                signal=None if end.signal is None else signal_name(end.signal),
                 started_s=one.started_s,
                 ended_s=one.ended_s,
-                exit_code=end.exit_code,
-                signal=end.signal,
                 ended_by=ended_by(end, self.first),
-                out=directory / f"rank-{one.rank}.out",
-                err=directory / f"rank-{one.rank}.err" if "err" in one.streams else None,
-                message=one.message,
+                out=f"{folder}/rank-{one.rank}.out",
+                err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
             )
             for one in sorted(self.ranks.values(), key=lambda each: each.rank)
             for end in [one.end()]
         )
         first = None if self.first is None else self.first.rank
-        return EndedAttempt(self.number, self.started_s, self.ended_s or time.time(), ranks, first)
+        kept = {f"node-{node}/{name}": data for name, data in unwritten.items()}
+        ended_s = self.ended_s or time.time()
+        return EndedAttempt(self.number, self.started_s, ended_s, ranks, first, kept, self.stacks)
 
 
 def process_table(run_id: str | None, host: str, launcher: ProcessStat | None, attempt: Attempt) -> dict[str, Any]:
@@ -178,3 +215,89 @@ def process_table(run_id: str | None, host: str, launcher: ProcessStat | None, a
             for one in attempt.ranks.values()
         ],
     }
+
+
+class Told:
+    """What is found while the run goes on: said once, and kept for `ps` and for the end. Called by threads."""
+
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        """``say`` writes to the console."""
+        self._settings, self._say = settings, say
+        self._all: tuple[Finding, ...] = ()
+        #: The first lines of what was said.
+        self.whats: tuple[str, ...] = ()
+
+    def tell(self, findings: Sequence[Finding]) -> None:
+        """Say them, and note them in the record."""
+        from ddplaunch.records.outcome import write_findings
+        from ddplaunch.ui.speech import findings_text
+        from ddplaunch.ui.terminal import Terminal
+
+        self._all += tuple(findings)
+        if self._settings.node_directory is not None:
+            write_findings(self._settings.node_directory, self._all)
+        self.whats = tuple(finding.what for finding in self._all)
+        self._say(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
+
+
+_EVERY_S = 1.0
+_LONGEST_S = 10.0  # between two looks
+
+
+class NumbersWatch:
+    """Waits until all ranks of an attempt have noted their first optimizer steps, and says what is not as planned.
+
+    It looks for files now and then; nothing is read or imported before all of them are there.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None], told: Told) -> None:
+        """Wait for nothing yet; what is found is told on node 0 alone: all nodes have the same numbers."""
+        self._settings, self._say, self._told = settings, say, told
+        self._folder = ""
+        self._ranks: tuple[int, ...] = ()
+        self._next_s: float | None = None
+        self._pause_s = _EVERY_S
+        self.looking = False
+
+    def begin(self, attempt: int, ranks: Iterable[int]) -> None:
+        """Wait for the notes of an attempt that has just started."""
+        if self._settings.observe and self._settings.node_directory is not None:
+            self._folder, self._ranks = f"{self._settings.node_directory}/attempt-{attempt}", tuple(ranks)
+            self._pause_s = _EVERY_S
+            self._next_s = time.monotonic() + self._pause_s
+
+    def due_s(self) -> float | None:
+        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
+        return None if self.looking else self._next_s
+
+    def tick(self) -> None:
+        """Look for the notes if it is time to."""
+        due_s = self.due_s()
+        if due_s is None or time.monotonic() < due_s:
+            return
+        self._pause_s = min(_LONGEST_S, self._pause_s * 1.2)
+        self._next_s = time.monotonic() + self._pause_s
+        if all(os.path.exists(f"{self._folder}/rank-{rank}.observed.json") for rank in self._ranks):  # noqa: PTH110
+            self.looking = True
+            _thread.start_new_thread(self._compare, (self._folder, self._ranks))
+
+    def _compare(self, folder: str, ranks: tuple[int, ...]) -> None:
+        try:
+            from ddplaunch.watch import observed
+
+            seen = observed.look(folder, ranks, os.environ, self._settings.ignore)
+            if seen.over and self._folder == folder:
+                self._next_s = None
+                if seen.findings and not self._settings.node:
+                    self._told.tell(seen.findings)
+        except Exception as error:  # what watches must not end what it watches
+            self._next_s = None
+            self._say(f"ddplaunch: the ranks' notes could not be compared: {error!r}\n")
+        finally:
+            self.looking = False
+
+
+def note_processes(path: str, table: dict[str, Any]) -> None:
+    """Write ``processes.json``, by which `ps` and `clean` tell ranks."""
+    with contextlib.suppress(OSError):
+        replace_file(path, json.dumps(table, indent=2) + "\n")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import json
+import importlib
 import os
 import resource
 import signal
@@ -17,25 +17,25 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.agent.end.handover import conclude_run, get_ready, speak_of_attempt
-from ddplaunch.agent.guard.attempt import Attempt, process_table
-from ddplaunch.agent.guard.loop import Loop, listen
-from ddplaunch.agent.guard.output import Console, RecordFile
+from ddplaunch.agent.guard.attempt import Attempt, NumbersWatch, Told, note_processes, process_table
+from ddplaunch.agent.guard.loop import LauncherSignals, Loop
+from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
+from ddplaunch.agent.guard.record_file import DiskWatch, record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, rank_command, unannounced
 from ddplaunch.agent.protocol import Failure, receive, send
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_stat
+from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
-from ddplaunch.records.json_files import replace_file
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.end.ended import EndedRun
+    from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
     from ddplaunch.agent.guard.hang_watch import HangWatch
     from ddplaunch.watch.recording import Recorder
 
 _RECORD_PATIENCE_S = 5.0
+_SHOWN_PATIENCE_S = 1.0
 _SPEECH_PATIENCE_S = 10.0
 _LOOK_EVERY_S = 0.1  # where the kernel does not tell: as often as torchrun
 
@@ -54,7 +54,7 @@ def main(descriptor: int) -> None:
         with contextlib.suppress(OSError):  # torchrun is gone: nobody waits for the answer
             send(channel, {"op": "done", "exit_status": exit_status})
     except BaseException as error:
-        _record_crash(settings, error)
+        record_crash(settings.node_directory, error)
     finally:
         os._exit(status)  # threads may hang in a write for ever
 
@@ -75,21 +75,27 @@ class GuardedRun:
         self._console = Console(self._wake)
         self._console.hurried = self._hurried
         self._directory = settings.node_directory
-        self._streams = Streams(self._loop, self._console, self._wake, self._directory, self._host)
+        self._streams = Streams(self._loop, self._console, self._wake, settings, self._host)
+        token = os.environ.get(LAUNCH, "")
+        self._mark = (LAUNCH, token) if token else (RUN_ID, settings.run_id)
         self._attempts: list[Attempt] = []
         self._sweeps = Sweeps()
         self._end: dict[str, Any] = {}  # torchrun's last words
         self._launcher_died = False
         self._signal: int | None = None  # the one that torchrun was told to end with
-        self._interrupts = self._interrupts_told = 0
         self._killed = self._prepared = False
         self._speaking = 0  # threads that are about to say something
         self._recorder: Recorder | None = None
         self._hang = self._hang_watch()
+        self._told_of = Told(settings, self._console.say)
+        self._numbers = NumbersWatch(settings, self._console.say, self._told_of)
+        self._disks = DiskWatch(settings, self._streams, self._told_of.tell)
         self._loop.watch(channel.fileno(), self._told)
         self._loop.watch(self._wake, self._woken)
         self._loop.watch_process(self._launcher_pid, self._launcher_ended)
-        listen(self._loop, self._interrupted, self._looked_at_signals)
+        self._signals = LauncherSignals(
+            settings, self._launcher, lambda: self._attempts[-1] if self._attempts else None, self._console.say
+        )
 
     def guard(self) -> int:
         """Guard the run until it has ended and nothing is left of it; return the exit status that it deserves."""
@@ -102,15 +108,30 @@ class GuardedRun:
             last.ended_s = time.time()
             last.complete(self._end.get("failures") or (), succeeded=self._end.get("state") == "succeeded")
         self._streams.end_attempt()
+        self._streams.check()
         self._streams.settle(_RECORD_PATIENCE_S)
+        self._console.settle(_SHOWN_PATIENCE_S)
         until_s = time.monotonic() + _SPEECH_PATIENCE_S
-        while (self._speaking or (self._hang and self._hang.looking)) and time.monotonic() < until_s:
+        watches = [watch for watch in (self._numbers, self._hang) if watch]
+        while (self._speaking or any(watch.looking for watch in watches)) and time.monotonic() < until_s:
             time.sleep(0.005)
         if self._recorder is not None:
             self._recorder.end()
-        status = conclude_run(self._settings, self._ended(), self._console)
+        status = self._conclude(self._ended())
         self._console.drain()
         return status
+
+    def _conclude(self, ended: EndedRun) -> int:
+        """Have the outcome written and told; return the exit status, on which a failure of that has no influence."""
+        try:
+            from ddplaunch.agent.end.conclude import conclude
+
+            return conclude(self._settings, ended, self._console.say)
+        except Exception as error:
+            first = ended.seen_first()
+            how = ended.state if first is None else f"rank {first.rank} failed first"
+            self._console.say(f"ddplaunch: the run has ended ({how}); explaining it failed: {error!r}\n")
+            return ended.exit_status(first)
 
     def _ended(self) -> EndedRun:
         from ddplaunch.agent.end.ended import EndedRun
@@ -120,22 +141,30 @@ class GuardedRun:
             host=self._host,
             started_s=self._started_s,
             ended_s=time.time(),
-            attempts=tuple(attempt.ended(self._directory) for attempt in self._attempts),
+            attempts=tuple(map(self._ended_attempt, self._attempts)),
             state=state,
             signal=self._end.get("signal") or self._signal,
-            interrupts=max(self._interrupts, self._interrupts_told),
             launcher_died=self._launcher_died,
             error=self._end.get("error") or "",
             failures=tuple(self._end.get("failures") or ()),
             left_over=tuple(sorted(self._sweeps.ended)),
             unrecorded=self._streams.unrecorded(),
             stopped=self._hang.stopped if self._hang and state != "succeeded" else None,
+            told=self._told_of.whats,
+            found=self._disks.found,
+            unshown=self._console.unshown(),
         )
+
+    def _ended_attempt(self, attempt: Attempt) -> EndedAttempt:
+        return attempt.ended(self._settings.node, self._host, self._streams.unwritten())
 
     def _once(self) -> None:
         """Wait for the next thing to happen, and do what is due."""
-        hang_s = self._hang.due_s() if self._hang else None
-        due = [at_s for at_s in (self._streams.due_s(), self._sweeps.due_s(), hang_s) if at_s is not None]
+        hang_s = self._hang.due_s() if self._hang and not self._signals.paused else None
+        signals_s = None if self._end else self._signals.due_s()
+        watches = (self._streams.due_s(), self._sweeps.due_s(), self._numbers.due_s(), self._disks.due_s())
+        asked = (*watches, hang_s, signals_s)
+        due = [at_s for at_s in asked if at_s is not None]
         if self._attempts and self._attempts[-1].polled:
             due.append(time.monotonic() + _LOOK_EVERY_S)
             self._attempts[-1].look()
@@ -144,7 +173,11 @@ class GuardedRun:
         self._loop.once(max(0.0, min(due) - time.monotonic()) if due else None)
         self._streams.tick()
         self._sweeps.tick()
-        if self._hang:
+        self._numbers.tick()
+        self._disks.tick()
+        paused_s = 0.0 if self._end else self._signals.tick()
+        if self._hang and not self._signals.paused:
+            self._hang.leave_out(paused_s)
             self._hang.tick()
 
     def _hang_watch(self) -> HangWatch | None:
@@ -192,14 +225,18 @@ class GuardedRun:
         match message["op"]:
             case "launcher":
                 self._streams.add_launcher(descriptors[0], verbose=self._settings.verbose)
+            case "listen":
+                self._signals.listen(descriptors[0])
+                self._loop.watch(descriptors[0], self._signalled)
             case "attempt":
                 self._begin_attempt(message, descriptors)
             case "started":
                 self._note_pids(message)
             case "signal":
                 self._signal = message["signal"]
-                self._interrupts_told += message["signal"] == signal.SIGINT
                 self._order_to_end()
+                if self._hang is None or not self._hang.stopped:  # it was a person, or a scheduler
+                    self._signals.tell_waiting(message["signal"], again="again" in message)
             case "closed":
                 self._streams.close_stream(message["rank"], message["stream"])
             case "end":
@@ -218,6 +255,7 @@ class GuardedRun:
             ends = descriptors[position : position + len(rank["streams"])]
             self._streams.add_rank(rank, ends, self._settings, attempt.number)
             position += len(rank["streams"])
+        self._streams.hold_room()
 
     def _note_pids(self, message: dict[str, Any]) -> None:
         attempt = next((one for one in self._attempts if one.number == message["attempt"]), None)
@@ -225,11 +263,14 @@ class GuardedRun:
             return
         for handle in attempt.started(message["pids"], self._launcher):
             self._loop.watch(handle, lambda handle=handle: self._rank_ended(attempt, handle))  # type: ignore[misc]
+        self._numbers.begin(attempt.number, attempt.ranks)
+        self._signals.go_on_without_launcher()
+        if self._settings.stacks:
+            self._streams.timed_out = attempt.looking_around(self._directory)
         if self._directory is None:
             return
-        path = f"{self._directory}/processes.json"
         table = process_table(self._settings.run_id, self._host, self._launcher, attempt)
-        self._streams.in_background(lambda: _note_processes(path, table))
+        self._streams.in_background(lambda: note_processes(f"{self._directory}/processes.json", table))
         if self._settings.record_metrics:
             from ddplaunch.watch.recording import Recorder  # for the few runs that ask for it
 
@@ -240,10 +281,12 @@ class GuardedRun:
 
     def _rank_ended(self, attempt: Attempt, handle: int) -> None:
         self._loop.forget(handle)
+        if self._launcher is None or is_ending(self._launcher):  # the kernel has told the ranks before it tells us
+            self._order_to_end()
         attempt.has_ended(handle)
         if not self._prepared:
             self._prepared = True
-            _thread.start_new_thread(get_ready, ())
+            _thread.start_new_thread(_get_ready, ())
 
     def _attempt_over(self, attempt: Attempt, failures: Sequence[Failure]) -> None:
         self._loop.forget(self._channel.fileno())  # what comes next is about the attempt that has not begun here yet
@@ -260,7 +303,12 @@ class GuardedRun:
     def _speak_of(self, attempt: Attempt) -> None:
         try:
             self._streams.settle(_RECORD_PATIENCE_S)
-            speak_of_attempt(self._settings, attempt.ended(self._directory), self._console)
+            from ddplaunch.agent.end.conclude import attempt_ended
+
+            if text := attempt_ended(self._settings, self._ended_attempt(attempt)):
+                self._console.say(text)
+        except Exception as error:
+            self._console.say(f"ddplaunch: attempt {attempt.number} has ended; explaining it failed: {error!r}\n")
         finally:
             self._speaking -= 1
 
@@ -288,7 +336,7 @@ class GuardedRun:
 
         def find() -> list[ProcessStat]:
             if not attempt.announced and attempt is self._attempts[-1]:  # else they would be those of a later attempt
-                for one in unannounced(own_processes(), self._settings.run_id, self._launcher):
+                for one in unannounced(own_processes(), self._mark, self._launcher):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
             return left_by(attempt.owners, self._rank_command, workers_only=workers_only)
 
@@ -305,15 +353,19 @@ class GuardedRun:
             except OSError:
                 return
 
-    def _interrupted(self) -> None:
-        self._interrupts += 1  # at once, as nobody loops while the end is being said
-
-    def _looked_at_signals(self, numbers: bytes) -> None:
-        if signal.SIGWINCH in numbers:
+    def _signalled(self) -> None:
+        """Torchrun's process got a signal."""
+        self._signals.read()
+        if self._signals.resized:
+            self._signals.resized = False
             self._resized()
-        if self._interrupts > 1 and not self._killed and self._attempts and not self._end:
-            self._killed = True
+        if self._end or not self._attempts:
+            return
+        if self._signals.interrupts:
             self._order_to_end()
+            self._signals.tell_waiting(signal.SIGINT)
+        if self._signals.interrupts > 1 and not self._killed:
+            self._killed = True
             self._sweep(self._attempts[-1], at_once=True)
 
     def _resized(self) -> None:
@@ -324,7 +376,8 @@ class GuardedRun:
                 send_signal(seen, signal.SIGWINCH)
 
     def _hurried(self) -> bool:
-        return self._launcher_died or self._interrupts > 1 or os.getppid() != self._launcher_pid
+        self._signals.read()  # nobody loops while the end is being said
+        return self._launcher_died or self._signals.interrupts > 1 or os.getppid() != self._launcher_pid
 
 
 def _prepare_process() -> None:
@@ -335,17 +388,7 @@ def _prepare_process() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _record_crash(settings: Settings, error: BaseException) -> None:
-    import traceback
-
-    note = RecordFile(f"{settings.node_directory}/launcher.err")
-    if settings.directory:
-        note.open()
-    note.write("".join(["ddplaunch: the guard failed\n", *traceback.format_exception(error)]).encode())
-
-
-def _note_processes(path: str, table: dict[str, Any]) -> None:
-    """Write ``processes.json``, which other users may read as far as the umask lets them: `ps` tells ranks by it."""
-    with contextlib.suppress(OSError):
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
-        replace_file(path, json.dumps(table, indent=2) + "\n", 0o666)
+def _get_ready() -> None:
+    """Import what explains while torchrun still notices that ranks have ended; earlier it would treble our memory."""
+    with contextlib.suppress(Exception):
+        importlib.import_module("ddplaunch.agent.end.conclude")

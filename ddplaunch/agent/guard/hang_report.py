@@ -11,28 +11,36 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.agent.guard.attempt import RankLife
+from ddplaunch.agent.guard.attempt import Attempt, RankLife
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
+from ddplaunch.explain.read.lines import read_lines
+from ddplaunch.explain.read.traceback import Tracebacks
+from ddplaunch.explain.stacks import hang
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
-from ddplaunch.explain.stacks.parse import RankStack, from_faulthandler, groups, stack_text
+from ddplaunch.explain.stacks.parse import CodePlace, RankStack, from_faulthandler, groups, stack_text
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, working_gpus
 from ddplaunch.hosts.local.rank_stacks import with_workers as with_workers
+from ddplaunch.machine.files import nvidia_devices, read_end
 from ddplaunch.machine.processes.process_table import read_stat, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.records.json_files import replace_file
+from ddplaunch.script.source import read_text, waits_in_loop
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.speech import finding_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Severity
+from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
 
 _TAIL_BYTES = 1 << 16
 _DUMP_S = 0.5
 _PLACES = 4
+_SAID = 160  # characters of an exception
 _BUSY = 0.1  # of a core: a machine may be shared
 ENDED = Diagnosis("hang", "unknown", "ranks that stood still were ended", "", ())
 
@@ -44,11 +52,18 @@ def take(pids: Mapping[int, int]) -> tuple[RankStack, ...]:
     )
 
 
+def look_around(attempt: Attempt, node_directory: str | None) -> None:
+    """Note where the ranks are that still run: the one that timed out ends soon, and torchrun ends the others then."""
+    attempt.stacks = take({one.rank: one.pid for one in attempt.ranks.values() if one.pid and one.ended_s is None})
+    if attempt.stacks and node_directory is not None:
+        write(attempt.stacks, node_directory)
+
+
 def write(stacks: tuple[RankStack, ...], node_directory: str) -> str:
     """Write them into the record; return the file, "" if that is impossible."""
     path = f"{node_directory}/stacks-{time.strftime('%H%M%S')}.txt"
     try:
-        Path(path).write_text("".join(map(stack_text, stacks)), encoding="utf-8", errors="replace")
+        replace_file(path, "".join(map(stack_text, stacks)), errors="replace")
     except OSError:
         return ""
     return path
@@ -75,26 +90,55 @@ def by_abort(stacks: tuple[RankStack, ...], streams: Streams, folder: str) -> tu
 
 
 def _tail(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace").replace("\r\n", "\n")
-    except OSError:
-        return ""
+    return read_end(path, _TAIL_BYTES).decode("utf-8", "replace").replace("\r\n", "\n")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was measured of this ``host``'s ranks, which stand still.
+
+    For how long, how much of a core each used meanwhile, and the number of the last optimizer step (0: nobody counts).
+    """
+
+    still_s: float
+    shares: Mapping[int, float]
+    steps: int
+    host: str
 
 
 def describe(
-    stacks: tuple[RankStack, ...],
-    ranks: Mapping[int, RankLife],
-    shares: Mapping[int, float],
-    still_s: float,
-    host: str,
+    stacks: tuple[RankStack, ...], ranks: Mapping[int, RankLife], seen: Seen, attempt: str | None
 ) -> Diagnosis:
-    """Return the diagnosis of this node's ``ranks``, which have stood still for ``still_s`` seconds."""
+    """Return the diagnosis of this node's ``ranks``; ``attempt`` is the folder of what they printed, None for none."""
     left = {one.rank: "exit status 0" for one in ranks.values() if one.status == 0}
-    busy = {rank: share for rank, share in shares.items() if share > _BUSY}
+    busy = {rank: share for rank, share in seen.shares.items() if share > _BUSY}
     elsewhere = any(_world_size(stack.pid) > len(ranks) for stack in stacks[:1])
-    return hang_diagnosis(stacks, NoProgress(still_s, busy, left, host, elsewhere))
+    raised = [(rank, said) for rank in sorted(ranks) if attempt and (said := _ended_thread(f"{attempt}/rank-{rank}"))]
+    return hang_diagnosis(stacks, NoProgress(seen.still_s, busy, left, seen.host, elsewhere, seen.steps, tuple(raised)))
+
+
+def _ended_thread(output: str) -> str:
+    """Return the exception that ended a thread of a rank last, and where; empty where none did."""
+    reader = Tracebacks()
+    lines = (_tail(f"{output}.err") or _tail(f"{output}.out")).split("\n")
+    for line in read_lines(enumerate(lines, 1), "tail"):
+        reader.feed(line)
+    raised = [each.raised for each in reader.finish() if each.side and not each.handled]
+    if not raised:
+        return ""
+    last = raised[-1]
+    return f"{last.type}: {last.message}"[:_SAID] + (f" at {last.frame}" if last.frame else "")
+
+
+def stands_still(looks: Sequence[Sequence[RankStack]], idle: Collection[int], *, stepped: bool) -> bool:
+    """Return whether ranks that have not got on stand still, see ``explain.stacks.hang.stands_still``."""
+    return hang.stands_still(looks, idle, _only_waits, stepped=stepped)
+
+
+def _only_waits(place: CodePlace) -> bool:
+    """Return whether a rank is in a loop of the user's that does nothing but wait."""
+    text = read_text(Path(place.path)) if place.path else None
+    return text is not None and waits_in_loop(text.text, place.line)
 
 
 def _world_size(pid: int) -> int:
@@ -107,20 +151,16 @@ def gpus_work(diagnosis: Diagnosis, pids: Mapping[int, int]) -> bool:
 
     Where ranks wait for each other the use of GPUs says nothing: a collective that waits is a kernel that runs.
     """
-    if diagnosis.code != "hang" or not all(_uses_gpu(pid) for pid in pids.values()):
+    if diagnosis.code != "hang" or not all(nvidia_devices(pid) for pid in pids.values()):
         return False
     return working_gpus() >= len(pids) > 0
 
 
-def _uses_gpu(pid: int) -> bool:
-    """Return whether the process has an NVIDIA device open."""
-    with contextlib.suppress(OSError):
-        return any(str(link.readlink()).startswith("/dev/nvidia") for link in Path(f"/proc/{pid}/fd").iterdir())
-    return False
-
-
-def time_is_up(stacks: tuple[RankStack, ...], limit_s: float) -> Diagnosis:
-    """Return the diagnosis of a run that moved when its time was up."""
+def time_is_up(stacks: tuple[RankStack, ...], limit_s: float, still: Diagnosis | None) -> Diagnosis:
+    """Return the diagnosis of a run whose time was up; ``still`` says of one that stood still then why it did."""
+    what = f"the run was ended after {duration_text(limit_s)}, as `--timeout` says"
+    if still is not None:
+        return replace(still, code="time-limit", what=what, why=f"by then {still.what}: {still.why}")
     found = [group for group in groups(stacks)[:_PLACES] if group.place.path]
     where = "; ".join(f"{ranks_text(group.ranks)} at {group.place.text}" for group in found)
     why = "it had not ended by then" + (f": {where}" if where else "")
@@ -128,7 +168,6 @@ def time_is_up(stacks: tuple[RankStack, ...], limit_s: float) -> Diagnosis:
         Evidence(group.place.path, group.place.line, f"{ranks_text(group.ranks)}: {group.place.text}")
         for group in found
     )
-    what = f"the run was ended after {duration_text(limit_s)}, as `--timeout` says"
     fixes = (f"`--timeout {2 * limit_s:.0f}s`, or none; `ddplaunch logs` shows how far it came",)
     return Diagnosis("time-limit", "observed", what, why, fixes, None, None, evidence)
 

@@ -1,8 +1,10 @@
 """Watches from outside whether ranks move, and the time that a run may take.
 
-A rank *moves* while it prints, computes or reads. Nothing that waits for other ranks does, except for NCCL, whose waits
-spin: where every rank computes and none prints, stacks are taken several times, and only ranks that stay in one
-collective while another one never enters any are called a hang. So a long computation in silence is none.
+A hang is no change. A run gets on while any rank prints, reads or writes a file, sends something in a collective, makes
+an optimizer step or asks for a batch. Where nothing of that happens, stacks are taken several times, and compared:
+ranks that use no CPU have to stay where they are, ranks that compute in the same loop. Where all ranks compute, as they
+do while NCCL waits, that is not enough, see ``explain.stacks.hang.stands_still``: a long computation in silence is no
+hang.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.guard.attempt import Attempt
@@ -20,7 +23,7 @@ from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.machine.processes.process_table import ProcessStat, pids, read_stat
+from ddplaunch.machine.processes.process_table import ProcessStat, io_bytes_of, pids, read_stat, starved_s
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.values.frozen import dataclass
 
@@ -28,10 +31,13 @@ if TYPE_CHECKING:
     from ddplaunch.explain.diagnosis import Diagnosis
     from ddplaunch.explain.stacks.parse import RankStack
 
-#: Below this share of a core a rank computes nothing: watchdog threads, polls with pauses and monitors stay below it.
+#: Below this share of a core a rank computes nothing: watchdogs, polls with pauses and monitors stay below it.
 _IDLE_SHARE = 0.05
-#: Below this rate it reads and writes nothing; gloo and NCCL do not count here, they wait in sockets without bytes.
+#: Below this rate a rank and what it started read and write nothing.
 _IDLE_BYTES_PER_S = 32 << 10
+#: What torch and gloo call the threads that send what a collective sends (since torch 2.5); NCCL does not use files.
+_COLLECTIVE_THREADS = (b"pt_gloo_runloop", b"gloo_tcp_loop")
+_SEARCH_S = 1.0  # for a rank's memory, at first
 
 
 @dataclass(frozen=True)
@@ -108,22 +114,70 @@ def usage(ranks: Mapping[int, int]) -> Usage:
             except OSError:
                 continue
         if rank is not None and (stat := read_stat(pid)) is not None:
-            cpu_s[rank] += stat.cpu_s + stat.children_cpu_s + _starved_s(pid)
-            io_bytes[rank] += _io_bytes(pid) + stat.major_fault_bytes
+            cpu_s[rank] += stat.cpu_s + stat.children_cpu_s + starved_s(pid)
+            io_bytes[rank] += io_bytes_of(pid) + stat.major_fault_bytes
     return Usage(time.monotonic(), cpu_s, io_bytes)
 
 
-def _starved_s(pid: int) -> float:
-    fields = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
-    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+class RankWork:
+    """What changes only while ranks get on: files, what collectives send, steps and batches."""
+
+    def __init__(self) -> None:
+        """Know no rank yet."""
+        self.moved_s = 0.0  # when one was last seen to get on
+        self._seen: dict[int, tuple[int, ...]] = {}
+        self._threads: dict[int, tuple[int, list[str]]] = {}
+        self._memories: dict[int, tuple[int, int]] = {}  # of a rank's pid: its interpreter, and a descriptor
+        self._search_at_s, self._search_s = 0.0, _SEARCH_S
+
+    def look(self, pids: Iterable[int], *, counts: bool = True) -> None:
+        """Note whether any of these ranks has got on since the last look; ``counts`` False: what it did was for us."""
+        before, self._seen = self._seen, {pid: self._look(pid) for pid in pids}
+        if counts and any(pid in before and before[pid] != now for pid, now in self._seen.items()):
+            self.moved_s = time.monotonic()
+
+    def steps(self, pids: Iterable[int]) -> int:
+        """Return the number of the last optimizer step of any rank, 0 where none was made or nobody counts."""
+        return max((self._counted(pid)[0] for pid in pids), default=0)
+
+    def find(self, pids: Collection[int]) -> None:
+        """Look for the memory in which ranks count, less and less often: an interpreter takes a while to start."""
+        for pid in self._memories.keys() - set(pids):
+            os.close(self._memories.pop(pid)[1])
+        now_s = time.monotonic()
+        if len(self._memories) == len(pids) or now_s < self._search_at_s:
+            return
+        from ddplaunch.hosts.local.rank_stacks import open_memory
+
+        for pid in pids:
+            if pid not in self._memories and (found := open_memory(pid)) is not None:
+                self._memories[pid] = found
+        self._search_at_s, self._search_s = now_s + self._search_s, min(60.0, self._search_s * 1.5)
+
+    def _look(self, pid: int) -> tuple[int, ...]:
+        """Return what counts up; of files, only what the main thread and collectives do: others may watch for ever."""
+        python, _ = self._memories.get(pid, (pid, None))
+        threads = (str(python), *self._collective(python))
+        return (*self._counted(pid), sum(io_bytes_of(f"{python}/task/{thread}") for thread in threads))
+
+    def _counted(self, pid: int) -> tuple[int, int]:
+        data = os.pread(self._memories[pid][1], 16, 0) if pid in self._memories else b""
+        return int.from_bytes(data[:8], sys.byteorder), int.from_bytes(data[8:], sys.byteorder)
+
+    def _collective(self, pid: int) -> list[str]:
+        """Return the threads that collectives run in."""
+        try:
+            names = os.listdir(f"/proc/{pid}/task")  # noqa: PTH208
+        except OSError:
+            return []
+        if (known := self._threads.get(pid)) is None or known[0] != len(names):
+            comms = {name: read_bytes(f"/proc/{pid}/task/{name}/comm") or b"" for name in names}
+            found = [name for name, comm in comms.items() if comm.startswith(_COLLECTIVE_THREADS)]
+            known = self._threads[pid] = (len(names), found)
+        return known[1]
 
 
-def _io_bytes(pid: int) -> int:
-    lines = (read_bytes(f"/proc/{pid}/io") or b"").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
-
-
-_SAMPLES = 4  # of stacks, over the time-out, where every rank computes
+_LOOKS, _MOST_LOOKS = 4, 8  # at stacks: over the time-out, and that are compared
 _LONGEST_WINDOW_S = 60.0
 _SHORTEST_WINDOW_S = 1.0
 _LONGER_S = 20.0  # than the grace: a torchrun that waits in C++ runs no handler
@@ -167,8 +221,9 @@ class HangWatch:
         self._shares: dict[int, float] = {}
         self._began_s = self._next_s = time.monotonic()
         self._told_s: float | None = None
-        self._samples: list[tuple[RankStack, ...]] = []
-        self._sample_s = 0.0
+        self._work = RankWork()
+        self._looks: list[tuple[RankStack, ...]] = []
+        self._look_s = 0.0
         self._stacks_file = ""
         self._kill_s: float | None = None
 
@@ -179,6 +234,13 @@ class HangWatch:
         if self._kill_s is not None:
             return self._kill_s
         return self._next_s if self._until_s is None else min(self._next_s, self._until_s)
+
+    def leave_out(self, paused_s: float) -> None:
+        """Count the last ``paused_s`` seconds, in which all ranks were stopped, neither as a hang nor as their time."""
+        if paused_s:
+            self._until_s, self._kill_s = (at_s and at_s + paused_s for at_s in (self._until_s, self._kill_s))
+            self._began_s = self._next_s = time.monotonic()
+            self._movement, self._idle_since, self._looks = Movement(self._movement.window_s), {}, []
 
     def tick(self) -> None:
         """Look again if it is time to."""
@@ -201,14 +263,12 @@ class HangWatch:
 
     @property
     def still_s(self) -> float:
-        """For how many seconds no rank has printed anything and at least one has stood still."""
+        """For how many seconds no rank has got on and at least one has stood still."""
         now_s = time.monotonic()
-        return min(
-            now_s - self._heard_s(), max((now_s - since_s for since_s in self._idle_since.values()), default=0.0)
-        )
+        return min(now_s - self._heard_s(), now_s - min(self._idle_since.values(), default=now_s))
 
     def _heard_s(self) -> float:
-        return max(self._began_s, self._streams.heard_s)
+        return max(self._began_s, self._streams.heard_s, self._work.moved_s)
 
     def _pids(self) -> dict[int, int]:
         attempt = self._attempt
@@ -222,7 +282,9 @@ class HangWatch:
             self._idle_since.clear()
         if not (pids := self._pids()):
             return
-        if self._told_s is not None and self._streams.heard_s > self._told_s:
+        self._work.find(pids.values())
+        self._work.look(pids.values())
+        if self._told_s is not None and self._heard_s() > self._told_s:
             self._told_s = None  # it moves again, and may stand still again
         self._movement.add(usage(pids))
         shares = self._movement.shares()
@@ -233,13 +295,11 @@ class HangWatch:
         self._idle_since = {rank: self._idle_since.get(rank, since_s) for rank in still}
 
     def _decide(self, now_s: float, hang_s: float) -> None:
-        if not self._shares or now_s - self._heard_s() < hang_s:
-            self._samples.clear()
-        elif self.still_s >= hang_s:
-            self._in_thread(self._report)
-        elif not self._idle_since and now_s >= self._sample_s:
-            self._sample_s = now_s + hang_s / _SAMPLES
-            self._in_thread(self._sample)
+        if not self._shares or now_s - self._heard_s() < hang_s / 2:
+            self._looks.clear()
+        elif now_s >= self._look_s:
+            self._look_s = now_s + hang_s / _LOOKS
+            self._in_thread(lambda: self._compare(hang_s))
 
     def _in_thread(self, work: Callable[[], None]) -> None:
         """Stacks take seconds, and the ranks' output does not wait for them."""
@@ -260,25 +320,21 @@ class HangWatch:
 
     # In the thread
 
-    def _report(self) -> None:
-        from ddplaunch.agent.guard.hang_report import gpus_work
+    def _compare(self, hang_s: float) -> None:
+        """Look at the stacks once more; where nothing has changed for the whole time-out, it is a hang."""
+        from ddplaunch.agent.guard.hang_report import gpus_work, stands_still
 
-        heard_s, still_s = self._heard_s(), self.still_s
+        pids, heard_s = self._pids(), self._heard_s()
+        self._looks = [*self._looks, self._look(record=False)][-_MOST_LOOKS:]
+        still_s = self.still_s if self._idle_since else time.monotonic() - heard_s
+        stepped = self._work.steps(pids.values()) > 0
+        if still_s < hang_s or not stands_still(self._looks, self._idle_since, stepped=stepped):
+            return
         diagnosis = self._describe(self._look(fatally=self._stops), still_s)
-        if self.stopped is None and gpus_work(diagnosis, self._pids()):
+        if self.stopped is None and gpus_work(diagnosis, pids):
             self._idle_since.clear()
-        elif self._heard_s() == heard_s or self.stopped is not None:
+        elif self.stopped is not None or self._heard_s() == heard_s:
             self._conclude(diagnosis)
-
-    def _sample(self) -> None:
-        from ddplaunch.explain.stacks.hang import spinning
-
-        heard_s = self._heard_s()
-        stacks = self._look(record=False)
-        self._samples = [*self._samples[-_SAMPLES:], stacks]
-        if len(self._samples) > _SAMPLES and spinning(self._samples) and self._heard_s() == heard_s:
-            self._look()
-            self._conclude(self._describe(stacks, time.monotonic() - heard_s))
 
     def _time_is_up(self) -> None:
         from ddplaunch.agent.guard.hang_report import time_is_up
@@ -286,10 +342,8 @@ class HangWatch:
         self._measure()
         still_s = self.still_s
         stacks = self._look(fatally=True)
-        if self._shares and still_s >= self._long_s:
-            self._stop(self._describe(stacks, still_s))
-        else:
-            self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0))
+        still = self._describe(stacks, still_s) if self._shares and still_s >= self._long_s else None
+        self._stop(time_is_up(stacks, self._settings.timeout_s or 0.0, still))
 
     def _look(self, *, record: bool = True, fatally: bool = False) -> tuple[RankStack, ...]:
         """Return where the ranks are, and write it into the record as ``node-K/stacks-TIME.txt``.
@@ -298,19 +352,28 @@ class HangWatch:
         """
         from ddplaunch.agent.guard.hang_report import ENDED, by_abort, take, with_workers, write
 
-        stacks = take(self._pids())
-        if fatally and stacks and self._attempt and not any(stack.threads for stack in stacks):
+        pids = self._pids()
+        self._work.look(pids.values())
+        stacks = take(pids)
+        if fatally and stacks and not any(stack.threads for stack in stacks):
             self.stopped = ENDED  # until more is known
-            stacks = by_abort(stacks, self._streams, f"{self._settings.node_directory}/attempt-{self._attempt.number}")
+            stacks = by_abort(stacks, self._streams, f"{self._folder()}")
         stacks = with_workers(stacks)
+        self._work.look(pids.values(), counts=False)  # they wrote their stacks
         if record and self._settings.node_directory is not None:
             self._stacks_file = write(stacks, self._settings.node_directory)
         return stacks
 
     def _describe(self, stacks: tuple[RankStack, ...], still_s: float) -> Diagnosis:
-        from ddplaunch.agent.guard.hang_report import describe
+        from ddplaunch.agent.guard.hang_report import Seen, describe
 
-        return describe(stacks, self._attempt.ranks if self._attempt else {}, self._shares, still_s, self._host)
+        seen = Seen(still_s, self._shares, self._work.steps(self._pids().values()), self._host)
+        return describe(stacks, self._attempt.ranks if self._attempt else {}, seen, self._folder())
+
+    def _folder(self) -> str | None:
+        """Return where the attempt's output is, None for nowhere."""
+        node = self._settings.node_directory
+        return f"{node}/attempt-{self._attempt.number}" if self._attempt and node else None
 
     def _conclude(self, diagnosis: Diagnosis) -> None:
         from ddplaunch.agent.guard.hang_report import warning_text
@@ -318,7 +381,7 @@ class HangWatch:
         if self._over():
             return
         self._told_s = time.monotonic()
-        self._samples.clear()
+        self._looks.clear()
         if self._stops:
             self._stop(diagnosis)
         else:

@@ -1,15 +1,34 @@
-"""The guard's event loop: one epoll(7) that calls back for descriptors, the end of a process, and signals."""
+"""The guard's event loop, and the signals of torchrun that reach it: Ctrl-C, Ctrl-Z, a changed window, SIGUSR1.
+
+The guard leads a session of its own, so that what kills torchrun's whole process group spares it; a terminal's signals
+do not reach it there. torchrun's process writes the number of each signal into a pipe, from C, as it comes
+(``signal.set_wakeup_fd``): the guard sees a Ctrl-C at once, also while torchrun waits in C++ and runs no Python.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-#: The guard is in torchrun's process group, so that Ctrl-C and a changed window reach it. Batch systems signal every
-#: process of a job; the guard has to outlast that.
-_IGNORED = ("SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGUSR1", "SIGUSR2", "SIGALRM")
+from ddplaunch.launch.settings import Settings
+from ddplaunch.machine.files import read
+from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
+from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.values.words import count, signal_name
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.guard.attempt import Attempt
+
+#: Batch systems signal every process of a job; the guard has to outlast that.
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGTSTP", "SIGTTOU", "SIGTTIN", "SIGPIPE", "SIGALRM")
+IGNORED = tuple(map(signal.Signals.__getitem__, _NAMES))
+#: What schedulers announce an end with, and users give a meaning: ranks that catch them get them.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Loop:
@@ -55,16 +74,145 @@ class Loop:
         self.watch(handle, once)
 
 
-def listen(loop: Loop, interrupted: Callable[[], None], look: Callable[[bytes], None]) -> None:
-    """Call ``interrupted()`` at once for each SIGINT, and ``look(numbers)`` from the loop after SIGINT and SIGWINCH.
+# How often to look whether torchrun is stopped, of which nobody but its parent is told: on a terminal, where Ctrl-Z
+# does it, and elsewhere.
+_STOPPED_EVERY_S, _SELDOM_S = 0.5, 5.0
+_PAUSED_EVERY_S = 0.1
+_ALL_AT_ONCE_S = 0.3  # in which a batch system signals all processes of a job, one by one
+_TOLD_ALSO_S = 2.0
 
-    Signals that were blocked when the guard was started are let through now.
-    """
-    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    loop.watch(reading, lambda: look(os.read(reading, 512)))
-    for name in _IGNORED:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGINT, lambda *_: interrupted())
-    signal.signal(signal.SIGWINCH, lambda *_: None)  # the byte in the pipe says enough
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+class LauncherSignals:
+    """The signals that torchrun's process gets, and what follows for its ranks, those of the ``latest()`` attempt."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        launcher: ProcessStat | None,
+        latest: Callable[[], Attempt | None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Let signals through that were blocked when the guard was started; most of them mean nothing to it."""
+        self._settings = settings
+        self._launcher, self._latest, self._say = launcher, latest, say
+        self._told = False
+        self._pipe = -1
+        self.interrupts = 0
+        self.resized = False
+        self._own: dict[int, float] = {}  # when one reached this process itself
+        self._due: dict[int, float] = {}  # when one is to be passed on
+        self._next_s = 0.0
+        self._every_s = _STOPPED_EVERY_S if launcher is not None and launcher.has_terminal else _SELDOM_S
+        self._stopped: list[ProcessStat] = []
+        self._stopped_s: float | None = None
+        for number in IGNORED:
+            signal.signal(number, signal.SIG_IGN)
+        for number in PASSED_ON:
+            signal.signal(number, lambda number, _: self._own.__setitem__(number, time.monotonic()))
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    def listen(self, pipe: int) -> None:
+        """Take the pipe with the numbers, whose reading end ``pipe`` does not block."""
+        self._pipe = pipe
+
+    def read(self) -> bytes:
+        """Note what has come since; return the numbers. To be called by who does not loop, too."""
+        numbers = b""
+        try:
+            while more := os.read(self._pipe, 512):
+                numbers += more
+        except OSError:  # nothing left, or no pipe
+            pass
+        self.interrupts += numbers.count(signal.SIGINT)
+        self.resized = self.resized or signal.SIGWINCH in numbers
+        for number in PASSED_ON:
+            if number in numbers:
+                self._due.setdefault(number, time.monotonic() + _ALL_AT_ONCE_S)
+        if signal.SIGCONT in numbers:
+            for one in self._family():
+                send_signal(one, signal.SIGCONT)
+            self._next_s = 0.0
+        return numbers
+
+    @property
+    def paused(self) -> bool:
+        """Whether the ranks are stopped because torchrun is."""
+        return self._stopped_s is not None
+
+    def due_s(self) -> float | None:
+        """Return when ``tick`` should be called next (time.monotonic()), None if never."""
+        return min((*self._due.values(), self._next_s)) if self._launcher is not None else None
+
+    def tick(self) -> float:
+        """Do what is due; return for how many seconds the ranks were stopped, if they go on now, else 0."""
+        now_s = time.monotonic()
+        for number in [each for each, due_s in self._due.items() if now_s >= due_s]:
+            del self._due[number]
+            if now_s - self._own.get(number, -_TOLD_ALSO_S) >= _TOLD_ALSO_S:  # else every process got it, the ranks too
+                self._pass_on(number)
+        if now_s < self._next_s or self._launcher is None:
+            return 0.0
+        seen = read_stat(self._launcher.pid)
+        stopped = seen is not None and seen.start_ticks == self._launcher.start_ticks and seen.state == "T"
+        paused_s = 0.0
+        if stopped and self._stopped_s is None:
+            self._stopped_s = now_s
+            self._stopped = [one for one in self._family() if not one.stopped]
+            for one in self._stopped:
+                send_signal(one, signal.SIGSTOP)
+        elif not stopped and self._stopped_s is not None:
+            paused_s, self._stopped_s = now_s - self._stopped_s, None
+            for one in self._stopped:
+                send_signal(one, signal.SIGCONT)
+        self._next_s = now_s + (self._every_s if self._stopped_s is None else _PAUSED_EVERY_S)
+        return paused_s
+
+    def tell_waiting(self, number: int, *, again: bool = False) -> None:
+        """Say once what is waited for when ``number`` has told torchrun to end: ranks may take a while to save.
+
+        ``again``: the guard before this one was told already, and may have read it from the pipe.
+        """
+        self._due.pop(number, None)  # torchrun passes it on itself
+        if again:
+            self.read()
+            self.interrupts = max(self.interrupts, int(number == signal.SIGINT))
+        ranks = self._ranks()
+        if self._told or self._settings.silent or not ranks:
+            return
+        self._told = True
+        kills = f"; Ctrl-C again kills {'it' if len(ranks) == 1 else 'them'}" if number == signal.SIGINT else ""
+        why = "" if kills else f"{signal_name(number)}: "
+        waits = f"waiting up to {self._settings.grace_s:g} s for {count(len(ranks), 'rank')} to save"
+        self._say(f"ddplaunch: {why}{waits}{kills}\n")
+
+    def go_on_without_launcher(self) -> None:
+        """Have the kernel continue this process, if it is stopped then, when torchrun is gone: nobody else would."""
+        with contextlib.suppress(Exception):
+            from ddplaunch.agent.warm.kernel import signal_at_death  # ctypes: not before ranks run
+
+            signal_at_death(signal.SIGCONT)
+
+    def _ranks(self) -> list[ProcessStat]:
+        attempt = self._latest()
+        return [] if attempt is None else attempt.running()
+
+    def _family(self) -> list[ProcessStat]:
+        attempt = self._latest()
+        return [] if attempt is None else attempt.family()
+
+    def _pass_on(self, number: int) -> None:
+        """Give a signal to the ranks that catch it: it would kill all others, which nobody means by it."""
+        name = signal_name(number)
+        catching = [one for one in self._ranks() if _catches(one.pid, number)]
+        told = [one for one in catching if send_signal(one, number) == "sent"]
+        if told:
+            self._say(f"ddplaunch: {name} passed on to {count(len(told), 'rank')}\n")
+        else:
+            self._say(f"ddplaunch: {name} came, and no rank catches it: nothing is done\n")
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Say whether a process has a handler for a signal, as proc_pid_status(5) shows it."""
+    status = (read(f"/proc/{pid}/status") or "").splitlines()
+    mask = next((line.split()[1] for line in status if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)

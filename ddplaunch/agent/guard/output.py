@@ -1,6 +1,6 @@
-"""Where the guard writes: the launcher's stdout and stderr, and the files of the record.
+"""Where the guard writes: the launcher's stdout and stderr, and whatever a thread writes for its loop.
 
-Each has a thread that writes what it is given, in order, so that the guard's loop never waits: consoles and disks can
+A thread of each writes what it is given, in order, so that the guard's loop never waits: consoles and disks can
 block for ever (nobody reads, Ctrl-S, a dead file server), and O_NONBLOCK on a descriptor that was inherited would reach
 every program that shares it. A console that blocks holds up the rank that is shown, through ``full``, as if that rank
 ran alone.
@@ -19,6 +19,9 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from ddplaunch.machine.files import is_same_file
+from ddplaunch.values.escapes import harmless_bytes
+
 
 class Writer:
     """One thread and its queue. ``wake`` is an eventfd that is rung when a queue that was ``full`` has room again.
@@ -29,7 +32,7 @@ class Writer:
     def __init__(self, wake: int, limit_bytes: int) -> None:
         """Start nothing yet: many runs never write to one of their writers."""
         self._wake, self._limit = wake, limit_bytes
-        self._queue: deque[tuple[Callable[[bytes], object], bytes]] = deque()
+        self._queue: deque[tuple[Callable[[], object], int]] = deque()
         self._bell = os.eventfd(0, os.EFD_CLOEXEC)
         self._started = False
         self._lock = _thread.allocate_lock()
@@ -37,14 +40,14 @@ class Writer:
         self.given = self.done = 0
         self.moved_s = time.monotonic()
 
-    def put(self, write: Callable[[bytes], object], data: bytes) -> None:
-        """Call ``write(data)`` in the thread, after everything that was put before. ``write`` must not raise."""
+    def put(self, work: Callable[[], object], size_bytes: int = 0) -> None:
+        """Call ``work()``, which must not raise, in the thread, after everything that was put before."""
         with self._lock:
             if not self._started:
                 self._started = True
                 _thread.start_new_thread(self._run, ())
-            self.given += len(data) + 1
-            self._queue.append((write, data))
+            self.given += size_bytes + 1
+            self._queue.append((work, size_bytes))
         os.eventfd_write(self._bell, 1)
 
     @property
@@ -71,9 +74,9 @@ class Writer:
         while True:
             os.eventfd_read(self._bell)
             while self._queue:
-                write, data = self._queue.popleft()
-                write(data)
-                self.done += len(data) + 1
+                work, size_bytes = self._queue.popleft()
+                work()
+                self.done += size_bytes + 1
                 self.moved_s = time.monotonic()
                 if self._awaited and self.pending <= self._limit // 2:
                     self._awaited = False
@@ -81,11 +84,15 @@ class Writer:
 
 
 _LIMIT_BYTES = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _PATIENCE_S = 5.0
 
 
 class Sink:
-    """One of the two streams. ``gone`` once its reader is: what is put then is dropped."""
+    """One of the two streams. ``gone`` once its reader is: what is put then is dropped.
+
+    ``problem`` says why a file, which is no reader, did not take all: a full disk does not reach the rank.
+    """
 
     def __init__(self, descriptor: int, wake: int) -> None:
         """``wake`` is the loop's eventfd."""
@@ -93,6 +100,7 @@ class Sink:
         self.writer = Writer(wake, _LIMIT_BYTES)
         self.is_terminal = os.isatty(descriptor)
         self.gone = False
+        self.problem: str | None = None
         self.at_line_start = True
         self.cursor_hidden = False
         self._wake = wake
@@ -100,12 +108,13 @@ class Sink:
     def put(self, data: bytes) -> None:
         """Write ``data`` soon, behind everything put before."""
         if data and not self.gone:
-            self.writer.put(self._write, data)
+            self.writer.put(lambda: self._write(data), len(data))
 
     def speak(self, data: bytes) -> None:
         """Write ``data`` on a line of its own, with the cursor that a killed progress display may have hidden."""
         if not self.gone:
-            self.writer.put(self._speak, data)
+            said = harmless_bytes(data) if self.is_terminal else data
+            self.writer.put(lambda: self._speak(said), len(said))
 
     def _speak(self, data: bytes) -> None:
         cursor = b"\x1b[?25h" if self.cursor_hidden else b""
@@ -119,9 +128,11 @@ class Sink:
             except BlockingIOError:  # another program made this file description non-blocking
                 select.select([], [self.descriptor], [])
             except OSError as error:
-                if error.errno != errno.EINTR:
-                    self.gone = True
-                    os.eventfd_write(self._wake, 1)
+                if error.errno in _FULL:
+                    self.problem = self.problem or error.strerror
+                    return
+                self.gone = True
+                os.eventfd_write(self._wake, 1)
         self.at_line_start = data.endswith(b"\n")
         if self.is_terminal and b"\x1b[?25" in data:
             self.cursor_hidden = data.rfind(b"\x1b[?25l") > data.rfind(b"\x1b[?25h")
@@ -130,15 +141,27 @@ class Sink:
 class Console:
     """Both streams; ``say`` is the launcher's own voice. ``hurried`` says whether nobody may be left to read."""
 
-    def __init__(self, wake: int, out: int = 1, err: int = 2) -> None:
+    def __init__(self, wake: int) -> None:
         """Take the descriptors over which the guard was started."""
-        self.out, self.err = Sink(out, wake), Sink(err, wake)
+        self.out, self.err = Sink(1, wake), Sink(2, wake)
         self.hurried: Callable[[], bool] = lambda: False
-        self._voice = self.out if _same_file(out, err) else self.err
+        self._voice = self.out if is_same_file(1, 2) else self.err
 
     def say(self, text: str) -> None:
         """Write ``text`` to stderr, on a line of its own, behind all that was put before. Never raises."""
         self._voice.speak(text.encode("utf-8", "surrogateescape"))
+
+    def settle(self, seconds: float) -> None:
+        """Wait until everything is written, at most ``seconds``."""
+        until_s = time.monotonic() + seconds
+        for sink in (self.out, self.err):
+            if not sink.gone:
+                sink.writer.wait(until_s)
+
+    def unshown(self) -> str | None:
+        """Say which stream did not take all and why, None if both did; complete only when all is written."""
+        lost = [(name, sink.problem) for name, sink in (("stdout", self.out), ("stderr", self.err)) if sink.problem]
+        return f"{' and '.join(name for name, _ in lost)}: {lost[0][1]}" if lost else None
 
     def drain(self) -> None:
         """Wait until everything is written: as long as the reader takes, in a hurry a few seconds."""
@@ -157,54 +180,3 @@ class Console:
                 except OSError:
                     continue
         return None
-
-
-def _same_file(one: int, other: int) -> bool:
-    """Say whether two descriptors lead to the same terminal, pipe or file."""
-    try:
-        return os.path.samestat(os.fstat(one), os.fstat(other))
-    except OSError:
-        return False
-
-
-class RecordFile:
-    """One file that grows. After the first error it takes nothing more, and ``problem`` says why.
-
-    It is opened to append, so that a second guard goes on where the first one died.
-    """
-
-    def __init__(self, path: str) -> None:
-        """Remember the path; ``open`` does the work, in the thread that writes."""
-        self.path = path
-        self.problem: str | None = None
-        self._file = -1
-
-    def open(self, _: bytes = b"") -> None:
-        """Create the file, and its directory. Never raises."""
-        try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)  # noqa: PTH103, PTH120 - pathlib costs the guard 5 ms
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            self._stop(error)
-
-    def write(self, data: bytes) -> None:
-        """Append ``data``, all of it. Never raises: a full disk ends the recording of this file, and nothing else."""
-        view = memoryview(data)
-        while view and self._file >= 0:
-            try:
-                view = view[os.write(self._file, view) :]
-            except OSError as error:
-                self._stop(error)
-
-    def close(self, _: bytes = b"") -> None:
-        """Close the file; what comes later is dropped."""
-        if self._file >= 0:
-            try:
-                os.close(self._file)
-            except OSError as error:  # a disk quota over the network may be told only here
-                self.problem = self.problem or error.strerror
-            self._file = -1
-
-    def _stop(self, error: OSError) -> None:
-        self.problem = self.problem or error.strerror or str(error)
-        self.close()

@@ -17,9 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from ddplaunch.agent.guard.loop import Loop
-from ddplaunch.agent.guard.output import Console, RecordFile, Sink, Writer
+from ddplaunch.agent.guard.output import Console, Sink, Writer
+from ddplaunch.agent.guard.record_file import LAST_BYTES, RecordFile, Room
 from ddplaunch.agent.protocol import Rank
 from ddplaunch.launch.settings import Settings
+from ddplaunch.values.escapes import HarmlessPieces, harmless_line
 from ddplaunch.values.words import listed
 
 #: A longer line is shown in pieces, each with the prefix, so that the guard stays small.
@@ -30,9 +32,9 @@ _BUSY_BYTES = 1 << 14
 class Prefixed:
     """One stream of one rank; ``feed`` takes what was read and returns what can be shown."""
 
-    def __init__(self, prefix: bytes) -> None:
-        """``prefix`` stands before every line, with its own space."""
-        self._prefix = prefix
+    def __init__(self, prefix: bytes, on_terminal: bool = False) -> None:
+        """``prefix`` stands before every line, with its own space. A terminal gets of other controls only colours."""
+        self._prefix, self._on_terminal = prefix, on_terminal
         self._open: list[bytes] = []
         self._open_bytes = 0
 
@@ -68,6 +70,8 @@ class Prefixed:
         lines = text.split(b"\n")
         if b"\r" in text:
             lines = [finally_shown(line) if b"\r" in line else line for line in lines]
+        if self._on_terminal:
+            lines = [harmless_line(line) for line in lines]
         between = b"\n" + self._prefix
         return self._prefix + between.join(lines) + b"\n"
 
@@ -101,6 +105,7 @@ class Stream:
         """Make ``descriptor`` non-blocking; all who share it only hold it."""
         self.descriptor, self.file, self.sink = descriptor, file, sink
         self.prefixed: Prefixed | None = None
+        self.pieces: HarmlessPieces | None = None
         self.rank, self.name = -1, "out"
         self.open = True
         self.paused = False
@@ -157,50 +162,67 @@ def _capacity(descriptor: int) -> int:
         return 1 << 16
 
 
+#: As gloo's exception, and NCCL's watchdog, which waits for a while before it ends the rank.
+_TIMED_OUT = (b"Timed out waiting", b"Watchdog caught collective operation timeout")
 _RECORDS_BYTES = 4 << 20
 _STALLED_S = 5.0
 _AT_MOST_DRAINED = 16 << 20
+_LAST_WORDS_BYTES = 1 << 18  # of an outcome and the explanation in it
+_MOST_ROOM_BYTES = 4 << 20
 
 
 class Streams:
     """All streams of the current attempt, and torchrun's own."""
 
-    def __init__(self, loop: Loop, console: Console, wake: int, directory: str | None, host: str) -> None:
-        """``directory`` is the node's in the record; None records nothing."""
-        self._loop, self._console, self._directory, self._host = loop, console, directory, host
+    def __init__(self, loop: Loop, console: Console, wake: int, settings: Settings, host: str) -> None:
+        """Read nothing yet. Without a directory in the settings the last of what comes is kept in memory."""
+        self._loop, self._console, self._host = loop, console, host
+        self._directory, self._limit = settings.node_directory, settings.log_max_bytes
         self.records = Writer(wake, _RECORDS_BYTES)
-        self._recording = directory is not None
         self._open: list[Stream] = []
-        self._files: list[RecordFile] = []
+        self._files: list[tuple[str, RecordFile]] = []  # by their names in the node's directory
+        self._room = Room(self._directory)
         self._stalled = False
         self.heard_s = 0.0  # when a rank last printed anything (time.monotonic())
+        self.timed_out: Callable[[], object] | None = None  # called once, when a rank says that a collective did
 
     def add_rank(self, rank: Rank, descriptors: Sequence[int], settings: Settings, attempt: int) -> None:
         """Read the streams of one rank from now on, in the order of ``rank["streams"]``."""
         shown, prefixed = settings.shows(rank["rank"]), not settings.shows_alone(rank["rank"])
         for name, descriptor in zip(rank["streams"], descriptors, strict=False):
             sink = (self._console.err if name == "err" else self._console.out) if shown else None
-            stream = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{name}", sink)
+            limit = self._limit // len(rank["streams"])
+            stream = self._add(descriptor, f"attempt-{attempt}/rank-{rank['rank']}.{name}", sink, limit)
             stream.rank, stream.name = rank["rank"], name
             if shown and prefixed:
-                stream.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode())
+                on_terminal = sink is not None and sink.is_terminal
+                stream.prefixed = Prefixed(f"[{self._host}:{rank['rank']}] ".encode(), on_terminal)
         self.resize()
 
     def add_launcher(self, descriptor: int, *, verbose: bool) -> None:
         """Read torchrun's own messages from now on."""
-        self._add(descriptor, "launcher.err", self._console.err if verbose else None)
+        stream = self._add(descriptor, "launcher.err", self._console.err if verbose else None, self._limit)
+        stream.pieces = HarmlessPieces() if self._console.err.is_terminal else None
 
-    def _add(self, descriptor: int, name: str, sink: Sink | None) -> Stream:
-        file = RecordFile(f"{self._directory}/{name}")
-        if self._recording:
-            self._files.append(file)
-            self.records.put(file.open, b"")
+    def _add(self, descriptor: int, name: str, sink: Sink | None, limit_bytes: int) -> Stream:
+        file = RecordFile(None if self._directory is None else f"{self._directory}/{name}", limit_bytes)
+        self._files.append((name, file))
+        self.in_background(file.open)
         stream = Stream(descriptor, file, sink)
         self._open.append(stream)
         self._watch(stream)
         return stream
 
-    def _readable(self, stream: Stream) -> None:
+    def hold_room(self) -> None:
+        """Hold room for the end of an attempt that has begun; what an earlier one left in memory goes."""
+        for _, file in self._files:
+            if all(stream.file is not file for stream in self._open):
+                file.forget()
+        size = min(_MOST_ROOM_BYTES, len(self._open) * LAST_BYTES) + _LAST_WORDS_BYTES
+        self.in_background(lambda: self._room.take(size))
+
+    def _read(self, stream: Stream) -> None:
+        """Read what is there, and decide when to read next: as it comes, by the clock, or when there is room again."""
         now_s = time.monotonic()
         size = self._take(stream)
         if not stream.open:
@@ -210,6 +232,8 @@ class Streams:
             self._loop.forget(stream.descriptor)
         elif stream.rest_after(size, now_s):
             self._loop.forget(stream.descriptor)
+        else:
+            self._watch(stream)
 
     def _take(self, stream: Stream) -> int:
         data = stream.read()
@@ -217,45 +241,45 @@ class Streams:
             return 0
         if stream.rank >= 0:
             self.heard_s = time.monotonic()
-        if self._recording and stream.file.problem is None:
-            self.records.put(stream.file.write, data)
+            if self.timed_out is not None and any(words in data for words in _TIMED_OUT):
+                self.timed_out()
+                self.timed_out = None
+        if self._stalled:
+            stream.file.keep(data)
+        else:
+            self.records.put(lambda: stream.file.write(data), len(data))
         if stream.sink:
-            stream.sink.put(stream.prefixed.feed(data) if stream.prefixed else data)
+            shown = stream.prefixed or stream.pieces
+            stream.sink.put(data if shown is None else shown.feed(data))
         return len(data)
 
     def _full(self, stream: Stream) -> bool:
         if stream.sink and not stream.sink.gone and stream.sink.writer.full():
             return True
-        return self._recording and self.records.full()
+        return not self._stalled and self.records.full()
 
     def due_s(self) -> float | None:
         """Return when ``tick`` should be called next (time.monotonic()), None if never."""
         times = [stream.rest_until_s for stream in self._open if stream.rest_until_s is not None]
-        if self._recording and any(stream.paused for stream in self._open):
+        if not self._stalled and any(stream.paused for stream in self._open):
             times.append(time.monotonic() + 1.0)  # to notice a disk that takes nothing
         return min(times, default=None)
 
     def tick(self) -> None:
         """Read the streams that have rested enough, go on where there is room again, see what is gone."""
         now_s = time.monotonic()
-        if self._recording and self.records.full() and now_s - self.records.moved_s > _STALLED_S:
-            self._recording, self._stalled = False, True
+        if not self._stalled and self.records.full() and now_s - self.records.moved_s > _STALLED_S:
+            self._stalled = True
         for stream in list(self._open):
             if stream.rest_until_s is not None and stream.rest_until_s <= now_s:
-                size = self._take(stream)
-                if not stream.open:
-                    self._close(stream)
-                elif self._full(stream):
-                    stream.paused, stream.rest_until_s = True, None
-                elif not stream.rest_after(size, now_s):
-                    self._watch(stream)
+                self._read(stream)
             elif stream.paused and not self._full(stream):
                 stream.paused = False
                 self._watch(stream)
 
     def _watch(self, stream: Stream) -> None:
         try:
-            self._loop.watch(stream.descriptor, lambda: self._readable(stream))
+            self._loop.watch(stream.descriptor, lambda: self._read(stream))
         except OSError:  # not a pipe: /dev/null in the place of a stream that an earlier guard has closed
             self._close(stream)
 
@@ -299,6 +323,7 @@ class Streams:
     def end_attempt(self) -> None:
         """Drain and close the ranks' streams, and show their unfinished lines; torchrun's own stays."""
         self.drain()
+        self.in_background(self._room.give_back)
         for stream in [one for one in self._open if one.rank >= 0]:
             self._close(stream)
 
@@ -308,13 +333,17 @@ class Streams:
         self._open.remove(stream)
         self._loop.forget(stream.descriptor)
         stream.close()
-        if self._recording:
-            self.records.put(stream.file.close, b"")
+        self.in_background(stream.file.close)
 
     def in_background(self, work: Callable[[], None]) -> None:
         """Do ``work`` after what was recorded until now; it must not raise."""
-        if self._recording:
-            self.records.put(lambda _: work(), b"")
+        if not self._stalled:
+            self.records.put(work)
+
+    def check(self) -> None:
+        """See soon whether all files are still there, and write what waits to be written."""
+        for _, file in list(self._files):
+            self.in_background(file.check)
 
     def settle(self, seconds: float) -> None:
         """Wait until all is in the files, at most ``seconds``."""
@@ -323,10 +352,19 @@ class Streams:
 
     def unrecorded(self) -> str | None:
         """Say why output is missing in the record, None if none is."""
+        if self._directory is None:
+            return None
         if self._stalled:
             return f"the disk took nothing for {_STALLED_S:.0f} s"
-        lost = [file for file in self._files if file.problem]
+        lost = [file for _, file in self._files if file.problem]
         if not lost:
             return None
-        names = listed([file.path.rpartition("/")[2] for file in lost], 1)
-        return f"{names}: {lost[0].problem}"
+        return f"{listed([file.name for file in lost], 1)}: {lost[0].problem}"
+
+    def trouble(self) -> tuple[str, str] | None:
+        """Return the path of a file that is not complete, and why; None if all are."""
+        return next(((file.path, file.problem) for _, file in self._files if file.path and file.problem), None)
+
+    def unwritten(self) -> dict[str, bytes]:
+        """Return the last of what is in no file, by the file's name in the node's directory."""
+        return {name: data for name, file in self._files if (data := file.unwritten())}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
-from ddplaunch.values.variable_names import RUN_ID
+from ddplaunch.values.variable_names import LAUNCH
 
 _KILL_AFTER_S = 1.0
 _EVERY_S = 0.05
@@ -73,9 +73,14 @@ def _is_multiprocessing(one: ProcessStat, commands: frozenset[tuple[bytes, ...]]
     return spawned or command in commands or one.name.startswith("pt_data")
 
 
-def unannounced(table: Iterable[ProcessStat], run_id: str, launcher: ProcessStat | None) -> list[ProcessStat]:
-    """Return ranks that torchrun, ``launcher``, started but did not tell of before it died: they lead sessions."""
-    if launcher is None or not run_id:
+def unannounced(table: Iterable[ProcessStat], mark: tuple[str, str], launcher: ProcessStat | None) -> list[ProcessStat]:
+    """Return ranks that torchrun, ``launcher``, started but did not tell of before it died: they lead sessions.
+
+    ``mark`` is the variable with its value by which the processes of this launch are known. A pasted torchrun has no
+    token, and only the run's id, which another launch may have as well: then a rank is one that has no token either.
+    """
+    name, value = (each.encode() for each in mark)
+    if launcher is None or not value:
         return []
     own = os.getpid()
     table = list(table)
@@ -84,13 +89,18 @@ def unannounced(table: Iterable[ProcessStat], run_id: str, launcher: ProcessStat
         for one in table
         if one.pid != own
         and one.start_ticks >= launcher.start_ticks
-        and read_variable(one.pid, RUN_ID.encode()) == run_id.encode()
+        and read_variable(one.pid, name) == value
+        and (mark[0] == LAUNCH or _is_rank_without_token(one.pid))
     }
     return [
         one
         for one in table
         if one.pid in running and one.pid != launcher.pid and one.parent not in running - {launcher.pid} and _leads(one)
     ]
+
+
+def _is_rank_without_token(pid: int) -> bool:
+    return read_variable(pid, LAUNCH.encode()) is None and read_variable(pid, b"LOCAL_RANK") is not None
 
 
 def left_by(owners: Mapping[int, Owner], command: tuple[bytes, ...], *, workers_only: bool) -> list[ProcessStat]:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import selectors
 import struct
 import termios
 import threading
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from ddplaunch.machine.files import is_same_file
+from ddplaunch.values.escapes import HarmlessPieces
 from ddplaunch.values.frozen import dataclass
 
 Kind = Literal["pipe", "terminal"]
@@ -50,18 +51,12 @@ class LauncherStreams:
 def read_console(out: int = 1, err: int = 2) -> LauncherStreams:
     """Look at the launcher's own descriptors; one that is closed is no terminal."""
     out_terminal, err_terminal = os.isatty(out), os.isatty(err)
-    try:
-        first, second = os.fstat(out), os.fstat(err)
-        one = (first.st_dev, first.st_ino, first.st_rdev) == (second.st_dev, second.st_ino, second.st_rdev)
-    except OSError:
-        one = False
     size = None
-    for descriptor, terminal in ((out, out_terminal), (err, err_terminal)):
-        if terminal and size is None:
-            with contextlib.suppress(OSError):
-                columns, rows = os.get_terminal_size(descriptor)
-                size = (rows, columns)
-    return LauncherStreams(out_terminal, err_terminal, one, size)
+    if out_terminal or err_terminal:
+        with contextlib.suppress(OSError):
+            columns, rows = os.get_terminal_size(out if out_terminal else err)
+            size = (rows, columns)
+    return LauncherStreams(out_terminal, err_terminal, is_same_file(out, err), size)
 
 
 def kinds(alone: bool, console: LauncherStreams) -> tuple[Kind, ...]:
@@ -79,20 +74,21 @@ def pipe_bytes(pipes: int) -> int:
     return max(_LEAST_PIPE_BYTES, min(_PIPE_BYTES, _ALL_PIPES_BYTES // max(1, pipes)))
 
 
-def open_outlets(wanted: Sequence[Kind], size_bytes: int, console: LauncherStreams) -> list[Outlet]:
+def open_outlets(wanted: Sequence[Kind], console: LauncherStreams) -> list[Outlet]:
     """Open one outlet for each kind. Raises OSError with nothing left open."""
     opened: list[Outlet] = []
+    size_bytes = pipe_bytes(len(wanted))
     try:
         for kind in wanted:
-            opened.append(_terminal(console) if kind == "terminal" else open_pipe(size_bytes))
+            opened.append(_terminal(console) if kind == "terminal" else _pipe(size_bytes))
     except BaseException:
         close(opened)
         raise
     return opened
 
 
-def open_pipe(size_bytes: int) -> Outlet:
-    """Open a pipe of about ``size_bytes``; the kernel's own size where it refuses. Raises OSError."""
+def _pipe(size_bytes: int) -> Outlet:
+    """Open a pipe of about ``size_bytes``; the kernel's own size where it refuses."""
     read, write = os.pipe()
     with contextlib.suppress(OSError):
         fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, size_bytes)
@@ -125,29 +121,17 @@ def close(outlets: Sequence[Outlet]) -> None:
 
 
 def drain(readers: Sequence[int], sink: int) -> None:
-    """Copy everything from ``readers`` to ``sink`` in a thread, as it comes: no guard is left to read it."""
-    threading.Thread(target=_copy, args=(list(readers), sink), daemon=True).start()
+    """Copy everything from ``readers`` to ``sink`` in threads, as it comes: no guard is left to read it."""
+    for reader in readers:
+        threading.Thread(target=_copy, args=(reader, sink), daemon=True).start()
 
 
-def _copy(readers: Sequence[int], sink: int) -> None:
-    with selectors.DefaultSelector() as selector:
-        for reader in readers:
-            selector.register(reader, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select():
-                try:
-                    data = os.read(key.fd, 1 << 16)
-                except OSError:
-                    data = b""
-                if not data:
-                    selector.unregister(key.fd)
-                    continue
-                _write(sink, data)
-
-
-def _write(sink: int, data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(sink, data) :]
-    except OSError:
-        pass  # a console that is gone; the ranks go on
+def _copy(reader: int, sink: int) -> None:
+    os.set_blocking(reader, True)  # the guard has made it otherwise
+    pieces = HarmlessPieces() if os.isatty(sink) else None
+    with contextlib.suppress(OSError):  # EIO: nobody holds the other side of the terminal
+        while data := os.read(reader, 1 << 16):
+            data = data if pieces is None else pieces.feed(data)
+            with contextlib.suppress(OSError):  # a console that is gone; the ranks go on
+                while data:
+                    data = data[os.write(sink, data) :]

@@ -1,8 +1,12 @@
 """The plug-in's side of the guard: starts it, hands it what ranks write into, and starts another if it dies.
 
 The guard is ``python -ISE -c … FD``: no site-packages, no torch, some 12 ms. It gets the settings in the environment,
-its end of the socket as descriptor FD, the launcher's own stdout and stderr, /dev/null as stdin, and the signals that a
-terminal or a scheduler sends to all processes blocked, so that it is there until everything is said.
+its end of the socket as descriptor FD, the launcher's own stdout and stderr, /dev/null as stdin, a session of its own,
+which what kills torchrun's process group does not reach, and the signals that a scheduler sends to all processes
+blocked, so that it is there until everything is said.
+
+A guard that is stopped (SIGSTOP) is let go on after some seconds, and one that stays stopped, by a debugger, replaced:
+ranks would wait for it as soon as their pipes are full, and so would the end of the run.
 
 What a guard was told is kept, descriptors included, so that a new one can be told again and no rank ever finds a pipe
 without a reader. When no guard can be had any more, ``lost`` is called, once.
@@ -16,6 +20,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,22 +28,16 @@ from types import FrameType
 from typing import Any
 
 import ddplaunch
-from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets, open_pipe, pipe_bytes
+from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
+from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets
 from ddplaunch.agent.protocol import Failure, Rank, receive, send
 from ddplaunch.launch.settings import Settings
+from ddplaunch.machine.processes.process_table import is_stopped
+from ddplaunch.records.own.own_files import open_place
 from ddplaunch.values.frozen import dataclass
 
 #: Blocked when the guard begins; it decides itself which of them it looks at.
-_BLOCKED = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGTSTP,
-    signal.SIGTTOU,
-    signal.SIGTTIN,
-    signal.SIGPIPE,
-)
+_BLOCKED = (*IGNORED, *PASSED_ON)
 _SEND_BUFFER_BYTES = 1 << 20  # the kernel caps it (net.core.wmem_max); a message has to fit in one piece
 _CODE = "import sys; sys.path.append({root!r}); from ddplaunch.agent.guard.guard import main; main(int(sys.argv[1]))"
 
@@ -51,22 +50,18 @@ class Guard:
     channel: socket.socket
 
 
-def _start_guard(environ: Mapping[str, str], stderr: int = 2) -> Guard:
+def _start_guard(environ: Mapping[str, str], stderr: int) -> Guard:
     """Start a guard whose stderr is this process's descriptor ``stderr``. Raises OSError if that is impossible."""
     mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         os.set_inheritable(its.fileno(), True)
-        actions: list[tuple[int, ...] | tuple[int, int, str, int, int]] = [
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-        ]
-        if stderr != 2:
-            actions.append((os.POSIX_SPAWN_DUP2, stderr, 2))
         pid = os.posix_spawn(
             sys.executable,
             guard_argv(its.fileno()),
             dict(environ),
-            file_actions=actions,
+            file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0), (os.POSIX_SPAWN_DUP2, stderr, 2)],
+            setsid=True,
             setsigmask=_BLOCKED,
             setsigdef=_BLOCKED,
         )
@@ -86,6 +81,9 @@ def guard_argv(descriptor: int) -> list[str]:
 
 
 _NEW_GUARDS = 3  # over a run: one that dies at once again and again is of no help
+_STOPPED_S = 3.0  # until a guard that is stopped is told to go on; as long again until it is replaced
+_LOOK_S = 0.5
+_KILLED_S = 1.0  # a debugger may keep what is left of it
 
 
 class Session:
@@ -101,7 +99,7 @@ class Session:
         self._spare = _NEW_GUARDS
         self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
         self._outlets: list[Outlet] = []
-        self._pids: dict[int, int] = {}
+        self._stopped_s: float | None = None  # since when the guard is seen to be stopped
         self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
         self._stderr = os.dup(2)
         os.set_inheritable(self._stderr, False)
@@ -118,7 +116,7 @@ class Session:
         return [outlet.read for outlet in self._outlets]
 
     def watch(self) -> None:
-        """Notice by SIGCHLD that the guard has died, or that it says something, after whatever handler there was."""
+        """Notice by SIGCHLD that the guard has died or stopped, or says something, after whatever handler there was."""
         before = signal.getsignal(signal.SIGCHLD)
 
         def died(number: int, frame: FrameType | None) -> None:
@@ -130,9 +128,18 @@ class Session:
         signal.signal(signal.SIGCHLD, died)
         signal.siginterrupt(signal.SIGCHLD, False)  # a rank's end must not interrupt a call into the store
 
+    def take_signals(self) -> None:
+        """Let the guard see each signal of this process as it comes, from C: Python may wait in a store's C++.
+
+        Raises OSError, and ValueError outside of the main thread.
+        """
+        reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._say({"op": "listen"}, [reading])
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+
     def take_stderr(self) -> None:
         """Let torchrun's own messages, C++ ones too, go to the guard instead of the console. Raises OSError."""
-        pipe = open_pipe(pipe_bytes(1))
+        (pipe,) = open_outlets(("pipe",), self._console)
         os.dup2(pipe.write, 2, inheritable=True)
         os.close(pipe.write)
         self._say({"op": "launcher"}, [pipe.read])
@@ -145,18 +152,10 @@ class Session:
     def begin(self, ranks: Sequence[tuple[int, int]]) -> list[list[int]]:
         """Announce an attempt of these (rank, local rank); return for each what it writes into. Raises OSError."""
         wanted = [kinds(self.settings.shows_alone(rank), self._console) for rank, _ in ranks]
-        size = pipe_bytes(sum(map(len, wanted)))
-        opened: list[list[Outlet]] = []
-        try:
-            for each in wanted:
-                opened.append(open_outlets(each, size, self._console))
-        except BaseException:
-            close([outlet for outlets in opened for outlet in outlets])
-            raise
-        before, self._outlets = self._outlets, [outlet for outlets in opened for outlet in outlets]
+        opened = open_outlets([kind for each in wanted for kind in each], self._console)
+        before, self._outlets = self._outlets, opened
         self.attempt += 1
         self.began_s = time.monotonic()
-        self._pids = {}
         self._said.pop("started", None)
         told = [
             Rank(rank=rank, local_rank=local_rank, streams=["out", "err"][: len(each)])
@@ -165,15 +164,12 @@ class Session:
         over, self.failures = self.failures, []
         self._say({"op": "attempt", "attempt": self.attempt, "ranks": told, "failures_before": over}, self.readers)
         close(before)  # only now: until the guard knows of the new attempt it may still read the old one
-        return [[outlet.write for outlet in outlets] for outlets in opened]
+        left = iter(opened)
+        return [[next(left).write for _ in each] for each in wanted]
 
-    def started(self, rank: int, pid: int) -> None:
-        """Note the process of a rank; the guard is told when all of the attempt have one."""
-        self._pids[rank] = pid
-        message = self._said.get("attempt")
-        if message is not None and "started" not in self._said and len(self._pids) == len(message[0]["ranks"]):
-            pids = {str(each): number for each, number in self._pids.items()}
-            self._say({"op": "started", "attempt": self.attempt, "pids": pids})
+    def started(self, pids: Mapping[int, int]) -> None:
+        """Tell the guard the process of each rank of the attempt."""
+        self._say({"op": "started", "attempt": self.attempt, "pids": {str(rank): pid for rank, pid in pids.items()}})
 
     def signalled(self, number: int) -> None:
         """Tell the guard that torchrun was told to end."""
@@ -187,6 +183,10 @@ class Session:
         self._say({"op": "end", **message})
         while (guard := self._guard) is not None:
             try:
+                if not _readable(guard.channel, _LOOK_S):
+                    if self._is_stuck(guard):
+                        self._replace_guard(guard)
+                    continue
                 answer, _ = receive(guard.channel)
             except (OSError, ValueError):
                 answer = None
@@ -204,7 +204,7 @@ class Session:
             return None
         path = Path(self.settings.node_directory, f"attempt-{self.attempt}")
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            os.close(open_place(path, create=True))
         except OSError:
             return None
         return path
@@ -225,7 +225,7 @@ class Session:
         if guard is None or "end" in self._said:
             return
         with contextlib.suppress(OSError, ValueError):
-            while select.select([guard.channel], [], [], 0)[0]:
+            while _readable(guard.channel, 0):
                 message, _ = receive(guard.channel)
                 if message is None:
                     return
@@ -255,18 +255,43 @@ class Session:
         with contextlib.suppress(OSError):
             if os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                 self._replace_guard(guard)
+            elif self._stopped_s is None and is_stopped(guard.pid):
+                self._stopped_s = time.monotonic()
+                threading.Thread(target=self._let_go_on, args=(guard,), daemon=True).start()
+
+    def _let_go_on(self, guard: Guard) -> None:
+        """Watch a guard that is stopped until it goes on; kill it if it does not, upon which another one is started."""
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(guard.pid)
+            while self._guard is guard and self._stopped_s is not None:
+                time.sleep(_LOOK_S)
+                if self._is_stuck(guard):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+                    break
+            os.close(handle)
+
+    def _is_stuck(self, guard: Guard) -> bool:
+        """Say whether the guard stays stopped though it was told to go on, which it is after a while."""
+        if not is_stopped(guard.pid):
+            self._stopped_s = None
+            return False
+        now_s = time.monotonic()
+        self._stopped_s = self._stopped_s or now_s
+        if now_s - self._stopped_s > _STOPPED_S:
+            os.kill(guard.pid, signal.SIGCONT)  # our own child, not reaped yet
+        return now_s - self._stopped_s > 2 * _STOPPED_S
 
     def _replace_guard(self, guard: Guard) -> None:
         """Start another guard and tell it everything again; give up when that happened too often."""
         if self._guard is not guard:
             return  # a signal handler was quicker
-        self._guard = None
+        self._guard = self._stopped_s = None
         _part_with(guard)
         while self._spare > 0:
             self._spare -= 1
             try:
                 new = _start_guard(self._environ, self._stderr)
-                for op in ("launcher", "attempt", "started", "signal", "end"):
+                for op in ("launcher", "listen", "attempt", "started", "signal", "end"):
                     if op in self._said:
                         message, descriptors = self._said[op]
                         send(new.channel, {**message, "again": True}, descriptors)
@@ -277,6 +302,13 @@ class Session:
         self.lost()
 
 
+def _readable(channel: socket.socket, seconds: float) -> bool:
+    """Say whether something can be read within some ``seconds``. Not select(2), which knows 1024 descriptors."""
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(seconds * 1000))
+
+
 def _part_with(guard: Guard) -> None:
     """Reap a guard that does not listen any more; it is killed in case that it still lives."""
     with contextlib.suppress(OSError):
@@ -284,4 +316,6 @@ def _part_with(guard: Guard) -> None:
     guard.channel.close()
     with contextlib.suppress(OSError):
         os.kill(guard.pid, signal.SIGKILL)  # our own child, not reaped yet: the pid is still its
-        os.waitpid(guard.pid, 0)
+        until_s = time.monotonic() + _KILLED_S
+        while os.waitpid(guard.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until_s:
+            time.sleep(0.001)

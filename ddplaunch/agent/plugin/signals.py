@@ -6,6 +6,9 @@ the store's C++ code, for up to 15 minutes, Python runs none. So a thread waits 
 When they run, the first one does what torchrun's own handler does: it raises SignalException, upon which the agent
 passes the signal on and waits for the ranks. A second one during that would break it off and leave ranks behind, and
 Slurm sends SIGTERM twice: it is left to the guard, which counts Ctrl-C.
+
+Signals that mean something to ranks, and those of the terminal, do nothing to torchrun: the guard hears of every signal
+that has a handler here (``Session.take_signals``), passes them on, and stops the ranks while torchrun is stopped.
 """
 
 from __future__ import annotations
@@ -17,31 +20,53 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from ddplaunch.agent.guard.loop import PASSED_ON
+
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+#: What the guard alone does something about.
+HEARD = (*PASSED_ON, signal.SIGCONT, signal.SIGWINCH)
 _WAKE = signal.SIGURG  # ends the thread; nobody sends it, and its default is to do nothing
 
 
 class Signals:
-    """The handlers of this process. ``tell`` is called with the number of the first signal that ends it."""
+    """The handlers of this process."""
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
+    def __init__(self) -> None:
+        """Hold back what ends this process until ``before_ranks`` says how it ends."""
         self.first: int | None = None
         self.late: int | None = None  # one that came while the end was being said
-        self._tell = tell
+        self._tell: Callable[[int], None] = lambda _: None
         self._waiting: threading.Thread | None = None
         #: nohup's, which torch would take back. A shell's ``&`` ignores SIGINT too, but whoever sends that means it.
         self._ignored = frozenset(each for each in (signal.SIGHUP,) if signal.getsignal(each) is signal.SIG_IGN)
+        self._wanted = {each for each in ENDING if each not in self._ignored} | {_WAKE}
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # so that torch's import ended quietly
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._wanted) - {signal.SIGINT}
 
-    def before_ranks(self, end: Callable[[int], None]) -> None:
-        """Until ``ranks_start``, let a signal call ``end``, which does not return, in a thread of its own."""
-        wanted = {each for each in ENDING if each not in self._ignored} | {_WAKE}
+    def let_go(self) -> None:
+        """Hold nothing back any more."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def only_heard(self) -> None:
+        """Let the guard alone do something about the signals of ``HEARD``, unless they were ignored."""
+        for each in HEARD:
+            if signal.getsignal(each) is signal.SIG_DFL:
+                signal.signal(each, lambda *_: None)
+                signal.siginterrupt(each, False)
+
+    def before_ranks(self, tell: Callable[[int], None], end: Callable[[int], None]) -> None:
+        """Until ``ranks_start``, let a signal call ``end``, which does not return, in a thread of its own.
+
+        ``tell`` is called with the number of the first signal that ends this process, here and later.
+        """
+        self._tell = tell
 
         def wait() -> None:
-            number = signal.sigwait(wanted)
+            number = signal.sigwait(self._wanted)
             if number != _WAKE and self._once(number):
                 end(number)
 
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
         self._waiting = threading.Thread(target=wait, daemon=True)
         self._waiting.start()
 
@@ -52,7 +77,7 @@ class Signals:
             with contextlib.suppress(ProcessLookupError):
                 signal.pthread_kill(thread.ident, _WAKE)
             thread.join()  # for ever, if a signal was quicker: it is ending the process
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            self.let_go()
 
     def ranks_run(self, theirs: Any) -> None:
         """Put ours in front of ``theirs``, torch's handler, wherever torch has just set it."""

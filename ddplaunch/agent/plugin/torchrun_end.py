@@ -31,15 +31,15 @@ from ddplaunch.launch.relaunch import (
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.paths import advanced, newest_below
 from ddplaunch.records.first_failure import TorchrunState, exit_status
+from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome
 from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.variable_names import RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
-_MESSAGES_CHARS = 48_000  # of all failures together; a message to the guard has to fit into one piece
-_ERROR_CHARS = 4_000
+_ERROR_CHARS = 4_000  # a message to the guard has to fit into one piece
 
 
 class Ending:
@@ -130,26 +130,17 @@ def _end(
 
 
 def failures_of(failures: dict[int, Any]) -> list[Failure]:
-    """Return what torch's ``ProcessFailure`` says of each failed rank, with the traceback that ``@record`` wrote."""
-    budget = _MESSAGES_CHARS // len(failures)
+    """Return what torch's ``ProcessFailure`` says of each failed rank."""
     return [
         Failure(
             rank=int(rank),
             local_rank=int(failure.local_rank),
             pid=int(failure.pid),
             exit_code=int(failure.exitcode),
-            message=_message(failure.message)[-budget:],
             timestamp_s=int(failure.timestamp),
         )
         for rank, failure in failures.items()
     ]
-
-
-def _message(message: Any) -> str:
-    if not isinstance(message, dict):
-        return str(message)
-    extra = message.get("extraInfo") or {}
-    return str(extra.get("py_callstack") or message.get("message") or "")
 
 
 def error_text(value: BaseException) -> str:
@@ -201,7 +192,8 @@ def relaunch(
     back = Relaunched(number, order.run_id, status, progress, os.getpid())
     environment = restored(os.environ, order) | {
         RELAUNCHED: codec.to_json(back),
-        RUN_ID: order.run_id,  # by these two `ps` and `stop` find what waits to launch again
+        RUN_ID: order.run_id,  # by these `ps` and `stop` find what waits to launch again
+        **({LAUNCH: os.environ[LAUNCH]} if LAUNCH in os.environ else {}),
         SETTINGS: Settings(directory=settings.directory).to_json(),
     }
     signals.give_back()
@@ -249,6 +241,6 @@ def restored(environ: Mapping[str, str], order: RelaunchOrder) -> dict[str, str]
 
 def _note(settings: Settings, progress: RunProgress) -> None:
     """Leave it in the record: over ssh the launcher decides, and this node's output may be on its own disk."""
-    path = Path(settings.directory or "") / f"node-{settings.node}" / "relaunch.json"
+    path = Path(settings.node_directory or f"node-{settings.node}", "relaunch.json")
     with contextlib.suppress(OSError):
-        path.write_text(codec.to_json(progress) + "\n")
+        replace_file(path, codec.to_json(progress) + "\n")

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.launch.settings import Settings
+from ddplaunch.machine.files import read_plain
+from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.values.variable_names import EXECUTED
 
 Phase = tuple[str, float, float]  # name, seconds since 1970 at its begin and at its end
@@ -36,8 +38,10 @@ class Trace:
         self._marks: list[tuple[str, float]] = []
         executed = environ.pop(EXECUTED, None)  # it is for this torchrun, not for one that a rank may start
         if self._path and executed:
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                self._marks += [("checks and plan", process_start_s()), ("import torch", float(executed))]
+            own = read_stat(os.getpid())  # it is older than torchrun, which ddplaunch became
+            with contextlib.suppress(ValueError):
+                self._marks += [("checks and plan", own.started_s)] if own else []
+                self._marks += [("import torch", float(executed))]
 
     def begins(self, phase: str) -> None:
         """Note that ``phase`` begins now."""
@@ -53,12 +57,8 @@ class Trace:
         if node:
             path = path.with_name(f"{path.stem}.node-{node}{path.suffix}")
         phases = with_parts(phases_of(self._marks, time.time()), self._attempts())
-        about = {
-            "run_id": self._settings.run_id,
-            "start": self._settings.start,
-            "node": node,
-        }
-        text = as_svg(about, phases) if path.suffix == ".svg" else json.dumps(_as_json(about, phases), indent=2) + "\n"
+        about = {"run_id": self._settings.run_id, "start": self._settings.start, "node": node}
+        text = as_svg(about, phases) if path.suffix == ".svg" else as_json(about, phases)
         with contextlib.suppress(OSError):
             path.write_text(text, encoding="utf-8", errors="replace")
 
@@ -86,8 +86,8 @@ def read_marks(attempt: Path) -> list[Marks]:
     found: list[Marks] = []
     for path in sorted(attempt.glob("rank-*.marks.json")):
         try:
-            value = json.loads(path.read_text())
-        except (OSError, ValueError):
+            value = json.loads(read_plain(path))
+        except (OSError, ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             found.append({name: number for name, number in value.items() if isinstance(number, int | float)})
@@ -112,10 +112,10 @@ def with_parts(phases: Sequence[Phase], attempts: Sequence[Sequence[Marks]]) -> 
     return found
 
 
-def _as_json(about: dict[str, Any], phases: list[Phase]) -> dict[str, Any]:
-    """Return it in plain types; times are seconds since 1970."""
+def as_json(about: dict[str, Any], phases: list[Phase]) -> str:
+    """Return it as JSON; times are seconds since 1970."""
     listed = [{"phase": name, "began_s": round(began, 4), "ended_s": round(end, 4)} for name, began, end in phases]
-    return {"schema": 1, **about, "phases": listed}
+    return json.dumps({"schema": 1, **about, "phases": listed}, indent=2) + "\n"
 
 
 _WIDTH, _LABEL, _ROW = 900, 190, 26  # pixels
@@ -143,13 +143,3 @@ def as_svg(about: dict[str, Any], phases: list[Phase]) -> str:
             f'<text x="{left + width + 4:.1f}" y="{top + 16}">{(end - began) * 1000:.0f} ms</text>',
         ]
     return "\n".join([*lines, "</svg>", ""])
-
-
-def process_start_s() -> float:
-    """Return when this process was started, which is before it became torchrun; seconds since 1970. Raises OSError."""
-    from ddplaunch.machine.processes.process_table import read_stat
-
-    stat = read_stat(os.getpid())
-    if stat is None:
-        raise FileNotFoundError("/proc/self/stat")
-    return stat.started_s

@@ -1,4 +1,4 @@
-"""Notes when a rank had Python, torch, and its first collective, for `--trace`.
+"""Notes when a rank had Python, torch and its first collective, counts its steps, and calls back when modules have run.
 
 Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch. A rank
 that ends without its ``atexit`` handlers, killed or by ``os._exit``, leaves no notes.
@@ -13,44 +13,122 @@ import time
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 #: Where the rank is to write its notes.
 PATH = "DDPLAUNCH_MARKS"
 
 
-class _Torch:
-    """Finds torch as ever, once, and notes when its code has run."""
+class _Finder:
+    """Finds some modules as ever, each once, and says when its code has run."""
 
-    def __init__(self, marks: dict[str, float]) -> None:
-        self._marks = marks
+    def __init__(self, wanted: dict[str, Callable[[Any], None]]) -> None:
+        self._wanted = wanted
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return what the finders behind this one find; nothing for any other module."""
-        if name != "torch":
+        if name not in self._wanted:
             return None
-        sys.meta_path.remove(self)
+        found = self._wanted.pop(name)
+        if not self._wanted:
+            sys.meta_path.remove(self)
         import importlib.util
 
         spec: Any = importlib.util.find_spec(name)
         if spec is not None and spec.loader is not None:
             run = spec.loader.exec_module
 
-            def run_and_note(module: Any) -> None:
+            def run_and_say(module: Any) -> None:
                 run(module)
-                self._marks["torch_s"] = time.time()
+                _say(found, module)
 
-            spec.loader.exec_module = run_and_note
+            spec.loader.exec_module = run_and_say
         return spec
+
+
+def _say(found: Callable[[Any], None], module: Any) -> None:
+    try:
+        found(module)
+    except Exception:  # what is noted is a convenience, the training is not
+        return
+
+
+def after_import(wanted: dict[str, Callable[[Any], None]]) -> None:
+    """Call each function with the module of its name once that has run, at once for one that has. It must not raise."""
+    missing = {}
+    for name, found in wanted.items():
+        if name in sys.modules:
+            _say(found, sys.modules[name])
+        else:
+            missing[name] = found
+    if missing:
+        sys.meta_path.insert(0, _Finder(missing))
+
+
+class _Counted:
+    """Stands for a method of a class, and calls ``count`` whenever it is looked up on an object."""
+
+    def __init__(self, method: Any, count: Callable[[], None]) -> None:
+        self._method, self._count = method, count
+
+    def __get__(self, one: Any, owner: Any = None) -> Any:
+        if one is not None:
+            self._count()
+        return self._method.__get__(one, owner)
+
+
+def count_work(memory: int) -> None:
+    """Count optimizer steps, and batches that DataLoaders are asked for, in the first 16 bytes of ``memory``.
+
+    Whether a rank gets on cannot be seen from outside where all ranks wait by computing, or load in silence.
+    """
+    owner, status = os.getpid(), os.fstat(memory)
+    shared: list[Any] = []
+
+    def counts() -> Any:
+        """Return the two numbers. They are mapped by libc, as Python's mmap keeps a descriptor of its own open."""
+        if not shared and os.path.samestat(os.fstat(memory), status):  # else the script has closed it
+            import ctypes
+
+            libc: Any = ctypes.CDLL(None, use_errno=True)
+            libc.mmap.restype = ctypes.c_void_p
+            address = libc.mmap(None, ctypes.c_size_t(16), 3, 1, memory, ctypes.c_long(0))  # read and write, shared
+            if address not in (None, ctypes.c_void_p(-1).value):
+                shared.append((ctypes.c_uint64 * 2).from_address(address))
+        return shared[0]
+
+    def optimizers(module: Any) -> None:
+        steps = counts()
+
+        def stepped(_optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            import torch
+
+            if not torch.compiler.is_compiling() and os.getpid() == owner:
+                steps[0] += 1
+
+        module.register_optimizer_step_post_hook(stepped)
+
+    def dataloaders(module: Any) -> None:
+        batches, iterators = counts(), module._BaseDataLoaderIter
+
+        def asked() -> None:
+            if os.getpid() == owner:
+                batches[1] += 1
+
+        iterators.__next__ = _Counted(iterators.__next__, asked)
+
+    after_import({"torch.optim.optimizer": optimizers, "torch.utils.data.dataloader": dataloaders})
 
 
 def begin(path: str) -> None:
     """Note that Python is there, and write all notes to ``path`` after the last ``atexit`` handler."""
     marks = {"python_s": time.time()}
-    if "torch" in sys.modules:
-        marks["torch_s"] = marks["python_s"]
-    else:
-        sys.meta_path.insert(0, _Torch(marks))
+
+    def torch_has_run(_: Any) -> None:
+        marks["torch_s"] = time.time()
+
+    after_import({"torch": torch_has_run})
     owner = os.getpid()
 
     def write() -> None:

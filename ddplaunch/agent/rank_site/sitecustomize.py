@@ -1,13 +1,20 @@
-"""Lets a rank print its stacks on a signal, into memory that others can read.
+"""Lets a rank end with torchrun, note with which numbers it trains, count its steps, and print its stacks on a signal.
 
-A rank is a plain interpreter, and nothing from outside can call into it without the rights of a debugger. So where
-stacks were asked for, the plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` imports
+A rank is a plain interpreter, and nothing from outside can call into it without the rights of a debugger. So the
+plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` imports
 ``sitecustomize`` from there (https://docs.python.org/3/library/site.html), and this one
 
 - takes itself out again: PYTHONPATH and sys.path are as they were, so are those of whatever the rank starts,
+- has the kernel send SIGTERM to the rank when torchrun, its parent, is gone,
 - lets ``faulthandler`` answer a real-time signal that nobody uses, without a thread and without Python code running,
+  into memory that others can read, and counts steps and batches, if stacks were asked for,
+- lets gloo's threads finish before the interpreter ends, which would abort the rank now and then,
+- looks at the first optimizer steps, unless that is not wanted (``ddplaunch_observer.py``),
+- measures the phases of each step for `--phases`, if that was asked for (``ddplaunch_phases.py``),
 - notes for `--trace` when the rank had Python, torch, and its first collective, if that was asked for,
 - imports the sitecustomize that it stands in front of, if there is one.
+
+For torchrun itself it makes Ctrl-C end the process, without a traceback, until the plug-in is there.
 
 It is run by whatever Python a rank is, so it imports nothing of ddplaunch.
 """
@@ -19,13 +26,23 @@ import sys
 
 TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Callable, MutableMapping
 
-#: Present for the ranks whose stacks may be asked for; the value is the PYTHONPATH that the rank would have had.
-MARK = "DDPLAUNCH_STACKS"
+#: Present for the ranks that take part in something here; the value is the PYTHONPATH that the rank would have had.
+MARK = "DDPLAUNCH_SITE"
+#: Present for the ranks whose stacks may be asked for.
+STACKS = "DDPLAUNCH_STACKS"
+#: The process whose end is to be the rank's. A rank that a shell script has started has another parent, and stays.
+PARENT = "DDPLAUNCH_PARENT"
+#: Present for torchrun, which ddplaunch has become with SIGINT blocked.
+INTERRUPTIBLE = "DDPLAUNCH_INTERRUPTIBLE"
 #: What the memory is called in /proc/PID/fd.
 MEMORY = "ddplaunch-stacks"
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
 _FAR_AWAY = 200  # the descriptor: low numbers are what scripts compare and redirect
+_GLOO = "Name:\tpt_gloo_runloop\n"  # as torch names the threads: torch/csrc/distributed/c10d/ProcessGroupGloo.cpp
+_PATIENCE_S = 2
+_COUNTS_BYTES = 16  # of steps and batches, in front of the stacks
 
 
 def signal_number() -> int:
@@ -36,19 +53,26 @@ def signal_number() -> int:
 
 
 def restore(environ: MutableMapping[str, str]) -> bool:
-    """Put PYTHONPATH back to what it was; return whether stacks were asked for."""
-    before = environ.pop(MARK, None)
+    """Take this folder out of PYTHONPATH, wherever a shell script has moved it; return whether stacks are shown."""
+    before, stacks, _ = environ.pop(MARK, None), environ.pop(STACKS, None), environ.pop(PARENT, None)
     if before is None:
         return False
+    entries = environ.get("PYTHONPATH", "").split(":")
+    if _HERE in entries:
+        entries.remove(_HERE)
+        before = ":".join(entries)
     if before:
         environ["PYTHONPATH"] = before
     else:
         environ.pop("PYTHONPATH", None)
-    return True
+    return stacks is not None
 
 
-def register() -> None:
-    """Let faulthandler write all threads' stacks into memory of this process when the signal comes. Never raises."""
+def register(count: Callable[[int], None]) -> None:
+    """Let faulthandler write all threads' stacks into memory of this process when the signal comes. Never raises.
+
+    ``count`` is called with the memory, whose first bytes are for the numbers of steps and batches.
+    """
     try:
         import faulthandler
         import fcntl
@@ -58,24 +82,104 @@ def register() -> None:
             memory = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _FAR_AWAY)
         finally:
             os.close(low)
+        os.truncate(memory, _COUNTS_BYTES)
         fcntl.fcntl(memory, fcntl.F_SETFL, os.O_APPEND)
         faulthandler.register(signal_number(), file=memory, all_threads=True, chain=False)
+        count(memory)
     except Exception:  # stacks are a convenience: the training is not
         return
 
 
+def let_gloo_finish() -> None:
+    """Wait, at most two seconds, until no thread of gloo is at work. Does nothing in a rank without gloo.
+
+    A collective is over for the program before gloo's thread has let go of its tensors. If the interpreter ends just
+    then, that thread asks for the GIL, is ended by Python as threads were until 3.14, and C++ calls it an error:
+    `terminate called without an active exception`, status 134 instead of 0. That was 23 of 240 ranks on a busy machine.
+    """
+    import time
+
+    if "torch._C._distributed_c10d" not in sys.modules:
+        return
+    end = time.monotonic() + _PATIENCE_S
+    seen = _gloo_threads()
+    while seen and time.monotonic() < end:
+        time.sleep(0.002)  # the GIL is free meanwhile, and who waits for it is woken
+        before, seen = seen, _gloo_threads()
+        if seen == before and all("\nState:\tS" in each for each in seen):
+            return
+
+
+def _gloo_threads() -> list[str]:
+    """Return what the kernel says of each, with its switches: one that was woken and sleeps again has one more."""
+    found = []
+    tasks = "/proc/self/task"
+    try:
+        for thread in os.listdir(tasks):  # noqa: PTH208 - pathlib is not imported here
+            with open(f"{tasks}/{thread}/status", encoding="utf-8", errors="replace") as file:
+                said = file.read()
+            if said.startswith(_GLOO):
+                found.append(said[: said.index("\nVm")] + said[said.index("\nvoluntary_ctxt_switches") :])
+    except (OSError, ValueError):  # one has just ended, or this kernel says something else
+        return []
+    return found
+
+
+def _end_with(parent: str) -> None:
+    """Have the kernel send SIGTERM to this process when its ``parent`` is gone (PR_SET_PDEATHSIG, prctl(2)).
+
+    It asks ranks to end as the guard does, which kills what does not; both may be killed at once. Never raises.
+    """
+    if str(os.getppid()) != parent:
+        return
+    try:
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
+        if str(os.getppid()) != parent:
+            os.kill(os.getpid(), signal.SIGTERM)
+    except Exception:  # the guard is there too
+        return
+
+
+def _end_quietly() -> None:
+    """Let Ctrl-C end torchrun while it imports torch, without a traceback."""
+    import signal
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
 def _take_part() -> None:
-    marks = os.environ.pop("DDPLAUNCH_MARKS", None)
-    if marks is not None:
+    import atexit
+
+    if os.environ.pop(INTERRUPTIBLE, None) is None:
+        atexit.register(let_gloo_finish)  # the first that is registered is the last to run
+    else:
+        _end_quietly()
+    _end_with(os.environ.pop(PARENT, ""))
+    wanted = ("DDPLAUNCH_MARKS", "DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES")
+    marks, note, phases = (os.environ.pop(each, None) for each in wanted)
+    if marks is not None or note is not None or phases is not None or STACKS in os.environ:
         import ddplaunch_marks  # type: ignore[import-not-found]  # beside this file
 
         del sys.modules["ddplaunch_marks"]
-        ddplaunch_marks.begin(marks)
-    here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]  # noqa: PTH100
-    asked = restore(os.environ)
-    if asked:
-        register()
+        if marks is not None:
+            ddplaunch_marks.begin(marks)
+        if phases is not None:
+            import ddplaunch_phases  # type: ignore[import-not-found]
+
+            ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
+        if note is not None:
+            import ddplaunch_observer  # type: ignore[import-not-found]
+
+            del sys.modules["ddplaunch_observer"]
+            ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]  # noqa: PTH100
+    if restore(os.environ):
+        register(ddplaunch_marks.count_work)
     own = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # type: ignore[import-not-found]  # noqa: F401 - the one behind this one

@@ -21,8 +21,10 @@ and C, open files.
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import collections
+import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -41,8 +43,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddplaunch.agent.rank_site.ddplaunch_marks import PATH, begin
-from ddplaunch.agent.rank_site.sitecustomize import register, restore
+from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
+from ddplaunch.agent.rank_site.sitecustomize import MARK, let_gloo_finish, register, restore
 from ddplaunch.agent.torch_patches import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.values.frozen import dataclass
@@ -66,11 +68,6 @@ def script(path: str) -> Program:
 def module(name: str, *, named_by_user: bool) -> Program:
     """Return what runs a module as `python -m NAME` does, or a folder's or archive's ``__main__``."""
     return _and_end(itertools.starmap(_run_module, [(name, named_by_user)]))
-
-
-def _is_importable(path: str) -> bool:
-    """Say whether Python would look for ``__main__`` inside ``path``: a folder, or an archive."""
-    return pkgutil.get_importer(path) is not None
 
 
 def _run_module(name: str, named_by_user: bool) -> int:
@@ -128,9 +125,16 @@ def become(request: Request, origin: Origin) -> Program:
     Touches as little as it can: each page that it writes to is one more that ranks do not share. Raises OSError if the
     script cannot be read.
     """
+    if request.cpus is not None:
+        with contextlib.suppress(OSError):  # the cpuset is another one by now
+            os.sched_setaffinity(0, request.cpus)
     os.environ.clear()
     os.environ.update(request.environ)
-    shows_stacks, marks = restore(os.environ), os.environ.pop(PATH, None)
+    if MARK in os.environ:
+        atexit.register(let_gloo_finish)
+    shows_stacks = restore(os.environ)
+    noted = (ddplaunch_marks, ddplaunch_observer, ddplaunch_phases)
+    marks, note, phases = (os.environ.pop(each.PATH, None) for each in noted)
     sys.orig_argv = list(request.args)
     sys.argv = request.argv
     _main_module()
@@ -142,9 +146,13 @@ def become(request: Request, origin: Origin) -> Program:
     _signals()
     _faulthandler()
     if shows_stacks:
-        register()
+        register(ddplaunch_marks.count_work)
     if marks is not None:
-        begin(marks)
+        ddplaunch_marks.begin(marks)
+    if phases is not None:
+        ddplaunch_phases.begin(phases, ddplaunch_marks.after_import)
+    if note is not None:
+        ddplaunch_observer.begin(note, ddplaunch_marks.after_import)
     _threads()
     _processes()
     _random(origin.seed)
@@ -163,7 +171,7 @@ def _program(request: Request) -> tuple[Program, str | None]:
         return module(request.target, named_by_user=True), None if safe else str(Path.cwd())
     # `./` and `..` stay as they were typed
     path = request.target if request.target.startswith(os.sep) else f"{Path.cwd()}{os.sep}{request.target}"
-    if _is_importable(path):
+    if pkgutil.get_importer(path) is not None:  # a folder, or an archive
         return module("__main__", named_by_user=False), path
     return script(path), None if safe else str(Path(path).resolve().parent)
 
@@ -200,11 +208,16 @@ def _main_module() -> None:
 
 
 def _signals() -> None:
-    """Handlers go, ignored signals stay ignored, as over execve; Python's own three are as at its start."""
+    """Handlers go, ignored signals stay ignored, as over execve; Python's own three are as at its start.
+
+    Those that torchrun handles have their defaults in a rank, also where whoever started torchrun ignored them.
+    """
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         handler = signal.getsignal(number)
-        if handler not in (signal.SIG_DFL, signal.SIG_IGN, None, signal.default_int_handler):
+        if handler is signal.SIG_IGN and number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        elif handler not in (signal.SIG_DFL, signal.SIG_IGN, None, signal.default_int_handler):
             signal.signal(number, signal.SIG_DFL)
 
 

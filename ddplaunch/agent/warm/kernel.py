@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddplaunch.machine.files import nvidia_devices
 from ddplaunch.machine.processes.process_table import read_stat
 
 _PR_SET_PDEATHSIG = 1
@@ -43,22 +44,27 @@ def adopt_orphans(wanted: bool) -> None:
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when ``parent`` is gone; it may be gone already. Raises OSError."""
-    _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
+    signal_at_death(_SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def is_named(name: str) -> None:
-    """Set the name that `top` shows, cut to 15 bytes as execve cuts it."""
-    _prctl(_PR_SET_NAME, ctypes.c_char_p(os.fsencode(name)[:15]))
+def signal_at_death(number: int) -> None:
+    """Have the kernel send ``number`` to this process when its parent is gone (PR_SET_PDEATHSIG, prctl(2)).
 
-
-def is_shown_as(argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Make /proc/PID/cmdline and environ read like those of a process started with both.
-
-    Needs no privilege (PR_SET_MM_MAP, prctl(2)). Raises OSError where the kernel was built without it, or a sandbox
-    forbids it.
+    The parent is the thread that started this process, or the process that adopted it. To be called by the main thread.
+    Raises OSError.
     """
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def is_shown_as(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Let `top`, `ps` and /proc show this process like one called ``name`` that was started with the other two.
+
+    The name is cut to 15 bytes as execve cuts it. The others stay as they are where the kernel was built without
+    PR_SET_MM_MAP (prctl(2)), or a sandbox forbids it; it needs no privilege.
+    """
+    _prctl(_PR_SET_NAME, ctypes.c_char_p(os.fsencode(name)[:15]))
     arguments = b"".join(os.fsencode(word) + b"\0" for word in argv)
     variables = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environ.items())
     libc = ctypes.CDLL(None, use_errno=True)
@@ -75,7 +81,8 @@ def is_shown_as(argv: Sequence[str], environ: Mapping[str, str]) -> None:
     middle = start + len(arguments)
     borders[-4:] = [start, middle, middle, middle + len(variables)]
     memory = _MemoryMap(*borders, None, 0, 0xFFFFFFFF)
-    _prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(memory), ctypes.sizeof(memory))
+    with contextlib.suppress(OSError):
+        _prctl(_PR_SET_MM, _PR_SET_MM_MAP, ctypes.byref(memory), ctypes.sizeof(memory))
 
 
 def close_all_but(kept: int) -> None:
@@ -97,8 +104,7 @@ def cuda_in_use() -> str | None:
     Asks the driver itself, when it is mapped: before cuInit every call answers CUDA_ERROR_NOT_INITIALIZED
     (https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__INITIALIZE.html).
     """
-    devices = _open_devices()
-    if devices:
+    if devices := nvidia_devices("self"):
         return devices[0]
     if "libcuda.so" not in Path("/proc/self/maps").read_text(errors="replace"):
         return None
@@ -109,18 +115,6 @@ def cuda_in_use() -> str | None:
     except (OSError, AttributeError):
         return None
     return None if answer == _CUDA_ERROR_NOT_INITIALIZED else "CUDA"
-
-
-def _open_devices() -> list[str]:
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        try:
-            target = str(link.readlink())
-        except OSError:
-            continue
-        if target.startswith("/dev/nvidia"):
-            found.append(target)
-    return found
 
 
 def fork_on_trial() -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import numbers_of
 
 _LENGTH = struct.Struct("=Q")
 _DESCRIPTORS = 8
@@ -50,10 +52,14 @@ def _read(channel: socket.socket, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class Request:
-    """One rank: its whole command line and its whole environment, as Popen would get them."""
+    """One rank: its whole command line and its whole environment, as Popen would get them.
+
+    ``cpus`` are those that it may use, None the template's.
+    """
 
     args: tuple[str, ...]
-    environ: Mapping[str, str]
+    environ: dict[str, str]
+    cpus: tuple[int, ...] | None = None
 
     @property
     def is_module(self) -> bool:
@@ -76,14 +82,17 @@ class Request:
         value = self.environ.get("LOCAL_WORLD_SIZE", "")
         return int(value) if value.isdigit() else 0
 
-    def packed(self) -> dict[str, Any]:
-        """Return it in plain types, for the socket."""
-        return {"args": list(self.args), "environ": dict(self.environ)}
 
+def without_numactl(args: Sequence[str]) -> tuple[tuple[str, ...], tuple[int, ...] | None]:
+    """Return the command of a rank, and the CPUs to which torchrun's ``--numa-binding`` would have `numactl` bind it.
 
-def unpacked(message: Mapping[str, Any]) -> Request:
-    """Return what ``packed`` made plain."""
-    return Request(tuple(message["args"]), message["environ"])
+    None if there is no such thing in front (``torch/numa/binding.py``, ``_assemble_numactl_command_args``).
+    """
+    binding = "--physcpubind="
+    if len(args) > 2 and args[0] == "numactl" and args[1].startswith(binding):
+        with contextlib.suppress(ValueError):
+            return tuple(args[2:]), numbers_of(args[1].removeprefix(binding))
+    return tuple(args), None
 
 
 def is_python_command(args: Sequence[str], python: str) -> bool:

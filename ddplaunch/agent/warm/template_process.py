@@ -8,6 +8,7 @@ forker     a fork of the template, made ahead; forks the ranks of one start, and
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -15,14 +16,15 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from ddplaunch.agent.rank_site.sitecustomize import PARENT
 from ddplaunch.agent.torch_patches import torchrun_args
 from ddplaunch.agent.warm import fresh, kernel, requests
-from ddplaunch.agent.warm.fresh import leave_libraries_alone
-from ddplaunch.agent.warm.requests import Request, unpacked
+from ddplaunch.agent.warm.fresh import Program, leave_libraries_alone
+from ddplaunch.agent.warm.requests import Request
 
 
 def _import_all(names: Sequence[str], first: str | None) -> list[str]:
@@ -70,7 +72,6 @@ def _unfit() -> str | None:
     return f"{cuda} is in use" if cuda else None
 
 
-Program = Callable[[], object]
 _STARTED, _GONE = 0, 1
 
 
@@ -81,15 +82,15 @@ class TemplateProcess:
         """``launcher_path`` is the entry of ``sys.path`` that is torchrun's own."""
         self.channel = channel
         self.agent = agent
-        self.origin = fresh.Origin(launcher_path, (), fresh.torch_seed())
+        self.launcher_path = launcher_path
         self._args: Any = None
 
     def serve(self, preload: Sequence[str]) -> Program:
         """Return only in a rank, with what runs its script. ``preload`` are modules to import before."""
         try:
             kernel.die_with_parent(self.agent)
-            kernel.is_named("ddplaunch-warm")
-            _hide()
+            # nobody who looks for the run's processes by their environment is to take it for a rank
+            kernel.is_shown_as("ddplaunch-warm", ["ddplaunch: warm template"], {})
             self._leave_home()
             self._args = torchrun_args()
             notes = self._preload(preload) if preload else []
@@ -103,10 +104,11 @@ class TemplateProcess:
 
     def _leave_home(self) -> None:
         """Take out what came with torchrun's process and with ddplaunch."""
-        home = self.origin.launcher_path
+        home, modules = self.launcher_path, []
         if home is not None:
             sys.path.remove(home)
-            self.origin = fresh.Origin(home, tuple(fresh.found_in(home)), self.origin.seed)
+            modules = fresh.found_in(home)
+        self.origin = fresh.Origin(home, tuple(modules), fresh.torch_seed())
         fresh.forget([name for name in sys.modules if name.partition(".")[0] == "ddplaunch"])
 
     def _preload(self, names: Sequence[str]) -> list[str]:
@@ -129,9 +131,9 @@ class TemplateProcess:
             return notes
         os.close(writing)
         verdict = self._verdict(reading, child)
+        os.waitpid(child, 0)  # one that is fit does the work now, and dies with its parent: until torchrun's end
         if verdict == "fit":
-            _outlive(child)
-        os.waitpid(child, 0)
+            os._exit(_GONE)
         return [verdict or f"nothing was preloaded: `--preload {','.join(names)}` killed the process that imported it"]
 
     def _verdict(self, reading: int, child: int) -> str:
@@ -173,7 +175,7 @@ class TemplateProcess:
             received = requests.receive(self.channel)
             if received is None:
                 os._exit(_GONE)
-            request, descriptors = unpacked(received[0]), received[1]
+            request, descriptors = Request(**received[0]), received[1]
             forker = os.getpid()
             try:
                 pid = os.fork()
@@ -210,7 +212,7 @@ class TemplateProcess:
             for descriptor in descriptors:
                 os.close(descriptor)
             program = fresh.become(request, self.origin)
-            _show(request)
+            kernel.is_shown_as(Path(request.args[0]).name, request.args, request.environ)
         except Exception:
             program = None
         if os.read(go, 1) != b"+":
@@ -218,32 +220,14 @@ class TemplateProcess:
         os.close(go)
         while os.getppid() == forker:  # closed its descriptors, and is not gone yet
             os.sched_yield()
+        if PARENT in request.environ:
+            with contextlib.suppress(OSError):  # the guard ends it, if a sandbox forbids this
+                kernel.signal_at_death(signal.SIGTERM)
+            if os.getppid() != self.agent:
+                os._exit(_GONE)
         if program is None:
-            os.execve(request.args[0], request.args, dict(request.environ))
+            os.execve(request.args[0], request.args, request.environ)
         return program
-
-
-def _outlive(child: int) -> NoReturn:
-    """Stay until ``child`` ends, which does the work now: it dies with its parent."""
-    os.waitpid(child, 0)
-    os._exit(_GONE)
-
-
-def _hide() -> None:
-    """Let nobody who looks for the run's processes by their environment take the template for a rank."""
-    try:
-        kernel.is_shown_as(["ddplaunch: warm template"], {})
-    except OSError:
-        return
-
-
-def _show(request: Request) -> None:
-    """Let `ps` and /proc show a rank as the command that it is."""
-    try:
-        kernel.is_named(Path(request.args[0]).name)
-        kernel.is_shown_as(request.args, request.environ)
-    except OSError:
-        return
 
 
 def _close_streams() -> None:

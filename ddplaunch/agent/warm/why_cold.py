@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.agent.rank_site.breakpoints import VARIABLE
+from ddplaunch.agent.rank_site import VARIABLE
 from ddplaunch.agent.rank_site.sitecustomize import restore
-from ddplaunch.agent.torch_patches import popen_parameters
+from ddplaunch.agent.torch_patches import POPEN
 from ddplaunch.agent.warm import kernel
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.values.frozen import dataclass
@@ -19,6 +19,8 @@ from ddplaunch.values.frozen import dataclass
 #: Read by C libraries when they are loaded: a rank that is forked later has what torchrun's process had.
 _READ_AT_LOAD = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "LD_", "MALLOC_", "GLIBC_TUNABLES", "PYTHON")
 _READ_LATER = frozenset({VARIABLE})
+#: Have OpenMP bind its threads to the CPUs of the process that loads it.
+_PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 #: Ask for something that happens at the start of an interpreter, or at its end, in each rank.
 _STARTUP = {
     "PYTHONINSPECT": "opens a prompt when the script ends",
@@ -39,7 +41,7 @@ class AgentFacts:
     traced: bool
     cuda: str | None
     has_streams: bool
-    popen_parameters: tuple[str, ...] | None
+    starts_ranks_as_known: bool
     caller: str | None
 
 
@@ -50,10 +52,7 @@ def why_no_template(facts: AgentFacts) -> str | None:
             return f"{name} is set, which {effect}"
     options = [word for word in _interpreter_options(facts.orig_argv) if word != "-u"]
     checks = (
-        (
-            facts.popen_parameters != ("self", "args", "env"),
-            "this torch starts its ranks in a way unknown to ddplaunch",
-        ),
+        (not facts.starts_ranks_as_known, "this torch starts its ranks in a way unknown to ddplaunch"),
         (bool(options), f"torchrun's interpreter was started with `{' '.join(options)}`, which ranks are not"),
         (not facts.unbuffered, "torchrun's interpreter was not started with `-u`, as ranks are"),
         (facts.python_threads > 1, f"torchrun's process has {facts.python_threads} threads already"),
@@ -79,7 +78,10 @@ def why_not_forked(request: Request, python: str, at_load: Mapping[str, str], ta
     if not request.siblings:
         return "torchrun does not say how many ranks it starts (LOCAL_WORLD_SIZE)"
     environ = dict(request.environ)
-    restore(environ)  # a forked rank needs no folder in PYTHONPATH to show its stacks
+    restore(environ)  # a forked rank needs no folder in PYTHONPATH to be looked at
+    places = next((name for name in _PLACES if environ.get(name, "false").lower() not in ("", "false")), None)
+    if request.cpus is not None and places:
+        return f"{places} is set, which is heeded when torch is loaded, before a rank has CPUs of its own"
     changed = changed_since_load(environ, at_load)
     if changed:
         return f"{changed[0]} was set after torchrun had loaded torch, which reads it only then"
@@ -119,8 +121,8 @@ def agent_facts() -> AgentFacts:
         traced=sys.gettrace() is not None or sys.getprofile() is not None,
         cuda=kernel.cuda_in_use(),
         has_streams=None not in (sys.stdin, sys.stdout, sys.stderr),
-        popen_parameters=popen_parameters(),
-        caller=foreign_caller(_files_of_stack()),
+        starts_ranks_as_known=POPEN.has_its_parameters(),
+        caller=foreign_caller([frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]),
     )
 
 
@@ -134,17 +136,10 @@ def foreign_caller(files: Sequence[str]) -> str | None:
     return next((file for file in files[first:] if _TORCH not in file and Path(file).name not in _STARTERS), None)
 
 
-def _files_of_stack() -> list[str]:
-    files = []
-    frame = inspect.currentframe()
-    while frame is not None:
-        files.append(frame.f_code.co_filename)
-        frame = frame.f_back
-    return files
-
-
 def environ_at_load() -> dict[str, str]:
     """Return the environment with which this process was started, whatever it has set since."""
     entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     pairs = (os.fsdecode(entry).partition("=") for entry in entries if entry)
-    return {name: value for name, _, value in pairs}
+    environ = {name: value for name, _, value in pairs}
+    restore(environ)  # the folder in PYTHONPATH that it had to begin with
+    return environ

@@ -6,7 +6,9 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+from ddplaunch.cli.flags import whole_number
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.hosts.local.end_orphans import Cleaned, leftovers
 from ddplaunch.hosts.local.end_orphans import clean as clean_up
@@ -16,9 +18,17 @@ from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.old_records import OldRecords, old_records, remove_record
 from ddplaunch.records.run_states import host_name, recorded_at
-from ddplaunch.ui.clean_view import Work, clean_findings, clean_json, done_text, question_text, work_text
+from ddplaunch.ui.clean_view import (
+    Work,
+    clean_findings,
+    clean_json,
+    done_text,
+    ending_question,
+    removing_question,
+    work_text,
+)
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.finding import ExitStatus
 
 _KEEP = 50
 _GRACE_S = 5.0
@@ -35,17 +45,21 @@ def clean(
     run_dir: str | None,
 ) -> int:
     """List orphans and old records, ask, end and remove them, and verify that they are gone."""
-    keep_number = _parse_keep(keep)
-    work, now_s = look(runs_directory(os.environ, run_dir, Path.cwd()), keep_number, run), time.time()
+    newest, now_s = _KEEP, time.time()
+    if keep is not None:
+        why = "it is how many of the newest records stay, 0 or more"
+        newest = whole_number("--keep", keep, "records", why, "`--keep 50`")
+    work = look(runs_directory(os.environ, run_dir, Path.cwd()), newest, run)
     if not json:
         answer(work_text(work, now_s, Terminal.of(sys.stdout)))
-    if work.nothing or dry_run or not _agreed(work, bool(yes), not json):
+    agreed = _Agreed() if work.nothing or dry_run else _agreed(work, bool(yes), not json)
+    if not (agreed.ends or agreed.removes):
         if json:
             answer_json(clean_json(work, None, (), host_name(), now_s))
         return ExitStatus.DONE if work.nothing or dry_run else ExitStatus.FINDINGS
-    cleaned = clean_up(work.found, _GRACE_S if grace is None else grace) if work.found.own else _NOTHING_ENDED
+    cleaned = clean_up(work.found, _GRACE_S if grace is None else grace) if agreed.ends else _NOTHING_ENDED
     removed, failed = [], []
-    for directory in work.records.removable:
+    for directory in work.records.removable if agreed.removes else ():
         problem = remove_record(directory)
         if problem is None:
             removed.append(directory.name)
@@ -69,28 +83,31 @@ def look(base: Path, keep: int, run_id: str | None) -> Work:
     return Work(found, old_records(base, keep, busy, table, host_name(), boot_id()))
 
 
-def _agreed(work: Work, yes: bool, listed: bool) -> bool:
-    """Return whether to go on: ``--yes``, or a yes on the terminal by somebody who was shown the list."""
+class _Agreed(NamedTuple):
+    """What may be done: end processes, remove records."""
+
+    ends: bool = False
+    removes: bool = False
+
+
+def _agreed(work: Work, yes: bool, listed: bool) -> _Agreed:
+    """Return what to do: all with ``--yes``, else what somebody on the terminal who was shown the list says yes to.
+
+    Processes and records are asked for one by one: they have nothing to do with each other.
+    """
+    wanted = _Agreed(bool(work.found.own), bool(work.records.removable))
     if yes:
-        return True
+        return wanted
     if not listed or sys.stdin is None or not sys.stdin.isatty():
         tell("nothing was changed: `ddplaunch clean --yes` does it without a question\n")
-        return False
-    tell(question_text(work))
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
-        return True
-    tell("nothing was changed\n")
-    return False
+        return _Agreed()
+    questions = (ending_question(work), removing_question(work))
+    agreed = _Agreed(*(asked and _says_yes(question) for asked, question in zip(wanted, questions, strict=True)))
+    if not any(agreed):
+        tell("nothing was changed\n")
+    return agreed
 
 
-def _parse_keep(text: str | None) -> int:
-    if text is None:
-        return _KEEP
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    raise usage(
-        f"`--keep {text}` is not a number of records",
-        why="it is how many of the newest records stay, 0 or more",
-        fix="`--keep 50`",
-        where="flag: --keep",
-    )
+def _says_yes(question: str) -> bool:
+    tell(question)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -15,16 +15,14 @@ from typing import Any
 from ddplaunch.checks.all_checks import ALL, across, run_across
 from ddplaunch.checks.check import Outcome
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
-from ddplaunch.cli.hosts.plan_hosts import AskedHosts, by_host, facts_of, hosts_of, once
-from ddplaunch.cli.prepare import check, prepare, probe_request
+from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, facts_of, hosts_of, meeting_of, once
+from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import parse_target
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.comm.checks import run_measured
 from ddplaunch.comm.drive import DEADLINE_S, CommTest, Member
-from ddplaunch.comm.groups import Comm
 from ddplaunch.comm.view import comm_json, comm_text
-from ddplaunch.hosts.session.collect import meet
 from ddplaunch.hosts.session.links import Link, Links, allow_many
 from ddplaunch.launch.hosts_plan import Meeting
 from ddplaunch.launch.options import Options, Said
@@ -34,8 +32,8 @@ from ddplaunch.records.directory import new_run_id
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Unavailable, value_of
+from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import count
 
 _ON_CPU = 2  # ranks of a host alone, where neither NPROC nor GPUs say how many
@@ -44,23 +42,10 @@ _PACKAGES = ("ddplaunch", "torch", "typer", "rich", "psutil", "nvidia-ml-py", "p
 _NO_LAUNCH = Unavailable("hosts are checked without a launch; `ddplaunch run --hosts … --dry-run` checks one")
 
 
-@dataclass(frozen=True)
-class CommAsked:
-    """That `--comm` was given; ``deadline_s`` is None where the backend decides it."""
-
-    deadline_s: float | None = None
-
-    def within(self, device: str) -> float:
-        """Return the seconds for each step."""
-        return self.deadline_s or DEADLINE_S[device]
-
-
-def asked_for(comm: bool, deadline_s: float | None) -> CommAsked | None:
-    """Return what `--comm` and `--comm-timeout` say. Raises UsageError for a time that is too short, or alone."""
-    if deadline_s is None:
-        return CommAsked() if comm else None
-    if comm and deadline_s >= _LEAST_S:
-        return CommAsked(deadline_s)
+def refuse_deadline(comm: bool, deadline_s: float | None) -> None:
+    """Raise UsageError for a `--comm-timeout` that is too short, or without `--comm`."""
+    if deadline_s is None or (comm and deadline_s >= _LEAST_S):
+        return
     raise usage(
         f"`--comm-timeout {deadline_s:g}` is too short" if comm else "`--comm-timeout` without `--comm`",
         why="it is the time in which ranks connect and measure; what takes longer counts as broken",
@@ -85,16 +70,19 @@ def doctor(
         every = (*ALL, *across(), *MEASURED)
         answer_json(list_json(every)) if json else answer(list_text(every, Terminal.of(sys.stdout)))
         return ExitStatus.DONE
-    asked = asked_for(bool(comm), comm_timeout)
-    if any(value not in (None, []) for value in hosts.values()):
-        from ddplaunch.cli.hosts import plan_hosts
-
-        return _doctor_hosts(said, plan_hosts.asked_for(hosts), script, profile, bool(json), asked)
+    refuse_deadline(bool(comm), comm_timeout)
+    asked = asked_for(hosts)
     options = with_configuration(said, profile, working_directory())
+    if asked is not None:
+        return _doctor_hosts(options, asked, script, bool(json), bool(comm), comm_timeout)
     facts, outcomes = _examine(options, script)
-    found = None if asked is None else _here(facts, options, asked)
+    found = None
+    if comm:
+        with Links() as links:
+            link = links.open(socket.gethostname(), own_command(sys.executable, "ddplaunch.hosts.remote"))
+            found = _collectives(links, [link], [facts], options, sys.executable, comm_timeout).run()
     if found is not None and (found.groups or found.untested):
-        outcomes += run_measured(found, {item.value for item in options.ignore})
+        outcomes += run_measured(found, ignored(options))
     if report is not None:
         _write_report(Path(report), report_text(facts, outcomes, _versions()))
     elif json:
@@ -108,57 +96,50 @@ def doctor(
 
 
 def _doctor_hosts(
-    said: Said,
+    options: Options,
     asked: AskedHosts,
     script: list[str] | None,
-    profile: str | None,
     json: bool,
-    collectives: CommAsked | None,
+    comm: bool,
+    comm_timeout: float | None,
 ) -> int:
-    """Check all hosts and show them side by side; findings are said once for all the hosts that they are about.
-
-    ``collectives`` is what `--comm` asked for, None where it was not given.
-    """
-    options = with_configuration(said, profile, working_directory())
+    """Check all hosts and show them side by side; findings are said once for all the hosts that they are about."""
     target = parse_target(script) if script is not None else None
     hosts = hosts_of(asked)
     allow_many(len(hosts))
     if target is None and asked.chdir is None:
         asked = replace(asked, chdir="/")  # without a launch no directory is wanted
+    measured, measures = None, tuple[Outcome, ...]()
     with Links() as links:
         gathered = facts_of(links, hosts, asked, options, target, torch=True)
         reports = gathered.reports
-        ignored = {item.value for item in options.ignore}
-        across = run_across(reports, ignored) if reports else ()
+        compared = run_across(reports, ignored(options)) if reports else ()
         own = [check(options, _NO_LAUNCH, report.facts, Unavailable(_NO_LAUNCH.reason)) for report in reports]
-        found = by_host(gathered.missing)
-        found += [(None, finding) for outcome in across for finding in outcome.findings]
-        for report, outcomes in zip(reports, own, strict=True):
-            found += [(report.name, each) for outcome in outcomes for each in outcome.findings]
-        if len(reports) > 1:
-            port = options.master_port.value if options.master_port else None
-            meeting = meet(links, gathered.links, port, options.master_addr.value if options.master_addr else None)
-            found += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
-        comm = None
-        if collectives is not None and reports:
+        meeting = meeting_of(links, gathered, options) if len(reports) > 1 else ()
+        if comm and reports:
             facts = [report.facts for report in reports]
-            comm = _between(links, gathered.links, facts, options, asked.python or sys.executable, collectives)
-            across += run_measured(comm, ignored)
-            found += [(None, finding) for outcome in across[-len(MEASURED) :] for finding in outcome.findings]
+            test = _collectives(links, gathered.links, facts, options, asked.python or sys.executable, comm_timeout)
+            tell(f"testing collectives on {count(len(facts), 'host')}, each step for {test.deadline_s:.0f} s at most\n")
+            measured = test.run()
+            measures = run_measured(measured, ignored(options))
+    found = by_host(gathered.missing)
+    found += [(None, finding) for outcome in compared for finding in outcome.findings]
+    for report, outcomes in zip(reports, own, strict=True):
+        found += [(report.name, finding) for outcome in outcomes for finding in outcome.findings]
+    found += [] if isinstance(meeting, Meeting) else [(None, finding) for finding in meeting]
+    found += [(None, finding) for outcome in measures for finding in outcome.findings]
     findings = once(found, len(hosts))
+    every = [outcome for outcomes in (compared, measures, *own) for outcome in outcomes]
     if json:
-        answer_json(hosts_json(reports, own, across, findings) | ({} if comm is None else {"comm": comm_json(comm)}))
+        document = hosts_json(reports, own, (*compared, *measures), findings)
+        answer_json(document | ({} if measured is None else {"comm": comm_json(measured)}))
     else:
-        passed = _passed(across) + sum(_passed(outcomes) for outcomes in own)
         terminal = Terminal.of(sys.stdout)
-        picture = () if comm is None else comm_text(comm, terminal)
+        passed = sum(outcome.status == "passed" for outcome in every)
+        picture = () if measured is None else comm_text(measured, terminal)
         answer(hosts_text(reports, gathered.missing, findings, passed, terminal, picture=picture))
-    crashed = any(outcome.status == "crashed" for outcomes in (across, *own) for outcome in outcomes)
+    crashed = any(outcome.status == "crashed" for outcome in every)
     return ExitStatus.FINDINGS if findings or crashed else ExitStatus.DONE
-
-
-def _passed(outcomes: tuple[Outcome, ...]) -> int:
-    return sum(outcome.status == "passed" for outcome in outcomes)
 
 
 def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Outcome, ...]]:
@@ -199,26 +180,17 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _between(
-    links: Links, opened: Sequence[Link], facts: Sequence[Facts], options: Options, python: str, asked: CommAsked
-) -> Comm:
-    """Test all hosts alone and in pairs. ``opened`` are their sessions, ``facts`` theirs, in the same order."""
+def _collectives(
+    links: Links, opened: Sequence[Link], facts: Sequence[Facts], options: Options, python: str, asked_s: float | None
+) -> CommTest:
+    """Return the test of all hosts alone and in pairs. ``opened`` are their sessions, ``facts`` theirs, in this order.
+
+    ``asked_s`` is what `--comm-timeout` said.
+    """
     device = device_of(options, facts)
     members = [Member(link, python, *counts(options, device, each)) for link, each in zip(opened, facts, strict=True)]
-    deadline_s = asked.within(device)
-    tell(f"testing collectives on {count(len(members), 'host')}, each step for {deadline_s:.0f} s at most\n")
-    return CommTest(links, members, device, f"comm-{new_run_id()}", deadline_s, _environment(options)).run()
-
-
-def _here(facts: Facts, options: Options, asked: CommAsked) -> Comm:
-    """Test the ranks of this machine among themselves."""
-    device = device_of(options, [facts])
-    with Links() as links:
-        link = links.open(socket.gethostname(), [sys.executable, "-m", "ddplaunch.hosts.remote"])
-        member = Member(link, sys.executable, *counts(options, device, facts))
-        return CommTest(
-            links, [member], device, f"comm-{new_run_id()}", asked.within(device), _environment(options)
-        ).run()
+    deadline_s = asked_s or DEADLINE_S[device]
+    return CommTest(links, members, device, f"comm-{new_run_id()}", deadline_s, _environment(options))
 
 
 def _environment(options: Options) -> dict[str, str]:
@@ -231,7 +203,7 @@ def _environment(options: Options) -> dict[str, str]:
 
 def device_of(options: Options, facts: Sequence[Facts]) -> str:
     """Return ``cuda`` where torch sees a GPU on every host, unless `--device cpu` says otherwise."""
-    if options.device is not None and options.device.value == "cpu":
+    if value_of(options.device, None) == "cpu":
         return "cpu"
     return "cuda" if all(_gpus(each) for each in facts) else "cpu"
 

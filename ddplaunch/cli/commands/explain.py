@@ -6,42 +6,52 @@ import difflib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddplaunch.cli.streams import answer, answer_json
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation
+from ddplaunch.cli.streams import answer, answer_json, tell
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation, explanation_json
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import Subject, named_files, recorded_run
-from ddplaunch.records.find import RunRecord, find_run, newest_run, run_directories
+from ddplaunch.records.find import RunRecord, find_run, newest_run, numbered, read_record, run_directories, yours
 from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
+
+if TYPE_CHECKING:
+    from ddplaunch.checks.check import Check
 
 #: Codes that tell so little that another node, or Slurm, may know more.
 _VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
 _JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10})(?:_[0-9]+)?\Z")
 _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
 _JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
+_SHOWN = 200  # characters of a name
 _SLURM_S = 5.0  # to wait for Slurm's answer
 
 
 def explain(targets: list[str], json: bool | None = None, run_dir: str | None = None) -> int:
     """Explain the newest run, a run, logs or stdin; or describe a check or diagnosis by its code."""
-    if len(targets) == 1 and _described(targets[0]):
-        return ExitStatus.DONE
-    subject = _subject(targets, runs_directory(os.environ, run_dir, Path.cwd()))
+    named = targets[0] if targets else "the record of the newest run"
     try:
+        if len(targets) == 1 and _described(targets[0]):
+            return ExitStatus.DONE
+        base = runs_directory(os.environ, run_dir, Path.cwd())
+        if len(targets) == 2 and (runs := _two_runs(targets, base)):
+            return _compared(runs, bool(json))
+        subject = _subject(targets, base)
         explanation = _explained(subject)
     except OSError as error:
         raise usage(
-            f"`{error.filename or subject.names}` cannot be read: {error.strerror}",
+            f"`{str(error.filename or named)[:_SHOWN]}` cannot be read: {error.strerror}",
             why="the explanation is made from it",
             fix="name a file that can be read",
         ) from error
-    running = subject.record is not None and _running(subject.record)
+    running = _written(subject, explanation) if subject.record is None else _running(subject.record)
     if running and (explanation.diagnosis is None or explanation.diagnosis.code == "unknown"):
         explanation = Explanation(None)  # a run that goes on has no end to explain
     elif explanation.diagnosis is None or explanation.diagnosis.code in _VAGUE:
@@ -49,12 +59,58 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
     if json:
         answer_json(_json(explanation, subject))
     else:
+        from ddplaunch.records.log_files import log_parts
         from ddplaunch.ui.explain_view import explanation_text
+        from ddplaunch.ui.logs_view import cut_text
 
         record = "" if subject.record is None else path_text(subject.record.directory)
         names = f"{subject.names} so far: it is still running" if running else subject.names
+        if subject.record is not None and not (subject.record.outcomes or running):
+            names = f"what is recorded of {names}, which does not say how it ended"
         answer(explanation_text(explanation, names, Terminal.of(sys.stdout), record))
+        if subject.record is not None and (cut := cut_text(log_parts(subject.record.directory))) is not None:
+            tell(cut)
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+
+
+def _two_runs(words: Sequence[str], base: Path) -> tuple[Path, ...]:
+    """Return the directories of the runs that ``words`` name; nothing where one of them is a log."""
+    found = []
+    for word in words:
+        path = Path(word)
+        if (path.exists() and not _is_record(path)) or word == "-":
+            return ()
+        found.append(yours(path.resolve()) if path.exists() else _job(word, base) or _run(word, base))
+    return tuple(found) if all(map(_is_record, found)) else ()
+
+
+def _is_record(path: Path) -> bool:
+    """Return whether a directory is a run's; on the host of node K it may have that node's record alone."""
+    return (path / "run.json").is_file() or any((folder / "run.json").is_file() for _, folder in numbered(path, "node"))
+
+
+def _compared(directories: Sequence[Path], json: bool) -> int:
+    """Say what differs between two runs."""
+    from ddplaunch.records.compare_runs import compare
+
+    records, explained = [], []
+    for directory in directories:
+        subject = recorded_run(directory)
+        records.append(read_record(directory))
+        explained.append(_explained(subject).diagnosis)
+    comparison = compare(*records)
+    if json:
+        ended = zip(records, explained, strict=True)
+        runs = [
+            {"run_id": run.run_id, "state": run.outcome and run.outcome.state, "diagnosis": found and plain(found)}
+            for run, found in ended
+        ]
+        answer_json({"schema": 1, "runs": runs, **plain(comparison)})
+    else:
+        from ddplaunch.ui.explain_view import comparison_text
+
+        answer(comparison_text(records, explained, comparison, Terminal.of(sys.stdout)))
+    return ExitStatus.FINDINGS if any(explained) else ExitStatus.DONE
 
 
 def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanation:
@@ -87,6 +143,17 @@ def _running(record: RunRecord) -> bool:
     return any(run.run_id == record.run_id and (run.launchers or run.guards) for run in runs_in(process_table()))
 
 
+def _written(subject: Subject, explanation: Explanation) -> bool:
+    """Return whether logs that just end, without a word of a failure, are still written on this machine."""
+    found = explanation.diagnosis
+    paths = [each.read for each in subject.sources if isinstance(each.read, Path)]
+    if found is None or found.code != "unknown" or found.evidence or not paths:
+        return False
+    from ddplaunch.machine.processes.process_table import is_written
+
+    return is_written(max(paths, key=lambda path: path.stat().st_mtime))
+
+
 def _explained(subject: Subject) -> Explanation:
     from ddplaunch.explain.explain_logs import explain_texts
 
@@ -109,8 +176,6 @@ def _from_outside(known: Diagnosis, found: Diagnosis) -> bool:
 
 
 def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
-    from ddplaunch.explain.diagnosis import explanation_json
-
     value = explanation_json(explanation)
     if subject.record is not None:
         outcome = subject.record.outcome
@@ -122,10 +187,10 @@ def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
 def _subject(targets: list[str], base: Path) -> Subject:
     if not targets:
         return recorded_run(find_run(base, None))
-    if len(targets) == 1 and targets[0] != "-":
+    if len(targets) == 1 and targets[0] not in ("-", ""):
         path = Path(targets[0])
         if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
-            return recorded_run(path)
+            return recorded_run(yours(path.resolve()))
         if not path.exists():
             found = _job(targets[0], base) or _run(targets[0], base)
             return recorded_run(found) if found.is_dir() else named_files([str(found)])
@@ -148,7 +213,11 @@ def _run(word: str, base: Path) -> Path:
     except UsageError as error:
         if error.findings[0].code != "run-not-found":
             raise
-    near = difflib.get_close_matches(word, [*_codes(), *(path.name for path in run_directories(base))], n=1)
+    from ddplaunch.explain.signatures import all_signatures
+
+    known = [each.code for each in _every_check()] + [each.code for each in all_signatures() if each.is_root]
+    known += [path.name for path in run_directories(base)]
+    near = difflib.get_close_matches(word, known, n=1)
     raise usage(
         f"`{word}` is no code, no run and no file",
         why="`explain` takes the code of a finding or diagnosis, a run id, or logs; without a word, the newest run",
@@ -158,37 +227,28 @@ def _run(word: str, base: Path) -> Path:
 
 def _described(word: str) -> bool:
     """Print what a code means and return True; False for other words. A check comes before a diagnosis of its name."""
-    if Path(word).exists():
+    if not word or Path(word).exists():
         return False
-    from ddplaunch.checks import codes as refusals
-    from ddplaunch.checks.all_checks import by_code
-    from ddplaunch.comm.checks import CHECKS as measured
-    from ddplaunch.watch import stragglers
+    from ddplaunch.explain.signatures import all_signatures
 
-    check = by_code(word, (*measured, *stragglers.CHECKS)) or refusals.by_code(word)
+    check = next((each for each in _every_check() if each.code == word), None)
+    shown = [each for each in all_signatures() if each.code == word and each.is_root]
     if check is not None:
         from ddplaunch.ui.doctor_view import explain_text
 
         answer(explain_text(check, Terminal.of(sys.stdout)))
-        return True
-    from ddplaunch.explain.signatures import all_signatures
+    elif shown:
+        from ddplaunch.ui.explain_view import code_text
 
-    shown = [each for each in all_signatures() if each.code == word]
-    if not shown:
-        return False
-    from ddplaunch.ui.explain_view import code_text
-
-    answer(code_text(word, shown, Terminal.of(sys.stdout)))
-    return True
+        answer(code_text(word, shown, Terminal.of(sys.stdout)))
+    return check is not None or bool(shown)
 
 
-def _codes() -> list[str]:
-    from ddplaunch.checks import codes as refusals
+def _every_check() -> tuple[Check, ...]:
+    """Return all that has a code but the diagnoses; imported here, because without a word nobody asks for it."""
     from ddplaunch.checks.all_checks import ALL, across
-    from ddplaunch.comm.checks import CHECKS as measured
-    from ddplaunch.explain.signatures import all_signatures
+    from ddplaunch.checks.codes import REFUSALS
+    from ddplaunch.comm.checks import CHECKS as MEASURED
     from ddplaunch.watch import stragglers
 
-    checks = (*ALL, *across(), *measured, *stragglers.CHECKS, *refusals.REFUSALS)
-    codes = [*(each.code for each in checks), *(each.code for each in all_signatures())]
-    return list(dict.fromkeys(codes))
+    return (*ALL, *across(), *MEASURED, *stragglers.CHECKS, *REFUSALS)

@@ -10,34 +10,23 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from ddplaunch.cli.flags import whole_number
 from ddplaunch.cli.streams import tell
 from ddplaunch.cli.which_run import logs_elsewhere
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
-from ddplaunch.records.live_processes import read_processes
-from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_files, part_of
+from ddplaunch.records.launchers import read_processes
+from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_files, log_parts
 from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.run_states import host_name, locate_run, recorded_at
-from ddplaunch.ui.logs_view import Lines, prefix_of
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
+from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import LENGTH, duration_s
 
 _LAST_LINES = 10  # of each file when following, as tail(1) has it
-
-
-@dataclass(frozen=True)
-class _Wanted:
-    """The flags, understood. ``lines`` is how many of each file to begin with, None for all."""
-
-    directory: Path
-    ranks: frozenset[int] | None
-    lines: int | None
-    since_s: float | None
-    pattern: re.Pattern[bytes] | None
 
 
 def logs(
@@ -50,40 +39,44 @@ def logs(
     run_dir: str | None,
 ) -> int:
     """Print what ranks printed; with ``follow`` go on until the run is over."""
-    wanted = _Wanted(
-        directory=locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None),
-        ranks=parse_ranks(rank),
-        lines=_parse_lines(lines, bool(follow) and since is None),
-        since_s=None if since is None else moment_s(since, time.time()),
-        pattern=_parse_pattern(grep),
-    )
-    files = log_files(wanted.directory, wanted.ranks)
-    here = {file.node for file in (files if wanted.ranks is None else log_files(wanted.directory))}
-    if (there := logs_elsewhere(wanted.directory, here, bool(follow))) is not None:
+    directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None)
+    ranks = parse_ranks(rank)
+    last = _LAST_LINES if follow and since is None else None
+    if lines is not None:
+        why, fix = "it is how many of each file's last lines to begin with", "`--lines 100`, or `--lines all`"
+        last = None if lines == "all" else whole_number("--lines", lines, "lines", why, fix)
+    since_s = None if since is None else moment_s(since, time.time())
+    pattern = _parse_pattern(grep)
+    files = log_files(directory, ranks)
+    here = {file.node for file in (files if ranks is None else log_files(directory))}
+    if (there := logs_elsewhere(directory, here, bool(follow))) is not None:
         tell(there)
     elif not files and not follow:
-        raise _nothing_there(wanted)
-    show = _shower(wanted, files)
-    parts = [part_of(file, wanted.lines) for file in files]
+        raise _nothing_there(directory, ranks)
+    on_terminal = sys.stdout is not None and sys.stdout.isatty()
+    show = Lines(None if ranks is not None and len(ranks) == 1 else _prefix(directory), pattern, on_terminal)
+    parts = log_parts(directory, ranks, last)
+    if (cut := cut_text(parts)) is not None:
+        tell(cut)
     if not follow:
         _say_order(parts)
-    open_ended = all(_put(show.take(file, data)) for file, data in blocks(parts, wanted.since_s))
+    open_ended = all(write_bytes(show.take(file, data)) for file, data in blocks(parts, since_s))
     if open_ended and follow:
-        open_ended = _follow(wanted, show, parts)
+        open_ended = _follow(directory, ranks, show, parts)
     if open_ended:
-        _put(show.end())
+        write_bytes(show.end())
     return ExitStatus.DONE
 
 
-def _follow(wanted: _Wanted, show: Lines, parts: Sequence[LogPart]) -> bool:
+def _follow(directory: Path, ranks: frozenset[int] | None, show: Lines, parts: Sequence[LogPart]) -> bool:
     """Show new lines until the run is over; return False if the reader of stdout has gone."""
     positions = {part.file.path: part.end for part in parts}
-    for file, data in follow_files(wanted.directory, wanted.ranks, positions, is_over(wanted.directory)):
+    for file, data in follow_files(directory, ranks, positions, is_over(directory)):
         shown = show.bars() if file is None else show.take(file, data)
-        if shown and not _put(shown):
+        if shown and not write_bytes(shown):
             return False
-    if not wanted.directory.is_dir():
-        tell(f"{wanted.directory.name}: its record was removed\n")
+    if not directory.is_dir():
+        tell(f"{directory.name}: its record was removed\n")
     return True
 
 
@@ -106,13 +99,12 @@ def is_over(directory: Path) -> Callable[[], bool]:
     return over
 
 
-def _shower(wanted: _Wanted, files: Sequence[LogFile]) -> Lines:
-    """Return what shows the lines: of one rank as they are, of several with who speaks."""
-    single = len(wanted.ranks) == 1 if wanted.ranks is not None else False
-    hosts = {node.node: node.host for node in read_processes(wanted.directory) if node.host}
-    if not hosts and (name := read_record(wanted.directory).host) is not None:
+def _prefix(directory: Path) -> Callable[[LogFile], bytes]:
+    """Return what says who speaks, in front of the lines of several ranks."""
+    hosts = {node.node: node.host for node in read_processes(directory) if node.host}
+    if not hosts and (name := read_record(directory).host) is not None:
         hosts = {0: name}
-    return Lines(None if single else prefix_of(hosts, Terminal.of(sys.stdout)), wanted.pattern)
+    return prefix_of(hosts, Terminal.of(sys.stdout))
 
 
 def parse_ranks(text: str | None) -> frozenset[int] | None:
@@ -134,21 +126,6 @@ def parse_ranks(text: str | None) -> frozenset[int] | None:
             )
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return frozenset(found)
-
-
-def _parse_lines(text: str | None, following: bool) -> int | None:
-    if text is None:
-        return _LAST_LINES if following else None
-    if text == "all":
-        return None
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    raise usage(
-        f"`--lines {text}` is not a number of lines",
-        why="it is how many of each file's last lines to begin with",
-        fix="`--lines 100`, or `--lines all`",
-        where="flag: --lines",
-    )
 
 
 def moment_s(text: str, now_s: float) -> float:
@@ -181,21 +158,21 @@ def _parse_pattern(text: str | None) -> re.Pattern[bytes] | None:
         ) from error
 
 
-def _nothing_there(wanted: _Wanted) -> UsageError:
-    there = sorted({file.rank for file in log_files(wanted.directory)})
-    if there and wanted.ranks is not None:
-        asked = ", ".join(str(rank) for rank in sorted(wanted.ranks)[:4])
+def _nothing_there(directory: Path, ranks: frozenset[int] | None) -> UsageError:
+    there = sorted({file.rank for file in log_files(directory)})
+    if there and ranks is not None:
+        asked = ", ".join(str(rank) for rank in sorted(ranks)[:4])
         return usage(
             f"the record has nothing of rank {asked}",
             why=f"it has {len(there)} ranks, {there[0]} to {there[-1]}",
-            fix=f"`ddplaunch logs {wanted.directory.name} --rank {there[0]}`",
+            fix=f"`ddplaunch logs {directory.name} --rank {there[0]}`",
             where="flag: --rank",
             code="no-output-recorded",
         )
     return usage(
-        f"the record of {wanted.directory.name} holds no output",
+        f"the record of {directory.name} holds no output",
         why="no rank has started yet, or the run was launched with `--no-capture`",
-        fix=f"`ddplaunch logs {wanted.directory.name} --follow` waits for it",
+        fix=f"`ddplaunch logs {directory.name} --follow` waits for it",
         code="no-output-recorded",
     )
 
@@ -205,17 +182,3 @@ def _say_order(parts: Sequence[LogPart]) -> None:
     ranks = {part.file.rank for part in parts if part.end > part.start and not has_stamps(part)}
     if len(ranks) > 1:
         tell("lines have no timestamps, so output is grouped by rank\n")
-
-
-def _put(data: bytes) -> bool:
-    """Write to stdout; return False if its reader has gone, as behind ``| head -1``."""
-    try:
-        if sys.stdout is not None and data:
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())  # or the interpreter's last flush fails as well
-        os.close(null)
-        return False
-    return True

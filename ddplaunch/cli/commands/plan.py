@@ -41,16 +41,11 @@ def plan(
         answer_json(plan_json(prepared.launch, prepared.findings) if sizes is None else compare_json(sizes))
     elif exports or yaml:
         answer(plan_env(prepared.launch) if exports else plan_yaml(prepared.launch, prepared.findings))
+    elif sizes is not None:
+        answer(compare_text(sizes, Terminal.of(sys.stdout)))
     else:
-        answer(_tables(prepared, sizes))
+        answer(plan_text(prepared.launch, Terminal.of(sys.stdout), facts=prepared.facts))
     return ExitStatus.DONE
-
-
-def _tables(prepared: Prepared, sizes: tuple[Numbers, ...] | None) -> str:
-    terminal = Terminal.of(sys.stdout)
-    if sizes is not None:
-        return compare_text(sizes, terminal)
-    return plan_text(prepared.launch, terminal, facts=prepared.facts)
 
 
 def _compared(prepared: Prepared, text: str) -> tuple[Numbers, ...]:

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 from ddplaunch.cli.streams import answer, answer_json
+from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.run_states import host_name, summaries, user_name
+from ddplaunch.records.run_states import host_name, summaries
 from ddplaunch.ui.ps_view import ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
@@ -25,6 +26,6 @@ def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
     if json:
         answer_json(ps_json(runs, more, host, now_s))
         return ExitStatus.DONE
-    me, out = user_name(os.geteuid()), sys.stdout
+    me, out = owner_name(os.geteuid()), sys.stdout
     answer(ps_text(runs, more, now_s, me, Terminal.of(out)))
     return ExitStatus.DONE

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
-from ddplaunch.cli.which_run import live_run, of_hosts
-from ddplaunch.explain.stacks.flight_recorder import flight, flight_dumps
+from ddplaunch.cli.which_run import live_run, not_here, other_hosts
+from ddplaunch.explain.decide.collectives import flight, flight_dumps
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import rank_of, runs_in
-from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.find import find_run
-from ddplaunch.records.live_processes import read_processes
-from ddplaunch.records.log_files import log_files
+from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks_text
@@ -41,7 +36,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
     running = [each for each in runs_in(process_table()) if each.ranks]
     chosen = live_run(running, run, run_dir, "stacks", "looks at")
     if chosen is None:
-        _tell_none(run, run_dir)
+        tell(not_here(running, run, run_dir, "stacks"))
         return ExitStatus.DONE
     ranks = {rank_of(process)[0]: process for process in chosen.ranks}
     usage = RankUsage([RankIdentity(rank, rank, each.pid, each.start_ticks) for rank, each in ranks.items()])
@@ -63,7 +58,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
             answer(flight_text(recorded, Terminal.of(out).width))
         if full:
             answer("\n" + full_text(found))
-    if directory is not None and (others := _other_hosts(directory)):
+    if directory is not None and (others := other_hosts(directory)):
         tell(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them\n")
     tell_findings(_findings(chosen.run_id, found, cpu, silent_s))
     return ExitStatus.DONE if any(stack.threads for stack in found) else ExitStatus.FINDINGS
@@ -92,23 +87,5 @@ def _findings(
 
 def _silent_s(directory: Path) -> float | None:
     """Return for how long no rank of this host has printed anything, None where that is not recorded."""
-    newest = 0.0
-    for file in log_files(directory):
-        with suppress(OSError):
-            newest = max(newest, file.path.stat().st_mtime)
+    newest = max((part.written_s for part in log_parts(directory)), default=0.0)
     return max(0.0, time.time() - newest) if newest else None
-
-
-def _other_hosts(directory: Path) -> list[str]:
-    """Return the other hosts that ran a node of the run, as far as the record tells."""
-    return sorted({node.host for node in read_processes(directory)} - {"", host_name()})
-
-
-def _tell_none(run: str | None, run_dir: str | None) -> None:
-    """Say that ``run`` does not run here, and where it may. Raises UsageError for a name that no run has."""
-    if (there := of_hosts(run, "stacks")) is not None:
-        tell(there)
-    elif run is None:
-        tell("no run of yours is running here\n")
-    else:
-        tell(f"{find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name} does not run on this host\n")

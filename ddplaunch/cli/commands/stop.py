@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ddplaunch.cli.streams import answer_json, tell, tell_findings
-from ddplaunch.cli.which_run import called, several
+from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import boot_id
@@ -16,8 +16,14 @@ from ddplaunch.machine.processes.process_table import Process, ProcessTable, pro
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, read_record
-from ddplaunch.records.launchers import Launched, read_launched, residents_in, with_residents
-from ddplaunch.records.live_processes import other_processes, read_processes
+from ddplaunch.records.launchers import (
+    Launched,
+    other_processes,
+    read_launched,
+    read_processes,
+    residents_in,
+    with_residents,
+)
 from ddplaunch.records.outcome import RankOutcome
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.stop_view import (
@@ -33,7 +39,7 @@ from ddplaunch.ui.stop_view import (
     stopped_on_hosts_text,
     stopped_text,
 )
-from ddplaunch.values.finding import ExitStatus, Finding, usage
+from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.variable_names import SETTINGS
 
 _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
@@ -45,9 +51,9 @@ def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str |
     table.pop(os.getpid(), None)  # typed where a run's variables are exported, it would look like its launcher
     residents = residents_in(table, host)
     alive = with_residents(runs_in(table), residents)
-    chosen = None if _is_over(base, alive, run) else choose(alive, run, os.geteuid())
+    chosen = None if _is_over(base, alive, run) else choose(alive, run, base)
     if chosen is None and run is None:
-        tell("no run of yours is running here\n")
+        tell(f"{none_here(alive, 'stop')}\n")
         return ExitStatus.DONE
     for launched, launcher in residents:
         if chosen is not None and launcher in chosen.launchers:
@@ -71,15 +77,12 @@ def _is_over(base: Path, alive: Sequence[RunProcesses], run: str | None) -> bool
     return (base / "runs" / run).is_dir()
 
 
-def choose(alive: Sequence[RunProcesses], wanted: str | None, uid: int) -> RunProcesses | None:
-    """Return the live run that is meant: by its id or a part of it; without any, this user's only one.
+def choose(alive: Sequence[RunProcesses], wanted: str | None, base: Path) -> RunProcesses | None:
+    """Return the live run that is meant: by its id or a part of it; without any, the only one recorded in ``base``.
 
     Raises UsageError where several could be meant.
     """
-    if wanted is None:
-        near = [run for run in alive if run.uid == uid]
-    else:
-        near = called(alive, wanted)
+    near = of_directory(alive, base) if wanted is None else called(alive, wanted)
     if len(near) < 2:
         return near[0] if near else None
     if len({run.run_id for run in near}) == 1:
@@ -104,30 +107,24 @@ def _stop_by_launcher(
     if not stopped.remaining:
         record = read_record(launched.directory)
         hosts = _told_by(record, launched) if _is_concluded(record) else ask_hosts(launched, grace_s)
-    if not json:
-        tell(stopped_on_hosts_text(stopped, hosts))
-    return _conclude(launched, stopped, hosts, stop_findings(stopped, ()), json)
+    return _conclude(launched, stopped, hosts, json)
 
 
 def _stop_by_hosts(launched: Launched, grace_s: float | None, json: bool) -> int:
     """Ask every host to end what it still runs, since the launcher that would is gone."""
     tell(begin_asking_hosts(launched))
     hosts = ask_hosts(launched, launched.grace_s + _LONGER_S if grace_s is None else grace_s)
-    if not json:
-        tell(hosts_lines(hosts))
-    return _conclude(launched, None, hosts, (), json)
+    return _conclude(launched, None, hosts, json)
 
 
-def _conclude(
-    launched: Launched,
-    stopped: Stopped | None,
-    hosts: Sequence[HostStopped],
-    findings: Sequence[Finding],
-    json: bool,
-) -> int:
+def _conclude(launched: Launched, stopped: Stopped | None, hosts: Sequence[HostStopped], json: bool) -> int:
+    """Say what became of the launcher, None where it was gone before, and of the hosts."""
     if json:
         answer_json(stop_on_hosts_json(launched.run_id, stopped, hosts))
-    findings = (*findings, *hosts_findings(launched.run_id, hosts))
+    else:
+        tell(hosts_lines(hosts) if stopped is None else stopped_on_hosts_text(stopped, hosts))
+    findings = () if stopped is None else stop_findings(stopped, ())
+    findings += hosts_findings(launched.run_id, hosts)
     tell_findings(findings)
     return ExitStatus.FINDINGS if findings else ExitStatus.DONE
 
@@ -169,7 +166,7 @@ def _stop_here(
         stopped = stop_run(chosen, grace_s)
         if not json:
             tell(stopped_text(stopped))
-    elsewhere = [] if directory is None else _other_hosts(directory, host_name())
+    elsewhere = [] if directory is None else other_hosts(directory)
     if json:
         answer_json(stop_json(stopped, elsewhere))
     tell_findings(stop_findings(stopped, elsewhere))
@@ -182,10 +179,3 @@ def _grace_of(run: RunProcesses) -> float:
         return Settings.from_json(run.first.mark(SETTINGS) or "{}").grace_s
     except ValueError:
         return Settings().grace_s
-
-
-def _other_hosts(directory: Path, host: str) -> list[str]:
-    """Return the other hosts on which a node of the run has no outcome yet, as far as the record tells."""
-    ended = read_record(directory).outcomes
-    nodes = [node for node in read_processes(directory) if node.node not in ended]
-    return sorted({node.host for node in nodes if node.host not in ("", host)})

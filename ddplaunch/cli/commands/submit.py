@@ -13,18 +13,21 @@ from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
-from ddplaunch.hosts.slurm.follow import first_state, follow
+from ddplaunch.hosts.slurm.job_reasons import first_state, follow
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
 from ddplaunch.launch.job.sbatch import BatchScript, decide_batch, log_beside
-from ddplaunch.launch.job.submission import Submission, decide_submission, refuse_secrets
-from ddplaunch.launch.options import Options, Said, flags_of_options
+from ddplaunch.launch.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
+from ddplaunch.launch.options import Said, flags_of_options
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
+from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.submit_view import changed_text, ended_finding, exit_status_of, sbatch_text, submitted_text
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.resolved import value_of
+from ddplaunch.values.variable_names import JOIN_SECRET
 
 _FOR_KUBERNETES = ("kind", "image", "shm_size", "secret")
 _FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup", "wait")
@@ -42,15 +45,29 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     )
     command = run_words(said, profile, submission, words)
     if cluster == "kubernetes":
-        return _print_manifest(merged, submission, asked, command)
+        from ddplaunch.launch.job.kubernetes import decide_manifest
+        from ddplaunch.ui.export import yaml_text
+
+        refuse_secrets(merged.env, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")
+        refuse_secret_words(
+            words,
+            "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster; the script reads {name}, or a shell "
+            "passes it on: `-- sh -c 'exec python train.py --option \"${name}\"'`",
+            "the script's arguments",
+        )
+        answer(yaml_text(decide_manifest(submission, asked, command)))
+        return ExitStatus.DONE
     parse_target(words)
-    refuse_secrets(merged, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")
+    refuse_secrets(merged.env, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")
+    for flag in ("setup", "sbatch_arg"):
+        here = "`export {name}=…` in this shell instead: sbatch hands the environment on"
+        refuse_secret_words(asked.get(flag) or (), here, f"flag: --{flag.replace('_', '-')}")
     batch = decide_batch(submission, asked, (*program(), *command))
-    text = sbatch_text(batch)
+    text = sbatch_text(batch, os.environ)
     if asked["dry_run"]:
         answer(text)
         return ExitStatus.DONE
-    base = runs_directory(os.environ, merged.run_dir.value if merged.run_dir else None, working_directory())
+    base = runs_directory(os.environ, value_of(merged.run_dir, None), working_directory())
     return _submit(batch, text, bool(asked["wait"]), base)
 
 
@@ -80,7 +97,8 @@ def program() -> tuple[str, ...]:
 
 
 def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
-    environ, cwd = dict(os.environ), working_directory()
+    hidden = shell_words(batch.command, os.environ)[1]
+    environ, cwd = {JOIN_SECRET: os.urandom(16).hex(), **os.environ, **hidden}, working_directory()
     special = log_beside(str(cwd), batch, f"{int(time.time())}-{os.getpid()}")
     job = submit_to_slurm(text, cwd, environ, special[:1] if special is not None else ())
     state = first_state(job, environ)
@@ -93,7 +111,7 @@ def _submit(batch: BatchScript, text: str, wait: bool, base: Path) -> int:
         return ExitStatus.DONE
     try:
         ended = follow(
-            job, Path(log), environ, _show, lambda state: tell(changed_text(job, state, terminal.width)), state
+            job, Path(log), environ, write_bytes, lambda state: tell(changed_text(job, state, terminal.width)), state
         )
     except KeyboardInterrupt:
         tell(f"\njob {job} keeps running; `scancel {job}` ends it\n")
@@ -105,11 +123,6 @@ def _log(pattern: str, job: str) -> str:
     """Return the path of a job's log; every job of an array has one of its own, named by its index."""
     head, _, name = pattern.rpartition("/")
     return f"{head}/{name.replace('%j', job).replace('%A', job).replace('%a', 'INDEX')}"
-
-
-def _show(piece: bytes) -> None:
-    sys.stdout.buffer.write(piece)
-    sys.stdout.buffer.flush()
 
 
 def _tell_end(job: str, ended: JobState, base: Path) -> int:
@@ -125,15 +138,6 @@ def _tell_end(job: str, ended: JobState, base: Path) -> int:
     return exit_status_of(ended) if first is None else first.exit_status
 
 
-def _print_manifest(options: Options, submission: Submission, asked: dict[str, Any], command: tuple[str, ...]) -> int:
-    from ddplaunch.launch.job.kubernetes import decide_manifest
-    from ddplaunch.ui.export import yaml_text
-
-    refuse_secrets(options, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")
-    answer(yaml_text(decide_manifest(submission, asked, command)))
-    return ExitStatus.DONE
-
-
 def _cluster(asked: dict[str, Any]) -> str:
     """Return ``slurm`` or ``kubernetes``. Raises UsageError for another one, and for options of the other one."""
     cluster = asked["to"] or "slurm"
@@ -145,14 +149,13 @@ def _cluster(asked: dict[str, Any]) -> str:
             where="flag: --to",
         )
     others, other = (_FOR_SLURM, "slurm") if cluster == "kubernetes" else (_FOR_KUBERNETES, "kubernetes")
-    for name in others:
-        if asked[name]:
-            raise usage(
-                f"`--{name.replace('_', '-')}` is not an option for {cluster}",
-                why=f"it belongs to `--to {other}`",
-                fix=f"leave it out, or `--to {other}`",
-                where=f"flag: --{name.replace('_', '-')}",
-            )
+    if flag := next((f"--{name.replace('_', '-')}" for name in others if asked[name]), None):
+        raise usage(
+            f"`{flag}` is not an option for {cluster}",
+            why=f"it belongs to `--to {other}`",
+            fix=f"leave it out, or `--to {other}`",
+            where=f"flag: {flag}",
+        )
     if cluster == "kubernetes" and not asked["dry_run"]:
         raise usage(
             "`--to kubernetes` without `--dry-run`",

@@ -14,6 +14,7 @@ import threading
 from typing import Literal
 
 from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.values.escapes import HarmlessPieces, harmless_line
 
 _WAITING = 64 << 20  # bytes; all of it is in the record anyway
 _LINE = 1 << 16
@@ -27,6 +28,7 @@ class HostsConsole:
         """``prefixed``: whether the hosts put the rank in front of each line themselves (``--show``)."""
         self._names, self._prefixed = names, prefixed
         self._parts: dict[tuple[int, str], bytes] = {}
+        self._pieces: dict[tuple[int, str], HarmlessPieces] = {}
         self._queue: queue.SimpleQueue[tuple[int, bytes] | None] = queue.SimpleQueue()
         self._waiting = 0
         self._dropped = 0
@@ -38,13 +40,17 @@ class HostsConsole:
         """Put what a node printed."""
         descriptor = 1 if stream == "out" else 2
         if node == 0 or (self._prefixed and stream == "out"):
-            self._put(descriptor, data)
+            pieces = self._pieces.setdefault((node, stream), HarmlessPieces())
+            # node 0 without prefixes is rank 0 alone, byte for byte
+            self._put(descriptor, pieces.feed(data) if self._prefixed and os.isatty(descriptor) else data)
             return
         *lines, rest = (self._parts.pop((node, stream), b"") + data).split(b"\n")
         if len(rest) > _LINE:
             lines.append(rest)
             rest = b""
         self._parts[node, stream] = rest
+        if os.isatty(descriptor):
+            lines = [harmless_line(line) for line in lines]
         self._put(descriptor, b"".join(self._named(node, line) for line in lines if line.strip()))
 
     def say(self, text: str) -> None:
@@ -73,7 +79,8 @@ class HostsConsole:
         """Show what is left, incomplete lines too; begin a new line. A terminal that stands still is not waited for."""
         for (node, stream), rest in self._parts.items():
             if rest.strip():
-                self._put(1 if stream == "out" else 2, self._named(node, rest))
+                descriptor = 1 if stream == "out" else 2
+                self._put(descriptor, self._named(node, harmless_line(rest) if os.isatty(descriptor) else rest))
         if self._dropped:
             self._put(2, b"\nddplaunch: %d bytes were not shown, since the terminal stood still\n" % self._dropped)
         self._queue.put(None)

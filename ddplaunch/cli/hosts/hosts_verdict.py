@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +17,9 @@ from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all
+from ddplaunch.records.hosts_record import merged_attempts
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text
 
 _TOGETHER_S = 5.0
@@ -69,38 +70,50 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
 _LOOK = "`ddplaunch explain` reads all that was printed; each host's output is in the record"
 
 
-@dataclass(frozen=True)
-class HostsVerdict:
-    """How a launch over hosts ended. ``node`` is the one where it began to fail, 0 for success."""
-
-    state: RunState
-    exit_status: int
-    explanation: Explanation
-    node: int = 0
-    host: str = ""
-    notes: tuple[str, ...] = ()
-
-
 def decide(
-    directory: Path, ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome], interrupted: int | None
-) -> HostsVerdict:
-    """Return how the whole launch ended. ``outcomes`` are by node, their times by the launcher's clock."""
-    notes = tuple(f"{end.name}: its record was not brought" for end in ends if end.lost is not None)
-    by_node = {end.node: end for end in ends}
+    directory: Path,
+    run_id: str,
+    begun_s: float,
+    ends: Sequence[HostEnd],
+    outcomes: Mapping[int, RunOutcome],
+    interrupted: int | None,
+) -> RunOutcome:
+    """Return how the whole launch ended that began at ``begun_s``; its node is the one where it began to fail.
+
+    ``outcomes`` are by node, their times by the launcher's clock.
+    """
+    state: RunState
+    explanation = Explanation(None)
     first = first_node_to_fail(_failures(ends, outcomes), interrupted is not None)
-    if first is None and interrupted is not None:
-        return HostsVerdict("terminated", 128 + interrupted, Explanation(None), notes=notes)
-    if first is None:
-        bad = next((end for end in ends if end.status), None)
-        if bad is None:
-            return HostsVerdict("succeeded", 0, Explanation(None), host=ends[0].name, notes=notes)
+    bad = next((end for end in ends if end.status), None)
+    if first is None and interrupted is None and bad is not None:
         first = NodeFailure(bad.heard_s, bad.node, "other")
-    end = by_node[first.node]
-    explanation = _explain(directory, first.kind, end, ends, outcomes)
-    accused = None if explanation.diagnosis is None else explanation.diagnosis.rank
-    status = status_of_all(first, accused, outcomes, end.status)
-    state: RunState = "killed" if first.kind == "torchrun" else "failed"
-    return HostsVerdict(state, status, explanation, end.node, end.name, notes)
+    if first is not None:
+        end = next(end for end in ends if end.node == first.node)
+        explanation = _explain(directory, first.kind, end, ends, outcomes)
+        accused = None if explanation.diagnosis is None else explanation.diagnosis.rank
+        status = status_of_all(first, accused, outcomes, end.status)
+        state, node, host = "killed" if first.kind == "torchrun" else "failed", end.node, end.name
+    elif interrupted is not None:
+        state, status, node, host = "terminated", 128 + interrupted, 0, ""
+    else:
+        state, status, node, host = "succeeded", 0, 0, ends[0].name
+    diagnosis = explanation.diagnosis
+    return RunOutcome(
+        run_id=run_id,
+        host=host,
+        node=node,
+        state=state,
+        exit_status=status,
+        started_s=round(begun_s, 3),
+        ended_s=round(time.time(), 3),
+        first_failed_rank=None if diagnosis is None else diagnosis.rank,
+        diagnosis=diagnosis,
+        cascade=explanation.cascade,
+        attempts=merged_attempts(outcomes.values(), diagnosis),
+        notes=tuple(f"{end.name}: its record was not brought" for end in ends if end.lost is not None),
+        findings=tuple(dict.fromkeys(each for outcome in outcomes.values() for each in outcome.findings)),
+    )
 
 
 def _failures(ends: Sequence[HostEnd], outcomes: Mapping[int, RunOutcome]) -> Iterator[NodeFailure]:
@@ -133,7 +146,7 @@ def _explain(
 def _explain_all(directory: Path, outcomes: Mapping[int, RunOutcome]) -> Explanation:
     """Explain the logs of all nodes together, with the times at which ranks ended by one clock."""
     subject = recorded_run(directory)
-    ranks = tuple(rank_end(each, each.host or None) for outcome in outcomes.values() for each in outcome.last_ranks)
+    ranks = tuple(rank_end(each) for outcome in outcomes.values() for each in outcome.last_ranks)
     facts = replace(subject.facts or RunFacts(), ranks=ranks, state="failed", signal=None)
     return explain_texts(subject.sources, facts)
 

@@ -6,36 +6,36 @@ missing.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 
 from ddplaunch import __version__
 from ddplaunch.checks.connectivity import port_taken
-from ddplaunch.cli.prepare import Prepared
+from ddplaunch.cli.prepare import Prepared, checked, ignored
 from ddplaunch.cli.relaunching import ending_by_signals, relaunch_refused, told
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
-from ddplaunch.hosts.roll_call.messages import Hello, Verdict
+from ddplaunch.hosts.roll_call.messages import Hello, Verdict, secrets_of
+from ddplaunch.hosts.session.answers import fingerprint, machine
 from ddplaunch.launch.launch import Launch, Target
-from ddplaunch.launch.relaunch import RunProgress, relaunch_policy
+from ddplaunch.launch.relaunch import RunProgress
 from ddplaunch.machine.network import probe_port
 from ddplaunch.script.source import locate
 from ddplaunch.ui.launch_view import RollCallLine
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
+from ddplaunch.values.resolved import value_of
 
 TIMEOUT_S = 600.0  # what torchrun's c10d rendezvous waits by default
 _AGAIN_S = 2400.0  # after a failure, which other nodes notice when their collectives time out: gloo's after 30 min
-_LARGEST_SCRIPT = 16 << 20
 _ID = "--rdzv-id="
-_MACHINE = ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid")
 
 
 def wanted(launch: Launch, join_timeout: float | None, again: bool = False) -> float | None:
@@ -53,12 +53,18 @@ def wanted(launch: Launch, join_timeout: float | None, again: bool = False) -> f
     return None if own_rendezvous or not timeout_s else timeout_s
 
 
-def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: RunProgress | None = None) -> Launch:
+def call_roll(
+    prepared: Prepared,
+    timeout_s: float,
+    silent: bool,
+    failed: RunProgress | None = None,
+    join_secret: str | None = None,
+) -> Launch:
     """Wait until all nodes are there and agree, and return the launch with a rendezvous id that no older run knows.
 
     ``silent`` leaves words to node 0, where it speaks to the same reader. ``failed`` is what this node knows of the
-    run before, if this is a relaunch. Raises RefusedError with what every node is
-    told, SystemExit after SIGTERM or SIGHUP.
+    run before, if this is a relaunch, ``join_secret`` the file of that flag. Raises RefusedError with what every node
+    is told, UsageError for such a file, SystemExit after SIGTERM or SIGHUP.
     """
     launch = prepared.launch
     topology = launch.topology
@@ -69,6 +75,7 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: RunPro
         port=topology.master_port.value,
         timeout_s=timeout_s,
         known=_slurm_hosts(os.environ, topology.nnodes.value),
+        secrets=secrets_of(os.environ, join_secret, topology.node_rank.source.kind),
     )
     hello = _hello(prepared, failed)
     progress = RollCallLine(sys.stderr, terminal=bool(sys.stderr and sys.stderr.isatty()) and not silent)
@@ -86,13 +93,13 @@ def call_roll(prepared: Prepared, timeout_s: float, silent: bool, failed: RunPro
 
 def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) -> Verdict:
     options, target = prepared.launch.options, prepared.launch.target
-    checks = options.checks is None or options.checks.value
-    ignore = {item.value for item in options.ignore}
 
     def compare(joined: Mapping[int, Hello], clocks: Mapping[int, tuple[float, float]]) -> tuple[Finding, ...]:
-        if refused := relaunch_refused(joined, relaunch_policy(options)):
+        if refused := relaunch_refused(joined, options.relaunch_policy):
             return (refused,)
-        return rules.all_together(joined, clocks, target.name if target else None, ignore) if checks else ()
+        if not checked(options):
+            return ()
+        return rules.all_together(joined, clocks, target.name if target else None, ignored(options))
 
     try:
         return hold(call, me, _rendezvous_id(prepared.launch), compare, show)
@@ -138,29 +145,30 @@ def _rendezvous_id(launch: Launch) -> str:
 def _hello(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
     """Return what this node says of itself."""
     launch = prepared.launch
-    topology, target, run_id = launch.topology, launch.target, launch.options.run_id
+    topology, target = launch.topology, launch.target
     assert topology.node_rank
-    restarts, policy = launch.options.max_restarts, relaunch_policy(launch.options)
+    policy = launch.options.relaunch_policy
     words = {
         "--nnodes": str(topology.nnodes.value),
         "NPROC": str(topology.nproc_per_node.value),
-        "--max-restarts": str(restarts.value if restarts else 0),
+        "--max-restarts": str(value_of(launch.options.max_restarts, 0)),
         "--relaunch": str(policy.times if policy else 0),
         "--device": launch.device.value,
-        "--run-id": run_id.value if run_id else "",
+        "--run-id": value_of(launch.options.run_id, ""),
         "script": _name(target),
     }
+    arguments = "\0".join(target.args if target else ()).encode("utf-8", "surrogateescape")
     now = time.time()
     return Hello(
         node_rank=topology.node_rank.value,
         host=socket.gethostname(),
-        machine=_machine(),
+        machine=machine(),
         pid=os.getpid(),
         started_s=now,
         clock_s=now,
         ddplaunch=__version__,
         launch=words,
-        arguments=_digest("\0".join(target.args if target else ()).encode("utf-8", "surrogateescape")),
+        arguments=sha256(arguments).hexdigest(),
         facts=codec.to_json(rules.told(prepared.facts)),
         script=_script(target),
         failed=None if failed is None else told(failed),
@@ -178,25 +186,8 @@ def _script(target: Target | None) -> str | None:
     if target is None or target.kind == "executable":
         return None
     path = locate(target.kind, target.name, Path.cwd(), tuple(Path(entry) for entry in sys.path if entry))
-    try:
-        if not isinstance(path, Path) or not path.is_file():
-            return None
-        with path.open("rb") as file:
-            return _digest(file.read(_LARGEST_SCRIPT))
-    except OSError:
-        return None
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _machine() -> str:
-    boot, pids = _MACHINE
-    try:
-        return f"{Path(boot).read_text().strip()} {Path(pids).readlink()}"
-    except OSError:
-        return f"{socket.gethostname()} {os.getpid()}"  # unlike any other: nothing is taken for the same machine
+    readable = isinstance(path, Path) and path.is_file() and os.access(path, os.R_OK)
+    return fingerprint(str(path)) if readable else None
 
 
 def _slurm_hosts(environ: Mapping[str, str], nodes: int) -> Mapping[int, str]:

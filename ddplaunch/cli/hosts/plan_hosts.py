@@ -10,23 +10,32 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import run_across
-from ddplaunch.cli.configuration import variables, working_directory
-from ddplaunch.cli.prepare import check, choose_gpus, interpreter, record_directory, script_report
+from ddplaunch.cli.configuration import text_of, variables, working_directory
+from ddplaunch.cli.prepare import (
+    check,
+    checked,
+    choose_gpus,
+    ignored,
+    interpreter,
+    probe_request,
+    record_directory,
+    run_id_of,
+    script_report,
+)
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command
+from ddplaunch.launch.gpus import exported
 from ddplaunch.launch.hosts_plan import HostReport, Meeting, forwarded, part
 from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.launch.options import Options
-from ddplaunch.launch.relaunch import relaunched_id
 from ddplaunch.launch.resolve import Situation, resolve
-from ddplaunch.machine.facts import ProbeRequest
-from ddplaunch.records.directory import new_run_id, runs_directory
+from ddplaunch.records.directory import runs_directory
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.resolved import Unavailable, value_of
 
 _FACTS_S = 20.0  # how long a host may take to answer
 _TORCH_S = 90.0  # and to import torch as well
@@ -38,38 +47,24 @@ class AskedHosts:
 
     hosts: str | None = None
     hostfile: str | None = None
-    include: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
     chdir: str | None = None
     python: str | None = None
     join_timeout: float | None = None
 
-    @property
-    def given(self) -> bool:
-        """Whether several hosts were asked for at all."""
-        return self.hosts is not None or self.hostfile is not None
 
-
-def asked_for(flags: Mapping[str, Any]) -> AskedHosts:
-    """Return what the flags say. Raises UsageError for flags without any host."""
-    asked = AskedHosts(
-        flags.get("hosts"),
-        flags.get("hostfile"),
-        tuple(flags.get("include") or ()),
-        tuple(flags.get("exclude") or ()),
-        flags.get("chdir"),
-        flags.get("python"),
-        flags.get("join_timeout"),
-    )
-    if not asked.given:
-        name = next(name for name, value in flags.items() if value not in (None, [])).replace("_", "-")
+def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
+    """Return what the flags say, None where there are none. Raises UsageError for flags without any host."""
+    given = [name.replace("_", "-") for name, value in flags.items() if value not in (None, [])]
+    if given and "hosts" not in given and "hostfile" not in given:
         raise usage(
-            f"`--{name}` without hosts",
+            f"`--{given[0]}` without hosts",
             why="it is for a launch over several hosts",
-            fix=f"add `--hosts gpu-a,gpu-b`, or leave `--{name}` out",
-            where=f"flag: --{name}",
+            fix=f"add `--hosts gpu-a,gpu-b`, or leave `--{given[0]}` out",
+            where=f"flag: --{given[0]}",
         )
-    return asked
+    return AskedHosts(**flags) if given else None
 
 
 def hosts_of(asked: AskedHosts) -> tuple[Host, ...]:
@@ -77,16 +72,8 @@ def hosts_of(asked: AskedHosts) -> tuple[Host, ...]:
     if asked.hosts is not None and asked.hostfile is not None:
         raise usage("`--hosts` and `--hostfile` together", why="both name the hosts", fix="give one of them")
     if asked.hostfile is not None:
-        try:
-            text = Path(asked.hostfile).read_text(encoding="utf-8", errors="replace")
-        except OSError as exception:
-            raise usage(
-                f"`{asked.hostfile}` cannot be read: {exception.strerror}",
-                why="it was named by `--hostfile`",
-                fix="correct the path, or name the hosts by `--hosts gpu-a,gpu-b`",
-                where="flag: --hostfile",
-            ) from exception
-        hosts = from_file(text, asked.hostfile)
+        fix = "correct the path, or name the hosts by `--hosts gpu-a,gpu-b`"
+        hosts = from_file(text_of(asked.hostfile, "--hostfile", fix), asked.hostfile)
     else:
         hosts = from_words(asked.hosts or "")
     return chosen(hosts, asked.include, asked.exclude)
@@ -111,10 +98,6 @@ class Planned:
     launches: tuple[Launch, ...]
     findings: tuple[Finding, ...]
 
-    def refusing(self) -> tuple[Finding, ...]:
-        """Return the errors."""
-        return tuple(each for each in self.findings if each.severity is Severity.ERROR)
-
 
 def facts_of(
     links: Links,
@@ -127,11 +110,7 @@ def facts_of(
     """Ask all hosts at once. Raises RefusedError where there is no ssh."""
     python = asked.python or sys.executable
     question = Question(
-        request=ProbeRequest(
-            data_paths=tuple(item.value for item in options.data),
-            output_paths=tuple(item.value for item in options.output),
-            import_torch=torch,
-        ),
+        request=replace(probe_request(options, {}, import_torch=torch), master_addr=None, master_port=None),
         python=python,
         cwd=asked.chdir or str(working_directory()),
         script=target.name if target is not None and target.kind == "script" else None,
@@ -166,21 +145,15 @@ def plan(
 
     ``relaunch`` counts how many times this was launched before.
     """
-    ignored = {item.value for item in options.ignore}
-    across = () if _unchecked(options) else run_across(gathered.reports, ignored)
+    across = run_across(gathered.reports, ignored(options)) if checked(options) else ()
     findings = tuple(finding for outcome in across for finding in outcome.findings)
     if any(each.severity is Severity.ERROR for each in findings):
         return Planned((), (), findings)
-    meeting = meet(
-        links,
-        gathered.links,
-        options.master_port.value if options.master_port else None,
-        options.master_addr.value if options.master_addr else None,
-    )
+    meeting = meeting_of(links, gathered, options)
     if not isinstance(meeting, Meeting):
         raise RefusedError(*meeting)
-    run_id = new_run_id() if options.run_id is None else relaunched_id(options.run_id.value, relaunch)
-    script = script_report(target, Path.cwd())
+    run_id = run_id_of(options, relaunch)
+    script = script_report(options, target, Path.cwd(), gathered.reports[0].facts)
     parts, launches = [], []
     found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
     for node, (host, report) in enumerate(zip(hosts, gathered.reports, strict=True)):
@@ -196,8 +169,9 @@ def plan(
     return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
 
 
-def _unchecked(options: Options) -> bool:
-    return options.checks is not None and not options.checks.value
+def meeting_of(links: Links, gathered: Gathered, options: Options) -> Meeting | tuple[Finding, ...]:
+    """Return where the hosts that answered meet, or what keeps them from it."""
+    return meet(links, gathered.links, value_of(options.master_port, None), value_of(options.master_addr, None))
 
 
 def _plan_host(
@@ -210,13 +184,14 @@ def _plan_host(
 ) -> Launch:
     """Decide one host's launch from what it reported. It decides again itself, from what it then sees."""
     environ = report.facts.environment
-    record = record_directory(runs_directory(environ, run_dir_of(options), Path(report.cwd)), run_id)
+    record = record_directory(runs_directory(environ, value_of(options.run_dir, None), Path(report.cwd)), run_id)
+    pairs = variables(options)
     situation = Situation(
         facts=report.facts,
         script=script,
         environ=environ,
-        pairs=variables(options),
-        selection=choose_gpus(options, report.facts, environ, None, run_id),
+        pairs=pairs,
+        selection=choose_gpus(options, report.facts, exported(environ, pairs), None, run_id),
         python=(asked.python,) if asked.python else interpreter(),
         run_id=run_id,
         record=str(record),
@@ -224,11 +199,6 @@ def _plan_host(
         cwd=report.cwd,
     )
     return resolve(options, target, situation)
-
-
-def run_dir_of(options: Options) -> str | None:
-    """Return what `--run-dir` said."""
-    return options.run_dir.value if options.run_dir else None
 
 
 class HostsMissingError(RefusedError):

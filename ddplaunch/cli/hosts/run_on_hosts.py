@@ -1,6 +1,6 @@
 """``run --hosts``: gathers facts, checks, launches and watches over ssh; the one command that stays until the end.
 
-Nothing is started unless every host answered and no check objects.
+Nothing is started unless every host answered and no check objects. A launch that failed may be followed by another.
 """
 
 from __future__ import annotations
@@ -8,47 +8,58 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
+from ddplaunch.cli.execute import new_token
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.cli.hosts.plan_hosts import (
     AskedHosts,
+    HostsMissingError,
     Planned,
     answering,
     facts_of,
     hosts_of,
     plan,
     refuse_own_place,
-    run_dir_of,
 )
-from ddplaunch.cli.hosts.relaunch_hosts import Again, LaunchEnd, progress_of, until_done
-from ddplaunch.cli.prepare import record_directory
+from ddplaunch.cli.prepare import errors, record_directory
+from ddplaunch.cli.relaunching import ending_by_signals
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
-from ddplaunch.launch.hosts_plan import HostReport, fewest, named, options_json, sized, sized_for
+from ddplaunch.launch.hosts_plan import HostReport, named, options_json, sized
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options, Said
-from ddplaunch.launch.relaunch import relaunch_policy
+from ddplaunch.launch.relaunch import RelaunchPolicy, RunProgress, pause_s
+from ddplaunch.launch.relaunch import decide as decide_relaunch
+from ddplaunch.machine.files import read_plain
 from ddplaunch.records.directory import path_text, runs_directory
-from ddplaunch.records.hosts_record import Pieces, merged_attempts, without_skew, write_for_all
-from ddplaunch.records.launchers import Place, holding
+from ddplaunch.records.first_failure import TIME_LIMIT
+from ddplaunch.records.hosts_record import Pieces, without_skew, write_for_all
+from ddplaunch.records.launchers import Place, holding, still_holding
 from ddplaunch.records.outcome import RunOutcome, read_outcome
-from ddplaunch.records.write import hide_secrets, write_record
-from ddplaunch.ui.export import finding_json, plan_json
+from ddplaunch.records.own.own_files import open_to_write
+from ddplaunch.records.own.run_lock import hold_run
+from ddplaunch.records.write import write_record
+from ddplaunch.ui.export import plan_json
 from ddplaunch.ui.launch_view import launch_panel
-from ddplaunch.ui.outcome_view import outcome_text
+from ddplaunch.ui.outcome_view import not_relaunched_text, outcome_text, relaunching_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.resolved import Resolved
+from ddplaunch.values import codec
+from ddplaunch.values.codec import plain
+from ddplaunch.values.finding import ExitStatus, RefusedError
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, value_of
+from ddplaunch.values.secrets import hide_words
 
 _GRACE_S = 30.0
 _ENDS_ITSELF_S = 5.0  # after its grace, a host that was lost has ended what ran there
@@ -66,17 +77,18 @@ def run_on_hosts(
     sized(options, [host.name for host in hosts], [host.slots for host in hosts])
     pairs = tuple(Resolved((name, value), source) for name, value, source in variables(options))
     options = replace(options, env=pairs, env_file=())  # the files are on this machine
+    enough = options.nnodes.value.fewest if options.nnodes else len(hosts)
     allow_many(len(hosts))
 
     def launch(again: Again) -> LaunchEnd:
         begun_s = time.time()
         with Links() as links:
             gathered = facts_of(links, hosts, asked, options, target)
-            there, left_out = answering(hosts, gathered, fewest(options, len(hosts)))
-            mine = sized_for(options, [host.name for host in there], [host.slots for host in there])
+            there, left_out = answering(hosts, gathered, enough)
+            mine = sized(replace(options, nnodes=None), [host.name for host in there], [host.slots for host in there])
             planned = plan(links, there, gathered, mine, target, asked, again.number)
             planned = replace(planned, findings=(*left_out, *planned.findings))
-            if refusing := planned.refusing():
+            if refusing := errors(planned.findings):
                 tell_findings(planned.findings)
                 tell(refusal_text(refusing, Terminal.of(sys.stderr)))
                 return LaunchEnd(ExitStatus.REFUSED)
@@ -84,7 +96,7 @@ def run_on_hosts(
                 return LaunchEnd(_print(gathered, planned, json))
             return _launch(links, gathered, planned, required(script), begun_s, again)
 
-    return until_done(launch, None if dry_run else relaunch_policy(options))
+    return until_done(launch, None if dry_run else options.relaunch_policy)
 
 
 def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
@@ -93,7 +105,7 @@ def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
     if json:
         pairs = zip(gathered.reports, planned.launches, strict=True)
         plans = [{"host": report.name, **plan_json(launch, ())} for report, launch in pairs]
-        answer_json({"schema": 1, "hosts": plans, "findings": [finding_json(each) for each in planned.findings]})
+        answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings)})
         return ExitStatus.DONE
     for report, launch in zip(gathered.reports, planned.launches, strict=True):
         answer(f"# on {report.name}, in {report.cwd}\n{dry_run_text(launch, Terminal.of(sys.stdout))}\n")
@@ -105,34 +117,26 @@ def _launch(
 ) -> LaunchEnd:
     first = planned.launches[0]
     notes = (f"relaunch {again.number}, because {again.of} failed",) if again.of is not None else ()
-    hosts = f"hosts: {named([report.name for report in gathered.reports])}"
-    first = replace(first, notes=(*notes, hosts, *first.notes))
-    base = runs_directory(os.environ, run_dir_of(first.options), Path.cwd())
+    names, facts = tuple(report.name for report in gathered.reports), gathered.reports[0].facts
+    first = replace(first, notes=(*notes, f"hosts: {named(names)}", *first.notes))
+    base = runs_directory(os.environ, value_of(first.options.run_dir, None), Path.cwd())
     directory = record_directory(base, first.run_id)
-    noted = write_record(first, sys.argv, dict(os.environ), gathered.reports[0].facts, planned.findings, base, again.of)
+    held, token = hold_run(base, first, "launcher"), new_token()
+    noted = write_record(first, sys.argv, dict(os.environ), facts, planned.findings, base, again.of)
     marker = _mark(directory)
-    tell(
-        launch_panel(
-            first,
-            planned.findings,
-            Terminal.of(sys.stderr),
-            facts=gathered.reports[0].facts,
-            record=f"none: {noted}" if isinstance(noted, str) else path_text(noted),
-        )
-    )
-    names = tuple(report.name for report in gathered.reports)
+    record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
+    tell(launch_panel(first, planned.findings, Terminal.of(sys.stderr), facts=facts, record=record))
     console, pieces = HostsConsole(names, first.options.show is not None), Pieces(directory)
-    grace_s = first.options.grace_s.value if first.options.grace_s else _GRACE_S
+    grace_s = value_of(first.options.grace_s, _GRACE_S)
     running = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
-    typed = {"script": script, "argv": hide_secrets(sys.argv), "relaunch_of": again.of}
+    typed = {"script": script, "argv": hide_words(sys.argv), "relaunch_of": again.of, "marker": marker, "token": token}
     orders = [
-        _order(launch, mine, report, typed, marker, grace_s)
+        _order(launch, mine, report, typed, grace_s)
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
     ]
-    places = [
-        Place(node, name, str(order["python"])) for node, (name, order) in enumerate(zip(names, orders, strict=True))
-    ]
-    with holding(directory, first.run_id, places, grace_s):
+    pythons = [launch.argv[0] for launch in planned.launches]
+    places = [Place(node, *place) for node, place in enumerate(zip(names, pythons, strict=True))]
+    with held, holding(directory, first.run_id, places, grace_s, token):
         ends = running.run(orders)
         console.close()
         pieces.unpack()
@@ -147,8 +151,7 @@ def _mark(directory: Path) -> str | None:
     """Leave a file by which a host sees that this directory is its own: one file system, and nothing to bring."""
     name = f".launcher-{os.getpid()}-{time.time_ns():x}"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / name).touch()
+        os.close(open_to_write(directory / name, os.O_WRONLY | os.O_EXCL))
     except OSError:
         return None
     return name
@@ -159,11 +162,14 @@ def _order(
     options: Options,
     report: HostReport,
     typed: dict[str, Any],
-    marker: str | None,
     grace_s: float,
 ) -> dict[str, Any]:
-    record = runs_directory({}, run_dir_of(options), Path(report.cwd)) / "runs" / launch.run_id
-    node = launch.topology.node_rank.value if launch.topology.node_rank else 0
+    record = (
+        runs_directory(report.facts.environment, value_of(options.run_dir, None), Path(report.cwd))
+        / "runs"
+        / launch.run_id
+    )
+    node = value_of(launch.topology.node_rank, 0)
     streams = [name for name, descriptor in (("out", 1), ("err", 2)) if os.isatty(descriptor)]
     size = terminal_size()
     return {
@@ -171,7 +177,8 @@ def _order(
         "run_id": launch.run_id,
         "grace_s": grace_s,
         "record": str(record),
-        "marker": marker,
+        "marker": typed["marker"],
+        "token": typed["token"],
         "terminal": {"streams": streams, **size} if streams and size and node == 0 else None,
         "launch": {"options": options_json(options), **typed},
     }
@@ -193,22 +200,7 @@ def _conclude(
             found = without_skew(found, report.clock_ahead_s)
             if found.ended_s > begun_s - _CLOCK_S:  # an id may be used again
                 outcomes[end.node] = found
-    verdict = decide(directory, ends, outcomes, interrupted)
-    diagnosis = verdict.explanation.diagnosis
-    outcome = RunOutcome(
-        run_id=run_id,
-        host=verdict.host,
-        node=verdict.node,
-        state=verdict.state,
-        exit_status=verdict.exit_status,
-        started_s=round(begun_s, 3),
-        ended_s=round(time.time(), 3),
-        first_failed_rank=diagnosis.rank if diagnosis is not None else None,
-        diagnosis=diagnosis,
-        cascade=verdict.explanation.cascade,
-        attempts=merged_attempts(outcomes.values(), diagnosis),
-        notes=verdict.notes,
-    )
+    outcome = decide(directory, run_id, begun_s, ends, outcomes, interrupted)
     problem = write_for_all(directory, outcome)
     tell(
         outcome_text(
@@ -216,7 +208,82 @@ def _conclude(
             path_text(directory),
             Terminal.of(sys.stderr),
             signal=interrupted,
-            unrecorded=problem or ("; ".join(verdict.notes) or None),
+            unrecorded=problem or ("; ".join(outcome.notes) or None),
         )
     )
-    return LaunchEnd(verdict.exit_status, run_id, progress_of(directory, verdict, outcomes, interrupted))
+    return LaunchEnd(outcome.exit_status, run_id, progress_of(directory, outcome, outcomes, interrupted))
+
+
+@dataclass(frozen=True)
+class Again:
+    """The ``number``-th relaunch, 0 for the first launch; ``of`` is the run before."""
+
+    number: int = 0
+    of: str | None = None
+
+
+@dataclass(frozen=True)
+class LaunchEnd:
+    """How a launch ended. ``progress`` is what its nodes know where it failed, None where no other is to follow.
+
+    ``pause_s`` is how long hosts that were lost may need to end what runs there, ``directory`` the run's record.
+    """
+
+    status: int
+    run_id: str | None = None
+    progress: tuple[RunProgress, ...] | None = None
+    pause_s: float = 0.0
+    directory: Path | None = None
+
+
+def until_done(launch: Callable[[Again], LaunchEnd], policy: RelaunchPolicy | None) -> int:
+    """Launch, and again as ``policy`` says; return the exit status of the last launch that was not refused.
+
+    Raises RefusedError where the first one is. A relaunch for which hosts are missing counts, and the next one waits
+    longer: they may be starting.
+    """
+    ended = launch(Again())
+    number = 0
+    while policy is not None and ended.progress is not None:
+        number += 1
+        decision = decide_relaunch(ended.progress, policy, number)
+        if not decision.again:
+            tell(not_relaunched_text(decision, policy, Terminal.of(sys.stderr).width))
+            break
+        tell(relaunching_text(decision, policy, number, Terminal.of(sys.stderr).width, ended.pause_s))
+        with still_holding(ended.directory), ending_by_signals():
+            time.sleep(max(pause_s(policy, number), ended.pause_s))
+        try:
+            following = launch(Again(number, ended.run_id))
+        except RefusedError as refused:
+            tell_findings(refused.findings)
+            tell("nothing was launched\n")
+            if isinstance(refused, HostsMissingError):
+                ended = replace(ended, pause_s=0.0)
+                continue
+            break
+        if following.run_id is None and following.status == ExitStatus.REFUSED:
+            break
+        ended = following
+    return ended.status
+
+
+def progress_of(
+    directory: Path, whole: RunOutcome, outcomes: Mapping[int, RunOutcome], interrupted: int | None
+) -> tuple[RunProgress, ...] | None:
+    """Return what the nodes of a run that failed know; None where it did not, or where a user or `--timeout` ended it.
+
+    ``whole`` is the outcome of all, ``outcomes`` are those by node; a host that was lost has none.
+    """
+    limited = whole.diagnosis is not None and whole.diagnosis.code == TIME_LIMIT
+    if interrupted is not None or limited or whole.state not in ("failed", "killed"):
+        return None
+    return tuple(_told(directory, node, outcome) for node, outcome in outcomes.items())
+
+
+def _told(directory: Path, node: int, outcome: RunOutcome) -> RunProgress:
+    try:
+        noted = codec.from_json(read_plain(directory / f"node-{node}" / "relaunch.json").decode(), RunProgress)
+    except (OSError, ValueError):
+        noted = RunProgress()
+    return replace(noted, lived_s=outcome.lived_s)

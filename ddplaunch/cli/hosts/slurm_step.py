@@ -10,30 +10,36 @@ from collections.abc import Mapping
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell
 from ddplaunch.hosts.slurm.programs import with_end_of_job
+from ddplaunch.launch.flag import NodeRange
 from ddplaunch.launch.inside.slurm import Slurm, describe, read_slurm
 from ddplaunch.launch.job.sbatch import step_argv
-from ddplaunch.launch.options import Options
 from ddplaunch.ui.shell import command_lines
 from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import ExitStatus, RefusedError, error
+from ddplaunch.values.resolved import Resolved
+from ddplaunch.values.variable_names import JOIN_SECRET
 
 _WIDTH = 100
 #: The job, set for its step, so that a Slurm that hides its variables there starts no further one.
 _DEPTH = "DDPLAUNCH_STEP"
 
 
-def start_slurm_step(options: Options, environ: Mapping[str, str], dry_run: bool) -> int | None:
+def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, str], dry_run: bool) -> int | None:
     """Become srun where the allocation has nodes that this process alone would not reach; None where it has not.
+
+    ``nodes`` is what the user said. A shell on a node of a job with one node is in the right place already, as is a
+    launch of one node there.
 
     The batch script runs on the first node only, the shell of ``salloc`` often on the login node; without this they
     would train there alone. Raises RefusedError where there is no srun.
     """
     slurm = read_slurm(environ)
-    if slurm is None or environ.get(_DEPTH) == slurm.job:
+    if slurm is None or slurm.step is not None or environ.get(_DEPTH) == slurm.job:
         return None
-    if slurm.step is None and not _one_node(options):
+    one_node = nodes is not None and nodes.value.most == 1
+    if not one_node:
         _refuse_components(slurm, environ)
-    if not _wanted(slurm, options):
+    if slurm.on_node and (one_node or slurm.nodes == 1):
         return None
     step = step_argv(slurm, environ)
     words = [*step, *interpreter(), "-m", "ddplaunch", *sys.argv[1:]]
@@ -51,27 +57,13 @@ def start_slurm_step(options: Options, environ: Mapping[str, str], dry_run: bool
             )
         )
     tell("\n".join(_became(slurm, step)) + "\n")
-    os.execve(found, words, {**with_end_of_job(environ), _DEPTH: slurm.job})
+    os.execve(found, words, {JOIN_SECRET: os.urandom(16).hex(), **with_end_of_job(environ), _DEPTH: slurm.job})
 
 
 def _became(slurm: Slurm, step: tuple[str, ...]) -> list[str]:
     tasks = "one task on each node" if "--ntasks-per-node=1" in step else "the tasks that it asked for"
     said = wrap(f"{describe(slurm)}; {tasks}, by", Terminal.of(sys.stderr).width, "ddplaunch: ", "  ")
     return [*said, *(f"  {line}" for line in command_lines(step, Terminal.of(sys.stderr).width - 4))]
-
-
-def _wanted(slurm: Slurm, options: Options) -> bool:
-    """A shell on a node of a job with one node is in the right place already, as is a launch of one node there."""
-    if slurm.step is not None:
-        return False
-    if _one_node(options):
-        return not slurm.on_node
-    return slurm.nodes > 1 or not slurm.on_node
-
-
-def _one_node(options: Options) -> bool:
-    """Whether the user said that the launch has one node."""
-    return options.nnodes is not None and options.nnodes.value.most == 1
 
 
 def _refuse_components(slurm: Slurm, environ: Mapping[str, str]) -> None:

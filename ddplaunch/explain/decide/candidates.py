@@ -1,30 +1,33 @@
-"""Possible root causes in the scanned logs: every signature and exception, each with the tier that it is trusted at."""
+"""Possible root causes: every signature and exception, the tier that each is trusted at, and the rank it accuses."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.endings import StepReports
-from ddplaunch.explain.diagnosis import Raised
+from ddplaunch.explain.decide.collectives import Stuck
+from ddplaunch.explain.decide.endings import StepReports, exit_code
+from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, Speaker
-from ddplaunch.explain.read.scan import Hit, Scanned, spoken_against
+from ddplaunch.explain.read.scan import Hit, Scanned, raised_in, spoken_against
 from ddplaunch.explain.read.traceback import ChainedException, Traceback
+from ddplaunch.explain.read.trailer import RankExit
 from ddplaunch.explain.signatures.signature import Signature, Tier
 from ddplaunch.values.frozen import dataclass
 
 #: Exceptions that a launcher raises because ranks failed.
-_LAUNCHERS = frozenset(
-    ("ChildFailedError", "CalledProcessError", "ProcessExitedException", "ProcessRaisedException", "SignalException")
+_LAUNCHERS = frozenset(("ChildFailedError", "SignalException"))
+#: Exceptions that a launcher raises because ranks failed, and a rank because of a process that it had started itself.
+_STARTED = frozenset(("CalledProcessError", "ProcessExitedException", "ProcessRaisedException"))
+#: Exceptions that a rank raises because another process is gone, which need not be a rank.
+_LOST = frozenset(
+    ("BrokenPipeError", "ConnectionResetError", "ConnectionAbortedError", "ConnectionRefusedError", "EOFError")
 )
-#: Exceptions that a rank raises because another process is gone.
+#: Exceptions that a rank raises because another rank is gone.
 _LOST_PEER = frozenset(
     (
-        "BrokenPipeError",
-        "ConnectionResetError",
-        "ConnectionAbortedError",
-        "ConnectionRefusedError",
         "DistNetworkError",
         "DistBackendError",
         "DistStoreError",
@@ -34,11 +37,50 @@ _LOST_PEER = frozenset(
     )
 )
 #: Exceptions that end a process which was asked to end, or whose input ended.
-_ASKED_TO_END = frozenset(("EOFError", "KeyboardInterrupt", "SystemExit", "CancelledError"))
+_ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
+#: Codes of echoes that may as well be of a process that the rank had started itself.
+_STARTED_ECHOES = frozenset(("worker-lost", "launcher-summary"))
+#: Exceptions of the program's own logic: they show a signature only if it has an example of that type.
+_OF_LOGIC = frozenset(
+    (
+        "ValueError",
+        "TypeError",
+        "KeyError",
+        "IndexError",
+        "AttributeError",
+        "NameError",
+        "AssertionError",
+        "LookupError",
+    )
+)
+#: Codes of what machines, drivers and schedulers do, which such an exception only mentions.
+_OF_MACHINES = frozenset(
+    (
+        *(
+            "cuda-out-of-memory",
+            "gpu-fault",
+            "device-side-assert",
+            "cudnn-error",
+            "host-out-of-memory",
+            "shm-too-small",
+        ),
+        *("disk-full", "killed", "segmentation-fault", "aborted", "terminated", "time-limit", "scheduler-error"),
+        *("collective-timeout", "infiniband-error", "wrong-network-interface", "too-many-open-files", "port-taken"),
+    )
+)
 #: Messages that only wrap what NCCL printed before.
 _WRAPPED = ("NCCL error in: ", "NCCL communicator was aborted", "NCCL Error ")
 #: Codes of echoes that do not speak of a lost peer: launchers' summaries, and what interpreters print as they end.
 NOISE = frozenset(("launcher-summary", "stopped-by-launcher", "teardown-noise", "rendezvous-shutdown"))
+#: How libraries, compilers and the processes that a rank starts speak, before the exception that follows from it.
+_VOICES = re.compile(
+    r"NCCL (?:WARN|INFO)|^\[?[EWF]\d* |^\[.*\]\[?[EWF]|\.(?:cpp|cc|cu|h|hpp|cuh):\d+|^ERROR: |terminate called"
+    r"|what\(\):"
+)
+#: Codes of exits that tell more than an abort or an exit status of the script.
+_CRASHES = ("segmentation-fault", "killed")
+_WAITS_FOR_KEYS = re.compile(r"\.(?:wait|get|multi_get|wait_for_workers)\(")
+_TOGETHER = 2  # lines between tracebacks of one story: those of a group of exceptions
 _MESSAGE_LINES = 12  # an exception's message may go on for as many lines
 
 
@@ -47,7 +89,9 @@ class Candidate:
     """One possible root cause: a ``hit`` of a signature, else the exception ``raised``.
 
     ``speaker`` is the rank that failed, which may be another one than printed ``line``. ``side``: raised in a thread,
-    or possibly because of other ranks. ``survivor``: raised because of other ranks. ``logged``: printed as a warning.
+    or possibly because of other ranks. ``survivor``: raised because of other ranks, or of another process where it is
+    ``maybe_own``. ``logged``: printed as a warning. ``old``: quoted, or older than the exception that ended the rank.
+    ``calls`` led to the exception; ``bare``: its traceback is not in the log.
     """
 
     tier: Tier
@@ -58,6 +102,10 @@ class Candidate:
     side: bool = False
     survivor: bool = False
     logged: bool = False
+    maybe_own: bool = False
+    old: bool = False
+    calls: tuple[UserCall, ...] = ()
+    bare: bool = False
 
     @property
     def code(self) -> str:
@@ -102,7 +150,7 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
     for traceback in scanned.tracebacks:
         told = None if traceback.handled else _of_traceback(traceback, by_line, context)
         if isinstance(told, Candidate):
-            found.append(told)
+            found.append(replace(told, calls=traceback.calls))
         elif told is not None:
             echoes.append(told)
     inside = {at for traceback in scanned.tracebacks for at in _lines_of(traceback, scanned)}
@@ -114,7 +162,35 @@ def candidates(scanned: Scanned) -> tuple[list[Candidate], list[Hit]]:
         elif hit is by_line[hit.line.at][0] and not context.contradicts(hit):
             found.append(_of_hit(hit, hit.line.speaker, context.raised_before(hit)))
     steps = StepReports(scanned.lines)
-    return [survived(each) if steps.go_on_after(each.line) else each for each in found], echoes
+    found = [survived(each) if steps.go_on_after(each.line) else each for each in found]
+    return _without_old_text(found, scanned), echoes
+
+
+def _without_old_text(found: list[Candidate], scanned: Scanned) -> list[Candidate]:
+    """Return what is quoted, or older than the exception that ended its rank, as something that the rank survived.
+
+    A library's own words before that exception count, and so does what another process of the rank has printed: a
+    worker that it started, a compiler.
+    """
+    last: dict[Speaker, Traceback] = {}
+    for traceback in scanned.tracebacks:
+        if not (traceback.handled or traceback.logged or traceback.side or traceback.bare):
+            last[traceback.speaker] = traceback
+    return [
+        replace(survived(each), old=True) if _is_quoted(each) or _is_old(each, last.get(each.speaker)) else each
+        for each in found
+    ]
+
+
+def _is_quoted(each: Candidate) -> bool:
+    return each.speaker.quoted or (each.hit is not None and each.hit.quoted)
+
+
+def _is_old(each: Candidate, final: Traceback | None) -> bool:
+    if final is None or each.speaker.rank is None or _VOICES.search(each.line.text):
+        return False
+    grouped = each.raised is not None and each.raised.frame is not None
+    return final.parts[0].first - each.line.at > (_TOGETHER if grouped else 0)
 
 
 def _lines_of(traceback: Traceback, scanned: Scanned) -> Iterator[int]:
@@ -137,7 +213,7 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: 
     for part in traceback.parts:
         for hit in _hits_in(part, by_line):
             if hit.signature.tier != Tier.ECHO:
-                if not context.contradicts(hit) and not traceback.store_lost:
+                if not (context.contradicts(hit) or traceback.store_lost or _is_own_wait(hit.signature, part)):
                     roots.append((hit, part))
             elif hit.line.at == part.line.at:
                 echo = echo or hit
@@ -145,7 +221,18 @@ def _of_traceback(traceback: Traceback, by_line: dict[int, list[Hit]], context: 
         hit, part = min(roots, key=lambda pair: (pair[0].signature.tier, pair[1] is not traceback.root))
         best = _of_hit(hit, traceback.speaker, part.raised)
         return survived(replace(best, logged=True)) if traceback.logged else best
-    return echo or _of_exception(traceback)
+    if echo is not None and (traceback.launcher or traceback.bare or echo.signature.code not in _STARTED_ECHOES):
+        return echo
+    return _of_exception(traceback)
+
+
+def _is_own_wait(signature: Signature | None, part: ChainedException) -> bool:
+    """Return whether the script itself waited for a key of a store; ``signature`` is what the message looks like."""
+    if signature is not None and signature.code != "rendezvous-failed":
+        return False
+    source = part.sources[-1] if part.sources else ""
+    own = part.raised.frame is not None and part.calls[-1].folded == 0
+    return own and "keys: " in part.raised.message and bool(_WAITS_FOR_KEYS.search(source))
 
 
 def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[Hit]:
@@ -153,18 +240,29 @@ def _hits_in(part: ChainedException, by_line: dict[int, list[Hit]]) -> Iterator[
     who = part.line.speaker
     for at in range(part.line.at, part.first - 1, -1):
         for hit in by_line.get(at, ()):
-            if hit.line.speaker == who and not hit.line.text.lstrip().startswith(("raise ", "#")):
-                yield hit
+            if hit.line.speaker != who or hit.line.text.lstrip().startswith(("raise ", "#")):
+                continue
+            if at == part.line.at and (hit.quoted or _is_said_of_another(hit.signature, part.raised)):
+                continue
+            yield hit
+
+
+def _is_said_of_another(signature: Signature, raised: Raised) -> bool:
+    """Return whether an exception that the program's own logic raises only mentions what ``signature`` describes."""
+    name = raised.type.rpartition(".")[2]
+    return signature.code in _OF_MACHINES and name in _OF_LOGIC and name not in raised_in(signature)
 
 
 def _of_exception(traceback: Traceback) -> Candidate | None:
     """Return the candidate for an exception that no signature knows."""
-    raised = traceback.root.raised
+    raised = traceback.raised
     name = raised.type.rpartition(".")[2]
-    survivor = name in _LOST_PEER or traceback.store_lost or raised.message.startswith(_WRAPPED)
-    by_others = survivor or name in _ASKED_TO_END
-    if name in _LAUNCHERS or (traceback.launcher and (name in _LOST_PEER or name in _ASKED_TO_END)):
+    if name in _LAUNCHERS or (traceback.launcher and name in _LOST_PEER | _LOST | _STARTED | _ASKED_TO_END):
         return None
+    own_wait = _is_own_wait(None, traceback.root)
+    lost_rank = (name in _LOST_PEER and not own_wait) or traceback.store_lost or raised.message.startswith(_WRAPPED)
+    lost = name in _LOST | _STARTED or traceback.worker_lost
+    by_others = lost_rank or lost or name in _ASKED_TO_END
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
     found = Candidate(
         Tier.SYMPTOM if by_others else tier,
@@ -172,8 +270,10 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
         traceback.speaker,
         raised=raised,
         side=traceback.side or by_others,
-        survivor=survivor,
+        survivor=lost_rank or lost,
         logged=traceback.logged,
+        bare=traceback.bare,
+        maybe_own=lost and not (lost_rank or traceback.side or traceback.bare),
     )
     return survived(found) if traceback.logged else found
 
@@ -186,7 +286,8 @@ class _Context:
     """Looks up what else a speaker printed; built once, because a long log has many hits."""
 
     def __init__(self, scanned: Scanned) -> None:
-        echoes = {hit.line.at for hit in scanned.hits if hit.signature.tier == Tier.ECHO}  # they contradict nothing
+        silent = (hit for hit in scanned.hits if hit.signature.tier == Tier.ECHO)  # they contradict nothing
+        echoes = {hit.line.at for hit in silent if hit.signature.code != "step-ended"}  # but srun says who ended a step
         self._texts: dict[Speaker, list[str]] = {
             hit.line.speaker: [] for hit in scanned.hits if hit.signature.log_unless
         }
@@ -218,3 +319,82 @@ class _Context:
             return None
         traceback = entries[index][1]
         return None if traceback.handled else traceback.parts[-1].raised
+
+
+def rank_of(
+    best: Candidate, found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
+) -> int | None:
+    """Return the one rank that shows the cause, None where several do, or where nothing tells."""
+    same = [each for each in found if (each.code, each.tier) == (best.code, best.tier)]
+    ranks = {_own_rank(each, scanned) for each in same} - {None}
+    if ranks:
+        return ranks.pop() if len(ranks) == 1 else None
+    if len({each.speaker for each in same}) > 1:
+        return None
+    by_exit = _only_failed_rank(scanned)
+    return by_exit if by_exit is not None else _only_silent_rank(found, echoes, waits)
+
+
+def _own_rank(each: Candidate, scanned: Scanned) -> int | None:
+    """Return the rank that a candidate names, or that printed it."""
+    speaker, groups = each.speaker, each.groups
+    if groups.get("culprit", "").isdecimal():
+        return int(groups["culprit"])
+    if speaker.rank is not None:
+        return speaker.rank
+    if groups.get("rank", "").isdecimal():
+        return int(groups["rank"])
+    pid = groups.get("pid", "")
+    if pid.isdecimal() and (rank := _rank_of_pid(int(pid), scanned)) is not None:
+        return rank
+    for known in scanned.exits:
+        rank = exit_rank(known, scanned)
+        if rank is None:
+            continue
+        if speaker.pid is not None and known.pid == speaker.pid:
+            return rank
+        if speaker.local is not None and known.local == speaker.local and known.host in (speaker.host, None):
+            return rank
+    return speaker.local if speaker.host is None else None
+
+
+def _rank_of_pid(pid: int, scanned: Scanned) -> int | None:
+    """Return the rank that is this process, or that printed its pid, as ranks do with their DataLoader workers'."""
+    for known in scanned.exits:
+        if known.pid == pid:
+            return exit_rank(known, scanned)
+    named = re.compile(rf"\bpids?\b\D{{0,5}}{pid}\b")
+    for line in scanned.lines:
+        if line.speaker.rank is not None and named.search(line.text):
+            return line.speaker.rank
+    return None
+
+
+def exit_rank(known: RankExit, scanned: Scanned) -> int | None:
+    """Return the global rank of an exit; on one host the local rank is the global one."""
+    if known.rank is not None or known.local is None:
+        return known.rank
+    hosts = {line.speaker.host for line in scanned.lines if line.speaker.host}
+    return known.local if len(hosts) <= 1 else None
+
+
+def _only_failed_rank(scanned: Scanned) -> int | None:
+    """Return the only rank that crashed, else the only one that failed without an abort, else the only one at all."""
+    own = [each for each in scanned.exits if not each.by_agent]
+    crashed = [each for each in own if exit_code(each.code) in _CRASHES or each.code == -7]
+    not_aborted = [each for each in own if exit_code(each.code) != "aborted"]
+    for kind in (crashed, not_aborted, own):
+        ranks = {exit_rank(each, scanned) for each in kind}
+        if ranks:
+            return ranks.pop() if len(ranks) == 1 else None
+    return None
+
+
+def _only_silent_rank(found: Sequence[Candidate], echoes: Sequence[Hit], waits: Stuck) -> int | None:
+    """Return the only rank that does not complain about others, where all others do."""
+    if waits.world_size is None or waits.world_size < 2:
+        return None
+    complaining = {hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE}
+    complaining |= {each.rank for each in waits.waited}
+    silent = [rank for rank in range(waits.world_size) if rank not in complaining]
+    return silent[0] if len(silent) == 1 else None

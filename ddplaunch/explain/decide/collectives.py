@@ -1,14 +1,26 @@
-"""Which rank waited in which collective, from the timeouts of all ranks, and whether they waited in the same one."""
+"""Which rank waited in which collective: from the timeouts of all ranks, and from the dumps of torch's flight recorder.
+
+A dump is a pickle (``torch/csrc/distributed/c10d/FlightRecorder.hpp``) of dicts, lists, texts and numbers. Anything
+else is refused, because loading a pickle may run code:
+https://docs.python.org/3/library/pickle.html#restricting-globals.
+"""
 
 from __future__ import annotations
 
+import io
+import pickle
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned
+from ddplaunch.explain.stacks.parse import CodePlace, Frame, RankStack, ThreadStack, place_of
+from ddplaunch.machine.files import read_plain
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import ranks_text
 
 _WORK = re.compile(
     r"Work(?:NCCL|XCCL|HCCL|\w+)?\((?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?"
@@ -29,6 +41,7 @@ _OVER = re.compile(r"(?i)\W*(?:all )?(?:finished|done|training (?:finished|compl
 _LEFT = re.compile(
     r"(?i)\brank[ =:#]{0,2}(\d+)\b\W{0,3}(?:has |is )?(?:finished|done|completed?|exit(?:s|ing|ed)|leaves|left)\b"
 )
+_MOST_RANKS = 1_000_000  # of a world size that is believed
 _HUGE = 1 << 40  # some versions print -1 as an unsigned number
 
 
@@ -91,6 +104,33 @@ def stuck(scanned: Scanned) -> Stuck:
     return Stuck(ordered, enqueued, completed, groups, world_size(scanned), left)
 
 
+@dataclass(frozen=True)
+class Left:
+    """Ranks that ended with status 0 while ``waiting`` still needed them; ``before_s`` seconds passed until it failed.
+
+    ``call`` is what it waited in and ``frame`` where, empty where nothing tells; ``line`` is its own last word.
+    """
+
+    ranks: tuple[int, ...]
+    waiting: int
+    before_s: float
+    call: str
+    frame: str
+    line: Line | None
+
+
+def waited_in(scanned: Scanned, rank: int) -> tuple[str, str, Line | None]:
+    """Return the call in which a rank failed because of others, the user's frame, and the line that says so."""
+    own = [each for each in scanned.tracebacks if each.speaker.rank == rank and not (each.handled or each.side)]
+    if not own:
+        return "", "", None
+    last = own[-1]
+    functions = [function for part in last.parts for _, _, function in part.frames]
+    calls = [function for function in functions if _CALLS.fullmatch(function)]
+    call = calls[-1] if calls else "backward" if "_engine_run_backward" in functions else ""
+    return call, last.raised.frame or "", last.root.line
+
+
 def _left(scanned: Scanned) -> set[int]:
     """Return the ranks that printed that they were done, if the line tells their rank."""
     first = {int(match.group(1)) for line in scanned.lines if (match := _LEFT.search(line.text))}
@@ -116,24 +156,29 @@ def world_size(scanned: Scanned) -> int | None:
         if ("world" in line.text or "nranks" in line.text or "nproc" in line.text) and (
             match := _WORLD.search(line.text)
         ):
-            return max(int(number) for number in match.groups() if number)
+            return _plausible(max(int(number) for number in match.groups() if number))
     ranks = [line.speaker.rank for line in scanned.lines if line.speaker.rank is not None]
     ranks += [each.rank for each in scanned.exits if each.rank is not None]
-    return max(ranks) + 1 if ranks else None
+    return _plausible(max(ranks) + 1) if ranks else None
+
+
+def _plausible(size: int) -> int | None:
+    return size if size <= _MOST_RANKS else None
 
 
 def mismatch(found: Stuck) -> tuple[Waited, Waited] | None:
     """Return two ranks that waited in different collectives, None if all were in the same one or nothing tells."""
-    for first in found.waited:
-        for other in found.waited:
-            if other.rank <= first.rank or other.group != first.group:
-                continue
-            if first.call and other.call and first.call != other.call:
-                return first, other
-            if first.op is None or other.op is None:
-                continue
-            if first.seq == other.seq and (first.op, first.numel) != (other.op, other.numel):
-                return first, other
+    by_call: dict[str, Waited] = {}
+    by_number: dict[tuple[str, int | None], Waited] = {}
+    for each in found.waited:
+        if each.call:
+            first = by_call.setdefault(each.group, each)
+            if first.call != each.call:
+                return first, each
+        if each.op is not None:
+            first = by_number.setdefault((each.group, each.seq), each)
+            if (first.op, first.numel) != (each.op, each.numel):
+                return first, each
     return None
 
 
@@ -156,3 +201,129 @@ def first_never_done(found: Stuck) -> bool:
 def _signed(text: str) -> int:
     number = int(text)
     return -1 if number > _HUGE else number
+
+
+# Flight recorders
+
+_DONE = "completed"
+LARGEST_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Flight:
+    """``what`` in one line; ``missing`` are the ranks that did not join the first collective that did not end.
+
+    ``last`` says where each rank of the group called its last collective, as far as the dumps tell.
+    """
+
+    what: str
+    missing: tuple[int, ...] = ()
+    last: tuple[tuple[int, CodePlace], ...] = ()
+
+
+class _PlainValues(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Refuse every class and function: the recorder's dumps need none."""
+        raise pickle.UnpicklingError(f"a dump with {module}.{name}")
+
+
+def read_dump(data: bytes) -> list[dict[str, Any]]:
+    """Return the entries of one rank's dump, oldest first. Raises ValueError for anything else."""
+    try:
+        value = _PlainValues(io.BytesIO(data)).load()
+    except Exception as error:  # whatever broken bytes bring about
+        raise ValueError(f"no dump of a flight recorder: {error}") from error
+    entries = value.get("entries") if isinstance(value, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("no dump of a flight recorder: it has no entries")
+    return entries
+
+
+def flight(dumps: Mapping[int, Sequence[Mapping[str, Any]]]) -> Flight | None:
+    """Return the first collective that some rank began and did not end; ``dumps`` are the entries of each rank.
+
+    None where all have ended, or nothing was recorded. Ranks whose dump is missing are not judged.
+    """
+    if len(dumps) < 2:
+        return None
+    reached: dict[tuple[str, int], dict[int, Mapping[str, Any]]] = {}
+    last: dict[tuple[str, int], int] = {}
+    for rank, entries in dumps.items():
+        for entry in entries:
+            if not entry.get("is_p2p"):
+                group, number = _group(entry), _number(entry)
+                reached.setdefault((group, number), {})[rank] = entry
+                last[group, rank] = max(number, last.get((group, rank), number))
+    ends_known = any(entry.get("state") == _DONE for by_rank in reached.values() for entry in by_rank.values())
+    for group, number in sorted(reached, key=lambda each: (each[1], each[0])):
+        by_rank = reached[group, number]
+        members = {rank: upto for (named, rank), upto in last.items() if named == group}
+        missing = tuple(sorted(rank for rank, upto in members.items() if upto < number))
+        if ends_known and all(entry.get("state") == _DONE for entry in by_rank.values()):
+            continue
+        if not ends_known and number < max(members.values()) and not missing:
+            continue  # gloo's do not say what has ended: only the last one can be open, and any that some never joined
+        called = [(rank, _called(reached[group, upto][rank])) for rank, upto in sorted(members.items())]
+        return replace(_open(number, by_rank, missing), last=tuple((rank, at) for rank, at in called if at is not None))
+    return None
+
+
+def _called(entry: Mapping[str, Any]) -> CodePlace | None:
+    """Return the place that called this collective; its frames are the innermost first."""
+    frames = entry.get("frames")
+    found = tuple(
+        Frame(str(each.get("filename")), line, str(each.get("name")))
+        for each in (frames if isinstance(frames, list) else ())
+        if isinstance(each, dict) and isinstance(line := each.get("line"), int)
+    )
+    return place_of(RankStack(0, 0, (ThreadStack("", found),))) if found else None
+
+
+def _open(number: int, by_rank: Mapping[int, Mapping[str, Any]], missing: tuple[int, ...]) -> Flight:
+    names = {rank: _name(entry) for rank, entry in sorted(by_rank.items())}
+    if len(set(names.values())) > 1:
+        listed = "; ".join(
+            f"{ranks_text([rank for rank in names if names[rank] == name])} called {name}"
+            for name in dict.fromkeys(names.values())
+        )
+        return Flight(f"in collective {number}, {listed}")
+    name, joined = next(iter(names.values())), ranks_text(list(names))
+    if missing:
+        return Flight(f"{ranks_text(missing)} did not join {name} (number {number}); {joined} did", missing)
+    return Flight(f"{joined} joined {name} (number {number}), and its end is not recorded")
+
+
+def _group(entry: Mapping[str, Any]) -> str:
+    described = entry.get("process_group")
+    return str(described[0]) if isinstance(described, (tuple, list)) and described else str(entry.get("pg_id", ""))
+
+
+def _number(entry: Mapping[str, Any]) -> int:
+    number = entry.get("collective_seq_id", entry.get("seq_id"))
+    return number if isinstance(number, int) else -1
+
+
+def _name(entry: Mapping[str, Any]) -> str:
+    name = str(entry.get("profiling_name", "a collective")).rpartition(":")[2]
+    sizes = entry.get("input_sizes")
+    return f"{name} of {sizes[0]}" if isinstance(sizes, (list, tuple)) and sizes else name
+
+
+_NAME = re.compile(r"flight-recorder-rank-_?(\d+)")
+
+
+def flight_dumps(directory: Path) -> dict[int, list[dict[str, Any]]]:
+    """Return the entries of each rank's dump; missing, broken and too large ones are left out."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    try:
+        paths = list(directory.iterdir())
+    except OSError:
+        return {}
+    for path in paths:
+        match = _NAME.fullmatch(path.name)
+        try:
+            if match and not path.is_symlink():
+                found[int(match[1])] = read_dump(read_plain(path, LARGEST_BYTES))
+        except (OSError, ValueError):
+            continue
+    return found

@@ -7,18 +7,44 @@ end from outside and other failures are ordered by time; a rank that died of a s
 
 from __future__ import annotations
 
-import re
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.decide.candidates import NOISE, Candidate, candidates, survived
-from ddplaunch.explain.decide.collectives import Stuck, Waited, first_never_done, mismatch, stuck, uneven
-from ddplaunch.explain.decide.endings import BareExit, ended_well, exit_code, recovered, said_done, unexplained, went_on
-from ddplaunch.explain.decide.outside_logs import end_times, ended_later, out_of_memory, shared_memory_full, with_facts
-from ddplaunch.explain.diagnosis import RunFacts
-from ddplaunch.explain.read.lines import Line
+from ddplaunch.explain.decide.candidates import NOISE, Candidate, candidates, exit_rank, rank_of, survived
+from ddplaunch.explain.decide.collectives import (
+    Left,
+    Stuck,
+    Waited,
+    first_never_done,
+    mismatch,
+    stuck,
+    uneven,
+    waited_in,
+)
+from ddplaunch.explain.decide.endings import (
+    Afterwards,
+    BareExit,
+    ended_well,
+    recovered,
+    said_done,
+    unexplained,
+    with_last_words,
+)
+from ddplaunch.explain.decide.outside_logs import (
+    end_times,
+    ended_later,
+    first_by_itself,
+    left_before,
+    on_cpu,
+    out_of_memory,
+    shared_memory_full,
+    with_facts,
+)
+from ddplaunch.explain.diagnosis import RunFacts, UserCall
+from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.explain.read.scan import Hit, Scanned
-from ddplaunch.explain.read.trailer import RankExit
+from ddplaunch.explain.read.traceback import dumped_calls
 from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.values.frozen import dataclass
 
@@ -26,10 +52,16 @@ from ddplaunch.values.frozen import dataclass
 _OUTSIDE = frozenset(("terminated", "time-limit"))
 #: Codes that may be printed after an end from outside and still be its reason.
 _REASONS = frozenset(("host-out-of-memory", "scheduler-error", "time-limit"))
+#: Codes of what ranks print that wait for one that does not come.
+_WAITING = frozenset(("collective-timeout", "collective-mismatch", "gpu-p2p-broken", "rendezvous-failed"))
+#: Codes that a run on the CPU cannot have, whatever its ranks quote.
+_NEEDS_A_GPU = frozenset(("cuda-out-of-memory", "gpu-fault", "device-side-assert", "cudnn-error", "duplicate-gpu"))
+#: Codes of crashes and time-outs that faulthandler prints the stacks for.
+_DUMPS = frozenset(("segmentation-fault", "aborted", "hang", "shm-too-small", "gpu-fault"))
 #: Exit statuses of ranks that were asked to end.
 _ASKED_TO_END = (-15, -2, -1, 143, 130, 129)
-#: Codes of exits that tell more than an abort or an exit status of the script.
-_CRASHES = ("segmentation-fault", "killed")
+#: What an interpreter that ends by an exception may print after it, where native threads still run.
+_ABORTS = frozenset(("aborted", "aborted-at-exit"))
 _BESIDE_LINES = 40  # an exception and the line that names its cause are not further apart
 
 
@@ -39,6 +71,8 @@ class RootCause:
 
     ``told``: the record of the run says it. ``outside``: what the kernel or the cgroup says, which is in no log.
     ``witness``: the exception of a survivor, where nothing else is known. ``losers`` are the other candidates.
+    ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed below the cause.
+    ``left``: the ranks that left early.
     """
 
     code: str
@@ -53,6 +87,18 @@ class RootCause:
     told: bool = False
     outside: Line | None = None
     witness: Candidate | None = None
+    dumped: tuple[UserCall, ...] = ()
+    left: Left | None = None
+
+    @property
+    def frame(self) -> str | None:
+        """Where in the user's code the rank was, where a stack was dumped."""
+        return self.dumped[-1].place if self.dumped else None
+
+    @property
+    def calls(self) -> tuple[UserCall, ...]:
+        """The user's calls that led to the cause, by its traceback or the dumped stack."""
+        return self.dumped or (self.candidate.calls if self.candidate is not None else ())
 
 
 def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
@@ -61,40 +107,74 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
         return None
     scanned = with_facts(scanned, facts)
     found, echoes = candidates(scanned)
-    failed = _failed(scanned, facts)
+    after = Afterwards(scanned.lines)
+    failed = _failed(scanned, after, facts)
     if not failed:
-        found, echoes = _not_survived(found, echoes, scanned)
+        found, echoes = _not_survived(found, echoes, scanned, after)
     waits = stuck(scanned)
     if facts is not None and facts.state in ("terminated", "killed"):  # the launcher was ended by a signal
         return RootCause(facts.state, None, None, stuck=waits, echoes=tuple(echoes), losers=tuple(found), told=True)
     stopped = ended_later(facts)
     found = [survived(each) if each.speaker.rank in stopped else each for each in found]
+    if on_cpu(facts):
+        found = [replace(each, tier=Tier.ECHO) if each.code in _NEEDS_A_GPU else each for each in found]
     found = _after_an_end_from_outside(_without_restated(found), scanned)
+    found = _own_where_nobody_else_failed(found, echoes, facts)
     ends = end_times(facts)
     first_end = min(ends.values(), default=0.0)  # what the launcher prints about a failure comes no earlier
-    found.sort(key=lambda each: (each.tier, ends.get(each.speaker.rank, first_end), each.line.at))
-    ended = unexplained(scanned.exits) if failed else None
+    found.sort(key=lambda each: (each.tier, each.survivor, ends.get(each.speaker.rank, first_end), each.line.at))
+    ended = unexplained(scanned.exits, ends, _complaining(echoes)) if failed else None
+    if (early := _left_early(found, echoes, scanned, waits, facts)) is not None:
+        return early
     if found and not _exit_explains(ended, found[0]):
         if found[0].survivor:
             return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
         return _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
-        return _with_memory_facts(_of_exit(ended, found, echoes, scanned, waits), facts)
-    if not failed and ended_well(scanned, any(hit.signature.code not in NOISE for hit in echoes), facts):
+        return _with_memory_facts(_of_exit(with_last_words(ended, scanned.lines), found, echoes, scanned, waits), facts)
+    if not failed and ended_well(scanned, after, any(hit.signature.code not in NOISE for hit in echoes), facts):
         return None
     return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes))
 
 
-def _failed(scanned: Scanned, facts: RunFacts | None) -> bool:
+def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
+    """Return the ranks that complain of others."""
+    return frozenset(hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE)
+
+
+def _left_early(
+    found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck, facts: RunFacts | None
+) -> RootCause | None:
+    """Return the rank that left with status 0, where the first one to fail only says that it lost or awaited one."""
+    first = first_by_itself(facts)
+    left = left_before(facts, first) if first is not None else ()
+    if first is None or not left or (first.signal and first.signal != "SIGABRT"):
+        return None
+    best = found[0] if found else None
+    if best is not None and best.tier <= Tier.UNCERTAIN and best.code not in _WAITING:
+        return None
+    in_vain = {each.rank for each in waits.waited} | _complaining(echoes)
+    in_vain |= {each.speaker.rank for each in found if each.survivor or each.code in _WAITING}
+    if first.rank not in in_vain:
+        return None
+    call, frame, line = waited_in(scanned, first.rank)
+    own = next((each for each in waits.waited if each.rank == first.rank), None)
+    before_s = max(0.0, (first.ended_s or 0.0) - (left[-1].ended_s or 0.0))
+    told = Left(tuple(end.rank for end in left), first.rank, before_s, call, frame, own.line if own else line)
+    rank, host = (left[0].rank, left[0].host) if len(left) == 1 else (None, None)
+    return RootCause("rank-left-early", rank, host, stuck=waits, echoes=tuple(echoes), losers=tuple(found), left=told)
+
+
+def _failed(scanned: Scanned, after: Afterwards, facts: RunFacts | None) -> bool:
     """Return whether the record, or the launcher's output, says that the run failed."""
     if facts is not None and facts.state is not None:
         return facts.state != "succeeded"
-    own = [each for each in scanned.exits if not each.by_agent and not recovered(each, scanned)]
+    own = [each for each in scanned.exits if not each.by_agent and not recovered(each, scanned, after)]
     return scanned.summary is not None or bool(own)
 
 
 def _not_survived(
-    found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned
+    found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, after: Afterwards
 ) -> tuple[list[Candidate], list[Hit]]:
     """Leave out errors after which the work went on: handled ones, and those of attempts that were restarted."""
     lines = scanned.lines
@@ -104,11 +184,11 @@ def _not_survived(
         each
         for each in found
         if each.line.at > begun
-        and not went_on(lines, each.line, each.raised is not None and not each.logged)
+        and not after.went_on(each.line, each.raised is not None and not each.logged)
         and not (done and each.side)
     ]
     last = max((hit.line for hit in echoes), key=lambda line: line.at, default=None)
-    over = last is None or last.at < begun or went_on(lines, last, uncaught=True)
+    over = last is None or last.at < begun or after.went_on(last, uncaught=True)
     return left, [] if over else list(echoes)
 
 
@@ -117,14 +197,35 @@ def _without_restated(found: list[Candidate]) -> list[Candidate]:
 
     An abort is no such cause: an interpreter that ends by an exception while native threads run often aborts after it.
     """
-    named = [each for each in found if each.signature and not each.is_hint and each.code != "aborted"]
+    named: dict[Speaker, list[int]] = {}
+    for each in found:
+        if each.signature and not (each.is_hint or each.old or each.code in _ABORTS):
+            named.setdefault(each.speaker, []).append(each.line.at)
     return [
         each
         for each in found
         if each.signature is not None
-        or not any(
-            other.speaker == each.speaker and abs(other.line.at - each.line.at) <= _BESIDE_LINES for other in named
-        )
+        or not any(abs(at - each.line.at) <= _BESIDE_LINES for at in named.get(each.speaker, ()))
+    ]
+
+
+def _own_where_nobody_else_failed(
+    found: list[Candidate], echoes: Sequence[Hit], facts: RunFacts | None
+) -> list[Candidate]:
+    """Return a lost connection or process as the rank's own failure, where no other rank can be the reason.
+
+    By the record that is the rank that failed first; by a log alone, the only one that complains.
+    """
+    first = first_by_itself(facts)
+    if first is not None:
+        own = {each.line.at for each in found if each.maybe_own and each.speaker.rank == first.rank}
+    else:
+        speakers = {each.speaker for each in found if each.tier < Tier.HINT}
+        speakers |= {hit.line.speaker for hit in echoes if hit.signature.code not in NOISE}
+        others = len(speakers) > 1 or any(not each.maybe_own for each in found if each.survivor)
+        own = set() if others else {each.line.at for each in found if each.maybe_own}
+    return [
+        replace(each, tier=Tier.GENERAL, side=False, survivor=False) if each.line.at in own else each for each in found
     ]
 
 
@@ -180,103 +281,57 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
     elif code == "collective-mismatch" and "other" in best.groups:
         rank = None  # two ranks called different things, and either may be wrong
     else:
-        rank = _rank_of(best, found, echoes, scanned, waits)
-    return RootCause(code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]))
+        rank = rank_of(best, found, echoes, scanned, waits)
+    dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :]) if code in _DUMPS else ()
+    return RootCause(
+        code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]), dumped=dumped
+    )
 
 
 def _of_exit(
     ended: BareExit, found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
 ) -> RootCause:
-    alike = {_exit_rank(each, scanned) for each in scanned.exits if each.code == ended.exit.code and not each.by_agent}
-    rank = _exit_rank(ended.exit, scanned) if len(alike) <= 1 else None
+    alike = {exit_rank(each, scanned) for each in scanned.exits if each.code == ended.exit.code and not each.by_agent}
+    complaining = _complaining(echoes)
+    if ended.exit.seen and ended.exit.rank not in complaining:
+        alike -= complaining  # those ended because of this one
+    rank = exit_rank(ended.exit, scanned) if len(alike) <= 1 or _says_alone(ended, scanned) else None
+    first = scanned.lines[0].at if scanned.lines else 0
+    own = (dumped_calls(scanned.lines[line.at - first :]) for line in ended.said)
     return RootCause(
-        ended.code, rank, ended.exit.host, ended=ended, stuck=waits, echoes=tuple(echoes), losers=tuple(found)
+        _code_of_exit(ended),
+        rank,
+        ended.exit.host,
+        ended=ended,
+        stuck=waits,
+        echoes=tuple(echoes),
+        losers=tuple(found),
+        dumped=next(filter(None, own), ()),
     )
+
+
+def _says_alone(ended: BareExit, scanned: Scanned) -> bool:
+    """Return whether a rank of a record said something at its end that no other one did."""
+    said, rank = {line.text for line in ended.said}, ended.exit.rank
+    others = {line.text for line in scanned.lines if line.speaker.rank not in (rank, None)} if said else set()
+    return ended.exit.seen and not said <= others
+
+
+def _code_of_exit(ended: BareExit) -> str:
+    """Return the code of an exit: that of its signal, else what a rank's last words and its status say together.
+
+    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there.
+    """
+    if ended.exit.code < 0 or not (ended.gives_reason and ended.exit.seen):
+        return ended.code
+    return {126: "permission-denied", 127: "script-not-found"}.get(ended.exit.code, "script-exception")
 
 
 def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
-    if cause.code == "killed" and (line := out_of_memory(facts)) is not None:
+    shell_says_killed = cause.ended is not None and cause.ended.exit.code == 128 + signal.SIGKILL
+    if (cause.code == "killed" or shell_says_killed) and (line := out_of_memory(facts)) is not None:
         return replace(cause, code="host-out-of-memory", outside=line)
     if cause.ended is not None and cause.ended.exit.code == -7 and (line := shared_memory_full(facts)) is not None:
         return replace(cause, code="shm-too-small", outside=line)
     return cause
-
-
-def _rank_of(
-    best: Candidate, found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Scanned, waits: Stuck
-) -> int | None:
-    """Return the one rank that shows the cause, None where several do, or where nothing tells."""
-    same = [each for each in found if (each.code, each.tier) == (best.code, best.tier)]
-    ranks = {_own_rank(each, scanned) for each in same} - {None}
-    if ranks:
-        return ranks.pop() if len(ranks) == 1 else None
-    if len({each.speaker for each in same}) > 1:
-        return None
-    by_exit = _only_failed_rank(scanned)
-    return by_exit if by_exit is not None else _only_silent_rank(found, echoes, waits)
-
-
-def _own_rank(each: Candidate, scanned: Scanned) -> int | None:
-    """Return the rank that a candidate names, or that printed it."""
-    speaker, groups = each.speaker, each.groups
-    if groups.get("culprit", "").isdecimal():
-        return int(groups["culprit"])
-    if speaker.rank is not None:
-        return speaker.rank
-    if groups.get("rank", "").isdecimal():
-        return int(groups["rank"])
-    pid = groups.get("pid", "")
-    if pid.isdecimal() and (rank := _rank_of_pid(int(pid), scanned)) is not None:
-        return rank
-    for known in scanned.exits:
-        rank = _exit_rank(known, scanned)
-        if rank is None:
-            continue
-        if speaker.pid is not None and known.pid == speaker.pid:
-            return rank
-        if speaker.local is not None and known.local == speaker.local and known.host in (speaker.host, None):
-            return rank
-    return speaker.local if speaker.host is None else None
-
-
-def _rank_of_pid(pid: int, scanned: Scanned) -> int | None:
-    """Return the rank that is this process, or that printed its pid, as ranks do with their DataLoader workers'."""
-    for known in scanned.exits:
-        if known.pid == pid:
-            return _exit_rank(known, scanned)
-    named = re.compile(rf"\bpids?\b\D{{0,5}}{pid}\b")
-    for line in scanned.lines:
-        if line.speaker.rank is not None and named.search(line.text):
-            return line.speaker.rank
-    return None
-
-
-def _exit_rank(known: RankExit, scanned: Scanned) -> int | None:
-    """Return the global rank of an exit; on one host the local rank is the global one."""
-    if known.rank is not None or known.local is None:
-        return known.rank
-    hosts = {line.speaker.host for line in scanned.lines if line.speaker.host}
-    return known.local if len(hosts) <= 1 else None
-
-
-def _only_failed_rank(scanned: Scanned) -> int | None:
-    """Return the only rank that crashed, else the only one that failed without an abort, else the only one at all."""
-    own = [each for each in scanned.exits if not each.by_agent]
-    crashed = [each for each in own if exit_code(each.code) in _CRASHES or each.code == -7]
-    not_aborted = [each for each in own if exit_code(each.code) != "aborted"]
-    for kind in (crashed, not_aborted, own):
-        ranks = {_exit_rank(each, scanned) for each in kind}
-        if ranks:
-            return ranks.pop() if len(ranks) == 1 else None
-    return None
-
-
-def _only_silent_rank(found: Sequence[Candidate], echoes: Sequence[Hit], waits: Stuck) -> int | None:
-    """Return the only rank that does not complain about others, where all others do."""
-    if waits.world_size is None or waits.world_size < 2:
-        return None
-    complaining = {hit.line.speaker.rank for hit in echoes if hit.signature.code not in NOISE}
-    complaining |= {each.rank for each in waits.waited}
-    silent = [rank for rank in range(waits.world_size) if rank not in complaining]
-    return silent[0] if len(silent) == 1 else None

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import bisect
+import math
 import re
-import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.explain.read.scan import Scanned
 from ddplaunch.explain.read.trailer import RankExit
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import signal_name
 
 _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated", 2: "terminated", 1: "terminated"}
 _ORDER = ("segmentation-fault", "killed", "terminated", "unknown", "aborted")
 _DONE = re.compile(
-    r"\b(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved|Saved"
-    r"|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
+    r"\b(?<!last )(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
+    r"|Saved|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
     r"|best (?:acc|metric|model|val)|exiting normally|exited with code 0|elapsed)\b"
     r"|100%\||SUCCEEDED|(?:Abort|Destroy) COMPLETE|[Tt]raining (?:is )?over"
+    r"|[Ee]arly[ -]stopp(?:ing|ed)"
+)
+#: The last words of pytest and unittest, of ctest, Go, Rust, JUnit, RSpec and their like, where nothing failed.
+_PASSED = re.compile(
+    r"^(?!.*\b[1-9]\d* (?:failed|error)).*\b\d+ passed\b|^OK(?: \(.*\))?$"
+    r"|\b\d+ (?:tests?|examples?|scenarios?|specs?|checks?|cases?)\b.*\b0 (?:failures?|failed|errors?)\b"
+    r"|100% tests passed|^ok\s+\S+\s+[\d.]+s$|^PASS$|Tests run: \d+, Failures: 0, Errors: 0"
 )
 _PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"
@@ -28,56 +37,109 @@ _PROGRESS = re.compile(
 _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
-    r"warn|Warning|^wandb: |NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS"
+    r"warn|Warning|^wandb: (?!.*\(success\))"
+    r"|NCCL (?:INFO(?!.*(?:Abort|Destroy) COMPLETE)|version)|\*{8}|OMP_NUM_THREADS"
     r"|destroy_process_group"
+    r"|^(?:srun|slurmstepd[\w.-]*): |^Process finished with exit code (?!0$)"
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
 )
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
 
+#: What a last line has that gives a reason.
+_REASON = re.compile(
+    r"(?i)\b(?:error|fatal|fail(?:s|ed|ure)?|cannot|can't|could not|unable|unknown|invalid|unsupported|missing|must"
+    r"|below|not (?:found|a)|no \w+|nothing|denied|refus\w+|abort\w*|panick?ed|exception|expect\w*"
+    r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^[EF]\d{4} "
+)
+_LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):")
+_LAST = 8  # lines among which a reason is looked for; as many as 4 from there on are quoted
+
+
 @dataclass(frozen=True)
 class BareExit:
-    """An exit that no line explains, and the code that its status alone gives."""
+    """An exit that no line explains, the code that its status alone gives, and the rank's last lines.
+
+    ``gives_reason``: the first of ``said`` reads like the reason for the end.
+    """
 
     code: str
     exit: RankExit
+    said: tuple[Line, ...] = ()
+    gives_reason: bool = False
 
 
-def unexplained(exits: Sequence[RankExit]) -> BareExit | None:
-    """Return the exit that says most, None if the agent itself ended all ranks."""
-    own = [each for each in exits if not each.by_agent]
-    if not own:
-        return None
-    kinds = [BareExit(exit_code(each.code), each) for each in own]
-    kinds.sort(key=lambda ended: (_ORDER.index(ended.code), ended.exit.code == 1, ended.exit.line.at))
-    return kinds[0]
+def unexplained(
+    exits: Sequence[RankExit], ends: Mapping[int | None, float], complaining: frozenset[int | None]
+) -> BareExit | None:
+    """Return the exit that says most, None if the agent itself ended all ranks.
+
+    Signals come first. Of other exits, those of ranks that do not complain of others; then, by the times of a record
+    (``ends``), the earliest.
+    """
+    kinds = [BareExit(_exit_code(each), each) for each in exits if not each.by_agent]
+
+    def order(ended: BareExit) -> tuple[int, bool, float, bool, int]:
+        rank = ended.exit.rank
+        kind = _ORDER.index(ended.code)
+        return (kind, rank in complaining, ends.get(rank, math.inf), ended.exit.code == 1, ended.exit.line.at)
+
+    return min(kinds, key=order, default=None)
+
+
+def _exit_code(known: RankExit) -> str:
+    return "unknown" if known.seen and known.code > 0 else exit_code(known.code)
 
 
 def exit_code(status: int) -> str:
-    """Return the diagnosis code of an exit status alone."""
+    """Return the diagnosis code of an exit status alone, as a log tells it."""
     return _SIGNALS.get(signal_number(status), "unknown")
 
 
 def signal_number(status: int) -> int:
-    """Return the signal that a status stands for, 0 for none. Shells print 128 + 11, ``sys.exit(-11)`` gives 245."""
+    """Return the signal that a status may stand for, 0 for none.
+
+    Shells print 128 + 11, ``sys.exit(-11)`` gives 245; 255 is what ``sys.exit(-1)`` gives.
+    """
     if status < 0:
         return -status
-    return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 256 else 0
+    return status - 128 if 128 < status < 160 else 256 - status if 240 < status < 254 else 0
 
 
-def status_text(status: int) -> str:
-    """Return "SIGKILL (exit code -9)" or "exit code 3"."""
-    number = signal_number(status)
-    if not number:
-        return f"exit code {status}"
-    try:
-        return f"{signal.Signals(number).name} (exit code {status})"
-    except ValueError:
-        return f"signal {number} (exit code {status})"
+def status_text(status: int, seen: bool = False) -> str:
+    """Return "SIGKILL (exit code -9)" or "exit code 3"; a positive status that the guard has ``seen`` is no signal."""
+    number = 0 if seen and status > 0 else signal_number(status)
+    return f"{signal_name(number)} (exit code {status})" if number else f"exit code {status}"
 
 
-def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
+def with_last_words(ended: BareExit, lines: Sequence[Line]) -> BareExit:
+    """Return the exit with the last lines of its rank: of stderr, where both streams have a file and it has any.
+
+    In a log of all ranks these are the last lines before the launcher's report.
+    """
+    rank, until = ended.exit.rank, math.inf if ended.exit.seen else ended.exit.line.at
+    own: dict[str, list[Line]] = {}
+    for line in lines:
+        if line.at >= until or line.speaker.rank != rank or not line.text or line.text[0] in " \t":
+            continue
+        if not (_NOISE.search(line.text) or line.file.endswith("launcher.err")):
+            own.setdefault(line.file, []).append(line)
+    files = sorted(own, key=lambda name: (not name.endswith(".err"), name))
+    last = own[files[0]][-_LAST:] if files else []
+    if not ended.exit.seen:
+        last = last[-1:]  # what stands above it may be another rank's
+    reason = next((at for at, line in enumerate(last) if _gives_reason(line.text)), None)
+    if reason is None:
+        return replace(ended, said=tuple(last[-1:]))
+    return replace(ended, said=tuple(last[reason : reason + 4]), gives_reason=True)
+
+
+def _gives_reason(text: str) -> bool:
+    return bool(_LEVEL.search(text) or (_REASON.search(text) and not _PROGRESS.search(text)))
+
+
+def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFacts | None) -> bool:
     """Return whether the record says so, or the last lines say that the work is done, or show no unfinished work."""
     if facts is not None and facts.state is not None:
         return facts.state == "succeeded"
@@ -86,16 +148,26 @@ def ended_well(scanned: Scanned, echoes: bool, facts: RunFacts | None) -> bool:
     for traceback in scanned.tracebacks:
         harmless = traceback.handled or traceback.side or traceback.bare or traceback.store_lost
         last = traceback.parts[-1].line
-        if not harmless and last.at >= begun and not went_on(lines, last):
+        if not harmless and last.at >= begun and not after.went_on(last):
             return False
-    if said_done(lines, 30 if echoes else 8) or any(hit.signature.code in _SUCCEEDED for hit in scanned.hits):
+    told = {hit.line.at for hit in scanned.hits if not hit.signature.is_root}  # of others, which may be "finished"
+    if said_done([line for line in lines[-400:] if line.at not in told], 30 if echoes else 8) or any(
+        hit.signature.code in _SUCCEEDED for hit in scanned.hits
+    ):
         return True
+    if not echoes and any(each.code == "teardown-noise" and "destroy" in line.text for each, line, *_ in scanned.hits):
+        return True  # an interpreter that comes to its end says it
     said = _said(lines[-400:])
     return not echoes and (not said or not _unfinished(said))
 
 
+def says_something(text: str) -> bool:
+    """Return whether a line is neither empty nor what libraries and launchers print in any run."""
+    return bool(text) and (not _NOISE.search(text) or bool(_PASSED.search(text)))
+
+
 def _said(lines: Sequence[Line]) -> list[str]:
-    return [line.text for line in lines if line.text and not _NOISE.search(line.text)]
+    return [line.text for line in lines if says_something(line.text)]
 
 
 def said_done(lines: Sequence[Line], last: int) -> bool:
@@ -103,61 +175,81 @@ def said_done(lines: Sequence[Line], last: int) -> bool:
     return any(_DONE.search(text) for text in _said(lines[-400:])[-last:])
 
 
-def recovered(known: RankExit, scanned: Scanned) -> bool:
+def recovered(known: RankExit, scanned: Scanned, after: Afterwards) -> bool:
     """Return whether the launcher started the ranks again after this exit, and they got further."""
-    return scanned.summary is None and not known.table and went_on(scanned.lines, known.line)
+    return scanned.summary is None and not known.table and after.went_on(known.line)
 
 
 def _unfinished(said: Sequence[str]) -> bool:
     """Return whether the last line is a step before the last one that was announced, or the only step in the log.
 
-    A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that.
+    A log that ends with step 900 of an unknown number counts as complete, because most healthy logs end like that, and
+    so does one whose reports count nothing but differ.
     """
     if not _PROGRESS.search(said[-1]):
         return False
     parts = [(int(a), int(b)) for text in said[-6:] for a, b in _PART.findall(text)]
     if parts:
         return not any(a >= b for a, b in parts)
-    return len(_steps(said)) <= 1
+    return len({" ".join(_STEP.findall(text)) or text for text in said if _PROGRESS.search(text)}) <= 1
 
 
-def went_on(lines: Sequence[Line], line: Line, uncaught: bool = False) -> bool:
-    """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
+class Afterwards:
+    """What each file goes on with after a line; counted once, because a log may have thousands of failures."""
 
-    Ranks that have not noticed yet that another one is gone still make one step. After an ``uncaught`` exception the
-    word "done" alone does not count: the shell script around the training prints it too.
-    """
-    rest = (
-        each.text for each in lines[max(0, line.at - lines[0].at) :] if each.at > line.at and each.file == line.file
-    )
-    after = [text for text in rest if text and text[0] != " " and not _NOISE.search(text)]
-    if len(after) < 1 + uncaught:
-        return False
-    progress = sum(bool(_PROGRESS.search(text)) for text in after)
-    if any(_DONE.search(text) for text in after[-15:]) and (progress or not uncaught):
-        return True
-    return len(_steps(after)) >= 2 or progress >= 4
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._files: dict[str, list[Line]] = {}
+        for line in lines:
+            if line.text and line.text[0] != " " and says_something(line.text):
+                self._files.setdefault(line.file, []).append(line)
+        self._counts: dict[str, tuple[list[int], list[int]]] = {}
+
+    def went_on(self, line: Line, uncaught: bool = False) -> bool:
+        """Return whether the work went on after ``line`` in the same log: it was completed, or made two more steps.
+
+        Ranks that have not noticed yet that another one is gone still make one step. After an ``uncaught`` exception
+        the word "done" alone does not count: the shell script around the training prints it too.
+        """
+        said = self._files.get(line.file, [])
+        at = bisect.bisect_right(said, line.at, key=lambda each: each.at)
+        last = [each.text for each in said[max(at, len(said) - 15) :]]
+        if any(_PASSED.search(text) for text in last):
+            return True
+        if len(said) - at < 1 + uncaught:
+            return False
+        progress, steps = (counts[at] for counts in self._counted(line.file, said))
+        if any(_DONE.search(text) for text in last) and (progress or not uncaught):
+            return True
+        return steps >= 2 or progress >= 4
+
+    def _counted(self, file: str, said: Sequence[Line]) -> tuple[list[int], list[int]]:
+        """Return how many lines of progress, and how many different steps, follow each place of a file."""
+        if file not in self._counts:
+            progress, steps, seen = [0], [0], set()
+            for line in reversed(said):
+                progress.append(progress[-1] + bool(_PROGRESS.search(line.text)))
+                seen |= _steps([line.text])
+                steps.append(len(seen))
+            self._counts[file] = (progress[::-1], steps[::-1])
+        return self._counts[file]
 
 
 def _steps(texts: Iterable[str]) -> set[str]:
-    return {match.group(1) for text in texts if (match := _STEP.search(text))}
+    """Return what steps the lines report: "epoch 0 step 10" is another one than "epoch 0 step 20"."""
+    return {" ".join(found) for text in texts if (found := _STEP.findall(text))}
 
 
 class StepReports:
     """Where each speaker reported steps, to tell an error that a rank survived from one that ended it."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = lines
         self._places: dict[Speaker, list[tuple[int, str]]] = {}
+        for each in lines:
+            if _PROGRESS.search(each.text):
+                self._places.setdefault(each.speaker, []).append((each.at, each.text))
 
     def go_on_after(self, line: Line) -> bool:
         """Return whether the speaker of ``line`` reported several further steps after it."""
-        places = self._places.get(line.speaker)
-        if places is None:
-            places = self._places[line.speaker] = [
-                (each.at, each.text)
-                for each in self._lines
-                if each.speaker == line.speaker and _PROGRESS.search(each.text)
-            ]
+        places = self._places.get(line.speaker, [])
         after = [text for _, text in places[bisect.bisect_right(places, (line.at, "\uffff")) :][: 4 * _SURVIVED]]
         return len(_steps(after)) >= _SURVIVED or len(after) >= 4 * _SURVIVED

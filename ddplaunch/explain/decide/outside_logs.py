@@ -33,7 +33,7 @@ def _exit(end: RankEnd, at: int) -> RankExit:
         code = -int(getattr(signal, end.signal, 0) or 0)
     how = f"ended by {end.signal}" if end.signal else f"ended with exit code {end.exit_code}"
     line = Line(at, "outcome.json", 0, f"rank {end.rank} {how}", Speaker(end.rank, end.host))
-    return RankExit(code, line, end.rank, None, None, end.host, by_agent=end.ended_by == "launcher")
+    return RankExit(code, line, end.rank, None, None, end.host, by_agent=end.ended_by == "launcher", seen=True)
 
 
 def out_of_memory(facts: RunFacts | None) -> Line | None:
@@ -74,3 +74,26 @@ def end_times(facts: RunFacts | None) -> dict[int | None, float]:
     """Return when each rank ended, in seconds since the epoch; it orders the lines of separate files."""
     ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
     return {end.rank: end.ended_s for end in ends if end.ended_s is not None}
+
+
+def first_by_itself(facts: RunFacts | None) -> RankEnd | None:
+    """Return the first rank that failed by itself, None where no record tells when ranks ended."""
+    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
+    own = [
+        end for end in ends if end.ended_s is not None and end.ended_by == "itself" and (end.exit_code or end.signal)
+    ]
+    return min(own, key=lambda end: (end.ended_s or 0.0, end.rank), default=None)
+
+
+def left_before(facts: RunFacts | None, first: RankEnd) -> tuple[RankEnd, ...]:
+    """Return the ranks that ended by themselves with status 0 before ``first`` failed, the earliest first."""
+    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
+    left = [end for end in ends if end.exit_code == 0 and end.ended_by == "itself" and end.ended_s is not None]
+    left.sort(key=lambda end: (end.ended_s or 0.0, end.rank))
+    return tuple(end for end in left if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
+
+
+def on_cpu(facts: RunFacts | None) -> bool:
+    """Return whether the run was launched on the CPU, where no GPU can fail."""
+    device = ((facts.plan if facts is not None else None) or {}).get("device")
+    return isinstance(device, dict) and device.get("value") == "cpu"

@@ -7,23 +7,27 @@ are searched at some GB/s, and neither time nor memory depend on how much a trai
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from ddplaunch.explain.diagnosis import LogSource
+from ddplaunch.explain.read.packed import unpacked
 
 
 class Speaker(NamedTuple):
-    """Who printed a line, as far as its prefix tells. ``rank`` is global, ``local`` from torchrun's ``[default3]:``."""
+    """Who printed a line, as far as its prefix tells. ``rank`` is global, ``local`` from torchrun's ``[default3]:``.
+
+    ``quoted``: the file of a record is this rank's, and the prefix names another one.
+    """
 
     rank: int | None = None
     host: str | None = None
     pid: int | None = None
     local: int | None = None
+    quoted: bool = False
 
 
 class Line(NamedTuple):
@@ -39,6 +43,8 @@ class Line(NamedTuple):
 NOBODY = Speaker()
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _LONGEST = 8000  # characters of a line that are read
+_LONG_LINE = 1000
+_LONG_NUMBER = re.compile(r"(\d{20})\d{80,}")  # Python refuses numbers of more than some thousand digits
 
 # What follows a host's name in front of a line, where a launcher over several hosts put the name there (pdsh, stern).
 _BODY = (
@@ -51,19 +57,26 @@ _TASK = re.compile(r"^ {0,3}(\d{1,4}): ")
 _STAMP = re.compile(
     r"^(?:\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?|\d\d:\d\d:\d\d(?:[.,]\d+)?)(?: |$)(?!- )"
 )
-_DATED = re.compile(r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?\] ?")
+#: Serving stacks name the rank behind the time: its own where tensors are parallel alone, not in a group of several.
+_DATED = re.compile(
+    r"^\[\d{4}-\d\d-\d\d[ T_]\d\d:\d\d:\d\d(?:[.,]\d+)?(?: TP(?P<rank>\d{1,5})|(?: [A-Z]{2}\d{1,5})+)?\] ?"
+)
 _RECORD = re.compile(r"^(?:INFO|WARNING|ERROR|CRITICAL|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d \[[\w./-]+:\d+\](?: |$)")
-_RANK = re.compile(r"^\[rank ?(\d+)\]: ?")
-_ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d+)\]:")
-_MPI = re.compile(r"^\[\d+,(\d+)\]<(?:stderr|stdout)>:")
-_OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d+)\] ")
+_RANK = re.compile(r"^\[rank ?(\d{1,7})\]: ?")
+_ROLE = re.compile(r"^\[(?:default|trainer|worker|[a-z_]+)(\d{1,7})\]:")
+_MPI = re.compile(r"^\[\d+,(\d{1,7})\]<(?:stderr|stdout)>:")
+_OURS = re.compile(r"^\[([A-Za-z][\w.-]*):(\d{1,10})\] ")
 _CLOCKED = re.compile(r"^\[([A-Za-z][\w.-]*) +\d+\.\d+\] ?")
 _POD = re.compile(r"^\[pod/([\w.-]+)/[\w.-]+\] ")
-_ACTOR = re.compile(r"^\((?:[\w.:\[\]<>-]+ )*?pid=(\d+)(?:, ip=([\d.]+))?\) ?")
-_STREAM = re.compile(r"^(?:stdout|stderr)(?: \|)?: ?")
+_ACTOR = re.compile(
+    r"^\((?:Worker_TP(?P<worker>\d{1,5}) |VllmWorker rank=(?P<rank>\d{1,5}) )?(?:[\w.:=\[\]<>-]+ )*?"
+    r"pid=(?P<pid>\d{1,10})(?:, ip=(?P<ip>[\d.]+))?\) ?"
+)
+_PASTED = re.compile(r"^(?:> ?)+")  # as mails and issues quote
+_STREAM = re.compile(r"^(?:(?:stdout|stderr)(?: \|)?: ?|[\w.-]+(?: \[[\w.-]+\])? \[(?:stdout|stderr)\] )")
 _COUNTED = re.compile(r"^\[\d+\] (?=\[)")
-_NCCL = re.compile(r"^([\w.-]+):(\d+):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
-_CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d+)\]")
+_NCCL = re.compile(r"^([\w.-]+):(\d{1,10}):\d+ \[(?:\d+|\[\d+\])\] ?(?=NCCL |\S+:\d+ NCCL |\n?$)")
+_CPP = re.compile(r"\[(?:PG [^\]]*? )?[Rr]ank (\d{1,7})\]")
 
 
 class Prefixes:
@@ -78,11 +91,30 @@ class Prefixes:
         numbered = sum(bool(_TASK.match(line)) for line in sample)
         indents = [len(line) - len(line.lstrip(" ")) for line in sample if line.strip()]
         self._indent = min(indents, default=0)  # of a log that was pasted as a block
+        self._pasted = 2 * sum(bool(_PASTED.match(line)) for line in sample) > sum(
+            bool(line.strip()) for line in sample
+        )
+        self._begun: int | None = None
+        self._inside = False
         self._tasks = numbered > 2 and numbered * 5 > 3 * sum(bool(line.strip()) for line in sample)
+
+    def _of_record(self, text: str, who: Speaker) -> Speaker:
+        """Return who printed the rest of a record: only its first line has a stamp, the traceback below it has none."""
+        if match := _DATED.match(text):
+            self._begun, self._inside = None if match["rank"] is None else int(match["rank"]), True
+            return who
+        going_on, self._inside = self._inside or text[:1] == " ", text[:1] == " "
+        if not going_on:
+            self._begun = None
+        return who if self._begun is None else who._replace(rank=self._begun)
 
     def strip(self, text: str, who: Speaker) -> tuple[str, Speaker]:
         """Return the text without its prefixes, and the speaker that they name."""
         text = text[self._indent :] if self._indent else text
+        if self._pasted and (match := _PASTED.match(text)):
+            text = text[match.end() :]
+        if who.rank is None and (self._begun is not None or text[:2] == "[2"):
+            who = self._of_record(text, who)
         if self._host and (match := self._host.match(text)):
             text, who = text[match.end() :], who._replace(host=match.group(1))
         if self._tasks and (match := _TASK.match(text)):
@@ -92,16 +124,28 @@ class Prefixes:
             if text[:1] == "[":
                 text, who = _bracketed(text, who)
             elif text[:1] == "(" and (match := _ACTOR.match(text)):
-                text, who = text[match.end() :], who._replace(pid=int(match.group(1)), host=match.group(2) or who.host)
+                text, who = text[match.end() :], _actor(match, who)
             elif match := _STAMP.match(text) or _RECORD.match(text) or _STREAM.match(text):
                 text = text[match.end() :]
             if text == before:
                 break
-        if "NCCL" in text and (match := _NCCL.match(text)):
-            who = who._replace(host=who.host or match.group(1), pid=int(match.group(2)))
-        if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
-            who = who._replace(rank=int(match.group(1)))
-        return text, who
+        return text, _native(text, who)
+
+
+def _actor(match: re.Match[str], who: Speaker) -> Speaker:
+    """Return the worker process of a serving stack or of Ray; one of the former may name its rank."""
+    rank = match["worker"] or match["rank"]
+    known = who.rank if rank is None or who.rank is not None else int(rank)
+    return who._replace(rank=known, pid=int(match["pid"]), host=match["ip"] or who.host)
+
+
+def _native(text: str, who: Speaker) -> Speaker:
+    """Return the speaker as NCCL's and c10d's own lines name it; they stay as they are."""
+    if "NCCL" in text and (match := _NCCL.match(text)):
+        who = who._replace(host=who.host or match.group(1), pid=int(match.group(2)))
+    if who.rank is None and "ank " in text and (match := _CPP.search(text, 0, 200)) and _is_cpp(text):
+        who = who._replace(rank=int(match.group(1)))
+    return who
 
 
 def _is_cpp(text: str) -> bool:
@@ -112,11 +156,14 @@ def _bracketed(text: str, who: Speaker) -> tuple[str, Speaker]:
     if match := _COUNTED.match(text):
         text = text[match.end() :]
     if match := _RANK.match(text) or _MPI.match(text):
+        if who.rank is not None and who.host is not None and who.rank != int(match.group(1)):  # a record knows
+            return text[match.end() :], who._replace(quoted=True)
         return text[match.end() :], who._replace(rank=int(match.group(1)))
     if match := _ROLE.match(text):
         return text[match.end() :], who._replace(local=int(match.group(1)))
     if match := _DATED.match(text):
-        return text[match.end() :], who
+        rank = match["rank"]
+        return text[match.end() :], who if rank is None or who.rank is not None else who._replace(rank=int(rank))
     if match := _CLOCKED.match(text) or _POD.match(text):
         return text[match.end() :], who._replace(host=match.group(1))
     match = _OURS.match(text)
@@ -132,6 +179,8 @@ def clean(raw: str) -> str:
     """Return ``raw`` without ANSI codes and control characters, cut in the middle to some 8000 characters."""
     if len(raw) > _LONGEST:
         raw = raw[: _LONGEST // 2] + " … " + raw[-_LONGEST // 2 :]
+    if len(raw) > _LONG_LINE:
+        raw = _LONG_NUMBER.sub(r"\1…", raw)
     if "\x1b" in raw:
         raw = _ANSI.sub("", raw)
     return raw.replace("\x08", "").replace("\x00", "")
@@ -153,7 +202,7 @@ def unfold(raw: str) -> list[str]:
         return [raw]
     try:
         record = json.loads(raw)
-    except ValueError:
+    except (ValueError, RecursionError):
         return [raw]
     texts = [str(record[key]) for key in _JSON_TEXT if isinstance(record.get(key), str) and record[key]]
     return "\n".join(texts).rstrip("\n").split("\n") if texts else [raw]
@@ -197,77 +246,61 @@ Numbered = tuple[int, str]
 
 def numbered_lines(sources: Sequence[LogSource]) -> Iterator[tuple[LogSource, list[Numbered]]]:
     """Yield each log with its numbered lines, without newlines. Raises OSError if a file cannot be read."""
-    sizes = [_size(source) for source in sources]
+    sizes = [source.read.stat().st_size if isinstance(source.read, Path) else 0 for source in sources]
     whole = sum(sizes) <= WHOLE_BYTES
     share = max(_LEAST_BYTES, WHOLE_BYTES // max(1, len(sources)))
     for source, size in zip(sources, sizes, strict=True):
-        if isinstance(source.read, bytes):
-            yield source, _numbered(source.read if whole else _ends(source.read, share), 1)
-        elif isinstance(source.read, Path):
+        if isinstance(source.read, Path):
             with open(source.read, "rb") as file:
-                yield source, _numbered(file.read(), 1) if whole or size <= share else _big(file, size, share)
+                packed = unpacked(file)
+                if packed is not None:
+                    yield source, _stream(packed, share)
+                else:
+                    yield source, _numbered(file.read(), 1) if whole or size <= share else _big(file, size, share)
         else:
-            yield source, _stream(source.read, share)
-
-
-def _size(source: LogSource) -> int:
-    if isinstance(source.read, bytes):
-        return len(source.read)
-    return source.read.stat().st_size if isinstance(source.read, Path) else 0
+            yield source, _stream(unpacked(source.read) or source.read, share)
 
 
 def _numbered(data: bytes, first: int) -> list[Numbered]:
-    text = data.decode("utf-8", "replace")
-    lines = text.split("\n")
-    if lines and not lines[-1]:
-        lines.pop()
-    return list(enumerate(lines, start=first))
-
-
-def _ends(data: bytes, share: int) -> bytes:
-    return data if len(data) <= share else data[: share // 4] + b"\n" + data[-3 * share // 4 :]
+    lines = data.decode("utf-8", "replace").split("\n")
+    return list(enumerate(lines if lines[-1] else lines[:-1], start=first))
 
 
 def _stream(stream: BinaryIO, share: int) -> list[Numbered]:
     """Read a pipe; only its ends, and the surroundings of telling words, are kept in memory."""
-    head = stream.read(WHOLE_BYTES)
-    if len(head) < WHOLE_BYTES:
+    block = head = stream.read(share)
+    if len(head) < share:
         return _numbered(head, 1)
-    windows = _Windows()
-    tail = b""
-    offset = 0
-    block = head
+    windows, tail = _Windows(), b""
     while block:
-        windows.search(block, offset)
+        windows.search(block)
         tail = (tail + block)[-share:]
-        offset += len(block)
         block = stream.read(_BLOCK_BYTES)
-    lines = _numbered(head[: share // 4], 1)
-    return _merged(lines, windows, tail, offset - len(tail), offset)
+    return _merged(head[: share // 4], windows, windows.passed - tail.count(b"\n"), tail)
 
 
 def _big(file: BinaryIO, size: int, share: int) -> list[Numbered]:
     head = file.read(share // 4)
     windows = _Windows()
-    offset = len(head)
     windows.passed = head.count(b"\n")
-    tail_at = max(offset, size - 3 * share // 4)
-    while offset < tail_at and (block := file.read(min(_BLOCK_BYTES, tail_at - offset))):
-        windows.search(block, offset)
-        offset += len(block)
-    file.seek(offset, os.SEEK_SET)
-    return _merged(_numbered(head, 1), windows, file.read(3 * share // 4 + _BLOCK_BYTES), offset, size)
+    left = size - 3 * share // 4 - len(head)
+    while left > 0 and (block := file.read(min(_BLOCK_BYTES, left))):
+        windows.search(block)
+        left -= len(block)
+    return _merged(head, windows, windows.passed, file.read(3 * share // 4 + _BLOCK_BYTES))
 
 
-def _merged(head: list[Numbered], windows: _Windows, tail: bytes, tail_at: int, size: int) -> list[Numbered]:
-    lines = head[:-1] if tail else head  # the last one may be cut
-    for number, data in windows.kept():
-        lines += [each for each in _numbered(data, number) if each[0] > lines[-1][0]] if lines else []
-    number = windows.passed + 1
-    if tail_at + len(tail) >= size and windows.offset > tail_at:  # a stream: the tail was counted as well
-        number -= tail.count(b"\n")
-    last = _numbered(tail, number)[1:]
-    return lines + [each for each in last if not lines or each[0] > lines[-1][0]]
+def _merged(head: bytes, windows: _Windows, before_tail: int, tail: bytes) -> list[Numbered]:
+    """Return the lines of both ends and of the windows, each once; ``before_tail`` newlines precede the tail."""
+    pieces = [_numbered(data, number) for number, data in windows.kept()]
+    lines = _numbered(head, 1)
+    if tail:
+        lines.pop()  # it may be cut, and so may the first one of the tail
+        pieces.append(_numbered(tail, before_tail + 1)[1:])
+    for piece in pieces:
+        last = lines[-1][0] if lines else 0
+        lines += [each for each in piece if each[0] > last]
+    return lines
 
 
 class _Windows:
@@ -275,11 +308,10 @@ class _Windows:
 
     def __init__(self) -> None:
         self.passed = 0  # newlines of all blocks so far
-        self.offset = 0
         self._first: list[tuple[int, bytes]] = []
-        self._last: list[tuple[int, bytes]] = []
+        self._last: deque[tuple[int, bytes]] = deque(maxlen=_LAST)
 
-    def search(self, block: bytes, offset: int) -> None:
+    def search(self, block: bytes) -> None:
         """Look through the next block."""
         end = 0
         for at in self._places(block):
@@ -287,9 +319,9 @@ class _Windows:
                 continue
             start = block.rfind(b"\n", 0, max(0, at - _BEFORE_BYTES)) + 1
             end = at + _AFTER_BYTES
-            self._keep((self.passed + block.count(b"\n", 0, start) + 1, block[start:end]))
+            kept = self._first if len(self._first) < _FIRST else self._last
+            kept.append((self.passed + block.count(b"\n", 0, start) + 1, block[start:end]))
         self.passed += block.count(b"\n")
-        self.offset = offset + len(block)
 
     def _places(self, block: bytes) -> list[int]:
         places: list[int] = []
@@ -302,12 +334,6 @@ class _Windows:
                 at = block.find(word, at + _AFTER_BYTES)
         return sorted(places)
 
-    def _keep(self, window: tuple[int, bytes]) -> None:
-        if len(self._first) < _FIRST:
-            self._first.append(window)
-        else:
-            self._last = [*self._last[-(_LAST - 1) :], window]
-
     def kept(self) -> list[tuple[int, bytes]]:
         """Return (number of the first line, bytes) of each window, in their order."""
-        return self._first + self._last
+        return [*self._first, *self._last]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -14,37 +14,28 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.values.frozen import dataclass
 
-_DIGITS = re.compile(r"\d+")
+_TYPE = re.compile(r"\b[A-Z]\w*(?:Error|Exception|Warning)\b")
+_OPENED = re.compile(r"[\w)\]:,;] ?\"[^\"]*$")  # no message begins with it, and no pair of them is before it
+_DIGITS, _SPACES = re.compile(r"\d+"), re.compile(r" {2,}")
 _TEMPLATES = 50_000  # remembered shapes of lines; a training prints few
 
 
 class Hit(NamedTuple):
-    """A signature that a line shows, and the named groups of its pattern."""
+    """A signature that a line shows, and the named groups of its pattern; ``line`` is what the pattern matched.
+
+    ``quoted``: the pattern matched inside double quotes that were opened in the line's text.
+    """
 
     signature: Signature
     line: Line
     groups: dict[str, str]
+    quoted: bool = False
 
 
-class _Compiled:
-    """A signature with its expressions compiled when first needed."""
-
-    def __init__(self, signature: Signature) -> None:
-        self.signature = signature
-        self._patterns: list[re.Pattern[str]] | None = None
-        self._unless: list[re.Pattern[str]] = []
-
-    def match(self, text: str) -> dict[str, str] | None:
-        """Return the named groups if ``text`` shows this signature."""
-        if self._patterns is None:
-            self._patterns = [_compile(each) for each in self.signature.patterns]
-            self._unless = [_compile(each) for each in self.signature.unless]
-        for pattern in self._patterns:
-            if match := pattern.search(text):
-                if any(near.search(text) for near in self._unless):
-                    return None
-                return {name: value for name, value in match.groupdict().items() if value is not None}
-        return None
+@cache
+def raised_in(signature: Signature) -> frozenset[str]:
+    """Return the types of exceptions in the examples of ``signature``."""
+    return frozenset(name for example in signature.examples for name in _TYPE.findall(example))
 
 
 @cache
@@ -52,30 +43,93 @@ def _compile(expression: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
+def _shown(signature: Signature, text: str) -> tuple[dict[str, str], bool] | None:
+    """Return what the words of ``signature`` are filled with, and whether it is quoted, if ``text`` shows it."""
+    found = (match for each in signature.patterns if (match := _compile(each).search(text)))
+    match = next(found, None)
+    if match is None or any(_compile(near).search(text) for near in signature.unless):
+        return None
+    before = text[: match.start()]
+    quoted = before.count('"') % 2 == 1 and bool(_OPENED.search(before)) and '"message": "' not in before
+    return {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}, quoted
+
+
+#: The parts of a regular expression; ``aside`` are look-arounds and groups with flags.
+_PART = re.compile(
+    r"(?P<any>\\\w|\[\^?\]?(?:\\.|[^\]\\])*\]|[.^$])"
+    r"|(?P<group>\((?:\?P<\w+>|\?:|(?!\?)))|(?P<aside>\(\?)|(?P<end>\))|(?P<or>\|)"
+    r"|(?P<optional>(?:[*?]|\{\d[\d,]*\})\??)|(?P<repeated>\+\??)"
+    r"|(?P<text>[^\\()\[|.*+?^${]+|\\\W|\{)"
+)
+_NOTHING = ("",)  # stands in every line
+
+
+def needed_texts(pattern: str) -> tuple[str, ...]:
+    """Return texts of which every line that ``pattern`` matches contains one; "" where none can be told.
+
+    They make most lines cheap to skip: looking for a text costs far less than searching a regular expression.
+    """
+    return _needed_in_group(_PART.finditer(pattern))
+
+
+def _needed_in_group(parts: Iterator[re.Match[str]]) -> tuple[str, ...]:
+    """Return the longest texts of each alternative, up to the end of the group that ``parts`` are in."""
+    alternatives: list[tuple[str, ...]] = []
+    pieces: list[tuple[str, ...]] = [_NOTHING]
+    run = ""
+    for part in parts:
+        kind = part.lastgroup
+        if kind == "text":
+            run += part[0].removeprefix("\\")
+            continue
+        if kind == "optional" and run:
+            run = run[:-1]
+        elif kind == "optional":
+            pieces.pop()
+        pieces.append((run,))
+        run = ""
+        if kind in ("group", "aside"):
+            inner = _needed_in_group(parts)
+            pieces.append(inner if kind == "group" else _NOTHING)
+        elif kind == "any":
+            pieces.append(_NOTHING)
+        elif kind == "or":
+            alternatives.append(_longest(pieces))
+            pieces = [_NOTHING]
+        elif kind == "end":
+            break
+    alternatives.append(_longest([*pieces, (run,)]))
+    return tuple(text for texts in alternatives for text in texts)
+
+
+def _longest(pieces: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    return max(pieces, key=lambda texts: min(map(len, texts)))
+
+
+def _shape(text: str) -> str:
+    """Return ``text`` without the numbers, and the indents, in which lines of one kind differ."""
+    return _SPACES.sub(" ", _DIGITS.sub("0", text))
+
+
 class Matcher:
     """Matches all signatures; remembers which are worth trying for lines that differ only in their numbers."""
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
-        self._by_literal: dict[str, list[_Compiled]] = {}
-        self._always: list[_Compiled] = []
-        self._shapes: dict[str, tuple[_Compiled, ...]] = {}
-        for signature in signatures:
-            compiled = _Compiled(signature)
-            for literal in signature.literals:
-                self._by_literal.setdefault(_DIGITS.sub("0", literal), []).append(compiled)
-            if not signature.literals:
-                self._always.append(compiled)
+        self._signatures = signatures
+        self._places: dict[str, set[int]] = {}  # of the signatures that need this text
+        self._shapes: dict[str, tuple[Signature, ...]] = {}
+        for place, signature in enumerate(signatures):
+            for pattern in signature.patterns:
+                for text in needed_texts(pattern):
+                    self._places.setdefault(_shape(text), set()).add(place)
 
-    def candidates(self, text: str) -> tuple[_Compiled, ...]:
-        """Return the signatures one of whose literals stands in ``text``, numbers aside."""
-        shape = _DIGITS.sub("0", text)
+    def candidates(self, text: str) -> tuple[Signature, ...]:
+        """Return the signatures of which a needed text stands in ``text``, numbers aside, as they are listed."""
+        shape = _shape(text)
         known = self._shapes.get(shape)
         if known is None:
-            found = dict.fromkeys(self._always)
-            for literal, compiled in self._by_literal.items():
-                if literal in shape:
-                    found.update(dict.fromkeys(compiled))
-            known = tuple(found)
+            places = {place for needed, listed in self._places.items() if needed in shape for place in listed}
+            known = tuple(self._signatures[place] for place in sorted(places))
             if len(self._shapes) >= _TEMPLATES:
                 self._shapes.clear()
             self._shapes[shape] = known
@@ -83,18 +137,40 @@ class Matcher:
 
     def hits(self, line: Line) -> list[Hit]:
         """Return the signatures that ``line`` shows: by tier, and within a tier as they are listed."""
-        found = []
-        for compiled in self.candidates(line.text):
-            groups = compiled.match(line.text)
-            if groups is not None:
-                found.append(Hit(compiled.signature, line, groups))
-        found.sort(key=lambda hit: hit.signature.tier)
-        return found
+        found = ((each, _shown(each, line.text)) for each in self.candidates(line.text))
+        hits = [Hit(signature, line, *shown) for signature, shown in found if shown is not None]
+        return sorted(hits, key=lambda hit: hit.signature.tier)
 
 
 def spoken_against(signature: Signature, texts: Sequence[str]) -> bool:
     """Return whether one of ``texts``, lines of the same rank, matches the signature's ``log_unless``."""
     return any(_compile(expression).search(text) for expression in signature.log_unless for text in texts)
+
+
+def _in_context(hits: Iterable[Hit], lines: Sequence[Line]) -> Iterator[Hit]:
+    """Yield the hits whose ``log_with`` other lines match, with the groups of these."""
+    known: dict[int, dict[str, str] | None] = {}
+    for hit in hits:
+        if not hit.signature.log_with:
+            yield hit
+            continue
+        key = id(hit.signature)
+        if key not in known:
+            known[key] = _said_elsewhere(hit.signature.log_with, lines)
+        if (found := known[key]) is not None:
+            yield hit._replace(groups=found | hit.groups)
+
+
+def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[str, str] | None:
+    """Return the groups of the first match of each expression, None if one matches no line."""
+    groups: dict[str, str] = {}
+    for expression in expressions:
+        found = (match for line in lines if (match := _compile(expression).search(line.text)))
+        match = next(found, None)
+        if match is None:
+            return None
+        groups |= match.groupdict()
+    return groups
 
 
 @dataclass(frozen=True)
@@ -126,5 +202,9 @@ def scan(lines: Iterable[Line]) -> Scanned:
         if line.text:
             hits.extend(find.hits(line))
     return Scanned(
-        tuple(kept), tuple(hits), tuple(tracebacks.finish()), tuple(trailer.finish()), trailer.failed_summary
+        tuple(kept),
+        tuple(_in_context(hits, kept)),
+        tuple(tracebacks.finish()),
+        tuple(trailer.finish()),
+        trailer.failed_summary,
     )

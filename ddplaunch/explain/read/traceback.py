@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
-from ddplaunch.explain.diagnosis import Raised
+from ddplaunch.explain.diagnosis import Raised, UserCall
 from ddplaunch.explain.read.lines import Line, Speaker
 from ddplaunch.values.frozen import dataclass
 
 _HEADER = re.compile(r"(?:Original |Exception Group )?Traceback \(most recent call last\):?\s*$")
 _SIDES = "│╭╰┃┏┗"
+_BOXED_SOURCE = re.compile(r"❱ *\d+ [│ ]*(\S.*?) *[│┃]?$")
 _BOXED_FRAME = re.compile(r"^ ?(\S+\.\w+):(\d+) in (\S+)")
+_MARKS = re.compile(r"\s*[~^][~^\s]*$|\s*\[Previous line repeated")
 _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
 _RAISED = re.compile(r"^((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$")
+_DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # right below the frames only
 _NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
 _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
+_GROUPED = re.compile(r"ExceptionGroup$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
 _IGNORED = re.compile(r"^Exception ignored (?:in|while)|^Error in sys\.excepthook|^Error in atexit")
-_THREAD = re.compile(r"^Exception in thread |^Exception in thread\b")
+_THREAD = re.compile(r"^Exception in thread\b")
 _LOGGED = re.compile(
     r"\b(?:WARNING|WARN|DEBUG)\b"
     r"|(?i:\b(?:skip(?:ping|ped)?|ignor(?:ing|ed)|retry(?:ing)?|fall(?:ing)? ?back|continuing)\b)"
@@ -26,28 +31,46 @@ _LOGGED = re.compile(
 _LIBRARY = re.compile(
     r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
 )
+_PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
+_MOST_CALLS = 40
 _LAUNCHER = re.compile(
     r"torch[\\/]distributed[\\/](?:run|launch|launcher[\\/]\w+)\.py|accelerate[\\/]commands|deepspeed[\\/]launcher"
 )
-_CHAINED = (
-    "During handling of the above exception, another exception occurred",
-    "The above exception was the direct cause of the following exception",
-)
+_CHAINED = {
+    "During handling of the above exception, another exception occurred": "during",
+    "The above exception was the direct cause of the following exception": "cause",
+}
 #: Exceptions of a lookup that a library tries first; the exception that follows is the one that counts.
 _MISSES = frozenset(("KeyError", "AttributeError", "IndexError", "StopIteration", "LookupError", "Empty", "Full"))
+_WORKER = "DataLoader worker (pid"
 _BEGUN = frozenset(("num_nodes_waiting", "_exit_barrier", "set_closed", "is_closed", "shutdown"))
+_DUMP = re.compile(r"Fatal Python error: |Timeout \([\d:.]+\)!")
+_DUMPED_THREAD = re.compile(r"(?:Current thread|Thread) 0x\w+ .*\(most recent call first\):")
+_DUMPED_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d+) in (.+)$')
+_NEAR = 12  # lines that may stand between a crash's first words and its stacks
+_SOURCE = 160  # characters of a line of source
+_DUMPED = 400  # lines that the stacks of all threads may take
 _FOREIGN = 12  # lines of others that may stand inside a traceback
 
 
 @dataclass(frozen=True)
 class ChainedException:
-    """One exception of a chain. ``link`` says how it follows the one before: "", "during", "cause" or "original"."""
+    """One exception of a chain.
+
+    ``link`` says how it follows the one before: "", "during", "cause", "original", or "member" of its group.
+    """
 
     raised: Raised
     line: Line
     first: int
     link: str
     frames: tuple[tuple[str, int, str], ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def calls(self) -> tuple[UserCall, ...]:
+        """The calls in the user's own code, outermost first."""
+        return user_calls(self.frames, self.sources)
 
 
 @dataclass(frozen=True)
@@ -60,21 +83,37 @@ class Traceback:
 
     parts: tuple[ChainedException, ...]
     speaker: Speaker
-    handled: bool
-    logged: bool
-    side: bool
-    launcher: bool
-    bare: bool
+    handled: bool = False
+    logged: bool = False
+    side: bool = False
+    launcher: bool = False
+    bare: bool = False
 
     @property
     def store_lost(self) -> bool:
         """Whether a launcher lost its store after the start: the node that held the store has ended, well or not."""
-        functions = {frame[2] for part in self.parts for frame in part.frames}
-        return self.launcher and not functions.isdisjoint(_BEGUN)
+        frames = [frame for part in self.parts for frame in part.frames]
+        at_end = any(function == "_exit_barrier" and "elastic" in file for file, _, function in frames)
+        return at_end or (self.launcher and not _BEGUN.isdisjoint(function for _, _, function in frames))
+
+    @property
+    def worker_lost(self) -> bool:
+        """Whether a DataLoader noticed that one of its workers had ended."""
+        return self.root.raised.message.startswith(_WORKER)
 
     @property
     def root(self) -> ChainedException:
-        """The exception from which the others of the chain were raised, except for failed lookups."""
+        """The exception from which the others of the chain were raised, except for failed lookups.
+
+        A DataLoader that lost a worker says so last: what came before is how it noticed. Of a group it is the first
+        exception that is no group itself.
+        """
+        worker = next((part for part in self.parts if part.raised.message.startswith(_WORKER)), None)
+        if worker is not None:
+            return worker
+        members = [part for part in self.parts if part.link == "member" and not _GROUPED.search(part.raised.type)]
+        if members:
+            return members[0]
         inner = [part for part in self.parts if part.link == "original"]
         if inner:
             return inner[-1]
@@ -84,12 +123,25 @@ class Traceback:
                 return part
         return self.parts[-1]
 
+    @property
+    def raised(self) -> Raised:
+        """The root's exception; its frame is the last one in the user's own code in all of the chain."""
+        found = self.root.raised
+        frames = (part.raised.frame for part in self.parts if part.raised.frame is not None)
+        return found if found.frame is not None else replace(found, frame=next(frames, None))
+
+    @property
+    def calls(self) -> tuple[UserCall, ...]:
+        """The user's calls that led to the root's exception, else to another one of the chain."""
+        return next((part.calls for part in (self.root, *self.parts) if part.raised.frame is not None), ())
+
 
 class _Open:
     """The traceback that a speaker has begun to print."""
 
     def __init__(self) -> None:
         self.frames: list[tuple[str, int, str]] = []
+        self.sources: list[str] = []
         self.parts: list[ChainedException] = []
         self.first = -1
         self.seen = -1
@@ -98,8 +150,16 @@ class _Open:
         self.handled = self.logged = self.side = False
         self.speaker: Speaker | None = None
 
+    @property
+    def grouped(self) -> bool:
+        """Whether a group of exceptions has been printed, whose members follow."""
+        return any(_GROUPED.search(each.raised.type) for each in self.parts)
+
+    def called(self) -> tuple[tuple[tuple[str, int, str], ...], tuple[str, ...]]:
+        return tuple(self.frames), tuple(self.sources)
+
     def begin(self, line: Line, link: str) -> None:
-        self.header, self.first, self.frames, self.link = True, line.at, [], link
+        self.header, self.first, self.frames, self.sources, self.link = True, line.at, [], [], link
 
 
 class Tracebacks:
@@ -107,7 +167,6 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self.done: list[Traceback] = []
-        self.inside: set[int] = set()
         self._open: dict[Speaker, _Open] = {}
         self._before: dict[Speaker, str] = {}
 
@@ -115,17 +174,21 @@ class Tracebacks:
         """Take the next line."""
         who, text = line.speaker, line.text
         state = self._open.get(who)
-        if text.startswith(" ") and (match := _GROUP.match(text)) and (state is not None or "Group" in text):
+        grouped = text.startswith(" ") and (match := _GROUP.match(text)) and (state is not None or "Group" in text)
+        if grouped and match:
             text = text[match.end() :]
         boxed = bool(text) and text.lstrip()[:1] in _SIDES
         if "Traceback (most" in text and (boxed or _HEADER.search(text)):
-            self._start(line, text)
+            self._start(line, text, bool(grouped))
         elif boxed:
             self._boxed(line, text, state)
         elif text.startswith((" ", "\t")) or (text.startswith('File "') and _FRAME.match(text)):
             self._indented(line, text, state)
         elif not text:
             return
+        elif state is not None and grouped and state.grouped and not state.header and _NAMED.match(text):
+            state.begin(line, "member")  # it was put into the group without being raised
+            self._flush_left(line, text, state)
         elif state is not None:
             self._flush_left(line, text, state)
         elif _NAMED.match(text):
@@ -139,13 +202,16 @@ class Tracebacks:
             return
         if match := _BOXED_FRAME.match(text.strip().strip("│┃ ")):
             state.frames.append((match.group(1), int(match.group(2)), match.group(3).partition(":")[0]))
+            state.sources.append("")
+        elif state.sources and not state.sources[-1] and (match := _BOXED_SOURCE.search(text)):
+            state.sources[-1] = match.group(1)
         state.seen = line.at
-        self.inside.add(line.at)
 
-    def _start(self, line: Line, text: str) -> None:
+    def _start(self, line: Line, text: str, grouped: bool) -> None:
         state = self._open.get(line.speaker)
         inner = text.startswith("Original ")
-        if state is None or (state.parts and not (inner or state.link)):
+        member = grouped and state is not None and state.grouped
+        if state is None or (state.parts and not (inner or member or state.link)):
             if state is not None:
                 self._close(line.speaker, state)
             state = self._open[line.speaker] = _Open()
@@ -155,9 +221,8 @@ class Tracebacks:
             state.handled = bool(_IGNORED.match(before))
             if match := _SPAWNED.match(before):
                 state.speaker = line.speaker._replace(rank=int(match.group(1)))
-        state.begin(line, "original" if inner else state.link)
+        state.begin(line, "original" if inner else state.link or ("member" if member else ""))
         state.seen = line.at
-        self.inside.add(line.at)
 
     def _indented(self, line: Line, text: str, state: _Open | None) -> None:
         match = _FRAME.match(text)
@@ -168,17 +233,20 @@ class Tracebacks:
             state.first = line.at
         if match and (state.header or not state.parts):
             state.frames.append((match.group(1), int(match.group(2)), match.group(3) or ""))
+            state.sources.append("")
+        elif state.sources and not state.sources[-1] and not _MARKS.match(text):
+            state.sources[-1] = text.strip()
         state.seen = line.at
-        self.inside.add(line.at)
 
     def _flush_left(self, line: Line, text: str, state: _Open) -> None:
-        chained = [position for position, words in enumerate(_CHAINED) if text.startswith(words)]
+        chained = [link for words, link in _CHAINED.items() if text.startswith(words)]
         if chained and state.parts:
-            state.link, state.header, state.seen = ("during", "cause")[chained[0]], False, line.at
-            self.inside.add(line.at)
+            state.link, state.header, state.seen = chained[0], False, line.at
             return
         waiting = state.header or not state.parts
         match = _RAISED.match(text) if waiting else None
+        if match is None and state.header and state.frames and line.at == state.seen + 1:
+            match = _DOTTED.match(text)
         if match and (state.frames or _NAMED.match(text)):
             self._raised(line, match, state)
             return
@@ -191,9 +259,8 @@ class Tracebacks:
 
     def _raised(self, line: Line, match: re.Match[str], state: _Open) -> None:
         raised = Raised(match.group(1), (match.group(2) or "").strip(), own_frame(state.frames))
-        state.parts.append(ChainedException(raised, line, state.first, state.link, tuple(state.frames)))
+        state.parts.append(ChainedException(raised, line, state.first, state.link, *state.called()))
         state.header, state.link, state.seen = False, "", line.at
-        self.inside.add(line.at)
 
     def _bare(self, line: Line, text: str) -> None:
         match = _RAISED.match(text)
@@ -201,18 +268,15 @@ class Tracebacks:
             return
         raised = Raised(match.group(1), (match.group(2) or "").strip())
         part = ChainedException(raised, line, line.at, "", ())
-        self.done.append(Traceback((part,), line.speaker, False, False, False, False, True))
+        self.done.append(Traceback((part,), line.speaker, bare=True))
 
     def _close(self, who: Speaker, state: _Open) -> None:
         del self._open[who]
         if not state.parts:
             return
-        frames = [frame for part in state.parts for frame in part.frames]
-        launcher = any(_LAUNCHER.search(frame[0]) for frame in frames)
-        speaker = state.speaker or who
-        self.done.append(
-            Traceback(tuple(state.parts), speaker, state.handled, state.logged, state.side, launcher, False)
-        )
+        launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
+        parts, speaker = tuple(state.parts), state.speaker or who
+        self.done.append(Traceback(parts, speaker, state.handled, state.logged, state.side, launcher))
 
     def finish(self) -> Sequence[Traceback]:
         """Return all tracebacks in the order of their exceptions."""
@@ -224,8 +288,52 @@ class Tracebacks:
 
 def own_frame(frames: Sequence[tuple[str, int, str]]) -> str | None:
     """Return the last frame of the user's own code, "train.py:31 in main", or None."""
-    for file, number, function in reversed(frames):
-        if not _LIBRARY.search(file):
-            name = re.split(r"[\\/]", file)[-1]
-            return f"{name}:{number} in {function}" if function and function != "<module>" else f"{name}:{number}"
-    return None
+    return next((_place(frame) for frame in reversed(frames) if not _LIBRARY.search(frame[0])), None)
+
+
+def _place(frame: tuple[str, int, str]) -> str:
+    file, number, function = frame
+    name = re.split(r"[\\/]", file)[-1]
+    return f"{name}:{number} in {function}" if function and function != "<module>" else f"{name}:{number}"
+
+
+def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -> tuple[UserCall, ...]:
+    """Return the calls in the user's own code, outermost first, those in libraries between them counted."""
+    calls: list[UserCall] = []
+    for frame, source in zip(frames, (*sources, *("" for _ in frames)), strict=False):
+        if not _LIBRARY.search(frame[0]):
+            calls.append(UserCall(_place(frame), source[:_SOURCE]))
+        elif calls:
+            package = _PACKAGE.search(frame[0])
+            last = calls[-1]
+            calls[-1] = replace(
+                last, folded=last.folded + 1, library=package[1] if package else last.library or "Python"
+            )
+    return tuple(calls[-_MOST_CALLS:])
+
+
+def dumped_calls(lines: Sequence[Line]) -> tuple[UserCall, ...]:
+    """Return the user's calls in the stacks that faulthandler prints below the first of ``lines``, none if it did not.
+
+    Of several threads it is the current one, else the last: faulthandler prints the main thread at the end. Other words
+    of the crash may stand between the first line and the stacks.
+    """
+    who = lines[0].speaker
+    near = [line for line in lines[:_NEAR] if line.speaker == who]
+    first = next((line for line in near if _DUMP.match(line.text)), None)
+    if first is None:
+        return ()
+    threads: list[list[tuple[str, int, str]]] = []
+    current: list[tuple[str, int, str]] | None = None
+    for line in lines[first.at - lines[0].at + 1 :][:_DUMPED]:
+        if line.speaker != who:
+            continue
+        if _DUMPED_THREAD.match(line.text):
+            threads.append([])
+            current = threads[-1] if line.text.startswith("Current") else current
+        elif threads and (match := _DUMPED_FRAME.match(line.text)):
+            threads[-1].append((match[1], int(match[2]), match[3]))
+        elif line.text:
+            break
+    chosen = current if current is not None else threads[-1] if threads else []
+    return user_calls(chosen[::-1], ())

@@ -16,14 +16,17 @@ _FAILED = re.compile(
 _FORCED = re.compile(r"Unable to shutdown process (\d+) via")
 _FIELD = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback|msg)\s*: ?(.*)$")
 _ENTRY = re.compile(r"^\[(\d+)\]:\s*$")
+_CUT_ENTRY = re.compile(r"^\s*(?:time|host|rank) {6}: \S")  # of a summary whose beginning was not pasted
 _RULE = re.compile(r"^[-=*]{10,}$")
 _RANKS = re.compile(r"(\d+) \(local_rank: (\d+)\)")
 _CODE = re.compile(r"(-?\d+) \(pid: (\d+)\)")
 _LEGACY = re.compile(
-    r"CalledProcessError: Command .*?(?: returned non-zero exit status (?P<code>\d+)"
+    r"CalledProcessError: Command .*?(?:python|torchrun|accelerate|deepspeed|local[_-]rank).*?"
+    r"(?: returned non-zero exit status (?P<code>\d+)"
     r"| died with <Signals\.(?P<signal>SIG\w+): \d+>)"
 )
-_RETURNED = re.compile(r"exits? with return code = (?P<code>-?\d+)")
+_RETURNED = re.compile(r"(?:exits? with return code = |^Process finished with exit code )(?P<code>-?\d+)")
+_ACCESS_VIOLATION = (-0x3FFFFFFB, 0xC0000005)  # what Windows says for SIGSEGV
 _SPAWN = re.compile(
     r"process (?P<rank>\d+) terminated with (?:signal (?P<signal>SIG\w+)|exit code (?P<code>\d+))", re.IGNORECASE
 )
@@ -39,7 +42,7 @@ _EXIT = re.compile(r"^\s*Exit code: +(\d+)\s*$")
 _HOW = {"Segmentation fault": -11, "Killed": -9, "Aborted": -6, "Bus error": -7, "Terminated": -15, "Out Of Memory": -9}
 _TRIGGERS = (
     "exitcode", "Unable to shutdown", "CalledProcessError", "return code", "terminated with",
-    "exited on signal", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS",
+    "exited on signal", "Process name:", "Exit code:", "srun: error", "CHILD PROCESS", "Process finished",
 )  # fmt: skip
 
 
@@ -48,6 +51,7 @@ class RankExit:
     """One rank's end as a launcher reports it.
 
     ``code`` is negative for a signal; ``by_agent``: the launcher sent it. ``table``: an entry of torchrun's summary.
+    ``seen``: the guard saw it, so a code above 128 is no signal.
     """
 
     code: int
@@ -56,9 +60,9 @@ class RankExit:
     local: int | None = None
     pid: int | None = None
     host: str | None = None
-    time: str = ""
     by_agent: bool = False
     table: bool = False
+    seen: bool = False
 
 
 class Trailer:
@@ -75,11 +79,11 @@ class Trailer:
         """Take a line; return it, in a summary with the rank of the entry as its speaker."""
         text = line.text
         table = self._tables.get(line.speaker)
-        if table is not None or _ENTRY.match(text):
+        if table is not None or _ENTRY.match(text) or (" : " in text and _CUT_ENTRY.match(text)):
             line = self._summary(line, table)
             text = line.text
-        if any(trigger in text for trigger in _TRIGGERS):
-            self._report(line)
+        if any(trigger in text for trigger in _TRIGGERS) and (known := self._exit(line)) and known.code:
+            self.exits.append(known)
         if "FAILED" in text and text.endswith(" FAILED"):
             self.failed_summary = self.failed_summary or line
         return line
@@ -88,7 +92,8 @@ class Trailer:
         if _ENTRY.match(line.text):
             self._tables[line.speaker] = {"entry": "1"}
             return line
-        assert table is not None
+        if table is None:
+            table = self._tables[line.speaker] = {"entry": "1"}
         if _RULE.match(line.text) or line.text.startswith("Root Cause"):
             del self._tables[line.speaker]
             return line
@@ -106,74 +111,53 @@ class Trailer:
         return line
 
     def _entry(self, line: Line, table: dict[str, str]) -> None:
-        code, ranks = _CODE.match(table["exitcode"]), _RANKS.match(table.get("rank", ""))
-        if code is None:
-            return
-        rank, local = (int(ranks.group(1)), int(ranks.group(2))) if ranks else (None, None)
-        host = table.get("host", "").strip() or line.speaker.host
-        known = RankExit(
-            int(code.group(1)), line, rank, local, int(code.group(2)), host, table.get("time", ""), table=True
-        )
-        self.exits.append(known)
+        if code := _CODE.match(table["exitcode"]):
+            who = _entry_speaker(line.speaker, table)
+            number, pid = int(code.group(1)), int(code.group(2))
+            self.exits.append(RankExit(number, line, who.rank, who.local, pid, who.host, table=True))
 
-    def _report(self, line: Line) -> None:
-        text = line.text
+    def _exit(self, line: Line) -> RankExit | None:
+        """Return the exit that torchrun, Open MPI or another launcher reports in ``line``."""
+        text, host = line.text, line.speaker.host
         if match := _FORCED.search(text):
             self._forced.add(int(match.group(1)))
         elif match := _FAILED.search(text):
             groups = match.groupdict()
             code, local, pid = (groups[name] or groups[name + "2"] for name in ("code", "local", "pid"))
-            if code is not None:
-                self._add(line, int(code), local=int(local), pid=int(pid), host=line.speaker.host)
+            return None if code is None else RankExit(int(code), line, None, int(local), int(pid), host)
         elif match := _MPI.search(text):
-            self._add(line, -int(match["signal"]), int(match["rank"]), pid=int(match["pid"]), host=match["host"])
-        else:
-            self._command(line)
-
-    def _command(self, line: Line) -> None:
-        """Read how a launcher other than torchrun reports a process that it started."""
-        text = line.text
-        if match := _LEGACY.search(text):
-            self._add(line, _number(match))  # the command is the last that was started, not the one that failed
+            return RankExit(-int(match["signal"]), line, int(match["rank"]), None, int(match["pid"]), match["host"])
+        elif line.speaker.rank is None and (match := _LEGACY.search(text)):
+            return RankExit(_number(match), line)  # the command is the last that was started, not the one that failed
         elif match := _RETURNED.search(text):
-            self._add(line, int(match["code"]), host=line.speaker.host)
-        elif match := _SPAWN.search(text):
-            self._add(line, _number(match), int(match["rank"]))
+            code = int(match["code"])
+            return RankExit(-11 if code in _ACCESS_VIOLATION else code, line, host=host)
+        elif line.speaker.rank is None and (match := _SPAWN.search(text)):  # else the rank started it
+            return RankExit(_number(match), line, int(match["rank"]))
         elif match := _NAMED.search(text):
             self._named = int(match.group(1))
         elif self._named is not None and (match := _EXIT.match(text)):
-            self._add(line, int(match.group(1)), self._named)
-            self._named = None
+            rank, self._named = self._named, None
+            return RankExit(int(match.group(1)), line, rank)
         elif match := _SRUN.search(text):
             how, tasks = match["how"], match["tasks"]
-            code = int(how.rpartition(" ")[2]) if how.startswith("Exited") else _HOW[how]
-            self._add(line, code, int(tasks) if tasks.isdecimal() else None, host=match["host"])
-
-    def _add(
-        self,
-        line: Line,
-        code: int,
-        rank: int | None = None,
-        local: int | None = None,
-        pid: int | None = None,
-        host: str | None = None,
-    ) -> None:
-        if code:
-            self.exits.append(RankExit(code, line, rank, local, pid, host))
+            number = int(how.rpartition(" ")[2]) if how.startswith("Exited") else _HOW[how]
+            return RankExit(number, line, int(tasks) if tasks.isdecimal() else None, host=match["host"])
+        return None
 
     def finish(self) -> list[RankExit]:
         """Return the exits, with ``by_agent``, and with ranks and hosts from the summary's entry for the same pid."""
         ranks = {(each.pid, each.host): each for each in self.exits if each.table and each.pid is not None}
         places = {(each.host, each.local): each for each in self.exits if each.table and each.local is not None}
         by_pid = {each.pid: each for each in self.exits if each.table and each.pid is not None}
-        result: list[RankExit] = []
+        result = []
         for each in self.exits:
             known = ranks.get((each.pid, each.host)) or by_pid.get(each.pid) if each.pid is not None else None
             if known is None and each.local is not None:
                 known = places.get((each.host, each.local))
             if known is not None:
                 rank = known.rank if each.rank is None else each.rank
-                each = replace(each, rank=rank, host=each.host or known.host, time=each.time or known.time)
+                each = replace(each, rank=rank, host=each.host or known.host)
             result.append(replace(each, by_agent=_by_agent(each, self._forced)))
         return result
 
@@ -186,11 +170,9 @@ def _entry_speaker(speaker: Speaker, table: dict[str, str]) -> Speaker:
 
 def _by_agent(each: RankExit, forced: set[int]) -> bool:
     """Return whether the agent ended this rank after another one had failed: SIGTERM first, then SIGKILL."""
-    if each.pid is None:
-        return each.code == -15
-    if each.pid in forced and each.code == -9:
-        return True
-    return each.code == -15 and each.table
+    if each.code == -9:
+        return each.pid in forced
+    return each.code == -15 and (each.table or each.pid is None)
 
 
 def _number(match: re.Match[str]) -> int:

@@ -27,7 +27,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-mismatch",
         tier=Tier.CAUSE,
-        literals=("in loading state_dict for",),
         patterns=(r"Error\(s\) in loading state_dict for (?P<model>[\w.]+)",),
         what="the checkpoint does not fit the model {model}",
         why=_FIT_WHY,
@@ -39,18 +38,15 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-mismatch",
         tier=Tier.CAUSE,
-        literals=("loaded state dict", "state_dict", "While copying the parameter", "DP world size", "from checkpoint"),
         patterns=(
-            r"(?P<problem>loaded state dict (?:contains a parameter group that doesn't match|has a different number "
-            r"of) .*)",
-            r"(?P<problem>(?:Missing|Unexpected) key in checkpoint state_dict: \S+)",
-            r"(?P<problem>(?:unexpected|missing) keys? \"?[^\"]*\"? in (?:source )?state_dict)",
-            r"(?P<problem>While copying the parameter named \S+)",
-            r"(?P<problem>The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+)",
-            r"AssertionError: (?P<problem>\w+ value from checkpoint \([^)]*\) is not equal to the input argument "
-            r"value)",
+            r"loaded state dict (?:contains a parameter group that doesn't match|has a different number of) .*",
+            r"(?:Missing|Unexpected) key in checkpoint state_dict: \S+",
+            r"(?:unexpected|missing) keys? \"?[^\"]*\"? in (?:source )?state_dict",
+            r"While copying the parameter named \S+",
+            r"The checkpoint being loaded used a DP world size of \d+ but the current world size is \d+",
+            r"AssertionError: (?P<line>\w+ value from checkpoint \([^)]*\) is not equal to the input argument value)",
         ),
-        what="the checkpoint does not fit: {problem}",
+        what="the checkpoint does not fit: {line}",
         why=_FIT_WHY,
         fixes=_FIT_FIXES,
         examples=(
@@ -70,7 +66,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-mismatch",
         tier=Tier.HINT,
-        literals=("key(s) in state_dict", "size mismatch for "),
         patterns=(
             r"(?P<problem>(?:Missing|Unexpected) key\(s\) in state_dict): ",
             r"(?P<problem>size mismatch for [\w.]+): copying a param with shape",
@@ -88,23 +83,15 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-corrupt",
         tier=Tier.CAUSE,
-        literals=(
-            "PytorchStreamReader failed",
-            "file might be corrupted",
-            "Error while deserializing header",
-            "corrupt file",
-            "storage has wrong size",
-            "filename 'storages' not found",
-        ),
         patterns=(
-            r"(?P<problem>PytorchStreamReader failed .*)",
-            r"(?P<problem>unexpected EOF[^.]*)\. The file might be corrupted",
-            r"(?P<problem>Error while deserializing header: \w+)",
-            r"(?P<problem>Invalid magic number; corrupt file\?)",
-            r"(?P<problem>storage has wrong size: expected \S+ got \S+)",
-            r"(?P<problem>filename 'storages' not found)",
+            r"PytorchStreamReader failed .*",
+            r"(?P<line>unexpected EOF[^.]*)\. The file might be corrupted",
+            r"Error while deserializing header: \w+",
+            r"Invalid magic number; corrupt file\?",
+            r"storage has wrong size: expected \S+ got \S+",
+            r"filename 'storages' not found",
         ),
-        what="a checkpoint cannot be read: {problem}",
+        what="a checkpoint cannot be read: {line}",
         why=_READ_WHY,
         fixes=_READ_FIXES,
         examples=(
@@ -122,7 +109,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-corrupt",
         tier=Tier.CAUSE,
-        literals=("Ran out of input", "UnpicklingError"),
         patterns=(r"EOFError: (?P<problem>Ran out of input)", r"UnpicklingError: (?P<problem>(?!Weights only).+)"),
         what="a checkpoint or pickle cannot be read: {problem}",
         why=_READ_WHY,
@@ -138,9 +124,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="checkpoint-corrupt",
         tier=Tier.CAUSE,
-        literals=("Weights only load failed",),
-        patterns=(r"(?P<problem>Weights only load failed)",),
-        what="torch.load refuses the checkpoint: {problem}",
+        patterns=(r"Weights only load failed",),
+        what="torch.load refuses the checkpoint: {line}",
         why="since torch 2.6 `weights_only=True` is the default of torch.load and allows tensors and plain containers "
         "only",
         fixes=(
@@ -150,5 +135,25 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=("_pickle.UnpicklingError: Weights only load failed. This file can still be loaded, to do so",),
         near_misses=("FutureWarning: You are using `torch.load` with `weights_only=False`",),
         source="https://pytorch.org/docs/stable/notes/serialization.html#torch-load-with-weights-only-true",
+    ),
+    Signature(  # whatever it raises: an empty file ends in a bare EOFError
+        code="checkpoint-corrupt",
+        tier=Tier.UNCERTAIN,
+        patterns=(
+            r"torch[\\/]_weights_only_unpickler\.py\", line \d+, in load$",
+            r"torch[\\/]serialization\.py\", line \d+, in _legacy_load$",
+        ),
+        what="a checkpoint cannot be read: torch.load failed while it unpickled the file",
+        why=_READ_WHY,
+        fixes=("`ls -l` shows whether the file is empty or shorter than others of the run.", *_READ_FIXES),
+        examples=(
+            '  File "/opt/venv/lib/python3.11/site-packages/torch/_weights_only_unpickler.py", line 513, in load',
+            '  File "/opt/venv/lib/python3.9/site-packages/torch/serialization.py", line 920, in _legacy_load',
+        ),
+        near_misses=(
+            '  File "/opt/venv/lib/python3.11/site-packages/torch/serialization.py", line 1495, in load',
+            "from torch._weights_only_unpickler import load",
+        ),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/_weights_only_unpickler.py",
     ),
 )

@@ -20,7 +20,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
         code="collective-mismatch",
         tier=Tier.HINT,
-        literals=("Watchdog caught collective operation timeout",),
         patterns=(r"Watchdog caught collective operation timeout: Work\w+\(",),
         what="ranks waited in different collectives, or one had issued fewer of them than the others",
         why="a collective pairs with whatever the other ranks call next; what has no partner never completes",
@@ -31,7 +30,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-mismatch",
         tier=Tier.UNCERTAIN,
-        literals=("Detected mismatch between collectives on ranks",),
         patterns=(
             r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:collective: )?.{0,80}?"
             r"OpType=(?P<op>\w+(?:, TensorShape=\[[\d, ]*\])?).{0,600}?but Rank (?P<other>\d+) is running "
@@ -52,7 +50,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # up to 1.12 the other rank is not told
         code="collective-mismatch",
         tier=Tier.UNCERTAIN,
-        literals=("Detected mismatch between collectives on ranks",),
         patterns=(
             r"Detected mismatch between collectives on ranks\. Rank (?P<one>\d+) is running (?:inconsistent )?"
             r"collective: .{0,80}?OpType=(?P<op>\w+(?:, TensorShape=\[[\d, ]*\])?)",
@@ -70,10 +67,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-mismatch",
         tier=Tier.UNCERTAIN,
-        literals=("Monitored Barrier encountered error",),
         patterns=(
-            r"(?P<message>ProcessGroupWrapper: Monitored Barrier encountered error running collective: "
-            r".*?OpType=(?P<op>\w+))",
+            r"ProcessGroupWrapper: Monitored Barrier encountered error running collective: .*?OpType=(?P<op>\w+)",
         ),
         what="not every rank called {op}",
         why="with TORCH_DISTRIBUTED_DEBUG=DETAIL a barrier runs before each collective; some rank never came to "
@@ -89,10 +84,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-mismatch",
         tier=Tier.UNCERTAIN,
-        literals=("Received data size doesn't match expected size", "op.preamble.length <= op.nbytes", "op.nbytes"),
         patterns=(
-            r"(?P<message>op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<expected>\d+))",
-            r"(?P<message>(?P<got>\d+) vs (?P<expected>\d+)\. Received data size doesn't match expected size)",
+            r"op\.preamble\.length <= op\.nbytes\. (?P<got>\d+) vs (?P<expected>\d+)",
+            r"(?P<got>\d+) vs (?P<expected>\d+)\. Received data size doesn't match expected size",
         ),
         what="gloo: a rank sent {got} bytes where another expected {expected}",
         why="ranks gave tensors of different sizes (or different collectives) to one call",
@@ -113,20 +107,13 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-mismatch",
         tier=Tier.UNCERTAIN,
-        literals=(
-            "Received data size doesn't match expected size",
-            "Mismatched collective detected",
-            "collective mismatch error",
-            "Message truncated",
-            "message truncated",
-        ),
         patterns=(
-            r"(?P<message>Received data size doesn't match expected size)",
-            r"NCCL WARN (?P<message>Mismatched collective detected.*? rank \d+)",
-            r"NCCL WARN .*(?P<message>collective mismatch error, local size \d+ remote size \d+)",
-            r"NCCL WARN .*(?P<message>[Mm]essage truncated ?: receiv\w+ \d+ bytes instead of \d+)",
+            r"Received data size doesn't match expected size",
+            r"NCCL WARN (?P<line>Mismatched collective detected.*? rank \d+)",
+            r"NCCL WARN .*(?P<line>collective mismatch error, local size \d+ remote size \d+)",
+            r"NCCL WARN .*(?P<line>[Mm]essage truncated ?: receiv\w+ \d+ bytes instead of \d+)",
         ),
-        what="ranks issued different collectives or sizes: `{message}`",
+        what="ranks issued different collectives or sizes: `{line}`",
         why="a collective pairs with whatever the other ranks call next; NCCL or gloo noticed that the sizes do "
         "not fit",
         fixes=(
@@ -150,17 +137,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-mismatch",
         tier=Tier.UNCERTAIN,
-        literals=(
-            "different number of batches",
-            "Cannot apply desired operation due to shape mismatches",
-            "Detected at least one rank that exhausted inputs",
-        ),
         patterns=(
-            r"(?P<message>Detected at least one rank that exhausted inputs)",
-            r"(?P<message>\branks? .{0,40}different number of batches.*)",
-            r"(?P<message>Cannot apply desired operation due to shape mismatches)",
+            r"Detected at least one rank that exhausted inputs",
+            r"\branks? .{0,40}different number of batches.*",
+            r"Cannot apply desired operation due to shape mismatches",
         ),
-        what="ranks came with different numbers or shapes of batches: `{message}`",
+        what="ranks came with different numbers or shapes of batches: `{line}`",
         why="the last batch, or the number of batches, differs between ranks, and a collective needs all of them alike",
         fixes=(_UNEVEN, "accelerate: `accelerator.pad_across_processes` before `gather`, or `gather_for_metrics`"),
         examples=(

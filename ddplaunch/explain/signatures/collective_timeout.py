@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
-STACKS = (
+_STACKS = (
     "while it hangs: `py-spy dump --pid PID` for every rank; the one that is elsewhere than in the "
     "collective is the cause"
 )
@@ -12,23 +12,24 @@ _RECORDER = (
     "record the collectives: `--env TORCH_FR_BUFFER_SIZE=2000 --env TORCH_NCCL_DUMP_ON_TIMEOUT=1` (before 2.9 "
     "`TORCH_NCCL_TRACE_BUFFER_SIZE`), then `torchfrtrace`"
 )
-LONGER = (
+_LONGER = (
     "if one rank has honest work meanwhile (evaluation, checkpoint, download): let all ranks do it, or "
     "`init_process_group(timeout=timedelta(hours=2))`"
 )
-WHY = "one rank was late, stuck or gone, or issued another collective; the ranks that waited are the ones that complain"
+_WHY = (
+    "one rank was late, stuck or gone, or issued another collective; the ranks that waited are the ones that complain"
+)
+_WATCHDOG = r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
+_RAN = (
+    r"OpType=(?P<op>\w+)(?:, NumelIn=\d+, NumelOut=\d+)?,? ?(?:TensorShape=\[.*?\], )?"
+    r"Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for \d+ milliseconds"
+)
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-timeout",
         tier=Tier.SYMPTOM,
-        literals=("Watchdog caught collective operation timeout",),
-        patterns=(
-            r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: "
-            r"WorkNCCL\((?:SeqNum=(?P<seq>1), )"
-            r"OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?,? ?"
-            r"(?:TensorShape=\[.*?\], )?Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<waited_ms>\d+) milliseconds",
-        ),
+        patterns=(rf"{_WATCHDOG}WorkNCCL\(SeqNum=1, {_RAN}",),
         what="the first collective ({op}, SeqNum=1) did not complete within {timeout_ms} ms",
         why="the GPUs connected but no data arrived: transport between GPUs or nodes (P2P under IOMMU or ACS, a wrong "
         "network interface), or a rank that came late to its first collective",
@@ -36,8 +37,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "tell transport from a late rank: run once with `--env NCCL_P2P_DISABLE=1`, between nodes with "
             "`--no-nccl-ib` and `--socket-ifname NAME`",
             "see which transport NCCL chose: `--nccl-debug INFO`",
-            STACKS,
-            LONGER,
+            _STACKS,
+            _LONGER,
         ),
         examples=(
             "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=ALLREDUCE, NumelIn=1, "
@@ -51,16 +52,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # OpType alone 1.9-1.11, SeqNum from 1.12, NumelIn from 2.1
         code="collective-timeout",
         tier=Tier.SYMPTOM,
-        literals=("Watchdog caught collective operation timeout",),
-        patterns=(
-            r"(?:\[Rank (?P<rank>\d+)\] )?Watchdog caught collective operation timeout: Work\w+\("
-            r"(?:SeqNum=(?P<seq>\d+), )?OpType=(?P<op>\w+)"
-            r"(?:, NumelIn=(?P<numel_in>\d+), NumelOut=(?P<numel_out>\d+))?,? ?(?:TensorShape=\[.*?\], )?"
-            r"Timeout\(ms\)=(?P<timeout_ms>\d+)\) ran for (?P<waited_ms>\d+) milliseconds",
-        ),
+        patterns=(rf"{_WATCHDOG}Work\w+\((?:SeqNum=\d+, )?{_RAN}", rf"^Work\w+\((?:SeqNum=\d+, )?{_RAN}"),
         what="{op} did not complete within {timeout_ms} ms",
-        why=WHY,
-        fixes=(STACKS, _RECORDER, LONGER),
+        why=_WHY,
+        fixes=(_STACKS, _RECORDER, _LONGER),
         examples=(
             "[E ProcessGroupNCCL.cpp:587] [Rank 1] Watchdog caught collective operation timeout: "
             "WorkNCCL(OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800904 milliseconds before timing out.",
@@ -70,6 +65,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "Timeout(ms)=1800000) ran for 25624887 milliseconds before timing out.",
             "[Rank 0] Watchdog caught collective operation timeout: WorkXCCL(SeqNum=4, OpType=GATHER, "
             "Timeout(ms)=600000) ran for 600001 milliseconds",
+            "WorkNCCL(SeqNum=207, OpType=REDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600034 "
+            "milliseconds before timing out.",
             "Watchdog caught collective operation timeout: WorkHCCL(SeqNum=9, OpType=ALLREDUCE, Timeout(ms)=1800000) "
             "ran for 1800100 milliseconds before timing out.",
         ),
@@ -79,19 +76,15 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-timeout",
         tier=Tier.HINT,
-        literals=(
-            "Timeout at NCCL work",
-            "failure detected by watchdog at work sequence id",
-            "detected by watchdog at work:",
-        ),
         patterns=(
-            r"Rank (?P<rank>\d+)\].*(?:Timeout at NCCL work|detected by watchdog at work(?: sequence id)?): "
+            r"Rank (?P<rank>\d+)\].*"
+            r"(?:Timeout at NCCL work|detected by watchdog at work|failure detected by watchdog at work sequence id): "
             r"(?P<seq>\d+),?.*?"
             r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)",
         ),
         what="rank {rank} stopped at collective {seq} (last enqueued {enqueued}, last completed {completed})",
-        why=WHY,
-        fixes=(STACKS, _RECORDER),
+        why=_WHY,
+        fixes=(_STACKS, _RECORDER),
         examples=(
             "[PG 1 Rank 0] Exception (either an error or timeout) detected by watchdog at work: 7753, last enqueued "
             "NCCL work: 7755, last completed NCCL work: 7752.",
@@ -105,22 +98,16 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-timeout",
         tier=Tier.SYMPTOM,
-        literals=(
-            "watchdog got stuck for",
-            "Heartbeat monitor timed out",
-            "Received a global timeout",
-            "dump signal due to a",
-        ),
         patterns=(
-            r"(?:Rank (?P<rank>\d+)\] ?)?\w*(?:'s)? ?watchdog got (?P<event>stuck for \d+ seconds)",
-            r"Rank (?P<rank>\d+)\].*(?P<event>Heartbeat monitor timed out)",
-            r"(?P<event>Heartbeat monitor timed out)",
-            r"Rank (?P<rank>\d+)\].*(?P<event>Received a global timeout|Received a dump signal due to a \w+ ?timeout)",
+            r"(?:Rank (?P<rank>\d+)\] ?)?\w*(?:'s)? ?watchdog got (?P<line>stuck for \d+ seconds)",
+            r"Rank (?P<rank>\d+)\].*(?P<line>Heartbeat monitor timed out)",
+            r"Heartbeat monitor timed out",
+            r"Rank (?P<rank>\d+)\].*(?P<line>Received a (?:global timeout|dump signal due to a (?!coll)\w+ ?timeout))",
         ),
-        what="NCCL's watchdog saw no progress ({event})",
+        what="NCCL's watchdog saw no progress ({line})",
         why="a CUDA or NCCL call never returned, or a thread held the GIL inside one; a longer heartbeat only hides it",
         fixes=(
-            STACKS,
+            _STACKS,
             _RECORDER,
             "if a checkpoint or compilation honestly takes that long: `--env TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800`",
         ),
@@ -131,22 +118,34 @@ SIGNATURES: tuple[Signature, ...] = (
             "terminated after dumping",
             "Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=1",
             "[PG 0 Rank 3] Received a global timeout from another rank and will start to dump the debug info.",
-            "[PG ID 0 PG GUID 0 Rank 5] Received a dump signal due to a collective timeout from this local rank",
         ),
         near_misses=("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=480",),
+    ),
+    Signature(  # every rank prints it when one of them times out, which need not be the one that is to blame
+        code="collective-timeout",
+        tier=Tier.SYMPTOM,
+        patterns=(r"Received a dump signal due to a collective timeout (?P<from>from +(?:rank \d+|this local rank))",),
+        what="a collective timed out; the first report came {from}",
+        why=_WHY,
+        fixes=(_STACKS, _RECORDER, _LONGER),
+        examples=(
+            "[PG ID 0 PG GUID 0 Rank 5] Received a dump signal due to a collective timeout from this local rank",
+            "[PG ID 0 PG GUID 0(default_pg) Rank 5] Received a dump signal due to a collective timeout from  rank 2",
+        ),
+        near_misses=("[PG 0 Rank 3] Received a global timeout from another rank",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp",
     ),
     Signature(
         code="collective-timeout",
         tier=Tier.SYMPTOM,
-        literals=("WorkNCCL", "c10::DistBackendError"),
         patterns=(
             r"^(?:\w+Error: )?(?P<op>NCCL) communicator was aborted on rank (?P<rank>\d+)\..*Original reason for "
-            r"failure was: .*(?:[Tt]imeout|timed out)",
+            r"failure was: .*WorkNCCL.*(?:[Tt]imeout|timed out)",
             r"^(?:\S+ )?WorkNCCL\(.*OpType=(?P<op>\w+).*Timeout\(ms\)=\d+\) timed out in blocking wait",
         ),
         what="{op} timed out",
-        why=WHY,
-        fixes=(STACKS, _RECORDER, LONGER),
+        why=_WHY,
+        fixes=(_STACKS, _RECORDER, _LONGER),
         examples=(
             "RuntimeError: NCCL communicator was aborted on rank 2.  Original reason for failure was: [Rank 2] "
             "WorkNCCL timeout: ran for 1800 s",
@@ -160,11 +159,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-timeout",
         tier=Tier.SYMPTOM,
-        literals=("is setting up NCCL communicator",),
         patterns=(
             r"\[(?P<waiting>\d+)\] is setting up NCCL communicator and retrieving ncclUniqueId from "
-            r"\[(?P<culprit>\d+)\].*"
-            r"store->get\('(?P<key>[^']*)'\) got error: (?P<error>Socket Timeout|wait timeout|Timeout)",
+            r"\[(?P<culprit>\d+)\].*store->get\('[^']*'\) got error: (?:Socket Timeout|wait timeout|Timeout)",
         ),
         what="rank {waiting} waited in vain for rank {culprit} to begin the first collective",
         why="rank {culprit} makes the id of the communicator when it comes to its first collective; it was still busy "
@@ -173,7 +170,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "let rank {culprit} do that work before `init_process_group`, or give it time: "
             "`init_process_group(timeout=timedelta(hours=2))`",
             "look at the output of rank {culprit}: `--show {culprit}`",
-            STACKS,
+            _STACKS,
         ),
         examples=(
             "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from "
@@ -190,14 +187,13 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-timeout",
         tier=Tier.SYMPTOM,
-        literals=("Timed out waiting", "gloo::IoException", "Application timeout caused pair closure"),
         patterns=(
-            r"Timed out waiting (?P<timeout_ms>\d+)ms for (?P<op>\w+) operation",
+            r"Timed out waiting \d+ms for (?P<op>\w+) operation",
             r"(?P<op>Application) timeout caused pair closure",
         ),
         what="gloo: a {op} operation was not answered in time",
-        why="gloo waits for the other ranks of the collective; " + WHY,
-        fixes=(STACKS, LONGER),
+        why="gloo waits for the other ranks of the collective; " + _WHY,
+        fixes=(_STACKS, _LONGER),
         examples=(
             "RuntimeError: [/__w/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting "
             "15000ms for recv operation to complete",
@@ -214,14 +210,28 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="collective-timeout",
         tier=Tier.SYMPTOM,
-        literals=("failed to pass monitoredBarrier", "failed to pass monitored_barrier"),
         patterns=(
-            r"Rank(?:s|\(s\))? (?P<culprit>\d+(?:, ?\d+)*),? failed to pass monitored_?[bB]arrier in "
+            r"Rank 0 timed out in monitoredBarrier after (?P<timeout_ms>\d+) ms(?P<nobody>\. No ranks successfully)?",
+        ),
+        what="rank 0 waited {timeout_ms} ms in monitored_barrier, and not all ranks came",
+        why="rank 0 asks each rank in turn; the others were late, stuck or gone",
+        fixes=("look at the output of the other ranks: `--show all`", _STACKS, _LONGER),
+        examples=(
+            "RuntimeError: Rank 0 timed out in monitoredBarrier after 60000 ms. No ranks successfully processed in it.",
+        ),
+        near_misses=("Rank 1 failed to pass monitoredBarrier in 8000 ms",),
+        source="https://pytorch.org/docs/stable/distributed.html#torch.distributed.monitored_barrier",
+    ),
+    Signature(
+        code="collective-timeout",
+        tier=Tier.SYMPTOM,
+        patterns=(
+            r"Rank(?:s|\(s\))? (?P<culprit>\d+(?:, ?\d+)*),? failed to pass monitored(?:_b|B)arrier in "
             r"(?P<timeout_ms>\d+) ms",
         ),
         what="rank {culprit} did not come to monitored_barrier within {timeout_ms} ms",
         why="rank 0 asks each rank in turn; the ones that it names were late, stuck or gone",
-        fixes=("look at the output of rank {culprit}: `--show {culprit}`", STACKS, LONGER),
+        fixes=("look at the output of rank {culprit}: `--show {culprit}`", _STACKS, _LONGER),
         examples=(
             "[rank0]: RuntimeError: [Rank 0]: Ranks 1 failed to pass monitoredBarrier in 8000 ms",
             "RuntimeError: Rank 1 failed to pass monitoredBarrier in 300000 ms",

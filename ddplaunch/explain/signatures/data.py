@@ -36,7 +36,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="download-failed",
         tier=Tier.CAUSE,
-        literals=("connect to 'http", "ConnectionPool(host=", "Couldn't reach ", " for url: "),
         patterns=(
             r"couldn't connect to '(?P<url>https?://[^']+)'",
             r"HTTPS?ConnectionPool\(host='(?P<url>[^']+)', port=\d+\): (?:Max retries exceeded|Read timed out)",
@@ -66,31 +65,18 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="download-failed",
         tier=Tier.CAUSE,
-        literals=(
-            "HfHubHTTPError",
-            "RepositoryNotFoundError",
-            "GatedRepoError",
-            "EntryNotFoundError",
-            "RevisionNotFoundError",
-            "OfflineModeIsEnabled",
-            "gated repo",
-            "not a valid model identifier",
-            "wandb.errors",
-            "Can't load ",
-        ),
         patterns=(
-            r"(?P<problem>(?:HfHubHTTP|RepositoryNotFound|GatedRepo|LocalEntryNotFound|EntryNotFound|RevisionNotFoun"
+            r"(?P<line>(?:HfHubHTTP|RepositoryNotFound|GatedRepo|LocalEntryNotFound|EntryNotFound|RevisionNotFoun"
             r"d)Error): ",
-            r"(?P<problem>OfflineModeIsEnabled): ",
-            r"(?P<problem>You are trying to access a gated repo)",
-            r"(?P<problem>\b[\w./-]{1,120} is not a local folder and is not a valid model identifier)",
-            r"(?P<problem>Can't load (?:the )?(?:\w+ )?\w+ (?:for|of) '[^']+')\. If you were trying to load it from "
+            r"(?P<line>OfflineModeIsEnabled): ",
+            r"You are trying to access a gated repo",
+            r"\b[\w./-]{1,120} is not a local folder and is not a valid model identifier",
+            r"(?P<line>Can't load (?:the )?(?:\w+ )?\w+ (?:for|of) '[^']+')\. If you were trying to load it from "
             r"'https?:",
-            r"(?P<problem>wandb\.errors\S*(?:CommError|AuthenticationError))",
         ),
-        what="a model, data set or service of a hub could not be fetched: {problem}",
+        what="a model, data set or service of a hub could not be fetched: {line}",
         why=_WHY,
-        fixes=(*_FIXES, "for wandb on nodes without internet: `--env WANDB_MODE=offline`"),
+        fixes=_FIXES,
         examples=(
             "huggingface_hub.utils._errors.LocalEntryNotFoundError: Cannot find the requested files in the disk cache",
             "huggingface_hub.utils._errors.RepositoryNotFoundError: 401 Client Error. (Request ID: Root=1)",
@@ -103,35 +89,56 @@ SIGNATURES: tuple[Signature, ...] = (
             "'https://huggingface.co/models'",
             "OSError: Can't load tokenizer for 'bert-base'. If you were trying to load it from "
             "'https://huggingface.co/models'",
-            "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.",
         ),
-        near_misses=("except LocalEntryNotFoundError as e:", "wandb: Network connection restored."),
+        near_misses=("except LocalEntryNotFoundError as e:",),
         unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
         source="https://huggingface.co/docs/huggingface_hub/package_reference/utilities#errors",
     ),
     Signature(
         code="download-failed",
-        tier=Tier.GENERAL,
-        literals=(
-            "<urlopen error",
-            "HTTP Error ",
-            "requests.exceptions.",
-            "httpx.",
-            "aiohttp.client",
-            "botocore.",
-            "IncompleteRead",
-        ),
+        tier=Tier.CAUSE,
         patterns=(
-            r"(?:URLError|urllib\S*Error): (?P<problem><urlopen error [^>]*>)",
-            r"HTTPError: (?P<problem>HTTP Error \d+: .*)",
-            r"requests\.exceptions\.(?P<problem>(?:Connection|ReadTimeout|ConnectTimeout|SSL|Proxy|HTTP|ChunkedEncod"
-            r"ing|Timeout)\w*)",
-            r"httpx\.(?P<problem>Connect\w+|Read\w+|HTTPStatusError|ProxyError|RemoteProtocolError): ",
-            r"aiohttp\.client_exceptions\.(?P<problem>Client\w+): ",
-            r"botocore\.exceptions\.(?P<problem>\w+(?:Error|Timeout)): ",
-            r"(?P<problem>IncompleteRead\(\d+ bytes read)",
+            r"wandb\.errors\.(?:\w+\.)?(?:CommError|AuthenticationError): (?P<line>.{1,160})",
+            r"wandb: ERROR (?P<line>Run initialization has timed out.{0,60})",
+            r"wandb\.errors\S*(?P<line>CommError|AuthenticationError)",
         ),
-        what="a download failed: {problem}",
+        what="wandb did not reach its server: {line}",
+        why="Compute nodes often have no way to the internet; `wandb.init` waits for the server and then raises.",
+        fixes=(
+            "keep the run on disk: `--env WANDB_MODE=offline`, and `wandb sync` from a node with internet afterwards",
+            "a proxy goes through `--env HTTPS_PROXY=…`; for 401 and 403: `wandb login` as the ranks' user",
+            "call `wandb.init` on rank 0 alone, so that one slow answer does not end the others",
+        ),
+        examples=(
+            "wandb.errors.CommError: Run initialization has timed out after 90.0 sec.",
+            "wandb.errors.errors.CommError: Error communicating with wandb process",
+            "wandb: ERROR Run initialization has timed out after 60.0 sec.",
+            "the service ended (wandb.errors.AuthenticationError)",
+        ),
+        near_misses=(
+            "wandb: Network connection restored.",
+            "wandb: Network error (ReadTimeout), entering retry loop.",
+        ),
+        unless=(_RETRY, r"^\s*(?:except|raise|from|import) "),
+        source="https://docs.wandb.ai/support/initstarterror_error_communicating_wandb_process/",
+    ),
+    Signature(
+        code="download-failed",
+        tier=Tier.GENERAL,
+        patterns=(
+            r"(?:URLError|urllib\S*Error): (?P<line><urlopen error [^>]*>)",
+            r"HTTPError: (?P<line>HTTP Error \d+: .*)",
+            r"requests\.exceptions\.(?P<line>(?:Connection|ReadTimeout|ConnectTimeout|SSL|Proxy|HTTP|ChunkedEncod"
+            r"ing|Timeout)\w*)",
+            r"httpx\.(?P<line>Connect\w+|Read\w+|HTTPStatusError|ProxyError|RemoteProtocolError): ",
+            r"aiohttp\.client_exceptions\.(?P<line>Client\w+): ",
+            r"urllib3\.exceptions\.(?P<line>(?:Proxy|MaxRetry|NewConnection|ConnectTimeout|ReadTimeout|SSL|NameResolut"
+            r"ion)\w*): ",
+            r"http\.client\.(?P<line>RemoteDisconnected|BadStatusLine)\b",
+            r"botocore\.exceptions\.(?P<line>\w+(?:Error|Timeout)): ",
+            r"IncompleteRead\(\d+ bytes read",
+        ),
+        what="a download failed: {line}",
         why=_WHY,
         fixes=_FIXES,
         examples=(
@@ -140,6 +147,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "requests.exceptions.ReadTimeout: (ReadTimeoutError(), '(Request ID: 4)')",
             "httpx.ConnectError: [Errno 101] Network is unreachable",
             "aiohttp.client_exceptions.ClientConnectorError: Cannot connect to host x:443",
+            "urllib3.exceptions.ProxyError: ('Unable to connect to proxy', OSError('Tunnel failed: 403'))",
+            "http.client.RemoteDisconnected: Remote end closed connection without response",
             "botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL",
             "urllib3.exceptions.ProtocolError: ('Connection broken: IncompleteRead(93 bytes read, 12 more expected)')",
         ),
@@ -153,12 +162,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="dataset-missing",
         tier=Tier.CAUSE,
-        literals=("No such file or directory", "Is a directory", "Not a directory", "errno = 2,"),
         patterns=(
             r"(?:FileNotFoundError|IOError|OSError): \[Errno 2\] No such file or directory: "
             r"b?['\"](?P<path>[^'\"]+)['\"]",
-            r"(?:IsADirectoryError|NotADirectoryError): \[Errno 2[01]\] (?:Is|Not) a directory: "
-            r"['\"](?P<path>[^'\"]+)['\"]",
             r"name = '(?P<path>[^']+)', errno = 2,",
             r"lmdb\.\w*Error: (?P<path>[^:]+): No such file or directory",
             r"(?:FileNotFoundError|OSError): (?P<path>/\S+): No such file or directory",
@@ -171,8 +177,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "FileNotFoundError: [Errno 2] No such file or directory: '/mnt/nvme0/data/train-00007.parquet'",
-            "IsADirectoryError: [Errno 21] Is a directory: '/data/config'",
-            "NotADirectoryError: [Errno 20] Not a directory: '/data/x.tar/a'",
             "FileNotFoundError: /data/list.txt: No such file or directory",
             "OSError: Unable to open file (unable to open file: name = '/data/x.h5', errno = 2, error message = 'No "
             "such file')",
@@ -189,32 +193,42 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="dataset-missing",
         tier=Tier.CAUSE,
-        literals=(
-            "Couldn't find",
-            "ataset not found",
-            "Unable to find '",
-            "DatasetNotFoundError",
-            "EmptyDatasetError",
-            "DataFilesNotFoundError",
-            "Found no valid file",
-            "Found 0 ",
-            "is not present in the root directory",
-            "cannot be found at the path prefix",
-            "does not appear to have a file named",
-            "doesn't exist on the Hub",
-        ),
+        patterns=(r"IsADirectoryError: \[Errno 21\] Is a directory: ['\"](?P<path>[^'\"]+)['\"]",),
+        what="`{path}` is a folder, where a file is to be read",
+        why="The path ends too early, or names a folder and a file of it is meant.",
+        fixes=("look into it: `ls {path}`; give the path of the file", "let ddplaunch check it before: `--data FILE`"),
+        examples=("IsADirectoryError: [Errno 21] Is a directory: '/data/config'",),
+        near_misses=("IsADirectoryError: [Errno 21] Is a directory: 'checkpoints/last.ckpt'",),
+        unless=(_NOT_DATA,),
+        source="https://docs.python.org/3/library/exceptions.html#IsADirectoryError",
+    ),
+    Signature(
+        code="dataset-missing",
+        tier=Tier.CAUSE,
+        patterns=(r"NotADirectoryError: \[Errno 20\] Not a directory: ['\"](?P<path>[^'\"]+)['\"]",),
+        what="a part of `{path}` is a file, and not the folder that the path needs",
+        why="Often an archive that was not unpacked, or a path that goes on behind a file.",
+        fixes=("see where the folders end: `namei {path}`; unpack the archive, or correct the path",),
+        examples=("NotADirectoryError: [Errno 20] Not a directory: '/data/x.tar/a'",),
+        near_misses=("IsADirectoryError: [Errno 21] Is a directory: '/data/config'",),
+        unless=(_NOT_DATA,),
+        source="https://docs.python.org/3/library/exceptions.html#NotADirectoryError",
+    ),
+    Signature(
+        code="dataset-missing",
+        tier=Tier.CAUSE,
         patterns=(
-            r"(?P<problem>Couldn't find (?:a dataset script|any data file|any class folder|file) (?:at|in) \S+)",
-            r"(?P<problem>Dataset not found(?: or corrupted)?)",
-            r"(?P<problem>Unable to find '[^']+')",
-            r"(?:DatasetNotFound|EmptyDataset|DataFilesNotFound)Error: (?P<problem>.+)",
-            r"(?P<problem>Found no valid file for the classes .*)",
-            r"(?P<problem>Found 0 (?:files|images|samples) in .*)",
-            r"(?P<problem>The (?:archive|file) \S+ is not present in the root directory)",
-            r"(?P<problem>One or both of the \.idx and \.bin files cannot be found at the path prefix \S+)",
-            r"(?P<problem>(?<!\S)\S{1,200} does not appear to have a file named [\w.-]+)",
+            r"Couldn't find (?:a dataset script|any data file|any class folder|file) (?:at|in) \S+",
+            r"Dataset not found(?: or corrupted)?",
+            r"Unable to find '[^']+'",
+            r"(?:DatasetNotFound|EmptyDataset|DataFilesNotFound)Error: (?P<line>.+)",
+            r"Found no valid file for the classes .*",
+            r"Found 0 (?:files|images|samples) in .*",
+            r"The (?:archive|file) \S+ is not present in the root directory",
+            r"One or both of the \.idx and \.bin files cannot be found at the path prefix \S+",
+            r"(?<!\S)\S{1,200} does not appear to have a file named [\w.-]+",
         ),
-        what="the data is not there: {problem}",
+        what="the data is not there: {line}",
         why=_MISSING_WHY,
         fixes=(
             "correct the path, or fetch the data once before the launch on every node",
@@ -242,12 +256,11 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="dataset-missing",
         tier=Tier.GENERAL,
-        literals=("FileNotFoundError: ", "does not exist", "doesn't exist", "not found", "is missing"),
         patterns=(
             r"FileNotFoundError: (?P<problem>(?!\[Errno|Caught )\S.*)",
             r"(?:AssertionError|ValueError|RuntimeError|OSError|Exception): "
             r"(?P<problem>.*?[/\w.-]*(?:/|\.\w{2,7})[\w./-]*['\"`]? "
-            r"(?:does not exist|doesn't exist|not found|is missing|cannot be found))",
+            r"(?:does not exist|doesn't exist|not found|is missing))",
         ),
         what="a file that the run reads is not there: {problem}",
         why=_MISSING_WHY,
@@ -273,7 +286,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="dataset-race",
         tier=Tier.GENERAL,
-        literals=("FileExistsError", "Directory not empty", ".incomplete", ".lock"),
         patterns=(
             r"FileExistsError: \[Errno 17\] File exists: '(?P<path>[^']+)'",
             r"OSError: \[Errno (?:39|66)\] Directory not empty: '(?P<path>[^']+)'",
@@ -297,14 +309,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="dataset-race",
         tier=Tier.GENERAL,
-        literals=(
-            "not found or corrupted",
-            "Compressed file ended",
-            "ReadError",
-            "BadZipFile",
-            "BadGzipFile",
-            "tale file handle",
-        ),
         patterns=(
             r"RuntimeError: (?P<problem>File not found or corrupted)",
             r"EOFError: (?P<problem>Compressed file ended before the end-of-stream marker)",

@@ -21,13 +21,14 @@ _QUANTITY = r"\b(?i:\w*loss\w*|grad\w*|norm|logits?|outputs?|activations?|weight
 #: A line of its own, not in the middle of another sentence.
 _SAID = r"^(?:[\w.-]*(?:ERROR|CRITICAL|FATAL)\S* +)?"
 _STOPS = r"\b(?i:abort\w*|exit\w*|stop\w*|terminat\w*|quit\w*|halt\w*)\b"
-_BAD = r"\b(?:nan|NaN|Nan|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity|non-finite|not finite)\b"
+_BAD = r"\b(?:nan|NaN|NAN|NaNs|nans|inf|Inf|infs|infinite|infinity)\b"
+#: "inf" beside a word for stopping is often a best loss so far and early stopping.
+_NOT_A_NUMBER = r"\b(?:nan|NaN|NaNs|nans|non-finite|(?:Nan|NAN|inf|Inf|infinite)(?=.*stopping training))\b"
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="parameter-mismatch",
         tier=Tier.CAUSE,
-        literals=("appears not to match",),
         patterns=(
             r"(?:\[(?P<rank>\d+)\]: )?(?:params|replicas\[\d+\])\[(?P<index>\d+)\] in this process with sizes "
             r"\[(?P<sizes>[\d, ]*)\] appears not to match (?P<property>sizes|strides) of the same param in process 0",
@@ -53,7 +54,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="parameter-mismatch",
         tier=Tier.CAUSE,
-        literals=("DDP expects same model across all ranks",),
         patterns=(
             r"DDP expects same model across all ranks, but Rank (?P<one>\d+) has (?P<count>\d+) params, while rank "
             r"(?P<other>\d+) has inconsistent (?P<other_count>[1-9]\d*) params",
@@ -77,23 +77,17 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="process-group-not-initialized",
         tier=Tier.CAUSE,
-        literals=(
-            "not initialized",
-            "init_process_group",
-            "process group is not available",
-            "has not been initialized",
-        ),
         patterns=(
-            r"(?P<message>Default process group (?:is not|has not been) initialized)",
-            r"(?P<message>[Pp]rocess group has not been initialized.*init_process_group)",
-            r"(?:Error|Exception): (?P<message>.{0,60}?(?:[Dd]istributed|[Pp]rocess group)\b[^.]{0,60}\bnot "
-            r"(?:been )?initialized)",
-            r"(?P<message>default process group is not available)",
-            r"(?P<message>DeepSpeed backend not set, please initialize it using init_process_group)",
-            r"Error: (?P<message>.*\bparallel group is not initialized)",
+            r"Default process group (?:is not|has not been) initialized",
+            r"[Pp]rocess group has not been initialized.*init_process_group",
+            r"(?:Error|Exception): (?P<line>.{0,60}?(?:[Dd]istributed|[Pp]rocess group)\b[^.]{0,60}\b"
+            r"(?:has not been|not) initialized)",
+            r"default process group is not available",
+            r"DeepSpeed backend not set, please initialize it using init_process_group",
+            r"Error: (?P<line>.*\bparallel group is not initialized)",
         ),
         unless=(r"[Ww]arning", r"^\s*(?:raise|assert|if|#)\b"),
-        what="torch.distributed was used before or without `init_process_group` (`{message}`)",
+        what="torch.distributed was used before or without `init_process_group` (`{line}`)",
         why="collectives, DDP and DistributedSampler need the process group that `init_process_group` makes in "
         "the same process",
         fixes=(
@@ -107,7 +101,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "AssertionError: Default process group is not initialized",
             "RuntimeError: Default process group has not been initialized, please make sure to call "
             "init_process_group.",
-            "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
             "RuntimeError: Process group has not been initialized, call init_process_group first",
             "RuntimeError: torch.distributed is not initialized",
             "AssertionError: DeepSpeed backend not set, please initialize it using init_process_group()",
@@ -123,7 +116,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="unused-parameters",
         tier=Tier.CAUSE,
-        literals=("Expected to have finished reduction in the prior iteration",),
         patterns=(r"Expected to have finished reduction in the prior iteration before starting a new one",),
         unless=(r"UserWarning",),
         what="DDP: some parameters got no gradient in the iteration before",
@@ -150,7 +142,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="unused-parameters",
         tier=Tier.HINT,
-        literals=("which did not receive grad for rank",),
         patterns=(
             r"(?:Parameter indices|Parameters) which did not receive grad for rank (?P<rank>\d+)(?: ?in prior "
             r"iteration)?: (?P<parameters>.+)",
@@ -167,7 +158,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="unused-parameters",
         tier=Tier.CAUSE,
-        literals=("Your training graph has changed in this iteration",),
         patterns=(r"Your training graph has changed in this iteration",),
         what="DDP: other parameters were used than in the first iteration, which `static_graph=True` forbids",
         why="with `static_graph=True` DDP counts on the same parameters getting gradients in every iteration",
@@ -182,12 +172,11 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="parameter-ready-twice",
         tier=Tier.CAUSE,
-        literals=("Expected to mark a variable ready only once", "marked as ready twice", "marked ready twice"),
         patterns=(
-            r"(?P<message>Expected to mark a variable ready only once)",
-            r"(?P<message>(?:Parameter at index|Parameter) \S+(?: with name \S+)? has been marked as ready twice)",
+            r"Expected to mark a variable ready only once",
+            r"(?:Parameter at index|Parameter) \S+(?: with name \S+)? has been marked as ready twice",
         ),
-        what="DDP: {message}",
+        what="DDP: {line}",
         why="one parameter's gradient was ready twice in one backward pass: reentrant activation checkpointing, a "
         "module called twice with shared weights, or two backward passes in one iteration",
         fixes=(
@@ -209,7 +198,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="inplace-modification",
         tier=Tier.CAUSE,
-        literals=("has been modified by an inplace operation", "a leaf Variable that requires grad"),
         patterns=(
             r"one of the variables needed for gradient computation has been modified by an inplace operation: "
             r"\[(?P<tensor>[\w.]+(?: \[[^\]]*\])?)\],?"
@@ -238,7 +226,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # up to 1.4, without the tensor
         code="inplace-modification",
         tier=Tier.CAUSE,
-        literals=("has been modified by an inplace operation",),
         patterns=(r"one of the variables needed for gradient computation has been modified by an inplace operation",),
         what="a tensor was changed in place before backward used it",
         why="autograd needs the old values; under DDP the usual change is the broadcast of buffers (BatchNorm) when "
@@ -256,7 +243,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="not-a-number",
         tier=Tier.CAUSE,
-        literals=("nan", "NaN", "NAN", "inf", "Inf", "FloatingPointError"),
         patterns=(
             rf"{_RAISED}(?P<message>.*{_QUANTITY}.*?{_BAD}.*)",
             rf"{_RAISED}(?P<message>.*{_BAD}.*?{_QUANTITY}.*)",
@@ -268,7 +254,6 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=_FIXES,
         examples=(
             "FloatingPointError: loss is nan at step 1200",
-            "FloatingPointError: loss is nan at step 312",
             "FloatingPointError: Loss became infinite or NaN at iteration=166!",
             "ValueError: nan loss encountered",
             "RuntimeError: Function 'PowBackward0' returned nan values in its 0th output.",
@@ -284,33 +269,22 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="not-a-number",
         tier=Tier.CAUSE,
-        literals=(
-            "nan",
-            "NaN",
-            "elements of std >= 0",
-            "loss scale already at minimum",
-            "Minimum loss scale reached",
-            "to satisfy the constraint",
-            "Loss is inf",
-            "stopping training",
-            "non-finite",
-        ),
         patterns=(
-            r"(?P<message>normal expects all elements of std >= 0(?:\.0)?)",
-            r"(?P<message>Current loss scale already at minimum)",
-            r"(?P<message>Minimum loss scale reached)",
-            r"(?P<message>probability tensor contains either `inf`, `nan` or element < 0)",
-            r"^(?P<message>Loss is (?:nan|inf|\{?\S*nan\S*), stopping training)",
-            r"(?:Error: |^)(?P<message>The total norm of order \S+ for gradients from `parameters` is non-finite)",
-            r"Error: (?P<message>Expected (?:parameter|value argument) .*to satisfy the constraint .*but found "
+            r"normal expects all elements of std >= 0(?:\.0)?",
+            r"Current loss scale already at minimum",
+            r"Minimum loss scale reached",
+            r"probability tensor contains either `inf`, `nan` or element < 0",
+            r"^(?P<line>Loss is (?:nan|inf|\{?\S*nan\S*), stopping training)",
+            r"(?:Error: |^)(?P<line>The total norm of order \S+ for gradients from `parameters` is non-finite)",
+            r"Error: (?P<line>Expected (?:parameter|value argument) .*to satisfy the constraint .*but found "
             r"invalid values)",
-            r"Error: (?P<message>Input contains NaN)",
-            r"Error: (?P<message>.*Unexpected result (?:nan|inf))",
-            rf"{_SAID}(?P<message>.{{0,60}}{_QUANTITY}.{{0,40}}{_BAD}.{{0,40}}{_STOPS}.*)",
-            rf"{_SAID}(?P<message>.{{0,60}}{_BAD}.{{0,40}}{_QUANTITY}.{{0,40}}{_STOPS}.*)",
+            r"Error: (?P<line>Input contains NaN)",
+            r"Error: (?P<line>.*Unexpected result nan)",
+            rf"{_SAID}(?P<line>.{{0,60}}{_QUANTITY}.{{0,40}}{_NOT_A_NUMBER}.{{0,40}}{_STOPS}.*)",
+            rf"{_SAID}(?P<line>.{{0,60}}{_NOT_A_NUMBER}.{{0,40}}{_QUANTITY}.{{0,40}}{_STOPS}.*)",
         ),
         unless=(r"[Ss]kip|[Ii]gnor|continu",),
-        what="training met a value that is not a number: {message}",
+        what="training met a value that is not a number: {line}",
         why=_WHY,
         fixes=_FIXES,
         examples=(
@@ -338,7 +312,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # TORCH_NCCL_NAN_CHECK=1
         code="not-a-number",
         tier=Tier.CAUSE,
-        literals=("isnan(",),
         patterns=(r"(?:block: \[.*|NaN ?[Cc]heck.*)Assertion [`'](?P<message>!\w*isnan\(.*?\))[`'] failed",),
         what="NCCL's check found NaN in a tensor that was about to be sent (`{message}`)",
         why=_WHY,

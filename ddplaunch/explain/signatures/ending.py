@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
-_OOM = (
-    r"[Oo]ut of memory: Kill",
-    r"oom[-_]kill",
-    r"Out Of Memory",
-    r"OOMKilled",
-    r"DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)",
+_TOLD_ELSEWHERE = (
+    r"[Oo]ut of memory: Kill|oom[-_]kill|Out Of Memory|OOMKilled|DUE TO (?:TIME LIMIT|PREEMPTION|NODE FAILURE)"
+    r"|forcefully exiting via"
 )
 _KILLED_FIXES = (
     "Look whether memory was the reason: `dmesg -T | grep -iE 'oom|killed process'`, `cat "
@@ -39,17 +36,6 @@ def _ends(signal: int, name: str, words: str) -> tuple[str, ...]:
     )
 
 
-_WHY = (
-    "The launcher itself was signalled and passed it on to its ranks: {sender}. The training had no error of its own."
-)
-_SENDERS = {
-    "SIGHUP": "a terminal or ssh session was closed",
-    "SIGINT": "Ctrl-C, or whoever sends SIGINT",
-    "SIGTERM": "a person, a supervisor, a preemption or a scheduler",
-    "SIGQUIT": "Ctrl-backslash, or a container that stops",
-    "SIGUSR1": "a scheduler's warning before its limit",
-    "SIGUSR2": "a scheduler's warning before its limit",
-}
 _KEEP = (
     "Start inside `tmux` or `screen`, or submit the run to the scheduler: nohup does not help, torchrun reacts "
     "to SIGHUP."
@@ -58,23 +44,22 @@ _ASK = (
     "Ask who sent it: `sacct -j JOBID`, `kubectl describe pod`, `journalctl`, other users; save on SIGTERM to resume."
 )
 _STEP_ENDED = (r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME LIMIT|NODE FAILURE)")
+_SAVE = "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."
 
 
-def _ended(name: str, number: int, fix: str) -> Signature:
+def _ended(name: str, number: int, sender: str, fix: str) -> Signature:
     """The launcher's lines about signal ``name``: Python before 3.11 writes the name, later ones the number."""
     return Signature(
         code="terminated",
         tier=Tier.GENERAL,
-        literals=("death signal", "got signal: ", f"closing signal {name}")
-        if name != "SIGTERM"
-        else ("death signal", "got signal: "),
         patterns=(
             rf"Received (?:(?:Signals\.)?{name}|{number}) death signal, shutting down workers",
             rf"SignalException: Process \d+ got signal: {number}\b",
             *((rf"Sending process \d+ closing signal {name}\b",) if name != "SIGTERM" else ()),
         ),
         what=f"the launcher was ended from outside by {name}",
-        why=_WHY.format(sender=_SENDERS[name]),
+        why=f"The launcher itself was signalled and passed it on to its ranks: {sender}. The training had no error of "
+        "its own.",
         fixes=(fix,),
         examples=(
             f"W0209 api.py:704] Received Signals.{name} death signal, shutting down workers",
@@ -92,7 +77,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="killed",
         tier=Tier.UNCERTAIN,
-        literals=("SIGKILL", "return code = -9", "Killed", "signal 9"),
         patterns=_ends(9, "SIGKILL", "Killed"),
         what="a process was ended by SIGKILL, and no line says who sent it: {line}",
         why="SIGKILL leaves no message in the process; most often the kernel's OOM killer or a cgroup limit sent it",
@@ -114,19 +98,18 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: DataLoader worker (pid 402) is killed by signal: Bus error.",
         ),
         unless=(r"^\w+: \"",),
-        log_unless=(*_OOM, r"forcefully exiting via"),
+        log_unless=(_TOLD_ELSEWHERE,),
         source="https://man7.org/linux/man-pages/man7/signal.7.html",
     ),
     Signature(
         code="segmentation-fault",
         tier=Tier.UNCERTAIN,
-        literals=("egmentation fault", "SIGSEGV", "return code = -11", "Segfault encountered", "segfault at"),
         patterns=(
-            r"(?P<line>Fatal Python error: Segmentation fault)",
-            r"(?P<line>Signal: Segmentation fault \(11\))",
-            r"(?P<line>Segfault encountered)",
-            r"(?P<line>\*\*\* SIGSEGV .*received by PID \d+)",
-            r"(?P<line>\b[\w.-]{1,40}\[\d{1,9}\]: segfault at \S+)",
+            r"Fatal Python error: Segmentation fault",
+            r"Signal: Segmentation fault \(11\)",
+            r"Segfault encountered",
+            r"\*\*\* SIGSEGV .*received by PID \d+",
+            r"\b[\w.-]{1,40}\[\d{1,9}\]: segfault at \S+",
             *_ends(11, "SIGSEGV", "Segmentation fault"),
         ),
         what="a process crashed with SIGSEGV: {line}",
@@ -153,29 +136,16 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="aborted",
         tier=Tier.SYMPTOM,
-        literals=(
-            "Aborted",
-            "SIGABRT",
-            "return code = -6",
-            "double free",
-            "invalid pointer",
-            "malloc()",
-            "munmap_chunk",
-            "corrupted size",
-            "stack smashing",
-            "pure virtual method",
-            "signal 6",
-        ),
         patterns=(
-            r"(?P<line>Fatal Python error: Aborted)",
-            r"(?P<line>double free or corruption)",
-            r"(?P<line>(?:free|realloc)\(\): invalid (?:pointer|next size|size))",
-            r"(?P<line>malloc\(\): [a-z ]+)",
-            r"(?P<line>munmap_chunk\(\): invalid pointer)",
-            r"(?P<line>corrupted size vs\. prev_size)",
-            r"(?P<line>\*\*\* stack smashing detected \*\*\*)",
-            r"(?P<line>pure virtual method called)",
-            r"(?P<line>Signal: Aborted \(6\))",
+            r"Fatal Python error: Aborted",
+            r"double free or corruption",
+            r"(?:free|realloc)\(\): invalid (?:pointer|(?:next |old )?size)",
+            r"malloc\(\): [a-z ]+",
+            r"munmap_chunk\(\): invalid pointer",
+            r"corrupted size vs\. prev_size",
+            r"\*\*\* stack smashing detected \*\*\*",
+            r"pure virtual method called",
+            r"Signal: Aborted \(6\)",
             *_ends(6, "SIGABRT", "Aborted"),
         ),
         what="a process aborted in native code: {line}",
@@ -185,6 +155,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Fatal Python error: Aborted",
             "double free or corruption (!prev)",
             "free(): invalid pointer",
+            "free(): invalid next size (fast)",
             "malloc(): unsorted double linked list corrupted",
             "munmap_chunk(): invalid pointer",
             "corrupted size vs. prev_size",
@@ -203,10 +174,33 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://man7.org/linux/man-pages/man3/abort.3.html",
     ),
     Signature(
+        code="aborted-at-exit",
+        tier=Tier.SYMPTOM,
+        patterns=(
+            r"(?P<line>(?:CUDA error|gloo/cuda_private\.h:\d+): driver shutting down)",
+            r"NCCL WARN (?P<line>Cuda failure (?:\d+ )?'driver shutting down')",
+        ),
+        what="a process aborted while it ended: {line}",
+        why="the interpreter had come to its end and CUDA had been taken down; threads of NCCL, gloo or a loader still "
+        "used it then",
+        fixes=(
+            "end what runs in the background before the script ends: `dist.destroy_process_group()`, and loaders and "
+            "writers closed",
+            "what was saved before is whole: the work was done, or an exception above is what ended it",
+        ),
+        examples=(
+            "  what():  CUDA error: driver shutting down",
+            "  what():  [enforce fail] error == cudaSuccess. 29 vs 0. Error at: gloo/cuda_private.h:40: driver "
+            "shutting down",
+            "gpu1:40:301 [0] init.cc:9 NCCL WARN Cuda failure 4 'driver shutting down'",
+        ),
+        near_misses=("driver shutting down the bus", "CUDA error: initialization error"),
+        source="https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html",
+    ),
+    Signature(
         code="aborted",
         tier=Tier.SYMPTOM,
-        literals=("without an active exception",),
-        patterns=(r"(?P<line>terminate called without an active exception)",),
+        patterns=(r"terminate called without an active exception",),
         what="a process aborted while its threads were still running: {line}",
         why="the interpreter ended while native threads (a DataLoader, NCCL's watchdog, a writer) still ran; C++ then "
         "calls abort",
@@ -219,21 +213,26 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=("terminate called after throwing an instance of 'std::runtime_error'",),
         source="https://en.cppreference.com/w/cpp/thread/thread/~thread",
     ),
-    _ended("SIGHUP", 1, _KEEP),
-    _ended("SIGINT", 2, "If it was no person: look for what sends SIGINT to the launcher's process group."),
-    _ended("SIGQUIT", 3, _ASK),
-    _ended("SIGTERM", 15, _ASK),
-    _ended("SIGUSR1", 10, "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."),
-    _ended("SIGUSR2", 12, "Save a checkpoint when it comes, and resume from it: it is the scheduler's warning."),
+    _ended("SIGHUP", 1, "a terminal or ssh session was closed", _KEEP),
+    _ended(
+        "SIGINT",
+        2,
+        "Ctrl-C, or whoever sends SIGINT",
+        "If it was no person: look for what sends SIGINT to the launcher's process group.",
+    ),
+    _ended("SIGQUIT", 3, "Ctrl-backslash, or a container that stops", _ASK),
+    _ended("SIGTERM", 15, "a person, a supervisor, a preemption or a scheduler", _ASK),
+    _ended("SIGUSR1", 10, "a scheduler's warning before its limit", _SAVE),
+    _ended("SIGUSR2", 12, "a scheduler's warning before its limit", _SAVE),
     Signature(
         code="terminated",
         tier=Tier.GENERAL,
-        literals=("SIGTERM", "SIGINT", "SIGUSR", "SIGCONT", "KeyboardInterrupt", "^C", "Hangup", "Terminated"),
         patterns=(
-            r"(?P<line>Main process received SIG(?:TERM|INT), exiting)",
-            r"(?P<line>Received SIG(?:TERM|INT|USR[12])(?:: \d+)?)",
-            r"(?P<line>(?:Bypassing|Caught) signal SIG(?:TERM|INT|CONT|USR[12]))",
-            r"(?P<line>Detected KeyboardInterrupt)",
+            r"Main process received SIG(?:TERM|INT), exiting",
+            r"Received SIG(?:TERM|INT|USR[12])(?:: \d+)?",
+            r"(?:Bypassing|Caught) signal SIG(?:TERM|INT|CONT|USR[12])",
+            r"Detected KeyboardInterrupt",
+            r"deepspeed[\\/]launcher[\\/]runner\.py\", line \d+, in (?P<line>sig\w*_handler)",
             r"(?:^|\s)(?P<line>KeyboardInterrupt)(?:$|: )",
             r"^(?:\([^)]*\) ?)?(?P<line>\^C)",
             r"^(?P<line>Hangup|Terminated)\s*$",
@@ -252,6 +251,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Hangup",
             "Terminated",
             "Detected KeyboardInterrupt, attempting graceful shutdown...",
+            '  File "/opt/x/deepspeed/launcher/runner.py", line 548, in sigkill_handler',
             "KeyboardInterrupt",
             "^CTraceback (most recent call last):",
             "INFO submitit - Caught signal SIGUSR2 on node1: this job is timed-out.",
@@ -266,5 +266,20 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         log_unless=_STEP_ENDED,
         source="https://docs.python.org/3/library/signal.html",
+    ),
+    Signature(
+        code="hang",
+        tier=Tier.SYMPTOM,
+        patterns=(r"^(?P<line>Timeout \([\d:.]+\)!)$",),
+        what="the script's own timer ended the rank: {line}",
+        why="the script calls faulthandler.dump_traceback_later: the rank had not come further by then, and the "
+        "stacks of its threads are printed below the line",
+        fixes=(
+            "look at where it stood: what it waits for there (data, a lock, another rank) did not come",
+            "a longer time in `faulthandler.dump_traceback_later(SECONDS)`, if the work before it takes that long",
+        ),
+        examples=("Timeout (0:00:30)!", "Timeout (0:05:00.500000)!"),
+        near_misses=("Timeout (30 s) of the reader, trying again", "Timeout in 0:00:30"),
+        source="https://docs.python.org/3/library/faulthandler.html#dumping-the-tracebacks-after-a-timeout",
     ),
 )

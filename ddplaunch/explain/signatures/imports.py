@@ -17,7 +17,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="module-not-found",
         tier=Tier.CAUSE,
-        literals=("No module named",),
         patterns=(
             r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
             r"ImportError: No module named '?(?P<module>[\w.]+)'?",
@@ -43,21 +42,14 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="module-not-found",
         tier=Tier.CAUSE,
-        literals=(
-            "cannot import name",
-            "cannot open shared object file",
-            "not found (required by",
-            "ackageNotFound",
-            "DLL load failed",
-        ),
         patterns=(
-            r"ImportError: (?P<problem>cannot import name .*)",
-            r"(?:ImportError|OSError): (?P<problem>\S+: cannot open shared object file: .*)",
-            r"(?P<problem>version `[^']+' not found \(required by [^)]*\))",
-            r"PackageNotFoundError: (?P<problem>.+)",
-            r"ImportError: (?P<problem>DLL load failed.*)",
+            r"ImportError: (?P<line>cannot import name .*)",
+            r"(?:ImportError|OSError): (?P<line>\S+: cannot open shared object file: .*)",
+            r"version `[^']+' not found \(required by [^)]*\)",
+            r"PackageNotFoundError: (?P<line>.+)",
+            r"ImportError: (?P<line>DLL load failed.*)",
         ),
-        what="an import failed: {problem}",
+        what="an import failed: {line}",
         why=_WHY,
         fixes=(
             "install versions that belong together, in the interpreter of the ranks (`python -m pip check` names "
@@ -85,13 +77,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="module-not-found",
         tier=Tier.GENERAL,
-        literals=("ImportError: ", "DistributionNotFound", "VersionConflict", "Failed to import "),
         patterns=(
-            r"(?<!except )(?<!raise )\bImportError: (?P<problem>.+)",
-            r"(?P<problem>(?:pkg_resources\.)?(?:DistributionNotFound|ContextualVersionConflict|VersionConflict): .+)",
-            r"RuntimeError: (?P<problem>Failed to import \S+ because of the following error.*)",
+            r"(?<!except )(?<!raise )\bImportError: (?P<line>.+)",
+            r"(?:pkg_resources\.)?(?:DistributionNotFound|ContextualVersionConflict|VersionConflict): .+",
+            r"RuntimeError: (?P<line>Failed to import \S+ because of the following error.*)",
         ),
-        what="an import failed: {problem}",
+        what="an import failed: {line}",
         why=_WHY,
         fixes=("install what the message asks for, in the interpreter of the ranks and on every node", _INTERPRETER),
         examples=(
@@ -112,7 +103,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="syntax-error",
         tier=Tier.CAUSE,
-        literals=("SyntaxError: ", "IndentationError: ", "TabError: "),
         patterns=(r"(?:^|\s)(?P<kind>SyntaxError|IndentationError|TabError): (?P<problem>.+)",),
         what="the script does not parse: {kind}: {problem}",
         why="Python refuses the file before its first line runs, often because the interpreter is older than "
@@ -137,38 +127,50 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="extension-build-failed",
         tier=Tier.CAUSE,
-        literals=(
-            "Error building extension",
-            "ninja",
-            "Ninja is required",
-            "nvcc",
-            "CUDA_HOME",
-            "compiling objects for extension",
-            "undefined symbol",
-            "does not match the version torch",
-            "mismatches the version that was used",
-            "JIT load",
-            "torch_extensions",
-            "unsupported GNU version",
-            "cannot find -l",
-        ),
         patterns=(
-            r"(?P<problem>Error building extension '[^']+')",
-            r"(?P<problem>Error compiling objects for extension)",
-            r"(?P<problem>ninja: build stopped.*)",
-            r"(?P<problem>Ninja is required to load C\+\+ extensions)",
-            r"(?P<problem>nvcc fatal *: .*)",
-            r"(?P<problem>error: command '\S*(?:nvcc|ninja)\S*' failed.*)",
-            r"(?P<problem>CUDA_HOME (?:environment variable is not set|does not exist).*)",
-            r"(?P<problem>The detected CUDA version \([^)]*\) mismatches the version that was used to compile)",
-            r"(?P<problem>Installed CUDA version \S+ does not match the version torch was compiled with)",
-            r"(?P<problem>Unable to JIT load the \S+ op)",
-            r"ImportError: (?P<problem>\S*torch_extensions\S+: cannot open shared object file)",
-            r"ImportError: (?P<problem>\S+: undefined symbol: (?!nccl)\S+)",
-            r"(?P<problem>unsupported GNU version!.*)",
-            r"(?P<problem>cannot find -l\w+)",
+            r"(?:(?:ImportError|OSError): |^)\S*?(?P<library>[\w.+-]+\.so[\d.]*): undefined symbol: "
+            r"(?P<symbol>(?!nccl)\w{1,60})",
         ),
-        what="a C++/CUDA extension did not build or load: {problem}",
+        what="`{library}` was built for another version of what it uses: `{symbol}` is not there",
+        why="compiled code fits one version of torch and CUDA; after torch was changed, or with a wheel for another "
+        "one, names that it calls are missing",
+        fixes=(
+            "install the build that fits what `python -c 'import torch; print(torch.__version__, torch.version.cuda)'` "
+            "prints: the package's release page names torch and CUDA in the file name",
+            "or build it against this torch: `pip install --force-reinstall --no-deps --no-cache-dir "
+            "--no-build-isolation PACKAGE`",
+            "for an extension that torch builds itself, remove the old one: `rm -rf ~/.cache/torch_extensions`",
+        ),
+        examples=(
+            "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
+            "/opt/v/fused.cpython-311-x86_64-linux-gnu.so: undefined symbol: _ZN2at4_ops5zeros4callE",
+        ),
+        near_misses=(
+            "ImportError: /opt/x/libtorch_cuda.so: undefined symbol: ncclCommRegister",
+            "warning: a.so: undefined symbol: foo, ignored",
+        ),
+        unless=(r"[Ww]arning",),
+        source="https://pytorch.org/docs/stable/cpp_extension.html",
+    ),
+    Signature(
+        code="extension-build-failed",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"Error building extension '[^']+'",
+            r"Error compiling objects for extension",
+            r"ninja: build stopped.*",
+            r"Ninja is required to load C\+\+ extensions",
+            r"nvcc fatal *: .*",
+            r"error: command '\S*(?:nvcc|ninja)\S*' failed.*",
+            r"CUDA_HOME (?:environment variable is not set|does not exist).*",
+            r"The detected CUDA version \([^)]*\) mismatches the version that was used to compile",
+            r"Installed CUDA version \S+ does not match the version torch was compiled with",
+            r"Unable to JIT load the \S+ op",
+            r"ImportError: (?P<line>\S*torch_extensions\S+: cannot open shared object file)",
+            r"unsupported GNU version!.*",
+            r"cannot find -l\w+",
+        ),
+        what="a C++/CUDA extension did not build or load: {line}",
         why="the compiler, CUDA toolkit and torch that build and load an extension have to fit; the first error above "
         "says what did not",
         fixes=(
@@ -190,7 +192,6 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: Unable to JIT load the cpu_adam op due to it not being compatible",
             "ImportError: /home/a/.cache/torch_extensions/py310/fused_adam/fused_adam.so: cannot open shared object "
             "file: x",
-            "ImportError: /opt/flash_attn_2_cuda.so: undefined symbol: _ZN3c104cuda9SetDeviceEi",
             "error: #error -- unsupported GNU version! gcc versions later than 12 are not supported!",
             "/usr/bin/ld: cannot find -lcudart",
             "error: command '/usr/local/cuda/bin/nvcc' failed with exit code 1",

@@ -5,17 +5,13 @@ from __future__ import annotations
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
 
-def _echo(
-    code: str, what: str, literals: tuple[str, ...], patterns: tuple[str, ...], examples: tuple[str, ...], near: str
-) -> Signature:
+def _echo(code: str, what: str, patterns: tuple[str, ...], examples: tuple[str, ...], near: str) -> Signature:
     """A cascade signature: it says what followed and offers no fix."""
     return Signature(
         code=code,
         tier=Tier.ECHO,
-        literals=literals,
         patterns=patterns,
         what=what,
-        why="the launcher reacts to the first process that ends; what it prints comes after the cause",
         examples=examples,
         near_misses=(near,),
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/multiprocessing/api.py",
@@ -26,7 +22,6 @@ SIGNATURES: tuple[Signature, ...] = (
     _echo(
         "stopped-by-launcher",
         "the launcher stopped the remaining ranks",
-        ("closing signal SIGTERM", "forcefully exiting via", "Killing subprocess"),
         (
             r"Sending process \d+ closing signal SIGTERM",
             r"Unable to shutdown process \d+ via \S+, forcefully exiting via",
@@ -44,19 +39,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "launcher-summary",
         "the launcher's own summary of the failure",
         (
-            "ChildFailedError",
-            "Root Cause (first observed failure)",
-            "non-zero exit status",
-            "exits with return code = ",
-            "CHILD PROCESS FAILED",
-            "worker group finished (FAILED)",
-            "exited with non-zero",
-            "returned a non-zero exit code",
-        ),
-        (
             r"multiprocessing\.errors\.ChildFailedError",
             r"Root Cause \(first observed failure\):",
-            r"CalledProcessError: Command .* returned non-zero exit status \d+",
+            r"CalledProcessError: Command .*(?:python|torchrun|accelerate|deepspeed|local[_-]rank).* "
+            r"returned non-zero exit status \d+",
             r"exits with return code = [1-9]\d*",
             r"CHILD PROCESS FAILED WITH NO ERROR_FILE",
             r"Local worker group finished \(FAILED\)",
@@ -78,7 +64,6 @@ SIGNATURES: tuple[Signature, ...] = (
     _echo(
         "step-ended",
         "the scheduler or the remote shell ended the rest of the step",
-        ("srun: ", "ssh exited with exit code"),
         (
             r"srun: error: \S+: tasks? [\d,\-\[\]]+: (?:Exited with exit code \d+|Terminated)",
             r"srun: Terminating (?:StepId|job step)",
@@ -101,7 +86,6 @@ SIGNATURES: tuple[Signature, ...] = (
     _echo(
         "rendezvous-shutdown",
         "a node could not take leave of the rendezvous because the other side was gone",
-        ("failed to shutdown the rendezvous", "keep-alive heartbeat"),
         (
             r"has failed to shutdown the rendezvous '[^']*' due to an error of type \w+",
             r"has failed to send a keep-alive heartbeat to the rendezvous",
@@ -117,7 +101,6 @@ SIGNATURES: tuple[Signature, ...] = (
     _echo(
         "worker-lost",
         "the main process noticed that a worker process of it had ended",
-        ("exited unexpectedly", "ProcessRaisedException", "ProcessExitedException", "EOFError", "BrokenPipeError"),
         (
             r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",
             r"ProcessRaisedException: ",
@@ -137,13 +120,6 @@ SIGNATURES: tuple[Signature, ...] = (
     _echo(
         "teardown-noise",
         "clean-up messages of a process that ended",
-        (
-            "destroy_process_group() was not called",
-            "has NOT been destroyed",
-            "leaked semaphore",
-            "leaked shared_memory",
-            "can only test a child process",
-        ),
         (
             r"destroy_process_group\(\) was not called",
             r"process group has NOT been destroyed",

@@ -38,7 +38,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="script-arguments",
         tier=Tier.CAUSE,
-        literals=("error: ",),
         patterns=(rf"(?:^|[\s\]:])(?P<program>[\w./-]+): error: (?P<problem>(?:{_PROBLEMS}).*)",),
         what="`{program}` rejected its command line: {problem}",
         why="argparse ends the process with status 2 before anything else runs; every rank does the same",
@@ -70,25 +69,17 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="script-arguments",
         tier=Tier.CAUSE,
-        literals=(
-            "HfArgumentParser",
-            "Flags parsing error",
-            "o such option",
-            "Missing ",
-            "Invalid value",
-            "Could not",
-            "flag",
-        ),
         patterns=(
-            r"(?P<problem>[Ss]ome specified arguments are not used by the HfArgumentParser: .*)",
-            r"FATAL Flags parsing error: ?(?P<problem>.*)",
-            r"^Error: (?P<problem>(?:No such option|Missing (?:option|argument|parameter)|Invalid value for|Got "
-            r"unexpected extra).*)",
-            r"│ (?P<problem>(?:No such option: -|Missing (?:option|argument) '|Invalid value for ')[^│]*)",
-            r"(?P<problem>Could not (?:override '[^']+'|consume arg: .*|parse override.*))",
-            r"absl\.flags\._exceptions\.(?P<problem>\w+Error: .*)",
+            r"[Ss]ome specified arguments are not used by the HfArgumentParser: .*",
+            r"FATAL Flags parsing error: ?(?P<line>.*)",
+            r"^Error: (?P<line>(?:No such option|Missing (?:option|argument|parameter)|Invalid value for|"
+            r"Got unexpected extra arguments?).*)",
+            r"│ (?P<line>(?:No such option: -|Missing (?:option|argument) '|Invalid value for '|"
+            r"Got unexpected extra arguments? \()[^│]*\S)",
+            r"Could not (?:override '[^']+'|consume arg: .*|parse override.*)",
+            r"absl\.flags\._exceptions\.(?P<line>\w+Error: .*)",
         ),
-        what="the script rejected its command line: {problem}",
+        what="the script rejected its command line: {line}",
         why="the option parser ends the process before anything else runs; every rank does the same",
         fixes=(
             "correct the arguments after `--`; the script's own `--help` lists them",
@@ -98,6 +89,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--lrr', '3']",
             "FATAL Flags parsing error: Unknown command line flag 'lrr'. Did you mean: lr ?",
             "Error: No such option: --lrr",
+            "Error: Got unexpected extra arguments (--epochs 3)",
+            "│ Got unexpected extra argument (16)                                           │",
             "Error: Missing option '--data'.",
             "Error: Invalid value for '--epochs': 'x' is not a valid integer.",
             "Could not override 'trainer.gpus'.",
@@ -116,7 +109,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="launcher-arguments",
         tier=Tier.CAUSE,
-        literals=("error: ", "nproc_per_node", "training_script", "user_script", "rendezvous backend", "num_processes"),
         patterns=(
             rf"(?:^|[\s\]:])(?P<program>{_LAUNCHERS}): error: (?P<problem>(?:{_PROBLEMS}).*)",
             rf"(?P<program>run\.py): error: (?P<problem>.*{_LAUNCHER_OPTIONS}\b.*)",
@@ -155,27 +147,17 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="launcher-arguments",
         tier=Tier.CAUSE,
-        literals=(
-            "No module named",
-            "command not found",
-            "Non-UTF-8",
-            "slot",
-            "include/exclude",
-            "hostfile",
-            "GPU ids",
-        ),
         patterns=(
-            r"(?P<problem>No module named "
-            r"'?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)'?)",
-            r"(?P<problem>(?:torchrun|accelerate|deepspeed|mpirun|horovodrun): (?:command )?not found)",
-            r"SyntaxError: (?P<problem>Non-UTF-8 code starting with .* in file \S*bin/\S+)",
-            r"(?P<problem>No slot '\S+' specified on host '\S+')",
-            r"(?P<problem>Cannot specify num_nodes/gpus with include/exclude)",
-            r"(?P<problem>[Hh]ostname '?\S+'? not found in hostfile)",
-            r"(?P<problem>not enough slots available in the system)",
-            r"(?P<problem>Less than two GPU ids were configured)",
+            r"No module named '?(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate\.commands\.launch)'?",
+            r"(?:torchrun|accelerate|deepspeed|mpirun|horovodrun): (?:command )?not found",
+            r"SyntaxError: (?P<line>Non-UTF-8 code starting with .* in file \S*bin/\S+)",
+            r"No slot '\S+' specified on host '\S+'",
+            r"Cannot specify num_nodes/gpus with include/exclude",
+            r"[Hh]ostname '?\S+'? not found in hostfile",
+            r"not enough slots available in the system",
+            r"Less than two GPU ids were configured",
         ),
-        what="the launcher is misused or missing: {problem}",
+        what="the launcher is misused or missing: {line}",
         why="the launch failed before any rank existed, so the script is not the cause",
         fixes=(
             "use one launcher and its own spelling: `ddplaunch run 4 -- train.py` (never `python` between launcher "
@@ -186,6 +168,7 @@ SIGNATURES: tuple[Signature, ...] = (
         examples=(
             "/usr/bin/python3: No module named torchrun",
             "bash: torchrun: command not found",
+            "train.sh: 4: torchrun: not found",
             "SyntaxError: Non-UTF-8 code starting with '\\x80' in file /opt/env/bin/python on line 2",
             "ValueError: No slot '4' specified on host 'localhost'",
             "ValueError: Cannot specify num_nodes/gpus with include/exclude",
@@ -197,16 +180,26 @@ SIGNATURES: tuple[Signature, ...] = (
         source="https://pytorch.org/docs/stable/elastic/quickstart.html",
     ),
     Signature(
+        code="launcher-arguments",
+        tier=Tier.CAUSE,
+        patterns=(r"Bootstrap Root : rank (?P<culprit>\d+) of (?P<size>\d+) ranks has already checked in",),
+        what="two processes say that they are rank {culprit} of {size}",
+        why="each rank has to have a number of its own: the nodes were started with the same node rank, two launchers "
+        "share a port, or the script reads its rank from a variable that counts per node",
+        fixes=(
+            "give each node its own `--node-rank`, or let ddplaunch start them: `ddplaunch run 2x4 --hosts a,b "
+            "-- train.py`",
+            "under Slurm use one launcher: `srun` with a task for each GPU, or one task for each node and a launcher "
+            "in it",
+            "look for a run of yours that is left over on the same port: `ss -ltnp`",
+        ),
+        examples=("bootstrap.cc:131 NCCL WARN Bootstrap Root : rank 1 of 8 ranks has already checked in",),
+        near_misses=("NCCL INFO Bootstrap : Using eth0:10.0.0.1<0>",),
+        source="https://github.com/NVIDIA/nccl/blob/master/src/bootstrap.cc",
+    ),
+    Signature(
         code="script-not-found",
         tier=Tier.CAUSE,
-        literals=(
-            "can't open file",
-            "module specification",
-            "No module named",
-            "execve",
-            "No such file or directory: '",
-            "command not found",
-        ),
         patterns=(
             r"can't open file '(?P<script>[^']+)': \[Errno (?:2|20)\]",
             r"Error while finding module specification for '(?P<script>[^']+)'",
@@ -229,6 +222,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "/usr/bin/python3.10: No module named mypkg.train",
             "slurmstepd: error: execve(): python: No such file or directory",
             "FileNotFoundError: [Errno 2] No such file or directory: './rank.sh'",
+            "bash: run_all.sh: No such file or directory",
             "bash: train.py: command not found",
         ),
         near_misses=(
@@ -242,13 +236,13 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="missing-rank-environment",
         tier=Tier.CAUSE,
-        literals=("expected, but not set", "KeyError: '", "nvironment variable", "is not set"),
         patterns=(
             rf"environment variable (?P<name>{_NAMES}) expected, but not set",
             rf"KeyError: '(?P<name>{_NAMES})'",
             rf"[Ee]nvironment variables? [`'\"]?(?P<name>{_NAMES})[`'\"]? (?:is |are |was )?(?:not "
             rf"set|missing|undefined|required)",
             rf"\b(?P<name>{_NAMES})\b[`'\"]? (?:environment variable )?is not set",
+            r"Error: Can't find any (?P<name>rank or local rank)",
         ),
         what="the variable {name} is not set in this process",
         why="RANK, WORLD_SIZE, LOCAL_RANK and MASTER_ADDR come from a launcher; this process was started without one",
@@ -265,6 +259,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "KeyError: 'SLURM_PROCID'",
             "RuntimeError: Environment variable WORLD_SIZE is not set",
             "AssertionError: LOCAL_RANK is not set",
+            "RuntimeError: Can't find any rank or local rank",
         ),
         near_misses=("KeyError: 'rank'", "KeyError: 'WORLD_SIZE_FACTOR'", "MASTER_ADDR is set to 10.0.0.1"),
         source="https://github.com/pytorch/pytorch/blob/main/torch/distributed/rendezvous.py",
@@ -272,13 +267,15 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="local-rank-argument",
         tier=Tier.CAUSE,
-        literals=("local_rank", "local-rank"),
         patterns=(
             r"unrecognized arguments:.*(?P<option>--local[-_]rank)",
             r"(?:[Nn]o such option:?|[Uu]nknown command line flag|[Uu]nrecognized option:?|unexpected (?:keyword "
             r")?argument) [`'\"]?(?P<option>-{0,2}local[-_]rank)",
             r"not used by the HfArgumentParser: .*(?P<option>--local[-_]rank)",
+            r"Could not consume arg: (?P<option>--local[-_]rank)",
+            r"Got unexpected extra arguments? \((?:.* )?(?P<option>--local[-_]rank)",
             r"required: (?:.*, )?(?P<option>--local[-_]rank)",
+            r"Override '(?P<option>local[-_]rank)' not found",
             r"object has no attribute '(?P<option>local[-_]rank)'",
         ),
         what="the script and its launcher disagree about `{option}`",
@@ -291,6 +288,9 @@ SIGNATURES: tuple[Signature, ...] = (
             "FATAL Flags parsing error: Unknown command line flag 'local-rank'. Did you mean: local_rank ?",
             "ValueError: Some specified arguments are not used by the HfArgumentParser: ['--local-rank=0']",
             "train.py: error: the following arguments are required: --local_rank",
+            "ERROR: Could not consume arg: --local_rank=0",
+            "KeyError: \"Override 'local-rank' not found in: ['seed', 'lr']\"",
+            "Error: Got unexpected extra argument (--local-rank=1)",
             "AttributeError: 'Namespace' object has no attribute 'local_rank'",
         ),
         near_misses=(

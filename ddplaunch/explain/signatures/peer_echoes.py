@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from ddplaunch.explain.signatures.signature import Signature, Tier
 
-_PEER = "the other end of the connection went away; its own failure comes first"
-_STORE = "the process that hosts the TCPStore (rank 0 or the launcher) has ended"
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         tier=Tier.ECHO,
-        literals=(
-            "Connection closed by remote peer",
-            "Call to recv from",
-            "Call to send to",
-            "socketPollConnect",
-            "socketStartConnect",
-            "Socket recv failed",
-            "Socket send failed",
-            "socketProgress",
-        ),
         patterns=(
             r"Connection closed by remote peer (?P<peer>[^<\s]+)",
             r"Call to (?:recv from|send to) (?P<peer>[^<\s]+).* failed : (?:Broken pipe|Connection reset by peer)",
             r"socketPollConnect:? .*?(?P<peer>[\w.:-]+<\d+>).*(?:refused|reset|exceeded)",
             r"socketProgress\w*:? Call to (?:recv from|send to) (?P<peer>[^<\s]+)",
-            r"(?P<peer>Socket (?:recv|send) failed)",
+            r"NCCL WARN (?:\w+: )?Connect to (?P<peer>[^<\s]+<\d+>) failed : Connection refused",
         ),
         what="lost connection to {peer}",
-        why=_PEER,
         examples=(
             "ib-05:388:801 [1] include/socket.h:423 NCCL WARN Net : Connection closed by remote peer ib-02<47111>",
             "socketProgress: Connection closed by remote peer worker-1.local<40031>",
@@ -36,37 +23,22 @@ SIGNATURES: tuple[Signature, ...] = (
             "NCCL WARN Net : Call to send to 10.0.0.4<33211> failed : Connection reset by peer",
             "NCCL WARN socketPollConnect: Connect to 10.1.0.7<40021> returned 111(Connection refused) errno 115",
             "NCCL WARN socketProgressOpt: Call to recv from 10.1.0.7<40021> failed : Connection timed out",
-            "node:1:2 [0] proxy.cc:1143 NCCL WARN Socket recv failed while polling for opId=0x55a51966cc80",
-            "NCCL WARN Socket send failed, socketStartConnect",
+            "include/socket.h:390 NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused",
         ),
         near_misses=(
             "NCCL WARN socketStartConnect: Connect to 172.17.0.2<40021> failed : Software caused connection abort",
         ),
     ),
-    Signature(
+    Signature(  # NCCL's summary; the error is in a `NCCL WARN` line, after `Last error:`, or on another rank
         code="peer-lost",
         tier=Tier.ECHO,
-        literals=(
-            "ncclRemoteError",
-            "remote process exited or there was a network error",
-            "ncclSystemError",
-            "ncclInternalError",
-            "unhandled system error",
-            "internal error - please report",
-            "ncclUnhandledCudaError",
-            "unhandled cuda error",
-            "ncclInvalidUsage",
-            "NCCL communicator was aborted",
-        ),
         patterns=(
-            r"(?P<error>ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage)\b",
-            r"NCCL error.*(?P<error>remote process exited or there was a network error)",
-            r"NCCL error.*(?P<error>unhandled system error|internal error|unhandled cuda error)",
-            r"(?P<error>NCCL communicator was aborted)",
+            r"(?P<line>ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage)\b",
+            r"NCCL error.*(?P<line>remote process exited or there was a network error)",
+            r"NCCL error.*(?P<line>unhandled system error|internal error(?= - please report)|unhandled cuda error)",
+            r"NCCL communicator was aborted",
         ),
-        what="NCCL gave up: {error}",
-        why="NCCL's summary of an error that is told elsewhere: in a `NCCL WARN` line, after `Last error:`, or "
-        "on another rank",
+        what="NCCL gave up: {line}",
         examples=(
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
             "[rank2]: torch.distributed.DistBackendError: NCCL error in: "
@@ -87,26 +59,17 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         tier=Tier.ECHO,
-        literals=(
-            "Failed to execute operation",
-            "raised the following async exception",
-            "async error on communicator",
-            "found async exception when checking",
-            "NCCLABORTEDCOMM",
-            "[Service thread]",
-            "[Proxy Service",
-        ),
         patterns=(
-            r"\[(?P<who>Proxy Service \d+)\] Failed to execute operation",
-            r"(?P<who>Collective|\[Rank \d+\]) WorkNCCL\(.*raised the following async exception",
-            r"(?P<who>async error on communicator)",
-            r"(?P<who>\[Rank \d+\]) found async exception when checking for NCCL errors",
-            r"\[Rank \d+\] Found key in store: NCCLABORTEDCOMM:.*from rank: (?P<who>\d+)",
-            r"NCCL WARN \[(?P<who>Service thread)\]",
-            r"NCCL WARN \[(?P<who>Proxy Service[^\]]*)\]",
+            r"\[(?P<line>Proxy Service \d+)\] Failed to execute operation",
+            r"(?P<line>Collective|\[Rank \d+\]) WorkNCCL\(.*raised the following async exception",
+            r"async error on communicator",
+            r"(?P<line>\[Rank \d+\]) found async exception when checking for NCCL errors",
+            r"\[Rank \d+\] Found key in store: NCCLABORTEDCOMM:.*from rank: (?P<line>\d+)",
+            r"NCCL WARN \[(?P<line>Service thread)\]",
+            r"NCCL WARN \[(?P<line>Proxy Service[^\]]*)\]",
+            r"(?P<line>Socket (?:recv|send)) failed",
         ),
-        what="{who} failed because a peer was gone",
-        why=_PEER,
+        what="{line} failed because a peer was gone",
         examples=(
             "gpu-3:1:2 [3] proxy.cc:1519 NCCL WARN [Proxy Service 3] Failed to execute operation Connect from "
             "rank 3, retcode 3",
@@ -119,43 +82,32 @@ SIGNATURES: tuple[Signature, ...] = (
             "gpu:1:2 [1] proxy.cc:1497 NCCL WARN [Service thread] Could not receive type from localRank 1, "
             "res=3, closed=0",
             "NCCL WARN [Proxy Service UDS 2] Could not receive type from localRank 1",
+            "node:1:2 [0] proxy.cc:1143 NCCL WARN Socket recv failed while polling for opId=0x55a51966cc80",
+            "NCCL WARN Socket send failed, socketStartConnect",
         ),
         near_misses=("NCCL INFO [Proxy Service] Device 0 CPU core 3",),
     ),
-    Signature(
+    Signature(  # a connection that is being torn down reports 5 for everything that was under way
         code="infiniband-echo",
         tier=Tier.ECHO,
-        literals=("Got completion ",),
-        patterns=(r"Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)(?P<status>5)\b",),
+        patterns=(r"Got completion (?:from peer \S+ )?with (?:error |status=(?:IBV_\w+\()?)(?P<status>5)\b",),
         what="InfiniBand flushed the open requests (status {status})",
-        why="a connection that is being torn down reports status 5 for everything that was under way",
         examples=(
             "NCCL WARN NET/IB : Got completion from peer 10.0.0.3<41> with error 5, opcode 0, len 0, vendor err 249",
         ),
         near_misses=("NCCL WARN NET/IB : Got completion with error 12, opcode 1, len 0, vendor err 129",),
     ),
-    Signature(
+    Signature(  # SIGABRT, exit -6, so that a rank whose collective failed does not go on with wrong data
         code="nccl-watchdog-abort",
         tier=Tier.ECHO,
-        literals=(
-            "taking the entire process down",
-            "watchdog thread terminated with exception",
-            "Some NCCL operations have failed",
-            "Observed flight recorder dump signal",
-            "due to ProcessGroupNCCL watchdog hang",
-            "after attempting to dump debug info",
-            "NCCL watchdog thread",
-        ),
         patterns=(
-            r"(?P<event>taking the entire process down)",
-            r"(?P<event>watchdog thread terminated) with exception(?!.*CUDA error)",
-            r"(?P<event>Some NCCL operations have failed or timed out)",
-            r"(?P<event>Terminating the process after attempting to dump debug info)",
-            r"(?P<event>Observed flight recorder dump signal from another rank)",
+            r"taking the entire process down",
+            r"(?P<line>watchdog thread terminated) with exception(?!.*CUDA error)",
+            r"Some NCCL operations have failed or timed out",
+            r"Terminating the process after attempting to dump debug info",
+            r"Observed flight recorder dump signal from another rank",
         ),
-        what="the NCCL watchdog ended its process ({event})",
-        why="PyTorch aborts a process (SIGABRT, exit -6) whose collective failed or timed out, so that it does not go "
-        "on with wrong data",
+        what="the NCCL watchdog ended its process ({line})",
         examples=(
             "[Rank 2] To avoid data inconsistency, we are taking the entire process down.",
             "[PG ID 0 PG GUID 0(default_pg) Rank 0] Process group watchdog thread terminated with exception: [Rank 0] "
@@ -169,15 +121,11 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=("Process group watchdog thread terminated with exception: CUDA error: an illegal memory access",),
     ),
-    Signature(
+    Signature(  # the other rank had died before it could send the number of its parameters
         code="peer-lost",
         tier=Tier.ECHO,
-        literals=("inconsistent 0 params",),
-        patterns=(
-            r"Rank (?P<rank>\d+) has (?P<count>\d+) params, while rank (?P<other>\d+) has inconsistent 0 params",
-        ),
+        patterns=(r"Rank (?P<rank>\d+) has \d+ params, while rank (?P<other>\d+) has inconsistent 0 params",),
         what="rank {rank} found no parameters on rank {other}",
-        why="rank {other} had died before it could send the number of its parameters",
         examples=(
             "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 62 params, while rank 0 has "
             "inconsistent 0 params.",
@@ -187,13 +135,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         tier=Tier.ECHO,
-        literals=(
-            "Connection closed by peer",
-            "Read error [",
-            "Write error [",
-            "Broken pipe",
-            "Connection reset by peer",
-        ),
         patterns=(
             r"gloo/transport/\w+/.*(?:Connection closed by peer|(?:Read|Write) error) \[(?P<peer>[^\]]*)\]",
             r"^\[?\S*(?:pair|buffer)\.cc:\d+\] (?:Connection closed by peer|(?:Read|Write) error) \[(?P<peer>[^\]]*)\]",
@@ -202,7 +143,6 @@ SIGNATURES: tuple[Signature, ...] = (
             r"^(?:RuntimeError: |what\(\): +)*(?P<peer>Connection (?:closed|reset) by peer)",
         ),
         what="gloo lost its connection to {peer}",
-        why=_PEER,
         examples=(
             "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by "
             "peer [10.77.0.5]:3981. This is typically caused by a remote worker crashing.",
@@ -221,44 +161,41 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="peer-lost",
         tier=Tier.ECHO,
-        literals=("successfully reached monitoredBarrier, but received errors",),
+        patterns=(r"(?P<line>Horovod has been shut down)",),
+        what="Horovod ended the work of all ranks because one had failed or was done",
+        examples=(
+            "Aborted: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt",
+        ),
+        near_misses=("[1,0]<stdout>: Horovod is shut down by the script at its end",),
+    ),
+    Signature(
+        code="peer-lost",
+        tier=Tier.ECHO,
         patterns=(r"Rank (?P<rank>\d+) successfully reached monitoredBarrier, but received errors",),
         what="rank {rank} reached the barrier, but rank 0 gave up",
-        why="monitored_barrier ends on all ranks when rank 0 misses one of them",
         examples=(
             "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for "
             "send/recv from rank 0.",
         ),
         near_misses=("Rank 1 failed to pass monitoredBarrier in 8000 ms",),
     ),
-    Signature(
+    Signature(  # the process that hosts the TCPStore, rank 0 or the launcher, has ended
         code="store-lost",
         tier=Tier.ECHO,
-        literals=(
-            "recvValue",
-            "recvVector",
-            "recvBytes",
-            "sendBytes",
-            "sendValue",
-            "Failed to recv, got 0 bytes",
-            "should dump",
-            "waitForInput",
-            "TCPStore server has shut down",
-        ),
         patterns=(
-            r"(?P<call>(?:recv|send)(?:Value|Vector|Bytes)\w*) failed on",
-            r"(?P<call>Failed to recv, got 0 bytes)",
-            r"Failed to check the \"?(?P<call>should dump)\"? flag on (?:TCPStore|PrefixStore)",
-            r"(?P<call>waitForInput): poll for socket .* returned",
+            r"(?P<line>(?:recv|send)(?:Value|Vector|Bytes|String)\w*) failed on",
+            r"Failed to recv, got 0 bytes",
+            r"Failed to check the \"?(?P<line>should dump)\"? flag on (?:TCPStore|PrefixStore)",
+            r"(?P<line>waitForInput): poll for socket .* returned",
         ),
-        what="lost the store ({call})",
-        why=_STORE,
+        what="lost the store ({line})",
         examples=(
             "[c10d] recvValue failed on SocketImpl(fd=64, addr=[localhost]:35122, remote=[localhost]:45120): "
             "Failed to recv, got 0",
             "[c10d] recvVector failed on SocketImpl(fd=4): Failed to recv, got 0 bytes.",
             "[c10d] sendBytes failed on SocketImpl(fd=4, addr=[node1]:1, remote=[node2]:2): Broken pipe",
             "[c10d] sendValue failed on SocketImpl(fd=4): Broken pipe",
+            "[c10d] sendVector failed on SocketImpl(fd=72, addr=[n2]:51022, remote=[n1]:29500): Broken pipe",
             "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
             "[c10d] recvBytes failed on SocketImpl(fd=4)",
             'Failed to check the "should dump" flag on TCPStore, (maybe TCPStore server has shut down too early)',
@@ -268,16 +205,14 @@ SIGNATURES: tuple[Signature, ...] = (
             "Exception raised from sendBytes at ../torch/csrc/distributed/c10d/Utils.hpp:643 (most recent call first):",
         ),
     ),
-    Signature(
+    Signature(  # its writer has ended: a peer that failed first, or the attempt before this one
         code="stale-rendezvous",
         tier=Tier.ECHO,
-        literals=("connectFullMesh failed", "timed out connecting: SO_ERROR", "failed to connect, willRetry"),
         patterns=(
             r"(?P<event>connectFullMesh failed) with .*Connection refused",
             r"(?P<event>failed to connect, willRetry)=\d",
         ),
         what="gloo could not reach an address from the store ({event})",
-        why="the process that wrote the address has ended: a peer that failed first, or the attempt before this one",
         examples=(
             "RuntimeError: Gloo connectFullMesh failed with [/pytorch/gloo/transport/tcp/pair.cc:144] timed out "
             "connecting: SO_ERROR: Connection refused, remote=[10.77.0.5]:34111",

@@ -7,11 +7,9 @@ from ddplaunch.explain.signatures.signature import Signature, Tier
 
 def _state(code: str, word: str, cut: str, what: str, why: str, fixes: tuple[str, ...]) -> Signature:
     """Return the signature of one state; ``cut`` is as much of it as sacct has room for."""
-    literal = cut.rstrip("+")
     return Signature(
         code=code,
         tier=Tier.GENERAL,
-        literals=(literal,),
         patterns=(
             rf"(?:JobState=|State: |\|){word}(?=[\s|,(]|$)",
             rf"^\s*\d+(?:[._]\S+)?\s(?:.*\s)?(?:{word}|{cut.replace('+', '[+]')})(?=\s|$)",
@@ -49,14 +47,13 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="time-limit",
         tier=Tier.CAUSE,
-        literals=("DUE TO TIME LIMIT", "walltime", "TERM_RUNLIMIT", "wallclock", "DeadlineExceeded"),
         patterns=(
-            r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT)",
-            r"(?P<line>CANCELLED (?:AT \S+ )?DUE TO TIME LIMIT)",
-            r"(?P<line>PBS: job killed: walltime \d+ exceeded limit \d+)",
-            r"(?P<line>TERM_RUNLIMIT)",
-            r"(?P<line>exceeded (?:hard )?wall-?clock(?: time)?)",
-            r"(?P<line>DeadlineExceeded)",
+            r"(?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ DUE TO TIME LIMIT",
+            r"CANCELLED (?:AT \S+ )?DUE TO TIME LIMIT",
+            r"PBS: job killed: walltime \d+ exceeded limit \d+",
+            r"TERM_RUNLIMIT",
+            r"exceeded (?:hard )?wall-?clock(?: (?:time|limit))?",
+            r"DeadlineExceeded",
         ),
         what="the job reached its time limit: {line}",
         why=_LIMIT_WHY,
@@ -68,6 +65,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "=>> PBS: job killed: walltime 86423 exceeded limit 86400",
             "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
             "job 4411 exceeded hard wallclock time",
+            "job 4411 exceeded wall-clock limit 24:00:00, killing",
             "  Reason: DeadlineExceeded",
         ),
         near_misses=(
@@ -80,38 +78,21 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="scheduler-error",
         tier=Tier.CAUSE,
-        literals=(
-            "Unable to create step",
-            "ode failure",
-            "NODE FAILURE",
-            "Unable to allocate resources",
-            "submission failed",
-            "Unable to confirm allocation",
-            "generic resource (gres)",
-            "Application launch failed",
-            "ask launch for",
-            "Communication connection failure",
-            "Zero Bytes were transmitted",
-            "credential expired",
-            "Socket timed out on send/recv",
-            "FailedScheduling",
-            "node configuration is not available",
-        ),
         patterns=(
-            r"(?P<line>Unable to create step for job \d+: .*)",
-            r"(?P<line>Node failure on \S+)",
-            r"(?P<line>CANCELLED AT \S+ DUE TO NODE FAILURE)",
-            r"(?P<line>Unable to allocate resources: .*)",
-            r"(?P<line>Batch job submission failed: .*)",
-            r"(?P<line>Unable to confirm allocation for job \d+.*)",
-            r"(?P<line>Invalid generic resource \(gres\) specification)",
-            r"(?P<line>Application launch failed: .*)",
-            r"(?P<line>Task launch for StepId=\S+ failed on node \S+: .*)",
-            r"(?P<line>(?:Communication connection failure|Zero Bytes were transmitted or received))",
-            r"(?P<line>(?:Job|Step) credential expired)",
-            r"(?P<line>Socket timed out on send/recv operation)",
-            r"(?P<line>Requested node configuration is not available)",
-            r"(?P<line>FailedScheduling .*)",
+            r"Unable to create step for job \d+: .*",
+            r"Node failure on \S+",
+            r"CANCELLED AT \S+ DUE TO NODE FAILURE",
+            r"Unable to allocate resources: .*",
+            r"Batch job submission failed: .*",
+            r"Unable to confirm allocation for job \d+.*",
+            r"Invalid generic resource \(gres\) specification",
+            r"Application launch failed: .*",
+            r"Task launch for StepId=\S+ failed on node \S+: .*",
+            r"(?:Communication connection failure|Zero Bytes were transmitted or received)",
+            r"(?:Job|Step) credential expired",
+            r"Socket timed out on send/recv operation",
+            r"Requested node configuration is not available",
+            r"FailedScheduling .*",
         ),
         what="the scheduler refused or lost the job: {line}",
         why="the step was not started or its node went away; the training program had no part in it",
@@ -147,8 +128,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="scheduler-error",
         tier=Tier.CAUSE,
-        literals=("step creation",),
-        patterns=(r"(?P<line>step creation (?:temporarily disabled|still disabled), retrying \([^)]*\))",),
+        patterns=(r"step creation (?:temporarily disabled|still disabled), retrying \([^)]*\)",),
         what="the scheduler does not start the step: {line}",
         why="srun waits for resources of the allocation that another step holds; without a free one it waits for ever",
         fixes=(
@@ -164,8 +144,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="terminated",
         tier=Tier.CAUSE,
-        literals=("DUE TO PREEMPTION", "DUE TO JOB REQUEUE"),
-        patterns=(r"(?P<line>(?:(?:JOB|STEP) \S+ ON \S+ )?CANCELLED AT \S+ DUE TO (?:PREEMPTION|JOB REQUEUE))",),
+        patterns=(r"(?:(?:JOB|STEP) \S+ ON \S+ )?CANCELLED AT \S+ DUE TO (?:PREEMPTION|JOB REQUEUE)",),
         what="Slurm took the job back: {line}",
         why="a job of higher priority took its nodes, or `scontrol requeue` asked for it; the program is not to blame",
         fixes=(
@@ -182,10 +161,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="terminated",
         tier=Tier.CAUSE,
-        literals=("User defined signal", "TERM_"),
         patterns=(
-            r"(?P<line>(?<!\")User defined signal [12])",
-            r"(?P<line>TERM_(?:PREEMPT|OWNER|ADMIN|BUCKET_KILL)\w*)",
+            r"(?<!\")User defined signal [12]",
+            r"TERM_(?:PREEMPT|OWNER|ADMIN|BUCKET_KILL)\w*",
         ),
         what="the scheduler ended the job: {line}",
         why=_CANCELLED_WHY,
@@ -197,7 +175,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="terminated",
         tier=Tier.GENERAL,
-        literals=("CANCELLED AT",),
         patterns=(r"(?P<line>(?:JOB|STEP) \S+ ON \S+ CANCELLED AT [\dT:-]+)(?: ?\*\*\*)?\s*$",),
         what="the job was cancelled: {line}",
         why=_CANCELLED_WHY,

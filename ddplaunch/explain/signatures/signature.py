@@ -31,27 +31,28 @@ class Signature:
     """One way in which ``code`` shows.
 
     - ``tier``: how it ranks against other failures. If two signatures of a tier match one line, the first listed wins.
-    - ``literals``: every matching line contains one of them, and other lines are skipped without a regular expression.
     - ``patterns``: regular expressions of Python, searched in one line without its prefix and ANSI codes; the first
-      that matches counts. ``unless``: expressions that make the line a near-miss. ``log_unless``: expressions that
-      contradict the line if any line of the same rank matches.
-    - ``what``, ``why``, ``fixes``: words that may use named groups of the pattern as ``{name}``. A fix whose groups are
-      missing is left out; echoes have no fixes.
+      that matches counts. Each needs some plain words: lines without them are skipped. ``unless``: expressions that
+      make the line a near-miss. ``log_unless``: expressions that contradict the line if any line of the same rank
+      matches. ``log_with``: expressions of which each has to match some line of the log; their groups are words too.
+    - ``what``, ``why``, ``fixes``: words that may use named groups of the pattern as ``{name}``; ``{line}`` is what the
+      whole pattern matched, unless it names a part so. A fix whose groups are missing is left out. Echoes have no
+      ``why`` and no ``fixes``.
     - ``examples`` match and ``near_misses`` do not: the tests hold both.
     - ``source``: where the message is printed or discussed.
     """
 
     code: str
     tier: Tier
-    literals: tuple[str, ...]
     patterns: tuple[str, ...]
     what: str
-    why: str
     examples: tuple[str, ...]
+    why: str = ""
     fixes: tuple[str, ...] = ()
     near_misses: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     log_unless: tuple[str, ...] = ()
+    log_with: tuple[str, ...] = ()
     source: str = ""
 
     @property

@@ -14,9 +14,7 @@ _FULL_FIXES = (
     "Remove the incomplete checkpoint of this run before resuming.",
 )
 _SHARED = r"/dev/shm|<?/torch_|nccl-|shared memory"
-_DENIED_WHY = (
-    "The operating system refused access to this user: mode bits, owner, a read-only mount, or a privileged port."
-)
+_DENIED_WHY = "The operating system refused access to this user: mode bits, owner, or a read-only mount."
 _DENIED_FIXES = (
     "Look at it as this user on the node that failed: `namei -l PATH` shows every directory's owner and mode.",
     "Write somewhere that belongs to you; `--output PATH` lets ddplaunch check it before a launch.",
@@ -27,20 +25,13 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="too-many-open-files",
         tier=Tier.CAUSE,
-        literals=(
-            "Too many open files",
-            "items of ancdata",
-            "shared memory object",
-            "out of range in select",
-            "errno = 24",
-        ),
         patterns=(
-            r"(?P<line>\[Errno 24\] Too many open files)",
+            r"\[Errno 24\] Too many open files",
             r"(?P<line>Too many open files)(?!\")",
-            r"(?P<line>received \d+ items of ancdata)",
+            r"received \d+ items of ancdata",
             r"(?P<line>unable to open shared memory object <[^>]*>(?: in read-write mode)?)\s*(?:at /|$)",
-            r"(?P<line>filedescriptor out of range in select\(\))",
-            r"(?P<line>unable to open file.*errno = 24)",
+            r"filedescriptor out of range in select\(\)",
+            r"unable to open file.*errno = 24",
         ),
         what="the process ran out of file descriptors: `{line}`",
         why=(
@@ -73,26 +64,17 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="process-limit",
         tier=Tier.CAUSE,
-        literals=(
-            "Resource temporarily unavailable",
-            "start new thread",
-            "pthread_create",
-            "pids controller",
-            "RLIMIT_NPROC",
-            "OMP: Error #34",
-            "hread creation failed",
-        ),
         patterns=(
-            r"(?P<line>BlockingIOError: \[Errno 11\] Resource temporarily unavailable)",
-            r"(?P<line>(?:RuntimeError|what\(\)|OSError|thread constructor failed):? +(?:\[Errno 11\] )?"
-            r"Resource temporarily unavailable)",
-            r"(?P<line>can't start new thread)",
-            r"(?P<line>pthread_create(?:\(\))? ?(?:failed|:|error)[^:]*(?:: Resource temporarily unavailable)?)",
-            r"(?P<line>[Tt]hread creation failed: Resource temporarily unavailable)",
-            r"(?P<line>fork: (?:retry: )?Resource temporarily unavailable)",
-            r"(?P<line>fork rejected by pids controller)",
-            r"(?P<line>OMP: Error #34)",
-            r"(?P<line>RLIMIT_NPROC \d+ current)",
+            r"BlockingIOError: \[Errno 11\] Resource temporarily unavailable",
+            r"(?:RuntimeError|what\(\)|OSError|thread constructor failed):? +(?:\[Errno 11\] )?"
+            r"Resource temporarily unavailable",
+            r"can't start new thread",
+            r"pthread_create(?:\(\))? ?(?:failed|:|error)[^:]*(?:: Resource temporarily unavailable)?",
+            r"[Tt]hread creation failed: Resource temporarily unavailable",
+            r"fork: (?:retry: )?Resource temporarily unavailable",
+            r"fork rejected by pids controller",
+            r"OMP: Error #34",
+            r"RLIMIT_NPROC \d+ current",
         ),
         what="no further thread or process could be created: `{line}`",
         why=(
@@ -127,8 +109,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="disk-full",
         tier=Tier.CAUSE,
-        literals=("No space left on device: '", 'No space left on device: "', "Disk quota exceeded: '"),
-        patterns=(r"(?P<reason>No space left on device|Disk quota exceeded): ['\"](?P<path>[^'\"]+)['\"]",),
+        patterns=(r"(?P<reason>No space left on device|Disk quota exceeded(?=: ')): ['\"](?P<path>[^'\"]+)['\"]",),
         what="{reason}: `{path}` could not be written",
         why=_FULL_WHY,
         fixes=_FULL_FIXES,
@@ -144,17 +125,20 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="disk-full",
         tier=Tier.CAUSE,
-        literals=("No space left on device", "Disk quota exceeded", "disk is full", "StorageFull"),
         patterns=(
-            r"(?P<line>(?<!\")No space left on device)",
-            r"(?P<line>(?<!\")Disk quota exceeded)",
-            r"(?P<line>database or disk is full)",
-            r"(?P<line>StorageFull)",
+            r"(?<!\")No space left on device",
+            r"(?<!\")Disk quota exceeded",
+            r"database or disk is full",
+            r"StorageFull",
+            r"node was low on resource: (?:ephemeral-storage|nodefs|imagefs)",
+            r"ephemeral local storage usage exceeds the total limit of containers \S+",
         ),
         what="a write failed: {line}",
         why=_FULL_WHY,
         fixes=_FULL_FIXES,
         examples=(
+            "The node was low on resource: ephemeral-storage. Threshold quantity: 10Gi, available: 9Gi.",
+            "Pod ephemeral local storage usage exceeds the total limit of containers 20Gi.",
             "OSError: [Errno 28] No space left on device",
             "RuntimeError: write(): fd 31 failed with No space left on device",
             "OSError: [Errno 122] Disk quota exceeded",
@@ -178,11 +162,11 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="disk-full",
         tier=Tier.GENERAL,
-        literals=("PytorchStreamWriter failed", "basic_ios::clear", "unexpected pos"),
         patterns=(
-            r"(?P<line>PytorchStreamWriter failed writing file [^:]*)",
-            r"(?P<line>basic_ios::clear: iostream error)",
-            r"(?P<line>unexpected pos \d+ vs \d+)",
+            r"PytorchStreamWriter failed writing file [^:]*",
+            r"basic_ios::clear: iostream error",
+            r"unexpected pos \d+ vs \d+",
+            r"write\(\): fd \d+ failed with (?:Input/output error|Bad address)",
         ),
         what="torch.save could not write the whole checkpoint (`{line}`): most often the disk or the quota is full",
         why="torch's zip writer reports a short write without the reason; the file on disk is incomplete",
@@ -192,6 +176,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "data/211: file write failed",
             "RuntimeError: basic_ios::clear: iostream error",
             "RuntimeError: [enforce fail at inline_container.cc:603] . unexpected pos 320 vs 214",
+            "RuntimeError: write(): fd 31 failed with Input/output error",
         ),
         near_misses=("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",),
         log_unless=(r"Permission denied|Read-only file system|Parent directory .* does not exist",),
@@ -200,7 +185,30 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="permission-denied",
         tier=Tier.CAUSE,
-        literals=("Permission denied", "Operation not permitted", "Read-only file system"),
+        patterns=(
+            r"(?:PermissionError|OSError): \[Errno (?:1|13|30)\] (?P<reason>Permission denied|Operation not permitted|"
+            r"Read-only file system): '(?P<path>[^']*/\.(?:cache|triton|config|local|nv|netrc|keras|torch)\b[^']*|"
+            r"/tmp/(?:triton|torchinductor|hf|matplotlib)[^']*)'",
+        ),
+        what="{reason}: `{path}`, where a library keeps its cache",
+        why="A library writes below the home directory, which this user does not have or may not write into (a "
+        "container with another user), or into a folder of /tmp that belongs to someone else.",
+        fixes=(
+            "give it a folder of your own: `--env XDG_CACHE_HOME=/tmp/$USER/cache`, for some `--env HF_HOME=…`, `--env "
+            "TRITON_CACHE_DIR=…`, `--env TORCHINDUCTOR_CACHE_DIR=…`, or `--env HOME=…`",
+            "see whose it is, as this user on the node that failed: `namei -l {path}`",
+        ),
+        examples=(
+            "PermissionError: [Errno 13] Permission denied: '/.cache'",
+            "PermissionError: [Errno 13] Permission denied: '/app/.triton/cache'",
+            "PermissionError: [Errno 13] Permission denied: '/tmp/triton/4f.lock'",
+        ),
+        near_misses=("PermissionError: [Errno 13] Permission denied: '/gpfs/weather/out/ens_0007.nc'",),
+        source="https://specifications.freedesktop.org/basedir-spec/latest/",
+    ),
+    Signature(
+        code="permission-denied",
+        tier=Tier.CAUSE,
         patterns=(
             r"(?:PermissionError|OSError|IOError): \[Errno (?:1|13|30)\] "
             r"(?P<reason>Permission denied|Operation not permitted|Read-only file system): '(?P<path>[^']+)'",
@@ -233,29 +241,51 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="permission-denied",
         tier=Tier.CAUSE,
-        literals=("Permission denied", "Read-only file system", "EACCES", "not permitted", "lock file"),
-        patterns=(
-            r"(?P<line>RuntimeError: Permission denied)",
-            r"(?P<line>errno: 13 - Permission denied)",
-            r"(?P<line>code: -13, name: EACCES)",
-            r"(?P<line>open file failed(?: because of errno \d+ on fopen:| with strerror:)? ?"
-            r"(?:Permission denied|Read-only file system))",
-            r"(?P<line>(?:PermissionError|OSError): \[Errno (?:1|13|30)\] [A-Z][\w -]+)",
-            r"(?P<line>Permission denied \((?:publickey|password|gssapi)[^)]*\))",
-            r"(?P<line>unable to lock file, errno = \d+)",
-            r"(?P<line>shared memory object <[^>]*>[^:]*: Permission denied)",
-        ),
-        what="access was refused: `{line}`",
-        why=_DENIED_WHY,
-        fixes=(
-            "if it is the rendezvous: ports below 1024 belong to root; use `--master-port 29501` or leave the port out",
-            *_DENIED_FIXES,
-        ),
+        patterns=(r".*errno: 13 - Permission denied", r".*code: -13, name: EACCES"),
+        what="the port of the rendezvous was refused: `{line}`",
+        why="Ports below 1024 belong to root.",
+        fixes=("use `--master-port 29501`, or leave the port out: on one node ddplaunch picks a free one",),
         examples=(
-            '    "message": "RuntimeError: Permission denied",',
             "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:711 (errno: 13 - Permission "
             "denied).",
             "DistNetworkError: The server socket has failed to bind. port: 80, useIpv6: false, code: -13, name: EACCES",
+        ),
+        near_misses=("PermissionError: [Errno 13] Permission denied: '/data'",),
+        source="https://man7.org/linux/man-pages/man7/ip.7.html",
+    ),
+    Signature(  # PyTorchFileWriter says no more than that the file could not be opened
+        code="permission-denied",
+        tier=Tier.GENERAL,
+        patterns=(r"RuntimeError: File (?P<path>\S+) cannot be opened\.",),
+        what="`{path}` could not be opened for writing",
+        why="torch.save does not say the reason: nearly always a folder that this user may not write into",
+        fixes=(
+            "look at it as this user on the node that failed: `namei -l {path}`, `touch {path}`",
+            *_DENIED_FIXES[1:],
+        ),
+        examples=("RuntimeError: File /results/shared/epoch3.pt cannot be opened.",),
+        near_misses=("RuntimeError: Parent directory /ckpt does not exist.",),
+        source="https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc",
+    ),
+    Signature(
+        code="permission-denied",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"RuntimeError: Permission denied",
+            r"open file failed(?: because of errno \d+ on fopen:| with strerror:)? ?"
+            r"(?:Permission denied|Read-only file system)",
+            r"(?:PermissionError|OSError): \[Errno (?:1|13|30)\] "
+            r"(?:Permission denied|Operation not permitted|Read-only file system)[\w -]*",
+            r"Permission denied \((?:publickey|password|gssapi)[^)]*\)",
+            r"unable to lock file, errno = \d+",
+            r"shared memory object <[^>]*>[^:]*: Permission denied",
+        ),
+        what="access was refused: `{line}`",
+        why=_DENIED_WHY,
+        fixes=_DENIED_FIXES,
+        examples=(
+            "RuntimeError: Permission denied",
+            '    "message": "RuntimeError: Permission denied",',
             "RuntimeError: [enforce fail at inline_container.cc:1] . open file failed with strerror: Read-only file "
             "system",
             "PermissionError: [Errno 1] Operation not permitted",

@@ -32,9 +32,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("out of memory: Kill", "Out of memory: Kill", "Killed process", "oom-kill:"),
         patterns=(
-            r"[Oo]ut of memory(?: \(\w+\))?: Kill(?:ed)? process (?P<pid>\d+),? (?:UID \d+,? "
+            r"[Oo]ut of memory(?:: Kill(?:ed)?| \(\w+\): Killed) process (?P<pid>\d+),? (?:UID \d+,? "
             r")?\(?(?P<process>[^),]+)\)?",
             r"oom-kill:constraint=.*\btask=(?P<process>[^,]+),pid=(?P<pid>\d+)",
             r"Killed process (?P<pid>\d+),? (?:UID \d+,? )?\((?P<process>[^)]+)\),? ?(?:total-vm|vm-?size|UID)",
@@ -62,27 +61,18 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
         tier=Tier.CAUSE,
-        literals=(
-            "oom",
-            "Out Of Memory",
-            "memory limit",
-            "exceeded limit",
-            "OOM",
-            "TERM_MEMLIMIT",
-            "low on memory",
-            "killed as a result of",
-        ),
         patterns=(
-            r"(?P<line>Detected \d+ oom[-_]kill event(?:s|\(s\))? in \S+)",
-            r"(?P<line>\b[\w.-]{1,80}: tasks? [\d,\-\[\]]+: Out Of Memory)",
-            r"(?P<line>(?:[Jj]ob|[Ss]tep) \S+ exceeded memory limit \(\d+ > \d+\))",
-            r"(?P<line>Exceeded (?:job|step) memory limit)",
-            r"(?P<line>PBS: job killed: (?:vmem|p?v?mem) \S+ exceeded limit \S+)",
-            r"(?P<line>TERM_MEMLIMIT[^.]*)",
-            r"(?P<line>Task in \S+ killed as a result of (?:memory|limit) \S+)",
-            r"(?P<line>\bOOMKilled\b(?!\"?: ?false))",
-            r"(?P<line>systemd-oomd\S* Killed \S+ due to memory)",
-            r"(?P<line>killed due to (?:the node running low on memory|memory pressure \(OOM\)))",
+            r"Detected \d+ oom[-_]kill event(?:s|\(s\))? in \S+",
+            r"\b[\w.-]{1,80}: tasks? [\d,\-\[\]]+: Out Of Memory",
+            r"(?:[Jj]ob|[Ss]tep) \S+ exceeded memory limit \(\d+ > \d+\)",
+            r"Exceeded (?:job|step) memory limit",
+            r"PBS: job killed: (?:vmem|p?v?mem) \S+ exceeded limit \S+",
+            r"TERM_MEMLIMIT[^.]*",
+            r"Task in \S+ killed as a result of (?:memory|limit) \S+",
+            r"\bOOMKilled\b(?!\"?: ?false)",
+            r"systemd-oomd\S* Killed \S+ due to memory",
+            r"killed due to (?:the node running low on memory|memory pressure \(OOM\))",
+            r"node was low on resource: memory\b",
         ),
         what="host memory ran out: `{line}`",
         why=_WHY_KILLED,
@@ -101,6 +91,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "Task in /docker/0a1b killed as a result of limit of /docker/0a1b",
             "systemd-oomd[612]: Killed /user.slice/user-1000.slice due to memory pressure for /user.slice",
             "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+            "The node was low on resource: memory. Threshold quantity: 100Mi, available: 88Mi. Container trainer was",
         ),
         near_misses=(
             "oom_score_adj set to 500",
@@ -113,7 +104,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
         tier=Tier.GENERAL,
-        literals=("invoked oom-killer",),
         patterns=(r"(?P<process>\b[\w./:-]{1,60}) invoked oom-killer",),
         what="the kernel ran out of memory when {process} asked for more, and looked for a process to end",
         why=_WHY_KILLED,
@@ -125,7 +115,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("you tried to allocate", "Unable to allocate"),
         patterns=(
             r"(?:DefaultCPUAllocator|Torch): (?:can't allocate memory|not enough memory): you tried to allocate "
             r"(?P<size>\d+ ?(?:bytes|[KMGT]i?B))",
@@ -147,11 +136,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("MemoryError", "Cannot allocate memory", "std::bad_alloc"),
         patterns=(
-            r"(?P<line>\[Errno 12\] Cannot allocate memory)",
+            r"\[Errno 12\] Cannot allocate memory",
             r"(?P<line>Cannot allocate memory(?: \(12\))?)\.?$",
-            r"(?P<line>std::bad_alloc)",
+            r"std::bad_alloc",
             r"(?:^|\s)(?:\w+\.)*_?(?P<line>(?:Array)?MemoryError)(?:$|: )",
         ),
         what="an allocation of host memory was refused: `{line}`",
@@ -176,7 +164,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="shm-too-small",
         tier=Tier.CAUSE,
-        literals=("bus error encountered in worker", "killed by signal: Bus error"),
         patterns=(
             r"Unexpected bus error encountered in worker",
             r"DataLoader worker \(pid(?:\(s\))? [\d, ]+\) is killed by signal: Bus error",
@@ -200,10 +187,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="shm-too-small",
         tier=Tier.CAUSE,
-        literals=("shared memory", "/dev/shm", "</torch_", "nccl-shm", "posix_fallocate", "to the right size"),
         patterns=(
             r"unable to allocate shared memory ?\(shm\) for file <(?P<file>[^>]*)>: No space left",
-            r"unable to write to file <(?P<file>/?torch_[^>]*)>",
+            r"unable to write to file <(?P<file>/torch_[^>]*)>",
             r"unable to resize file <(?P<file>/?torch_[^>]*|filename not specified)> to the right size",
             r"unable to (?:open|create|mmap)[^<]*<(?P<file>/?torch_[^>]*)>[^:]*: No space left",
             r"[Ee]rror while (?:creating|attaching to) shared memory segment (?P<file>/dev/shm/nccl-\S+|nccl-shm-\S+)",
@@ -241,7 +227,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="shm-too-small",
         tier=Tier.CAUSE,
-        literals=("_multiprocessing.SemLock(", "pandarallel", "_memmapping_reducer"),
         patterns=(
             r"_semlock = (?P<user>_multiprocessing\.SemLock)\(",
             r"(?P<user>pandarallel)[/\\]core\.py\", line \d+, in closure",

@@ -7,13 +7,17 @@ in `agent.guard.hang_watch`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence
-from ddplaunch.explain.stacks.parse import RankGroup, RankStack, groups, place_of
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence
+from ddplaunch.explain.stacks.parse import CodePlace, RankGroup, RankStack, groups, is_own, place_of
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import duration_text, ranks_text
+
+if TYPE_CHECKING:
+    from ddplaunch.explain.decide.collectives import Flight
 
 _READS = re.compile(r"wait_woken|pipe_read|fifo_open|wait_for_partner|tty_read|read_chan|splice_from_pipe")
 _FILES = re.compile(r"nfs|rpc_|fuse|ceph|lustre|gpfs|cifs|smb|p9_|io_schedule|folio_wait|wait_on_page|jbd2|xfs_|ext4_")
@@ -25,6 +29,7 @@ EQUAL_BATCHES = (
 )
 _TRANSPORT = "`--nccl-debug INFO` or `--env TORCH_DISTRIBUTED_DEBUG=DETAIL` shows what the group waits for"
 _EVIDENCE = 4  # places that a diagnosis names
+_THREADS = 2  # that ended by an exception and are named
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,8 @@ class NoProgress:
     """What was measured: nothing moved for ``seconds``; ``busy`` ranks used a core meanwhile.
 
     ``left`` says how ranks have ended that the others may wait for: rank to ``exit status 0``. ``elsewhere`` is True
-    where other hosts have ranks of this run.
+    where other hosts have ranks of this run. ``steps`` is the number of the last optimizer step, 0 where nobody counts,
+    and ``raised`` which exception has ended a thread of which rank: ``ValueError: bad at data.py:9``.
     """
 
     seconds: float
@@ -40,14 +46,8 @@ class NoProgress:
     left: Mapping[int, str]
     host: str | None = None
     elsewhere: bool = False
-
-
-class _Story(NamedTuple):
-    code: str
-    what: str
-    why: str
-    fixes: tuple[str, ...]
-    rank: int | None = None
+    steps: int = 0
+    raised: tuple[tuple[int, str], ...] = ()
 
 
 def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnosis:
@@ -74,38 +74,84 @@ def hang_diagnosis(stacks: Sequence[RankStack], measured: NoProgress) -> Diagnos
         for group in found[:_EVIDENCE]
         if group.place.path
     )
-    host = None if story.rank is None else measured.host
-    certainty: Certainty = "likely" if known else "unknown"
-    return Diagnosis(story.code, certainty, story.what, story.why, story.fixes, story.rank, host, evidence)
+    story = _with_threads(story, measured.raised)
+    if measured.steps:
+        story = replace(story, why=f"{story.why}; the last optimizer step was number {measured.steps}")
+    return replace(story, host=None if story.rank is None else measured.host, evidence=evidence)
 
 
-def _waiting_for_ended(waiting: Sequence[RankGroup], left: Mapping[int, str], since: str) -> _Story:
+def located(found: Diagnosis, stacks: Sequence[RankStack], recorded: Flight | None) -> Diagnosis:
+    """Return the diagnosis of a collective that failed, with the ranks that did not join it and where each was.
+
+    ``stacks`` are of the moment when the first rank said so, ``recorded`` is what flight recorders say.
+    """
+    missing = recorded.missing if recorded is not None else ()
+    suspects = missing or (() if found.rank is None else (found.rank,))
+    seen = [group for group in groups(stacks) if group.place.path and not group.place.needs_others]
+    late = [group for group in seen if not suspects or set(group.ranks) & set(suspects)]
+    said = [f"{ranks_text(each.ranks)} {'were' if len(each.ranks) > 1 else 'was'} {_at(each)}" for each in late[:2]]
+    last = recorded.last if recorded is not None and not said else ()
+    alone = [each for each in last if each[0] in missing]
+    said += [f"rank {rank} had called its last collective as {place.text}" for rank, place in alone[:2]]
+    if not said and not missing:
+        return found
+    reason, fix = _reason(late[0], {}) if late else ("", "")
+    places = [(group.place, ranks_text(group.ranks)) for group in late] + [
+        (place, f"rank {rank}") for rank, place in last
+    ]
+    evidence = tuple(Evidence(place.path, place.line, f"{who}: {place.text}") for place, who in places[:_EVIDENCE])
+    rank = _only(suspects or (late[0].ranks if late else ()))
+    return replace(
+        found,
+        what=recorded.what if recorded is not None and missing else found.what,
+        why="; ".join(filter(None, (*said, reason, found.why))),
+        fixes=(fix, *found.fixes) if fix else found.fixes,
+        rank=found.rank if rank is None else rank,
+        evidence=(*found.evidence, *evidence),
+    )
+
+
+def _with_threads(story: Diagnosis, raised: Sequence[tuple[int, str]]) -> Diagnosis:
+    """Name the exceptions that ended threads of ranks that stand still now: nobody does what these were to do."""
+    if not raised:
+        return story
+    named = [f"a thread of rank {rank} was ended by {said}" for rank, said in raised[:_THREADS]]
+    also = f"{' and '.join(named)}: what it was to do, nobody does any more"
+    fixes = (
+        f"look at the exception of rank {raised[0][0]}'s thread first: a thread that ends tells no other",
+        *story.fixes,
+    )
+    return replace(story, why=f"{also}; {story.why}", fixes=fixes)
+
+
+def _waiting_for_ended(waiting: Sequence[RankGroup], left: Mapping[int, str], since: str) -> Diagnosis:
     gone = sorted(left)
     how = "; ".join(dict.fromkeys(left[rank] for rank in gone))
     what = f"{ranks_text(gone)} had ended ({how}) while {_where(waiting)} {since}"
-    return _Story("collective-timeout", what, _COLLECTIVE_WHY, (EQUAL_BATCHES, SAME_ORDER), _only(gone))
+    return Diagnosis("collective-timeout", "likely", what, _COLLECTIVE_WHY, (EQUAL_BATCHES, SAME_ORDER), _only(gone))
 
 
 def _waiting_for_late(
     late: Sequence[RankGroup], waiting: Sequence[RankGroup], busy: Mapping[int, float], since: str
-) -> _Story:
+) -> Diagnosis:
     ranks = [rank for group in late for rank in group.ranks]
-    reason = _reason(late[0], busy)
+    reason, fix = _reason(late[0], busy)
     at = " and ".join(_at(group) for group in late[:2])
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
-    why = f"{reason.why}; {_COLLECTIVE_WHY}" if reason.why else _COLLECTIVE_WHY
-    return _Story("collective-timeout", what, why, reason.fixes or (EQUAL_BATCHES, SAME_ORDER), _only(ranks))
+    why = f"{reason}; {_COLLECTIVE_WHY}" if reason else _COLLECTIVE_WHY
+    fixes = (fix,) if fix else (EQUAL_BATCHES, SAME_ORDER)
+    return Diagnosis("collective-timeout", "likely", what, why, fixes, _only(ranks))
 
 
-def _in_different_calls(waiting: Sequence[RankGroup], since: str) -> _Story:
+def _in_different_calls(waiting: Sequence[RankGroup], since: str) -> Diagnosis:
     parts = [f"{ranks_text(group.ranks)} in {group.place.text}" for group in waiting[:3]]
     what = f"ranks wait for each other in different calls {since}: {', '.join(parts)}"
     why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
     rank = _only(waiting[0].ranks) if len(waiting[-1].ranks) > 1 else None
-    return _Story("collective-mismatch", what, why, (SAME_ORDER, EQUAL_BATCHES), rank)
+    return Diagnosis("collective-mismatch", "likely", what, why, (SAME_ORDER, EQUAL_BATCHES), rank)
 
 
-def _in_one_call(waiting: Sequence[RankGroup], elsewhere: bool, since: str) -> _Story:
+def _in_one_call(waiting: Sequence[RankGroup], elsewhere: bool, since: str) -> Diagnosis:
     if elsewhere:
         what = f"{_where(waiting)} {since}; the rank that has not come is on another host"
         fixes = ("`ddplaunch stacks` on the other hosts shows where their ranks are", SAME_ORDER)
@@ -113,27 +159,27 @@ def _in_one_call(waiting: Sequence[RankGroup], elsewhere: bool, since: str) -> _
         what = f"all ranks: {_where(waiting)} {since}, and none is elsewhere"
         fixes = (_TRANSPORT, EQUAL_BATCHES)
     why = "the ranks are in the same line, but not in the same turn of a loop, or what carries data between them stalls"
-    return _Story("collective-timeout", what, why, fixes)
+    return Diagnosis("collective-timeout", "likely", what, why, fixes)
 
 
-def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[int, float], since: str) -> _Story:
+def _none_waits(known: Sequence[RankGroup], ranks: Sequence[int], busy: Mapping[int, float], since: str) -> Diagnosis:
     """Tell where the ranks are, first those that compute, because the others may wait for them unseen."""
     known = sorted(known, key=lambda group: not set(group.ranks) & busy.keys())
-    reason = _reason(known[0], busy)
+    reason, fix = _reason(known[0], busy)
     at = "; ".join(f"{ranks_text(group.ranks)} {_at(group)}" for group in known[:3])
-    why = reason.why or "no rank computes, reads or prints anything: each waits for something that does not come"
+    why = reason or "no rank computes, reads or prints anything: each waits for something that does not come"
     computing = [bool(set(group.ranks) & busy.keys()) for group in known]
     stands_out = computing.count(True) == 1 if any(computing) else len(known[0].ranks) < len(known[-1].ranks)
     rank = _only(known[0].ranks) if len(known) > 1 and stands_out else None
-    fixes = reason.fixes or ("look at what the named line waits for",)
-    return _Story("hang", f"nothing has moved {since}: {at}", why, fixes, _only(ranks) if rank is None else rank)
+    what, fixes = f"nothing has moved {since}: {at}", (fix or "look at what the named line waits for",)
+    return Diagnosis("hang", "likely", what, why, fixes, _only(ranks) if rank is None else rank)
 
 
-def _nothing_known(stacks: Sequence[RankStack], since: str) -> _Story:
+def _nothing_known(stacks: Sequence[RankStack], since: str) -> Diagnosis:
     problem = next((stack.problem for stack in stacks if stack.problem), "")
     what = f"{ranks_text([stack.rank for stack in stacks])}: no output and no computation {since}"
     why = f"where they are is not known: {problem}" if problem else "where they are is not known"
-    return _Story("hang", what, why, ("`--stacks` lets ranks show where they are",))
+    return Diagnosis("hang", "unknown", what, why, ("`--stacks` lets ranks show where they are",))
 
 
 def _only(ranks: Sequence[int]) -> int | None:
@@ -154,40 +200,38 @@ def _where(waiting: Sequence[RankGroup]) -> str:
     return " and ".join(parts) + (" and elsewhere" if len(waiting) > 2 else "")
 
 
-class _Reason(NamedTuple):
-    why: str = ""  # empty where nothing tells
-    fixes: tuple[str, ...] = ()
+def _reason(group: RankGroup, busy: Mapping[int, float]) -> tuple[str, str]:
+    """Return what keeps the ranks of ``group`` at their place, and what to do; empty where nothing tells.
 
-
-def _reason(group: RankGroup, busy: Mapping[int, float]) -> _Reason:
-    """Return what keeps the ranks of ``group`` at their place; ``busy`` is how much of a core a rank used."""
+    ``busy`` is how much of a core a rank used.
+    """
     stack = group.stacks[0]
-    who, place = ranks_text(group.ranks[:1]), group.place
+    who, line = ranks_text(group.ranks[:1]), f"`{group.place.path}:{group.place.line}`"
     if stack.state in ("T", "t"):
         why = f"{who} is stopped, by SIGSTOP, Ctrl-Z or a debugger (state {stack.state})"
-        return _Reason(why, (f"`kill -CONT {stack.pid}` lets it go on",))
+        return why, f"`kill -CONT {stack.pid}` lets it go on"
     if stack.state == "D" or _FILES.search(stack.kernel):
         why = f"{who} waits in the kernel{_function(stack.kernel)} for a disk or a file server"
-        return _Reason(why, ("`findmnt` and `dmesg | tail` show mounts that do not answer",))
+        return why, "`findmnt` and `dmesg | tail` show mounts that do not answer"
     if (share := busy.get(stack.rank)) is not None or stack.state == "R":
         used = "" if share is None else f" ({min(share, 1.0):.0%} of a core)"
         why = f"{who} computes{used} without coming to an end"
-        return _Reason(why, (f"look for a loop at `{place.path}:{place.line}` that never ends",))
-    if place.kind == "loader":
-        fixes = ("`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides",)
-        return _Reason(f"{who} waits for its DataLoader workers, which send nothing{_workers(stack)}", fixes)
+        return why, f"look for a loop at {line} that never ends"
+    if group.place.kind == "loader":
+        why = f"{who} waits for its DataLoader workers, which send nothing{_workers(stack)}"
+        return why, "`--workers 0` if the script takes it, or `num_workers=0`, shows the error that a worker hides"
     if stack.reads and not stack.reads.startswith("socket:"):
         why = f"{who} reads from `{stack.reads}`, from which nothing comes{_function(stack.kernel)}"
-        return _Reason(why, (f"look at what writes to `{stack.reads}`; ranks have no input to wait for",))
+        return why, f"look at what writes to `{stack.reads}`; ranks have no input to wait for"
     if not stack.reads and _READS.search(stack.kernel):
         why = f"{who} waits for input: into its terminal, pipe or FIFO nobody writes{_function(stack.kernel)}"
-        return _Reason(why, (f"look at what `{place.path}:{place.line}` reads; ranks have no input to wait for",))
+        return why, f"look at what {line} reads; ranks have no input to wait for"
     if "nanosleep" in stack.kernel:
-        return _Reason(f"{who} sleeps", (f"look at what `{place.path}:{place.line}` sleeps for",))
+        return f"{who} sleeps", f"look at what {line} sleeps for"
     if stack.reads or _SOCKET.search(stack.kernel):
         why = f"{who} waits for an answer over the network{_function(stack.kernel)}"
-        return _Reason(why, (f"give what `{place.path}:{place.line}` asks a time-out",))
-    return _Reason()
+        return why, f"give what {line} asks a time-out"
+    return "", ""
 
 
 def _workers(stack: RankStack) -> str:
@@ -201,18 +245,43 @@ def _function(kernel: str) -> str:
     return f" (`{kernel}`)" if kernel else ""
 
 
-def spinning(samples: Sequence[Sequence[RankStack]]) -> bool:
-    """Return whether ranks that all compute are a hang: some stay in one collective, and some never enter any.
+_IDLE_LOOKS, _BUSY_LOOKS = 3, 5
 
-    NCCL waits by spinning, as does a thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
+
+def stands_still(
+    looks: Sequence[Sequence[RankStack]],
+    idle: Collection[int],
+    only_waits: Callable[[CodePlace], bool],
+    *,
+    stepped: bool,
+) -> bool:
+    """Return whether ranks that have not got on for the time-out stand still, from their stacks meanwhile.
+
+    ``idle`` are the ranks that used no CPU; the others compute, and have to stay in the same loop. If all compute, they
+    are at work but for three cases: the run had ``stepped`` and does not any more, each rank is in a loop that
+    ``only_waits``, or some stay in one collective while others never enter any. NCCL waits by spinning, as does a
+    thread in `cudaStreamSynchronize`, so that a rank that waits uses a core as well:
     https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__DEVICE.html (cudaDeviceScheduleSpin).
     """
-    by_rank: dict[int, list[RankStack]] = {}
-    for stacks in samples:
-        for stack in stacks:
-            by_rank.setdefault(stack.rank, []).append(stack)
-    kinds = [_activity(each) for each in by_rank.values() if len(each) == len(samples)]
-    return "waits" in kinds and "apart" in kinds and len(kinds) == len(by_rank)
+    alike = [stacks for stacks in looks if {one.rank for one in stacks} == {one.rank for one in looks[-1]}]
+    by_rank = {one.rank: [each for stacks in alike for each in stacks if each.rank == one.rank] for one in looks[-1]}
+    if len(alike) < (_IDLE_LOOKS if idle else _BUSY_LOOKS):
+        return False
+    if not all(_stays(stacks[-_IDLE_LOOKS:] if rank in idle else stacks) for rank, stacks in by_rank.items()):
+        return False
+    if idle or stepped:
+        return True
+    kinds = [_activity(stacks) for stacks in by_rank.values()]
+    if "waits" in kinds and "apart" in kinds and len({*kinds}) == 2:
+        return True
+    return all(only_waits(place_of(stacks[-1])) for stacks in by_rank.values())
+
+
+def _stays(stacks: Sequence[RankStack]) -> bool:
+    """Return whether a rank goes round in one place: in one function of the user's, and through few of libraries."""
+    own = {tuple((frame.file, frame.function) for frame in stack.main if is_own(frame)) for stack in stacks}
+    calls = {tuple((frame.file, frame.function) for frame in stack.main) for stack in stacks}
+    return len(own) == 1 and len(calls) <= max(2, len(stacks) // 2)
 
 
 def _activity(stacks: Sequence[RankStack]) -> str:

@@ -163,6 +163,11 @@ class RankGroup:
         return tuple(stack.rank for stack in self.stacks)
 
 
+def is_own(frame: Frame) -> bool:
+    """Return whether it is the user's code, not a library's."""
+    return not _LIBRARY.search(frame.file)
+
+
 def place_of(stack: RankStack) -> CodePlace:
     """Return where the main thread of ``stack`` is."""
     frames = stack.main
@@ -172,7 +177,7 @@ def place_of(stack: RankStack) -> CodePlace:
         return CodePlace(f"in the kernel ({stack.kernel or 'uninterruptible'})", "own")
     if not frames:
         return CodePlace(stack.problem or "no Python frame", "unknown")
-    own = next((position for position, frame in enumerate(frames) if not _LIBRARY.search(frame.file)), None)
+    own = next((position for position, frame in enumerate(frames) if is_own(frame)), None)
     if own is None:  # a program that is a library itself, as with `-m`
         return CodePlace(_plain(frames[0]), _kind(frames), frames[0].file, frames[0].line)
     frame, inner = frames[own], frames[:own]

@@ -65,19 +65,16 @@ class Cleaned:
 def leftovers(table: ProcessTable, uid: int, run_id: str | None = None) -> Leftovers:
     """Look for processes whose launcher is gone, of one run if ``run_id`` names it, and for what they hold."""
     spared = within(table, os.getpid())  # a shell in a terminal that a rank started, say
-    groups = [_without(group, spared) for group in orphans_in(table, adopts_orphans)]
-    groups = [group for group in groups if group.processes and run_id in (None, group.run_id)]
+    groups = [
+        group
+        for group in orphans_in(table, adopts_orphans)
+        if run_id in (None, group.run_id) and spared.isdisjoint(process.pid for process in group.processes)
+    ]
     own = tuple(group for group in groups if group.processes[0].uid == uid)
     others = tuple(group for group in groups if group.processes[0].uid != uid)
     pids = [process.pid for group in groups for process in group.processes]
     memory: GpuMemory | Unavailable = gpu_memory(pids) if pids else {}
     return Leftovers(own, others, memory, held_segments(pids))
-
-
-def _without(group: Orphans, pids: set[int]) -> Orphans:
-    if not any(process.pid in pids for process in group.processes):
-        return group
-    return Orphans(group.run_id, group.kind, ())
 
 
 def gpu_memory(pids: Iterable[int]) -> GpuMemory | Unavailable:

@@ -26,6 +26,7 @@ from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.processes.process_table import pids, read_stat
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.variable_names import own_command
 
 _PY_SPY_S = 10.0
 #: As ``ddplaunch/agent/rank_site/sitecustomize.py`` calls it, which imports nothing and is imported by nobody.
@@ -81,6 +82,19 @@ def with_workers(stacks: Sequence[RankStack]) -> tuple[RankStack, ...]:
     return tuple(of(stack) for stack in stacks)
 
 
+def open_memory(pid: int) -> tuple[int, int] | None:
+    """Return the interpreter of rank ``pid`` and a descriptor of the memory in which it counts; None for none yet.
+
+    The first 16 bytes are the numbers of optimizer steps and of batches, in the machine's byte order.
+    """
+    try:
+        interpreter = _python_process(pid)
+        memory = _memory(interpreter)
+    except OSError:
+        return None
+    return None if memory is None else (interpreter, memory)
+
+
 def working_gpus() -> int:
     """Return how many GPUs are used by 10 % or more; 0 where nothing tells.
 
@@ -88,7 +102,7 @@ def working_gpus() -> int:
     """
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "ddplaunch.machine"],
+            own_command(sys.executable, "ddplaunch.machine"),
             capture_output=True,
             stdin=subprocess.DEVNULL,
             timeout=_FACTS_S,
@@ -131,8 +145,8 @@ def _find_py_spy() -> str | None:
     return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
 
 
-def _dump(program: str, pid: int) -> str | Unavailable:
-    """Return what `py-spy dump --json` prints of ``pid``, or why it does not; the process pauses for a moment."""
+def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
+    """Return what `py-spy dump --json` shows of ``pid``, or why it does not; the process pauses for a moment."""
     try:
         done = subprocess.run(
             [program, "dump", "--json", "--pid", str(pid)],
@@ -148,21 +162,14 @@ def _dump(program: str, pid: int) -> str | Unavailable:
     except OSError as error:
         return Unavailable(f"py-spy cannot be run: {error.strerror}")
     if done.returncode == 0:
-        return done.stdout
+        try:
+            return from_py_spy(done.stdout)
+        except ValueError as error:
+            return Unavailable(str(error))
     said = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if any("permission" in line.lower() for line in said):
         return Unavailable("py-spy may not look into the process (no right to trace it)")
     return Unavailable(f"py-spy: {said[0].removeprefix('Error: ') if said else f'exit status {done.returncode}'}")
-
-
-def _by_py_spy(program: str, pid: int) -> tuple[ThreadStack, ...] | Unavailable:
-    answer = _dump(program, pid)
-    if isinstance(answer, Unavailable):
-        return answer
-    try:
-        return from_py_spy(answer)
-    except ValueError as error:
-        return Unavailable(str(error))
 
 
 def _by_signal(pid: int, start_ticks: int | None) -> tuple[ThreadStack, ...] | Unavailable:

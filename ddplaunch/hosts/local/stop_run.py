@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import signal
 import subprocess
 import time
@@ -69,13 +68,10 @@ def stop_resident(run: RunProcesses, launcher: Process, grace_s: float, own_grac
     left = wait_gone([launcher], grace_s)
     if left and grace_s < own_grace_s:
         send_signal(launcher, signal.SIGINT)
-    left = wait_gone([launcher], _RESIDENT_S) if left else []
-    killed = bool(left) and send_signal(launcher, signal.SIGKILL) == "sent"
-    left = wait_gone([launcher], KILLED_S) if left else []
-    gone = () if left else (launcher,)
-    return Stopped(
-        run, () if killed else gone, gone if killed else (), tuple(left), (), took_s=time.monotonic() - begun
-    )
+    left = wait_gone(left, _RESIDENT_S)
+    killed = [launcher] if left and send_signal(launcher, signal.SIGKILL) == "sent" else []
+    ends = ends_of([launcher], killed, wait_gone(left, KILLED_S))
+    return Stopped(run, *ends, denied=(), took_s=time.monotonic() - begun)
 
 
 def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> RunProcesses | None:
@@ -99,7 +95,7 @@ def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> Ru
 
 def _same_run(one: RunProcesses, run: RunProcesses, seen: dict[int, Process]) -> bool:
     """Whether it is this run, and not one of the same id and user that was started since."""
-    if (one.run_id, one.uid) != (run.run_id, run.uid):
+    if (one.run_id, one.uid, one.launch) != (run.run_id, run.uid, run.launch):
         return False
     known = (seen.get(process.pid) for process in one.all)
     return any(
@@ -133,16 +129,14 @@ def ask_hosts(launched: Launched, grace_s: float) -> tuple[HostStopped, ...]:
     """Have each host of the launch end the run as its own ``stop`` would, all at once; ``grace_s`` in seconds."""
     places = list(dict.fromkeys((place.host, place.python) for place in launched.places))
     with ThreadPoolExecutor(min(_AT_ONCE, len(places)) or 1) as pool:
-        return tuple(pool.map(lambda place: _ask(place[0], place[1], launched.run_id, grace_s), places))
+        return tuple(pool.map(lambda place: _ask(place[0], place[1], launched, grace_s), places))
 
 
-def _ask(host: str, python: str, run_id: str, grace_s: float) -> HostStopped:
-    words = [python, "-m", "ddplaunch.cli.stop_here", run_id, f"{grace_s:g}"]
-    argv = [*command(host, python)[:-1], f"exec env PYTHONSAFEPATH=1 {shlex.join(words)}"]
+def _ask(host: str, python: str, launched: Launched, grace_s: float) -> HostStopped:
     status: int | None = None
     try:
         done = subprocess.run(
-            argv,
+            command(host, python, "ddplaunch.cli.stop_here", launched.run_id, f"{grace_s:g}", launched.launch),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=CONNECT_S + grace_s + _ENDING_S,

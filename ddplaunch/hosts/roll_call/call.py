@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import replace
 
 from ddplaunch.hosts.roll_call import rules
@@ -14,19 +15,22 @@ from ddplaunch.hosts.roll_call.messages import (
     LONGEST_LINE,
     PROTOCOL,
     Hello,
+    Secret,
     Status,
     Verdict,
     greeted,
     greeting,
     hello_line,
-    names,
+    nonce_of,
     read_hello,
     read_status,
     read_verdict,
+    sealed,
     status_line,
+    unsealed,
     verdict_line,
 )
-from ddplaunch.launch.topology import endpoint
+from ddplaunch.launch.ranks.topology import endpoint
 from ddplaunch.machine import network
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.frozen import dataclass
@@ -42,7 +46,8 @@ Compare = Callable[[Mapping[int, Hello], Mapping[int, tuple[float, float]]], tup
 class Call:
     """A roll call: ``nodes`` nodes meet at ``address``:``port`` within ``timeout_s``.
 
-    ``known`` are the hosts of node ranks where they are known beforehand, as from Slurm.
+    ``known`` are the hosts of node ranks where they are known beforehand, as from Slurm. ``secrets`` are what this node
+    can prove; node 0 lets nobody in who does not prove the first. Without one it lets everybody in who fits.
     """
 
     nodes: int
@@ -50,6 +55,12 @@ class Call:
     port: int
     timeout_s: float
     known: Mapping[int, str]
+    secrets: tuple[Secret, ...] = ()
+
+    @property
+    def secret(self) -> Secret | None:
+        """What node 0 wants proved."""
+        return self.secrets[0] if self.secrets else None
 
     @property
     def place(self) -> str:
@@ -63,7 +74,8 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
     ``compare`` judges the nodes once all are in, with how far each clock is ahead. Raises OSError where the port
     cannot be had. Whatever ends this early (a signal) is told to the nodes that wait.
     """
-    with Door(call.port, greeting()) as door:
+    server = network.listening(call.port, backlog=4096)
+    with closing(Door(server, lambda nonce: greeting(nonce, call.secret))) as door:
         roll = _Roll(call, me, door, show)
         try:
             verdict = roll.wait()
@@ -73,10 +85,10 @@ def hold(call: Call, me: Hello, rendezvous_id: str, compare: Compare, show: Show
                 verdict = Verdict(go, found, f"{rendezvous_id}-{os.urandom(4).hex()}" if go else None)
         except BaseException as problem:
             cause = "was interrupted" if isinstance(problem, (KeyboardInterrupt, SystemExit)) else "failed"
-            last = verdict_line(Verdict(False, (rules.ended_by(me.host, cause),)))
-            door.close_after(last, patience_s=0.3)  # somebody pressed Ctrl-C
+            last = Verdict(False, (rules.ended_by(me.host, cause),))
+            door.close_after(roll.last(last), patience_s=0.3)  # somebody pressed Ctrl-C
             raise
-        door.close_after(verdict_line(verdict))
+        door.close_after(roll.last(verdict))
         return verdict
 
 
@@ -88,19 +100,26 @@ class _Roll:
         self.clocks: dict[int, tuple[float, float]] = {}
         self._call, self._door, self._show = call, door, show
         self._started = time.monotonic()
-        self._of: dict[Caller, Hello] = {}
+        self._of: dict[int, Caller] = {}  # of a node rank; all but node 0
         self._hosts = dict(call.known)
         self._note: str | None = None
         self._news = False
         self._spread_s = 0.0
+        self._turned_away = 0
+
+    def last(self, verdict: Verdict) -> Callable[[Caller], bytes]:
+        """Return what makes the line that tells a node the verdict."""
+        line = verdict_line(verdict)
+        return lambda caller: sealed(line, self._call.secret, "verdict", caller.nonce, caller.its_nonce)
 
     def wait(self) -> Verdict | None:
         """Return None once all have joined, or the verdict that refuses them."""
         while len(self.joined) < self._call.nodes:
             left = self._call.timeout_s - self._waited_s()
             if left <= 0:
-                missing = rules.nodes_missing(self._call.nodes, self._missing(), self._waited_s(), self._call.place)
-                return Verdict(False, (missing,))
+                absent, waited_s = self._missing(), self._waited_s()
+                found = rules.nodes_missing(self._call.nodes, absent, waited_s, self._call.place, self._turned_away)
+                return Verdict(False, (found,))
             self._show(self._status())
             self._spread()
             for caller, line in self._door.lines(min(left, _SPREAD_S if self._news else _TICK_S)):
@@ -114,24 +133,36 @@ class _Roll:
         if line is None:
             self._left(caller)
             return None
-        hello = None if caller.known else read_hello(line)
-        if hello is None:
-            if not caller.known:
-                self._door.drop(caller)  # a stranger
+        if caller.hello is not None:
             return None
-        caller.known = True
-        problem = rules.at_the_door(self.joined, hello)
+        body = unsealed(line, self._call.secret, "hello", caller.nonce)
+        if body is None:
+            self._turn_away(caller)
+            return None
+        hello = read_hello(body)
+        if hello is None or rules.is_stranger(self.joined[0], hello, self._call.nodes):
+            self._door.drop(caller)
+            return None
+        caller.hello, caller.its_nonce = hello, nonce_of(body)
+        problem = rules.at_the_door(self.joined, caller.hello)
         if problem is None:
-            self._enter(caller, hello)
+            self._enter(caller, caller.hello)
         return problem
 
+    def _turn_away(self, caller: Caller) -> None:
+        """Tell a caller without the proof that it is not known, and the user that there was one."""
+        self._turned_away += 1
+        self._note = "a caller without the secret of this launch was turned away"
+        caller.say(verdict_line(Verdict(False)))
+        self._door.drop(caller)
+
     def _enter(self, caller: Caller, hello: Hello) -> None:
-        for other, known in list(self._of.items()):
-            if known.node_rank == hello.node_rank:  # the rules found that the same host started it again
-                other.say(verdict_line(Verdict(False, (rules.replaced(hello.host, hello.pid),))))
-                del self._of[other]
+        if hello.node_rank in self._of:  # the rules found that the same host started it again
+            again = rules.replaced(hello.host, hello.pid)
+            before = self._of[hello.node_rank]
+            before.say(self.last(Verdict(False, (again,)))(before))
         now = time.time()
-        self._of[caller] = hello
+        self._of[hello.node_rank] = caller
         self.joined[hello.node_rank] = hello
         self._hosts[hello.node_rank] = hello.host
         self.clocks[hello.node_rank] = (hello.clock_s - (caller.greeted_s + now) / 2, (now - caller.greeted_s) / 2)
@@ -139,9 +170,9 @@ class _Roll:
         self._news = True
 
     def _left(self, caller: Caller) -> None:
-        hello = self._of.pop(caller, None)
-        if hello is not None:
-            del self.joined[hello.node_rank]
+        hello = caller.hello
+        if hello is not None and self._of.get(hello.node_rank) is caller:
+            del self.joined[hello.node_rank], self._of[hello.node_rank]
             self._note = f"{hello.name} went away"
             self._news = True
 
@@ -150,12 +181,13 @@ class _Roll:
             return
         self._news, self._spread_s = False, time.monotonic()
         line = status_line(self._status())
-        for caller in self._of:
+        for caller in self._of.values():
             caller.say(line)
 
     def _missing(self) -> tuple[str, ...]:
         absent = (rank for rank in range(self._call.nodes) if rank not in self.joined)
-        return names(absent, self._hosts)
+        hosts = self._hosts
+        return tuple(f"node {rank} ({hosts[rank]})" if rank in hosts else f"node {rank}" for rank in absent)
 
     def _status(self) -> Status:
         return Status(self._call.nodes, self._missing(), self._waited_s(), self._note, len(self.joined))
@@ -201,28 +233,35 @@ def _attempt(call: Call, hello: Callable[[], Hello], show: Show, started: float,
     with _connected(call, left_s) as connection:
         lines = _Lines(connection)
         line = lines.next(time.monotonic() + min(_GREETING_S, left_s))
-        protocol = None if line is None else greeted(line)
-        if protocol is None:
+        first = None if line is None else greeted(line)
+        if first is None:
             raise _NotThere(f"what listens at {call.place} is no roll call: another program, or a launch without one")
+        secret = next((each for each in call.secrets if each.name == first.secret), None)
+        nonce = os.urandom(16).hex()
         try:
-            connection.sendall(hello_line(hello()))
+            connection.sendall(sealed(hello_line(hello(), nonce), secret, "hello", first.nonce))
         except OSError as problem:
             raise _NotThere(f"the connection to {call.place} broke: {_text(problem)}") from problem
-        if protocol != PROTOCOL:
-            return Verdict(False, (rules.other_protocol("node 0", protocol),))
-        return _verdict(call, lines, show, started)
+        if first.protocol != PROTOCOL:
+            return Verdict(False, (rules.other_protocol("node 0", first.protocol),))
+        if secret is None and (first.secret is not None or call.secrets):
+            return Verdict(False, (rules.no_shared_secret(call.place),), heard=False)
+        return _verdict(call, lines, show, started, lambda line: unsealed(line, secret, "verdict", first.nonce, nonce))
 
 
-def _verdict(call: Call, lines: _Lines, show: Show, started: float) -> Verdict:
-    """Return the verdict. Once this node has joined, only node 0's time counts."""
+def _verdict(call: Call, lines: _Lines, show: Show, started: float, proved: Callable[[bytes], bytes | None]) -> Verdict:
+    """Return the verdict that is ``proved``. Once this node has joined, only node 0's time counts."""
     status: Status | None = None
     while True:
         line = lines.next(time.monotonic() + _TICK_S)
         waited = time.monotonic() - started
         if line is not None:
-            verdict = read_verdict(line)
-            if verdict is not None:
+            body = proved(line)
+            verdict = read_verdict(line if body is None else body)
+            if verdict is not None and body is not None:
                 return verdict
+            if verdict is not None and not verdict.go:
+                return Verdict(False, (rules.no_shared_secret(call.place),), heard=False)
             status = read_status(line, waited) or status
         elif lines.ended:
             raise _NotThere(f"node 0 at {call.place} went away")
@@ -259,7 +298,7 @@ class _Lines:
 
 def _connected(call: Call, left_s: float) -> socket.socket:
     host = call.address.strip().removeprefix("[").removesuffix("]")
-    addresses = network.finish(network.start(host), min(_LOOK_UP_S, left_s))
+    addresses = network.look_up(host, min(_LOOK_UP_S, left_s))()
     if isinstance(addresses, Unavailable):
         raise _NotThere(f"the name {addresses.reason}")
     reason = "no address"

@@ -1,4 +1,4 @@
-"""Node 0's listening port while the roll is called, and the lines that come through it.
+"""A port at which nodes or hosts meet before torchrun does, and the lines that come through it.
 
 Whoever connects may be a stranger: a port scanner, the torchrun of another job, somebody who never says a word. Each
 gets a bounded time and a bounded line, and there are never many of them at once.
@@ -11,10 +11,9 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from ddplaunch.hosts.roll_call.messages import LONGEST_LINE
-from ddplaunch.machine.network import listening
+from ddplaunch.hosts.roll_call.messages import LONGEST_LINE, Hello
 
 _FIRST_LINE_S = 10.0
 _STRANGERS = 128  # connections at once that have not said anything sensible
@@ -30,14 +29,18 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 class Caller:
-    """One connection: ``known`` once its first line made sense."""
+    """One connection; ``hello`` is what its node said, None while it may be a stranger's.
+
+    ``nonce`` is a number that it alone was told, ``its_nonce`` the one that it told.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
         """Take over ``connection``."""
         self.connection = connection
         self.since = time.monotonic()
         self.greeted_s = time.time()
-        self.known = False
+        self.nonce, self.its_nonce = os.urandom(16).hex(), ""
+        self.hello: Hello | None = None
         self.open = True
         self.pending = b""
 
@@ -52,22 +55,22 @@ class Caller:
 
 
 class Door:
-    """The port while the roll is called. Use as a context manager."""
+    """A port at which everybody is greeted, until it is closed."""
 
-    def __init__(self, port: int, greeting: bytes) -> None:
-        """Start to listen. Raises OSError where the port cannot be had."""
-        self._server: socket.socket | None = listening(port, backlog=4096)
+    def __init__(self, server: socket.socket, greeting: Callable[[str], bytes]) -> None:
+        """Take over a socket that listens; ``greeting`` is given a fresh number for each caller."""
+        self._server: socket.socket | None = server
         self._server.setblocking(False)
         self._greeting = greeting
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ)
         self.callers: list[Caller] = []
 
-    def __enter__(self) -> Door:
-        """Return the door itself."""
-        return self
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when ``lines`` has something to do."""
+        return self._selector.fileno()
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         """Close everything."""
         self._stop_listening()
         for caller in list(self.callers):
@@ -82,10 +85,15 @@ class Door:
                 continue
             yield from self._read(key.data)
         for caller in list(self.callers):
-            late = not caller.known and time.monotonic() - caller.since > _FIRST_LINE_S
+            late = caller.hello is None and time.monotonic() - caller.since > _FIRST_LINE_S
             if late or not caller.open:
                 self.drop(caller)
                 yield caller, None
+
+    def greet(self) -> None:
+        """Greet those who have come; what they say is not listened to."""
+        for _ in self.lines(0.0):
+            pass
 
     def drop(self, caller: Caller) -> None:
         """Close a connection."""
@@ -95,16 +103,16 @@ class Door:
             caller.connection.close()
             caller.open = False
 
-    def close_after(self, last: bytes, patience_s: float = 3.0) -> None:
-        """Stop listening, say the ``last`` line to all who are known, and wait a while until they have closed.
+    def close_after(self, last: Callable[[Caller], bytes], patience_s: float = 3.0) -> None:
+        """Stop listening, say the ``last`` line to every node, and wait a while until they have closed.
 
         They close first, so that TIME_WAIT is with them; and nobody's torchrun meets this port before node 0's own.
         """
         self._stop_listening()
         for caller in list(self.callers):
-            if caller.known:
-                caller.say(last)
-            if not (caller.known and caller.open):
+            if caller.hello is not None:
+                caller.say(last(caller))
+            if caller.hello is None or not caller.open:
                 self.drop(caller)
         until = time.monotonic() + patience_s
         while self.callers and (left := until - time.monotonic()) > 0:
@@ -125,19 +133,18 @@ class Door:
             if problem.errno in (errno.EMFILE, errno.ENFILE):
                 self._make_room()
             return
-        os.set_inheritable(connection.fileno(), False)
         connection.setblocking(False)
         keep_alive(connection)
         caller = Caller(connection)
         self.callers.append(caller)
         self._selector.register(connection, selectors.EVENT_READ, caller)
-        caller.say(self._greeting)
-        if sum(not each.known for each in self.callers) > _STRANGERS:
+        caller.say(self._greeting(caller.nonce))
+        if sum(each.hello is None for each in self.callers) > _STRANGERS:
             self._make_room()
 
     def _make_room(self) -> None:
         """Drop the stranger who has been silent longest; a node tries again, wherever this hits one."""
-        strangers = [caller for caller in self.callers if not caller.known]
+        strangers = [caller for caller in self.callers if caller.hello is None]
         if strangers:
             self.drop(strangers[0])
 

@@ -1,23 +1,54 @@
-"""What nodes say to each other in a roll call, as values and as lines of JSON.
+"""What nodes say to each other in a roll call, as values and as lines of JSON, and how they prove that they may.
 
 Node 0 greets whoever connects, and a node speaks only to who greeted it. The node answers with its hello; node 0 sends
 progress while it waits, and one verdict. No line carries arguments, variables or paths: secrets may be among them.
+
+Where the nodes share a secret, greeting and hello carry a fresh number each, and behind hello and verdict stands a
+proof (``sealed``), which is looked at before the line is. Nothing has to be typed where the nodes read one file of the
+user's home directory, or Slurm hands on a variable; elsewhere `--join-secret` or ``DDPLAUNCH_JOIN_SECRET`` says it. The
+secret itself never travels.
 """
 
 from __future__ import annotations
 
+import hmac
 import json
-import math
-from collections.abc import Iterable, Mapping
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import pbkdf2_hmac
 from typing import Any
 
-from ddplaunch.values.finding import Finding, Severity
+from ddplaunch.records.user_key import derived, user_key
+from ddplaunch.values import codec
+from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.variable_names import JOIN_SECRET
 
-PROTOCOL = 1
+PROTOCOL = 2  # also where a word of ``Hello.launch`` is added or goes away
 LONGEST_LINE = 1 << 16  # bytes; a hello has some 2,000 for a host with eight GPUs
 _GREETING = "ddplaunch roll call"
 _TEXT_CHARS = 300
+_LAST_S = 1 << 35  # of the clock, in the year 3058; localtime() fails far behind it
+_ROUNDS = 200_000  # 0.1 s: a secret that somebody thought up is to be guessed slowly
+_LONGEST_SECRET = 4096
+_LEAST_SECRET = 8
+#: In jobs of these the home directory is often each container's own, and the network is the job's.
+_NOTHING_SHARED = frozenset({"Kubeflow", "Open MPI", "PMI", "SageMaker"})
+
+
+@dataclass(frozen=True)
+class Secret:
+    """``name`` tells nodes which secret is meant: ``given``, or the user's own by a digest of it."""
+
+    name: str
+    key: bytes
+
+    def proof(self, said: bytes, *context: str) -> str:
+        """Return the proof for the line ``said`` in ``context``: what kind of line, and the numbers of both sides."""
+        message = "\0".join(context).encode() + b"\0\0" + said
+        return hmac.digest(self.key, message, "sha256").hex()
 
 
 @dataclass(frozen=True)
@@ -38,12 +69,12 @@ class Hello:
     started_s: float
     clock_s: float
     ddplaunch: str
-    launch: Mapping[str, str]
+    launch: dict[str, str]
     arguments: str
     facts: str
     script: str | None = None
     protocol: int = PROTOCOL
-    failed: Mapping[str, Any] | None = None
+    failed: dict[str, Any] | None = None
 
     @property
     def name(self) -> str:
@@ -78,36 +109,66 @@ class Verdict:
     heard: bool = True
 
 
-def greeting() -> bytes:
+@dataclass(frozen=True)
+class Greeting:
+    """What node 0 says first: its ``protocol``, a fresh number, and the name of the secret that it wants proved."""
+
+    protocol: int
+    nonce: str = ""
+    secret: str | None = None
+
+
+def greeting(nonce: str = "", secret: Secret | None = None) -> bytes:
     """Return the line with which node 0 greets a connection."""
-    return _line({_GREETING: PROTOCOL})
+    wanted = {} if secret is None else {"secret": secret.name}
+    return _line({_GREETING: PROTOCOL, "nonce": nonce, **wanted})
 
 
-def greeted(line: bytes) -> int | None:
-    """Return the protocol of a greeting, None for any other line."""
-    number = _object(line).get(_GREETING)
-    return number if type(number) is int else None
+def greeted(line: bytes) -> Greeting | None:
+    """Return the greeting in ``line``, None for any other line."""
+    said = _object(line)
+    number, nonce, secret = said.get(_GREETING), said.get("nonce", ""), said.get("secret")
+    if type(number) is not int or type(nonce) is not str or not (secret is None or type(secret) is str):
+        return None
+    return Greeting(number, nonce, secret)
 
 
-def hello_line(hello: Hello) -> bytes:
-    """Return a hello as a line."""
-    return _line({"hello": {name: getattr(hello, name) for name in Hello.__dataclass_fields__}})
+def sealed(line: bytes, secret: Secret | None, *context: str) -> bytes:
+    """Return ``line`` with the proof that its sender knows ``secret`` behind it."""
+    body = line.removesuffix(b"\n")
+    return line if secret is None else body + b"\t" + secret.proof(body, *context).encode() + b"\n"
+
+
+def unsealed(line: bytes, secret: Secret | None, *context: str) -> bytes | None:
+    """Return what was sealed, None for a line without the proof; no JSON has a tab in it."""
+    body, _, proof = line.removesuffix(b"\n").partition(b"\t")
+    return body if secret is None or hmac.compare_digest(proof, secret.proof(body, *context).encode()) else None
+
+
+def hello_line(hello: Hello, nonce: str = "") -> bytes:
+    """Return a hello as a line, with the fresh number of its node."""
+    return _line({"hello": codec.plain(hello), "nonce": nonce})
+
+
+def nonce_of(line: bytes) -> str:
+    """Return the fresh number in a hello."""
+    return str(_object(line).get("nonce", ""))[:_TEXT_CHARS]
 
 
 def read_hello(line: bytes) -> Hello | None:
     """Return the hello in ``line``; None for anything that a stranger might send."""
     said = _object(line).get("hello")
-    if not isinstance(said, dict):
+    try:
+        hello = codec.from_plain(said, Hello)
+    except (ValueError, OverflowError):  # of a number that no float holds
         return None
-    whole = all(type(said.get(name)) is int and 0 <= said[name] < 1 << 31 for name in ("node_rank", "pid", "protocol"))
-    times = all(type(said.get(name)) in (int, float) and math.isfinite(said[name]) for name in ("started_s", "clock_s"))
-    texts = all(type(said.get(name)) is str for name in ("host", "machine", "ddplaunch", "arguments", "facts"))
-    launch, script, failed = said.get("launch"), said.get("script"), said.get("failed")
-    optional = (script is None or type(script) is str) and (failed is None or type(failed) is dict)
-    if not (whole and times and texts and optional and _words(launch)):
+    whole = all(0 <= number < 1 << 31 for number in (hello.node_rank, hello.pid, hello.protocol))
+    if not whole or not all(0 <= seconds < _LAST_S for seconds in (hello.started_s, hello.clock_s)):  # NaN is not
         return None
-    known = {name: said[name] for name in Hello.__dataclass_fields__ if name in said}
-    return Hello(**{**known, "host": said["host"][:_TEXT_CHARS]})
+    texts = (hello.machine, hello.ddplaunch, hello.arguments, hello.script or "", *hello.launch.values())
+    if any(len(text) > _TEXT_CHARS for text in texts):
+        return None
+    return replace(hello, host=hello.host[:_TEXT_CHARS])
 
 
 def status_line(status: Status) -> bytes:
@@ -151,15 +212,6 @@ def read_verdict(line: bytes) -> Verdict | None:
     return Verdict(go, found, identity)
 
 
-def names(ranks: Iterable[int], known: Mapping[int, str]) -> tuple[str, ...]:
-    """Return how nodes are named: ``node 2``, or ``node 2 (gpu-07)`` where its host is known."""
-    return tuple(f"node {rank} ({known[rank]})" if rank in known else f"node {rank}" for rank in ranks)
-
-
-def _words(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(word) is str for word in value.values())
-
-
 def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"  # ASCII: other bytes are escaped
 
@@ -170,3 +222,50 @@ def _object(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):  # a UnicodeDecodeError is a ValueError
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def secrets_of(environ: Mapping[str, str], file: str | None, whence: str) -> tuple[Secret, ...]:
+    """Return what this node can prove: what was given, else the user's key; nothing inside of other launchers' jobs.
+
+    ``file`` is that of `--join-secret`, ``whence`` is who said the node rank, as the kind of a source. Raises
+    UsageError for a file that cannot be read, that others can read, or that says too little.
+    """
+    text = environ.get(JOIN_SECRET, "") if file is None else _secret_in(file)
+    if text:
+        if len(text) < _LEAST_SECRET:
+            raise usage(
+                f"the secret of this launch has {len(text)} characters",
+                why="who reaches the port of node 0 could guess it",
+                fix=f'`export {JOIN_SECRET}="$(openssl rand -hex 16)"` on one node, and the same value on the others',
+                where="flag: --join-secret" if file else f"environment: {JOIN_SECRET}",
+            )
+        key = pbkdf2_hmac("sha256", text.encode("utf-8", "surrogateescape"), b"ddplaunch roll call", _ROUNDS)
+        return (Secret("given", key),)
+    own = None if whence in _NOTHING_SHARED else user_key(environ)
+    return () if own is None else (Secret(f"user {derived(own, 'name').hex()[:8]}", derived(own, "roll call")),)
+
+
+def _secret_in(file: str) -> str:
+    try:
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as opened:
+            about = os.fstat(opened.fileno())
+            text = opened.read(_LONGEST_SECRET) if stat.S_ISREG(about.st_mode) else b""
+    except OSError as problem:
+        text, about, why = b"", None, problem.strerror or str(problem)
+    else:
+        why = "it is empty, or no file"
+    if about is not None and about.st_mode & 0o007:
+        raise usage(
+            f"`--join-secret {file}` can be read by everybody",
+            why="who has it can join the launch",
+            fix=f"`chmod 600 {file}`",
+            where="flag: --join-secret",
+        )
+    if not text.strip():
+        raise usage(
+            f"`--join-secret {file}` cannot be used: {why}",
+            why="it names a file that is alike on every node and holds the secret of the launch",
+            fix=f"`(umask 077; openssl rand -hex 16 > {file})`, and the same file on the other nodes",
+            where="flag: --join-secret",
+        )
+    return text.strip().decode("utf-8", "surrogateescape")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from time import localtime, strftime
-from typing import Any
 
 from ddplaunch.checks.all_checks import run_across
 from ddplaunch.hosts.roll_call.messages import PROTOCOL, Hello
@@ -13,8 +12,7 @@ from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import Facts, Gpu, NvmlFacts, PythonFacts, TorchFacts
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, Severity, error, warning
-from ddplaunch.values.resolved import Unavailable
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import count, listed
 
 #: The comparisons that hold for nodes started by hand too. Nodes may share a machine there, and need not use all GPUs.
 COMPARED = frozenset(
@@ -32,7 +30,7 @@ COMPARED = frozenset(
 _NO_ROLL_CALL = "`--join-timeout 0` on every node launches without asking"
 
 
-def told(facts: Facts) -> Facts:
+def told(facts: Facts) -> dict[str, object]:
     """Return what of a machine's facts travels: versions, and the names of its GPUs. Nothing there can be a secret."""
     torch, nvml, python = facts.torch, facts.nvml, facts.python
     if isinstance(torch, TorchFacts):
@@ -41,10 +39,25 @@ def told(facts: Facts) -> Facts:
         nvml = replace(nvml, gpus=tuple(Gpu(index=gpu.index, uuid="", name=gpu.name) for gpu in nvml.gpus))
     if isinstance(python, PythonFacts):
         python = PythonFacts(executable="", version=python.version)
-    kept = {"torch": torch, "nvml": nvml, "python": python}
-    groups = ("host", "python", "torch", "torch_import", "nvidia", "nvml", "cpu", "memory", "shm", "limits", "network")
-    groups_untold: dict[str, Any] = dict.fromkeys(groups, Unavailable("not told in a roll call"))
-    return Facts(**{**groups_untold, **kept})
+    return {"torch": torch, "nvml": nvml, "python": python}
+
+
+#: Words of a launch that a node may leave open.
+_MAY_BE_LEFT_OPEN = frozenset({"--run-id"})
+
+
+def is_stranger(first: Hello, new: Hello, nodes: int) -> bool:
+    """Return whether no node of a launch of ``nodes``, held by ``first``, would say this; it is not answered.
+
+    A node of another version says so in its protocol, and is named by ``at_the_door``.
+    """
+    if new.protocol != PROTOCOL:
+        return False
+    if new.launch.keys() != first.launch.keys():
+        return True
+    if new.node_rank >= nodes and new.launch["--nnodes"] == first.launch["--nnodes"]:
+        return True
+    return new.ddplaunch == first.ddplaunch and _facts(new.facts) is None
 
 
 def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
@@ -55,7 +68,7 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
     differing = [
         f"{flag} {word} on {new.name}, {first.launch[flag]} on {first.name}"
         for flag, word in new.launch.items()
-        if word and first.launch.get(flag) and word != first.launch[flag]
+        if word != first.launch.get(flag) and not (flag in _MAY_BE_LEFT_OPEN and not (word and first.launch.get(flag)))
     ]
     if differing:
         return error(
@@ -165,8 +178,35 @@ def other_protocol(name: str, protocol: int) -> Finding:
     )
 
 
-def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place: str) -> Finding:
-    """Return the finding of node 0 when the time is over: who did not come to ``place``."""
+def no_shared_secret(place: str) -> Finding:
+    """Return the finding of a node that cannot prove to the roll call at ``place`` that it belongs there, or the other
+    way round.
+    """
+    return error(
+        "join-secret-differs",
+        f"this node and the roll call at {place} share no secret",
+        why="nodes prove that they belong together by a secret that was given, or by `~/.local/state/ddplaunch/key`, a "
+        "file of their user; that is not alike on both, or a launch of somebody else listens there",
+        fix=f"the same `--join-secret FILE` on every node, or the same value of DDPLAUNCH_JOIN_SECRET; {_NO_ROLL_CALL}",
+        where="--join-secret",
+    )
+
+
+def nodes_missing(expected: int, missing: Sequence[str], waited_s: float, place: str, turned_away: int = 0) -> Finding:
+    """Return the finding of node 0 when the time is over: who did not come to ``place``.
+
+    ``turned_away`` counts callers that did not prove the secret of the launch.
+    """
+    if turned_away:
+        return error(
+            "nodes-missing",
+            f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s; missing: "
+            f"{listed(missing, 8)}",
+            why=f"{count(turned_away, 'caller')} did not prove the secret of this launch, and "
+            f"{'was' if turned_away == 1 else 'were'} turned away: nodes with another one, or strangers",
+            fix="the same `--join-secret FILE` on every node, or the same value of DDPLAUNCH_JOIN_SECRET",
+            where=tuple(missing),
+        )
     return error(
         "nodes-missing",
         f"{expected - len(missing)} of {expected} nodes joined within {waited_s:.0f} s; missing: {listed(missing, 8)}",

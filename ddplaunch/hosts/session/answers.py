@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.hosts.roll_call.door import Door
 from ddplaunch.machine import network
 
 _LARGEST_SCRIPT = 16 << 20
@@ -16,38 +17,11 @@ _PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from whic
 _REACH_S = 3.0
 
 
-class MeetingSocket:
-    """A socket that listens where rank 0's store is going to, and tells its nonce to every connection."""
+def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Door | None]:
+    """Return the answer, and a door that the host has to keep open, at which others get the nonce.
 
-    def __init__(self, port: int | None, nonce: str) -> None:
-        """Listen on ``port``, or on a free one. Raises OSError where it is taken."""
-        self._nonce = nonce.encode()
-        self._connections: list[socket.socket] = []
-        self._socket = _listening(port)
-        self._socket.setblocking(False)
-        self.port: int = self._socket.getsockname()[1]
-
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when a connection waits."""
-        return self._socket.fileno()
-
-    def greet(self) -> None:
-        """Accept a connection and tell it the nonce."""
-        try:
-            connection, _ = self._socket.accept()
-            self._connections.append(connection)  # it is closed last here, so that TIME_WAIT is not on this port
-            connection.send(self._nonce)
-        except OSError:
-            return
-
-    def close(self) -> None:
-        """Free the port."""
-        for each in (*self._connections, self._socket):
-            each.close()
-
-
-def answer(order: dict[str, Any]) -> tuple[dict[str, Any], MeetingSocket | None]:
-    """Return the answer, and a meeting that the host has to keep open. Raises whatever goes wrong."""
+    Raises whatever goes wrong.
+    """
     what = order.get("what")
     if what == "facts":
         return facts(order), None
@@ -83,8 +57,8 @@ def facts(order: dict[str, Any]) -> dict[str, Any]:
             "ddplaunch": __version__,
             "plugin": None if isinstance(plugin, Unavailable) else plugin,
             "cwd_problem": problem,
-            "script_sha256": None if problem else _fingerprint(order.get("script")),
-            "machine": _machine(),
+            "script_sha256": None if problem else fingerprint(order.get("script")),
+            "machine": machine(),
             "time_s": time.time(),
         },
     }
@@ -101,7 +75,7 @@ def _enter(directory: str | None) -> str | None:
     return None
 
 
-def _fingerprint(script: str | None) -> str | None:
+def fingerprint(script: str | None) -> str | None:
     """Return the script's SHA-256, "missing", or None where there is none to look at."""
     if script is None:
         return None
@@ -114,29 +88,31 @@ def _fingerprint(script: str | None) -> str | None:
         return "missing"
 
 
-def _machine() -> str:
-    """Return what two names of one machine have in common."""
+def machine() -> str:
+    """Return what two names of one machine have in common, and processes of two machines do not."""
     parts = []
     for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid", "/proc/self/ns/net"):
         try:
             parts.append(str(Path(path).readlink()) if "/ns/" in path else Path(path).read_text().strip())
         except OSError:
-            parts.append("?")
+            parts.append(socket.gethostname())
     return " ".join(parts)
 
 
-def listen(order: dict[str, Any]) -> tuple[dict[str, Any], MeetingSocket | None]:
+def listen(order: dict[str, Any]) -> tuple[dict[str, Any], Door | None]:
     """Open a meeting on the port that was asked for, or on a free one; say the port and this host's addresses."""
     asked = order.get("port")
     try:
-        meeting = MeetingSocket(asked, str(order["nonce"]))
+        server = _listening(asked)
     except OSError as error:
         return {"port_problem": error.strerror or str(error), "port": asked}, None
     found = [each for each in network.probe_interfaces() if each.up and not each.loopback]
     found.sort(key=lambda each: -(each.speed_mbps or 0))
     addresses = [address for each in found for address in each.addresses if not address.lower().startswith("fe80")]
     addresses.sort(key=lambda address: ":" in address)
-    return {"port": meeting.port, "addresses": addresses}, meeting
+    return {"port": server.getsockname()[1], "addresses": addresses}, Door(
+        server, lambda _: str(order["nonce"]).encode()
+    )
 
 
 def _listening(port: int | None) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,18 +64,17 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
     clocks = _clocks(links, [each.link for each in reached if each.answer is not None])
     reports, answered, missing = [], [], []
     for each in reached:
+        found: HostReport | Finding
         if each.answer is None:
-            missing.append(failure(each.name, question.python, each.status, each.said, each.tries))
-        elif "problem" in each.answer:
-            missing.append(_misunderstood(each.name, str(each.answer["problem"])))
+            found = failure(each.name, question.python, each.status, each.said, each.tries)
         else:
-            try:
-                reports.append(_report(each.name, question, each.answer, clocks.get(each.name, _UNKNOWN_CLOCK)))
-                answered.append(each.link)
-                continue
-            except (ValueError, KeyError, TypeError) as problem:
-                missing.append(_misunderstood(each.name, str(problem)))
-        links.close(each.link)
+            found = _report(each.name, question, each.answer, clocks.get(each.name, _UNKNOWN_CLOCK))
+        if isinstance(found, HostReport):
+            reports.append(found)
+            answered.append(each.link)
+        else:
+            missing.append(found)
+            links.close(each.link)
     return Gathered(tuple(reports), tuple(answered), tuple(missing))
 
 
@@ -102,21 +102,28 @@ def _misunderstood(name: str, problem: str) -> Finding:
     )
 
 
-def _report(name: str, question: Question, answer: Mapping[str, Any], clock: tuple[float, float]) -> HostReport:
-    extra = answer["extra"]
-    return HostReport(
-        name=name,
-        facts=codec.from_json(answer["facts"], Facts),
-        ddplaunch=str(extra["ddplaunch"]),
-        plugin=extra["plugin"],
-        cwd=question.cwd or "",
-        cwd_problem=extra["cwd_problem"],
-        script_name=question.script,
-        script=extra["script_sha256"],
-        machine=str(extra["machine"]),
-        clock_ahead_s=clock[0],
-        clock_unsure_s=clock[1],
-    )
+def _report(
+    name: str, question: Question, answer: Mapping[str, Any], clock: tuple[float, float]
+) -> HostReport | Finding:
+    if "problem" in answer:
+        return _misunderstood(name, str(answer["problem"]))
+    try:
+        extra = answer["extra"]
+        return HostReport(
+            name=name,
+            facts=codec.from_json(answer["facts"], Facts),
+            ddplaunch=str(extra["ddplaunch"]),
+            plugin=extra["plugin"],
+            cwd=question.cwd or "",
+            cwd_problem=extra["cwd_problem"],
+            script_name=question.script,
+            script=extra["script_sha256"],
+            machine=str(extra["machine"]),
+            clock_ahead_s=clock[0],
+            clock_unsure_s=clock[1],
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
+        return _misunderstood(name, str(problem))
 
 
 def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float]]:
@@ -130,8 +137,11 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
             link.send(Kind.BEAT, {"sent": time.time()})
         echoed = set()
         for name, beat in _replies(links, asked, Kind.BEAT, _ECHO_S):
+            try:
+                clock = clock_of(beat, time.time())
+            except (KeyError, TypeError, ValueError, OverflowError):  # no clock's answer: as if it had not echoed
+                continue
             echoed.add(name)
-            clock = clock_of(beat, time.time())
             if name not in best or clock[1] < best[name][1]:
                 best[name] = clock
         asked = [link for link in asked if link.name in echoed and best[link.name][1] > _SURE_S]
@@ -139,9 +149,19 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
 
 
 def clock_of(beat: Mapping[str, Any], now_s: float) -> tuple[float, float]:
-    """Return how far a host's clock is ahead, and by how much that may be wrong, from one beat and its echo."""
+    """Return how far a host's clock is ahead, and by how much that may be wrong, from one beat and its echo.
+
+    Raises ValueError, KeyError, TypeError or OverflowError for what is no echo.
+    """
     sent, wall = float(beat["sent"]), float(beat["wall"])
+    if not (math.isfinite(sent) and math.isfinite(wall)):
+        raise ValueError("a clock shows no time")
     return wall - (sent + now_s) / 2, max(0.0, (now_s - sent) / 2)
+
+
+def _texts(value: object) -> dict[str, str]:
+    """Return a JSON object of a host with all values as text, empty for anything else."""
+    return {key: str(each) for key, each in value.items()} if isinstance(value, dict) else {}
 
 
 def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | None) -> Meeting | tuple[Finding, ...]:
@@ -159,22 +179,25 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
         return (
             error(
                 "port-taken",
-                f"port {answer['port']} cannot be used on {first.name}: {answer['port_problem']}",
+                f"port {answer.get('port')} cannot be used on {first.name}: {answer['port_problem']}",
                 why="rank 0's host has to listen on it",
                 fix="leave `--master-port` away, and a free port is found; or name another one",
                 where=first.name,
             ),
         )
-    found, addresses = int(answer["port"]), [address] if address else list(map(str, answer["addresses"]))
+    found, listed = answer.get("port"), answer.get("addresses")
+    if type(found) is not int or not 0 < found < 1 << 16 or not isinstance(listed, list):
+        return (_misunderstood(first.name, "it names no port and addresses"),)
+    addresses = [address] if address else list(map(str, listed))
     for link in others:
         link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
     answers = dict(_replies(links, others, Kind.ANSWER, _MEET_S))
-    reached = {link.name: answers.get(link.name, {}).get("reached", {}) for link in others}
+    reached = {link.name: _texts(answers.get(link.name, {}).get("reached")) for link in others}
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):
-            numbers = {str(each.get("at", {}).get(candidate, candidate)) for each in answers.values()}
+            numbers = {_texts(each.get("at")).get(candidate, candidate) for each in answers.values()}
             place = numbers.pop() if len(numbers) == 1 else candidate  # rank 0's name may mean 127.0.1.1 there
-            return Meeting(place, found, (place, *(str(each[candidate]) for each in reached.values())))
+            return Meeting(place, found, (place, *(each[candidate] for each in reached.values())))
     cut_off = [name for name, each in reached.items() if not each] or list(reached)
     return (
         error(

@@ -8,6 +8,7 @@ TCP's does (https://www.rfc-editor.org/rfc/rfc5681#section-3.1), and the host is
 
 from __future__ import annotations
 
+import heapq
 import os
 import time
 from collections import deque
@@ -91,7 +92,7 @@ class FanOut:
         self._window = Window(most or window_of(len(os.sched_getaffinity(0))))
         self._connecting: set[Reached] = set()
         self._by_link: dict[Link, Reached] = {}
-        self._again: list[tuple[float, Reached]] = []  # when it is due
+        self._again: list[tuple[float, int, Reached]] = []  # a heap, by when it is due
         self._deadlines: deque[Reached] = deque()  # in order, since all have the same time
         self._left = 0
 
@@ -112,17 +113,17 @@ class FanOut:
         return tuple(hosts)
 
     def _begin(self, fresh: deque[Reached], now: float) -> None:
-        due = sorted((each for each in self._again if each[0] <= now), key=lambda each: each[0])
-        for at, host in due:
-            if len(self._connecting) >= self._window.limit:
+        while len(self._connecting) < self._window.limit:
+            if self._again and self._again[0][0] <= now:
+                host = heapq.heappop(self._again)[2]
+                if host.settled:
+                    continue
+            elif fresh:
+                host = fresh.popleft()
+                host.until_s = time.monotonic() + self._deadline_s
+                self._deadlines.append(host)
+            else:
                 return
-            self._again.remove((at, host))
-            if not host.settled:
-                self._open(host)
-        while fresh and len(self._connecting) < self._window.limit:
-            host = fresh.popleft()
-            host.until_s = time.monotonic() + self._deadline_s
-            self._deadlines.append(host)
             self._open(host)
 
     def _open(self, host: Reached) -> None:
@@ -150,7 +151,7 @@ class FanOut:
         if len(self._connecting) < self._window.limit:
             if fresh:
                 return 0.0
-            times += [at for at, _ in self._again]
+            times += [at for at, _, _ in self._again[:1]]
         elif fresh or self._again:
             times.append(min(each.tried_s for each in self._connecting) + _SLOT_S)
         return max(0.0, min(times, default=now + self._deadline_s) - now)
@@ -174,7 +175,7 @@ class FanOut:
             at = now + delay_s(host.tries, host.index)
             if host.tries < TRIES and at < host.until_s:
                 self._links.close(link)
-                self._again.append((at, host))
+                heapq.heappush(self._again, (at, host.index, host))
                 return
         self._settle(host, None, status)
 

@@ -45,7 +45,10 @@ def pack(kind: Kind, body: bytes | dict[str, Any] = b"") -> bytes:
 
 def unpack(body: bytes) -> dict[str, Any]:
     """Return a JSON body. Raises ValueError where it is none."""
-    value = json.loads(body)
+    try:
+        value = json.loads(body)
+    except RecursionError:
+        raise ValueError("a frame is nested too deeply") from None
     if not isinstance(value, dict):
         raise ValueError("a frame holds no JSON object")
     return value

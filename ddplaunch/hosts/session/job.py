@@ -25,6 +25,7 @@ from typing import Any
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.processes.stop_processes import KILLED_S, send_signal, wait_gone
+from ddplaunch.values.variable_names import own_command
 
 _PATIENCE_S = 2.0  # how long torchrun may take to pass a signal on, before anybody asks why
 _CONNECT_S = 1.0
@@ -38,12 +39,13 @@ class HostJob:
     """The program, the reading ends of its output, and how far its end has got."""
 
     def __init__(self, order: dict[str, Any]) -> None:
-        """Start it. ``order`` is the body of LAUNCH: ``python``, ``run_id``, ``grace_s``, ``terminal``, ``launch``.
+        """Start it. ``order`` is the body of LAUNCH: ``python``, ``run_id``, ``token``, ``grace_s``, ``terminal``,
+        ``launch``.
 
         With ``module`` it is that one instead, in an environment with ``environment``, and what ``give`` gets is its
         stdin. Raises OSError where it cannot be started.
         """
-        self.run_id = str(order["run_id"])
+        self.run_id, self._token = str(order["run_id"]), str(order.get("token", ""))
         self._grace_s = float(order["grace_s"])
         self._kill_at: float | None = None
         self._stuck = StuckTorchrun(order, self._ranks)
@@ -56,7 +58,7 @@ class HostJob:
         die_with_parent = _die_with_parent()
         try:
             self.process = subprocess.Popen(
-                [str(order["python"]), "-m", str(order.get("module", "ddplaunch.cli.on_host")), str(todo)],
+                own_command(str(order["python"]), str(order.get("module", "ddplaunch.cli.on_host")), str(todo)),
                 stdin=subprocess.PIPE if "module" in order else subprocess.DEVNULL,
                 env={**os.environ, **order.get("environment", {})},
                 stdout=given[0],
@@ -137,8 +139,8 @@ class HostJob:
         return [each for run in self._runs() for each in run.ranks]
 
     def _runs(self) -> list[RunProcesses]:
-        uid = os.geteuid()
-        return [run for run in runs_in(process_table()) if run.run_id == self.run_id and run.uid == uid]
+        mine = (self.run_id, os.geteuid(), self._token)
+        return [run for run in runs_in(process_table()) if (run.run_id, run.uid, run.launch) == mine]
 
 
 def _die_with_parent() -> Callable[[], None]:

@@ -53,9 +53,10 @@ class Link:
         self._unsent = unsent
         self.heard_s = time.monotonic()
         self.closed = False
-        self._open = 2
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None
+        assert self.process.stdin and self.process.stdout and self.process.stderr
+        self._input, self.outputs = self.process.stdin, (self.process.stdout, self.process.stderr)
+        self._open = len(self.outputs)
+        for stream in (self._input, *self.outputs):
             os.set_blocking(stream.fileno(), False)
 
     def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
@@ -72,11 +73,9 @@ class Link:
 
     def flush(self) -> None:
         """Write what the pipe takes."""
-        stream = self.process.stdin
-        assert stream is not None
         while self.queue and not self.closed:
             try:
-                written = os.write(stream.fileno(), self.queue[:_READ])
+                written = os.write(self._input.fileno(), self.queue[:_READ])
             except BlockingIOError:
                 return
             except OSError:
@@ -84,6 +83,11 @@ class Link:
                 break
             del self.queue[:written]
         self._unsent.discard(self)
+
+    @property
+    def last_words(self) -> str:
+        """The last line that ssh or the shell there wrote to stderr, or nothing."""
+        return next(reversed(self.said.decode("utf-8", "replace").strip().splitlines()), "").strip()
 
     def ended(self) -> bool:
         """Note the end of one stream; return whether it was the last."""
@@ -94,8 +98,7 @@ class Link:
         """End the session: the host ends what it runs for it. Not waited for."""
         self.closed = True
         self._unsent.discard(self)
-        for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
-            assert stream is not None
+        for stream in (self._input, *self.outputs):
             with contextlib.suppress(OSError):  # what was still to be written cannot be
                 stream.close()
 
@@ -142,8 +145,7 @@ class Links:
         """Start a session. Raises OSError where there is no ssh."""
         link = Link(name, argv, self._unsent)
         self.all.append(link)
-        for stream in (link.process.stdout, link.process.stderr):
-            assert stream is not None
+        for stream in link.outputs:
             self._selector.register(stream, selectors.EVENT_READ, link)
         return link
 
@@ -157,11 +159,9 @@ class Links:
 
     def close(self, link: Link) -> None:
         """End one session."""
-        for stream in (link.process.stdout, link.process.stderr):
-            try:
-                self._selector.unregister(stream)  # type: ignore[arg-type]
-            except (KeyError, ValueError):
-                continue
+        for stream in link.outputs:
+            with contextlib.suppress(KeyError, ValueError):  # it has ended
+                self._selector.unregister(stream)
         link.close()
 
     def keep_alive(self, wanted: Collection[Link]) -> list[Link]:

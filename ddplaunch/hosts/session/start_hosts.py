@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from ddplaunch.hosts.session.frames import SILENCE_S, Kind, unpack
@@ -17,8 +18,6 @@ from ddplaunch.values.words import listed
 _CLOSED_S = 0.5  # from the end of ssh's output to its own
 _STILL_S = 10.0  # hosts end what they run after 15 s without a beat; one comes in 2 s, later on a busy machine
 _RECENT_S = 60.0
-
-
 _SETTLE_S = 1.0  # the others' own failures, which often are consequences, come to their own end first
 _KILLED_S = 20.0  # from SIGKILL to the end of everything on a host
 _RECORD_S = 60.0  # how long the records of all hosts may take
@@ -44,6 +43,16 @@ class HostEnd:
     recorded: bool = False
     still_s: float = 0.0
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing runs there any more, as far as can be known."""
+        return self.status is not None or self.lost is not None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more is to come from there."""
+        return self.lost is not None or (self.status is not None and self.recorded)
+
 
 class LaunchOnHosts:
     """The launch on all hosts; ``interrupted`` is the first signal that ended it from here."""
@@ -59,13 +68,9 @@ class LaunchOnHosts:
     ) -> None:
         """``show`` gets the output of a node, ``keep`` the pieces of its record, ``say`` what this launcher says."""
         self._links, self._show, self._keep, self._grace_s, self._say = links, show, keep, grace_s, say
-        self._nodes = [_Node(node, link) for node, link in enumerate(hosts)]
-        self._by_link = {node.link: node for node in self._nodes}
-        self._end_at: float | None = None  # when the others are told to end, because of one
-        self._kill_at: float | None = None
-        self._give_up_at: float | None = None
-        self._say_at: float | None = None
-        self._record_until: float | None = None
+        now = time.time()
+        self._known = {link: HostEnd(node, link.name, None, heard_s=now) for node, link in enumerate(hosts)}
+        self._due: dict[Callable[[], None], float] = {}  # what is to be done, and when by time.monotonic
         self._signals: list[int] = []
         self._standstill = Standstill()
         self.interrupted: int | None = None
@@ -73,115 +78,121 @@ class LaunchOnHosts:
     def run(self, orders: Sequence[dict[str, Any]]) -> tuple[HostEnd, ...]:
         """Start every host's order, and return when each host has ended or is lost."""
         with self._handling():
-            for node, order in zip(self._nodes, orders, strict=True):
-                node.link.launch(order)
-            while not all(node.done for node in self._nodes):
+            for link, order in zip(self._known, orders, strict=True):
+                link.launch(order)
+            while not all(known.done for known in self._known.values()):
                 arrived = self._links.wait(_TURN_S)
                 self._standstill.look()
                 for event in arrived:
                     self._take(event)
                 self._heed_signals()
                 self._keep_time(time.monotonic())
-        return tuple(node.end() for node in self._nodes)
+        return tuple(self._known.values())
+
+    def _note(self, link: Link, **news: Any) -> None:
+        self._known[link] = replace(self._known[link], **news)
 
     def _take(self, event: Event) -> None:
-        node = self._by_link.get(event.link)
-        if node is None or node.done:
+        link, known = event.link, self._known.get(event.link)
+        if known is None or known.done:
             return
-        node.heard_wall_s = time.time()
+        self._note(link, heard_s=time.time())
         if event.kind is None:
-            self._session_over(node)
+            self._session_over(link)
         elif event.kind in (Kind.OUT, Kind.ERR):
-            self._show(node.rank, "out" if event.kind is Kind.OUT else "err", event.body)
+            self._show(known.node, "out" if event.kind is Kind.OUT else "err", event.body)
         elif event.kind is Kind.ENDED:
-            node.status = int(unpack(event.body)["status"])
-            if node.status != 0:
-                self._end_others_in(_SETTLE_S)
+            status = _status_in(event.body)
+            if status is None:
+                link.kill()
+                self._session_over(link, "it sent an end without a status")
+                return
+            self._note(link, status=status)
+            if status != 0:
+                self._end_others_after(_SETTLE_S)
         elif event.kind is Kind.RECORD:
             if event.body:
-                self._keep(node.rank, event.body)
+                self._keep(known.node, event.body)
             else:
-                node.recorded = True
-                self._leave(node)
+                self._leave(link)
 
-    def _leave(self, node: _Node) -> None:
-        node.link.send(Kind.LEAVE)
-        self._links.close(node.link)
+    def _leave(self, link: Link) -> None:
+        """Say that the record is complete, or that no more of it is waited for."""
+        self._note(link, recorded=True)
+        link.send(Kind.LEAVE)
+        self._links.close(link)
 
-    def _session_over(self, node: _Node, why: str | None = None) -> None:
-        if node.status is None:
-            node.lose(why or node.why_over(), self._standstill.recent_s())
-            self._end_others_in(0.0)
-        node.recorded = True
-        self._links.close(node.link)
+    def _session_over(self, link: Link, why: str | None = None) -> None:
+        if self._known[link].status is None:
+            self._note(link, lost=why or _why_over(link), still_s=self._standstill.recent_s())
+            self._end_others_after(0.0)
+        self._note(link, recorded=True)
+        self._links.close(link)
 
-    def _end_others_in(self, delay_s: float) -> None:
+    def _end_others_after(self, delay_s: float) -> None:
         at = time.monotonic() + delay_s
-        self._end_at = at if self._end_at is None else min(self._end_at, at)
+        self._due[self._end_others] = min(at, self._due.get(self._end_others, at))
+
+    def _end_others(self) -> None:
+        self._tell(signal.SIGTERM)
 
     def _keep_time(self, now: float) -> None:
         """Do what is due."""
-        for link in self._links.keep_alive([node.link for node in self._nodes if not node.done]):
-            self._session_over(self._by_link[link], f"nothing was heard of it for {SILENCE_S:.0f} s")
-            self._end_others_in(0.0)
-        if self._end_at is not None and now >= self._end_at:
-            self._end_at = None
-            self._tell(signal.SIGTERM)
-        if self._say_at is not None and now >= self._say_at:
-            self._say_at = None
-            self._say_what_is_waited_for()
-        if self._kill_at is not None and now >= self._kill_at:
-            self._kill_at = None
-            self._kill()
-        self._bound_waiting(now)
+        for link in self._links.keep_alive([link for link, known in self._known.items() if not known.done]):
+            self._session_over(link, f"nothing was heard of it for {SILENCE_S:.0f} s")
+            self._end_others_after(0.0)
+        if not self._running():
+            self._due.setdefault(self._miss_records, now + _RECORD_S)
+        for action, at in tuple(self._due.items()):
+            if now >= at:
+                del self._due[action]
+                action()
 
     def _say_what_is_waited_for(self) -> None:
-        left = [node.link.name for node in self._nodes if not node.ended]
-        if left and self._kill_at is not None:
+        left = [link.name for link in self._running()]
+        if left and self._kill in self._due:
             again = "; Ctrl-C again ends them at once" if self.interrupted == signal.SIGINT else ""
             self._say(f"the ranks on {listed(left)} get {self._grace_s:.0f} s to end{again}")
 
-    def _bound_waiting(self, now: float) -> None:
-        if self._give_up_at is not None and now >= self._give_up_at:
-            for node in self._nodes:
-                if not node.ended:
-                    node.lose(f"it did not end within {_KILLED_S:.0f} s after SIGKILL")
-                    self._links.close(node.link)
-        if self._record_until is None and all(node.ended for node in self._nodes):
-            self._record_until = now + _RECORD_S
-        if self._record_until is not None and now >= self._record_until:
-            for node in self._nodes:
-                if not node.done:
-                    node.recorded = True
-                    self._leave(node)
+    def _running(self) -> list[Link]:
+        return [link for link, known in self._known.items() if not known.ended]
+
+    def _give_up(self) -> None:
+        for link in self._running():
+            self._note(link, lost=f"it did not end within {_KILLED_S:.0f} s after SIGKILL")
+            self._links.close(link)
+
+    def _miss_records(self) -> None:
+        for link, known in tuple(self._known.items()):
+            if not known.done:
+                self._leave(link)
 
     def _tell(self, number: int) -> None:
         """Ask every host that still runs to end; SIGKILL follows when the grace is over."""
-        self._kill_at = self._kill_at or time.monotonic() + self._grace_s + 5.0
-        for node in self._nodes:
-            if not node.ended and node.told is None:
-                node.told = number
-                node.link.send(Kind.SIGNAL, {"signal": number})
+        self._due.setdefault(self._kill, time.monotonic() + self._grace_s + 5.0)
+        for link in self._running():
+            if self._known[link].told is None:
+                self._note(link, told=number)
+                link.send(Kind.SIGNAL, {"signal": number})
 
     def _kill(self) -> None:
-        self._give_up_at = self._give_up_at or time.monotonic() + _KILLED_S
-        for node in self._nodes:
-            if not node.ended:
-                node.told = signal.SIGKILL
-                node.link.send(Kind.SIGNAL, {"kill": True})
+        self._due.setdefault(self._give_up, time.monotonic() + _KILLED_S)
+        for link in self._running():
+            self._note(link, told=signal.SIGKILL)
+            link.send(Kind.SIGNAL, {"kill": True})
 
     def _heed_signals(self) -> None:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGWINCH:
                 size = terminal_size()
-                for node in self._nodes:
-                    if size is not None:
-                        node.link.send(Kind.SIZE, size)
+                if size is not None:
+                    for link in self._known:
+                        link.send(Kind.SIZE, size)
             elif self.interrupted is None:
                 self._say("")  # a terminal shows ^C where the cursor was
                 self.interrupted = number
-                self._say_at = time.monotonic() + _QUIET_S
+                self._due[self._say_what_is_waited_for] = time.monotonic() + _QUIET_S
                 self._tell(number)
             elif number == signal.SIGINT:
                 self._kill()
@@ -212,46 +223,21 @@ class LaunchOnHosts:
                 signal.signal(number, handler)
 
 
-class _Node:
-    """What is known of one host, node ``rank``: ``status`` is how its program ended, ``lost`` why that is not known."""
+def _status_in(body: bytes) -> int | None:
+    """Return the exit status that a host tells, None where it tells none."""
+    try:
+        status = unpack(body).get("status")
+    except ValueError:
+        return None
+    return status if type(status) is int and 0 <= status < 256 else None
 
-    def __init__(self, rank: int, link: Link) -> None:
-        self.rank, self.link = rank, link
-        self.status: int | None = None
-        self.lost: str | None = None
-        self.still_s = 0.0
-        self.told: int | None = None
-        self.recorded = False
-        self.heard_wall_s = time.time()
 
-    @property
-    def ended(self) -> bool:
-        """Whether nothing runs there any more, as far as can be known."""
-        return self.status is not None or self.lost is not None
-
-    @property
-    def done(self) -> bool:
-        """Whether nothing more is to come from there."""
-        return self.lost is not None or (self.status is not None and self.recorded)
-
-    def end(self) -> HostEnd:
-        """Return what is known at last."""
-        name, wall_s = self.link.name, self.heard_wall_s
-        return HostEnd(self.rank, name, self.status, self.lost, self.told, wall_s, self.recorded, self.still_s)
-
-    def lose(self, reason: str, still_s: float = 0.0) -> None:
-        """Note why its end will not be known; ``still_s`` is how long the launcher had stood still."""
-        self.lost, self.still_s = reason, still_s
-
-    def why_over(self) -> str:
-        """Return as a clause why the session is over: what ssh said last, else how ssh ended."""
-        said = self.link.said.decode("utf-8", "replace").strip().splitlines()
-        status = self.link.reap(_CLOSED_S)
-        if status is not None and status < 0:
-            return f"the ssh to it was killed by {signal.Signals(-status).name}"
-        if said:
-            return said[-1].strip().rstrip(".")
-        return "its session ended without a word, as when ddplaunch there is killed"
+def _why_over(link: Link) -> str:
+    """Return as a clause why a session is over: what ssh said last, else how ssh ended."""
+    status = link.reap(_CLOSED_S)
+    if status is not None and status < 0:
+        return f"the ssh to it was killed by {signal.Signals(-status).name}"
+    return link.last_words.rstrip(".") or "its session ended without a word, as when ddplaunch there is killed"
 
 
 class Standstill:

@@ -119,21 +119,21 @@ def job_state(job: str, environ: Mapping[str, str], deadline_s: float = _ASK_DEA
 def parse_job(text: str) -> JobState:
     """Return the state from the lines of ``scontrol show job``; a path with spaces fills the rest of its line."""
 
-    def word(name: str) -> str:
+    def word(name: str, nothing: str = "") -> str:
         match = re.search(rf"^(?:.* )?{name}=(\S+)", text, re.MULTILINE)
-        return match[1] if match else ""
+        return match[1] if match and match[1] != nothing else ""
 
     log = re.search(r"^ *StdOut=(.+)$", text, re.MULTILINE)
     code, _, signal = word("ExitCode").partition(":")
     return JobState(
         state=word("JobState") or "UNKNOWN",
-        reason="" if word("Reason") == "None" else word("Reason"),
-        exit_code=int(code) if code.isdigit() else 0,
-        signal=int(signal) if signal.isdigit() else 0,
+        reason=word("Reason", "None"),
+        exit_code=_number(code),
+        signal=_number(signal),
         log=log[1] if log else None,
-        nodes="" if word("NodeList") == "(null)" else word("NodeList"),
-        restarts=int(word("Restarts")) if word("Restarts").isdigit() else 0,
-        preempted=word("PreemptTime") not in ("", "None"),
+        nodes=word("NodeList", "(null)"),
+        restarts=_number(word("Restarts")),
+        preempted=word("PreemptTime", "None") != "",
         end=word("EndTime"),
     )
 
@@ -142,12 +142,11 @@ def parse_sacct(line: str) -> JobState:
     """Return the state from ``State|ExitCode|NodeList``; a cancelled job says by whom: ``CANCELLED by 1000``."""
     state, exit_code, nodes = line.split("|", 2)
     code, _, signal = exit_code.partition(":")
-    return JobState(
-        state=state.split(" ")[0] or "UNKNOWN",
-        exit_code=int(code) if code.isdigit() else 0,
-        signal=int(signal) if signal.isdigit() else 0,
-        nodes=nodes,
-    )
+    return JobState(state.split(" ")[0] or "UNKNOWN", exit_code=_number(code), signal=_number(signal), nodes=nodes)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0
 
 
 def cancel(job: str, environ: Mapping[str, str]) -> bool:

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import Facts
-from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.values.words import duration_text
 
 if TYPE_CHECKING:
     from ddplaunch.launch.inside.place_in_job import PlaceInJob
 
+_EXPORTED = ("node_rank", "master_addr", "master_port")  # upper case, in batch scripts
 _SIGNS = ("SLURM_JOB_ID", "PET_NNODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SM_HOSTS")
 
 
@@ -46,24 +47,19 @@ def complete(options: Options, environ: Mapping[str, str]) -> Options:
     found = recognise(environ)
     if found is None:
         return options
-    nodes = options.nnodes or found.nnodes
-    several = nodes is not None and nodes.value.most > 1
-    changes: dict[str, Any] = {"run_id": found.run_id} if found.by == "Slurm" else {}
-    if several:
-        names = ["node_rank", "master_addr", "master_port", "run_id", "socket_ifname"]
-        exported = {
-            name for name in ("node_rank", "master_addr", "master_port") if environ.get(name.upper(), "").strip()
-        }
-        changes = {name: getattr(found, name) for name in ("nnodes", *names) if name not in exported}
-    if options.gpus is None and (options.device is None or options.device.value != "cpu" or _by_task(found)):
-        changes["nproc"] = found.nproc
-    kept = {name: value for name, value in changes.items() if value is not None and getattr(options, name) is None}
+    nodes, nproc = options.nnodes or found.said.get("nnodes"), found.said.get("nproc")
+    wanted = {"run_id"} if found.by == "Slurm" else set()
+    if nodes is not None and nodes.value.most > 1:
+        exported = {name for name in _EXPORTED if environ.get(name.upper(), "").strip()}
+        wanted = {"nnodes", *_EXPORTED, "run_id", "socket_ifname"} - exported
+    # A number of ranks that each task of several on a node was given counts on the CPU too.
+    by_task = nproc is not None and nproc.source.detail.startswith(("task", "OMPI", "MPI"))
+    if options.gpus is None and (by_task or value_of(options.device, "auto") != "cpu"):
+        wanted.add("nproc")
+    kept: dict[str, Any] = {
+        name: found.said[name] for name in wanted & found.said.keys() if getattr(options, name) is None
+    }
     return replace(options, **kept, env=(*_own_devices(options, found), *options.env))
-
-
-def _by_task(found: PlaceInJob) -> bool:
-    """Whether a number of ranks was given to each task of several on a node, which counts on the CPU too."""
-    return found.nproc is not None and found.nproc.source.detail.startswith(("task", "OMPI", "MPI"))
 
 
 def _own_devices(options: Options, found: PlaceInJob) -> tuple[Resolved[tuple[str, str]], ...]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.launch.flag import NodeRange, Processes, read_nodes
+from ddplaunch.launch.flag import NodeRange, read_nodes
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, SourceKind
 
@@ -19,22 +19,23 @@ _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 
 @dataclass(frozen=True)
 class PlaceInJob:
-    """The place in a job that somebody else gave to this process; None is "they did not say".
+    """The place in a job that ``by`` gave to this process; ``note`` is a clause that tells it to a user.
 
-    The fields are those of ``Options`` of the same name. ``devices`` are the entries of CUDA_VISIBLE_DEVICES that are
-    this process's own where its neighbours on the host see them too. ``note`` is a clause that tells it to a user.
+    ``said`` are values for ``Options``, by name of the field: ``nnodes``, ``nproc``, ``node_rank``, ``master_addr``,
+    ``master_port``, ``socket_ifname`` and ``run_id``. ``devices`` are the entries of CUDA_VISIBLE_DEVICES that are this
+    process's own where its neighbours on the host see them too.
     """
 
     by: SourceKind
     note: str
-    nnodes: Resolved[NodeRange] | None = None
-    nproc: Resolved[Processes] | None = None
-    node_rank: Resolved[int] | None = None
-    master_addr: Resolved[str] | None = None
-    master_port: Resolved[int] | None = None
-    socket_ifname: Resolved[str] | None = None
-    run_id: Resolved[str] | None = None
+    said: Mapping[str, Resolved[Any]]
     devices: tuple[str, ...] = ()
+
+
+def place(by: SourceKind, note: str, devices: tuple[str, ...] = (), **said: tuple[Any, str]) -> PlaceInJob:
+    """Return a ``PlaceInJob`` of (value, variable) pairs; what is None or empty was not said."""
+    given = {name: Resolved(value, Source(by, at)) for name, (value, at) in said.items() if value not in (None, "")}
+    return PlaceInJob(by, note, given, devices)
 
 
 def number(environ: Mapping[str, str], *names: str) -> int | None:
@@ -83,7 +84,7 @@ def find_kubeflow(environ: Mapping[str, str]) -> PlaceInJob | None:
     rank = number(environ, "PET_NODE_RANK")
     if rank is None and (pod := _WORKER.search(environ.get("HOSTNAME", ""))):
         rank = int(pod[1])
-    return _found(
+    return place(
         "Kubeflow",
         f"Kubeflow: node {rank if rank is not None else '?'} of {nodes}",
         nnodes=(read_nodes(None, Resolved(nodes, Source("Kubeflow", "PET_NNODES"))), "PET_NNODES"),
@@ -119,14 +120,14 @@ def _find_mpi(
     local_size, local_rank = local_size or 1, local_rank or 0
     note = f"{by}: process {rank} of {size}, {local_size} on this host"
     if size == 1:
-        return PlaceInJob(by, note)
+        return place(by, note)
     devices: tuple[str, ...] = ()
     processes = None
     if local_size > 1:
         devices = share_of(visible_entries(environ) or (), local_rank, local_size)
         processes = len(devices) or 1
     safe = re.sub(r"[^A-Za-z0-9.]+", "-", job).strip("-.")[:60]
-    return _found(
+    return place(
         by,
         note,
         nnodes=(NodeRange(size, size), names[0]),
@@ -148,32 +149,22 @@ def find_sagemaker(environ: Mapping[str, str]) -> PlaceInJob | None:
     if not isinstance(listed, list) or here not in listed:
         return None
     hosts = sorted((str(host) for host in listed), key=_by_number)
-    several = len(hosts) > 1
-    return _found(
+    interface = environ.get("SM_NETWORK_INTERFACE_NAME")
+    several: dict[str, tuple[Any, str]] = {
+        "node_rank": (hosts.index(here), "SM_CURRENT_HOST"),
+        "master_addr": (hosts[0], "SM_HOSTS"),
+        "socket_ifname": (f"={interface}" if interface else None, "SM_NETWORK_INTERFACE_NAME"),
+    }
+    return place(
         "SageMaker",
         f"SageMaker: {here}, node {hosts.index(here)} of {len(hosts)}",
         nnodes=(NodeRange(len(hosts), len(hosts)), "SM_HOSTS"),
         nproc=(number(environ, "SM_NUM_GPUS") or None, "SM_NUM_GPUS"),
-        node_rank=(hosts.index(here), "SM_CURRENT_HOST") if several else (None, ""),
-        master_addr=(hosts[0], "SM_HOSTS") if several else (None, ""),
-        socket_ifname=(
-            _exactly(environ.get("SM_NETWORK_INTERFACE_NAME")) if several else None,
-            "SM_NETWORK_INTERFACE_NAME",
-        ),
+        **(several if len(hosts) > 1 else {}),
     )
-
-
-def _exactly(interface: str | None) -> str | None:
-    return f"={interface}" if interface else None
 
 
 def _by_number(host: str) -> tuple[int, str]:
     """``algo-10`` comes after ``algo-2``; every node has to sort alike."""
     tail = re.search(r"([0-9]{1,9})\Z", host)
     return (int(tail[1]) if tail else 0, host)
-
-
-def _found(by: SourceKind, note: str, devices: tuple[str, ...] = (), **said: tuple[Any, str]) -> PlaceInJob:
-    """Return a ``PlaceInJob`` of (value, variable) pairs; what is None or empty was not said."""
-    values = {name: Resolved(value, Source(by, at)) for name, (value, at) in said.items() if value not in (None, "")}
-    return PlaceInJob(by, note, devices=devices, **values)

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import islice, product
+from typing import Any
 
-from ddplaunch.launch.flag import NodeRange, Processes
-from ddplaunch.launch.inside.place_in_job import PlaceInJob, number, share_of, visible_entries
+from ddplaunch.launch.flag import NodeRange
+from ddplaunch.launch.inside.place_in_job import PlaceInJob, number, place, share_of, visible_entries
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved, Source
 from ddplaunch.values.words import count
 
 LIMIT = 100_000  # hosts; Slurm's own MAX_SLURM_NODES is 65536
@@ -214,27 +213,20 @@ def find_slurm(environ: Mapping[str, str]) -> PlaceInJob | None:
     if slurm is None:
         return None
     nproc, devices = _processes(slurm, environ)
-    found = PlaceInJob("Slurm", describe(slurm), nproc=nproc, devices=devices)
-    if slurm.step is None:
-        return found
-    suffix = f"-r{slurm.restarts}" if slurm.restarts else ""
-    run_id = Resolved(f"slurm-{slurm.label}{suffix}", _source("SLURM_JOB_ID and SLURM_STEP_ID"))
-    if slurm.tasks == 1:
-        return replace(found, run_id=run_id)
-    hosts = expand_hosts(slurm.node_list)
-    count, rank = ("SLURM_NTASKS", "SLURM_PROCID") if slurm.by_task else ("SLURM_NNODES", "SLURM_NODEID")
-    nodes = slurm.tasks if slurm.by_task else slurm.nodes
-    return PlaceInJob(
-        by="Slurm",
-        note=found.note,
-        nnodes=Resolved(NodeRange(nodes, nodes), _source(count)),
-        nproc=nproc,
-        node_rank=Resolved(slurm.task if slurm.by_task else slurm.node_rank, _source(rank)),
-        master_addr=Resolved(hosts[0], _source("SLURM_STEP_NODELIST")) if hosts else None,
-        master_port=_port(slurm, environ),
-        run_id=run_id,
-        devices=devices,
-    )
+    said: dict[str, tuple[Any, str]] = {"nproc": nproc}
+    if slurm.step is not None:
+        suffix = f"-r{slurm.restarts}" if slurm.restarts else ""
+        said["run_id"] = (f"slurm-{slurm.label}{suffix}", "SLURM_JOB_ID and SLURM_STEP_ID")
+    if slurm.step is not None and slurm.tasks > 1:
+        hosts = expand_hosts(slurm.node_list) or (None,)
+        nodes = slurm.tasks if slurm.by_task else slurm.nodes
+        said |= {
+            "nnodes": (NodeRange(nodes, nodes), "SLURM_NTASKS" if slurm.by_task else "SLURM_NNODES"),
+            "node_rank": (slurm.task, "SLURM_PROCID") if slurm.by_task else (slurm.node_rank, "SLURM_NODEID"),
+            "master_addr": (hosts[0], "SLURM_STEP_NODELIST"),
+            "master_port": _port(slurm, environ),
+        }
+    return place("Slurm", describe(slurm), devices, **said)
 
 
 def describe(slurm: Slurm) -> str:
@@ -252,29 +244,25 @@ def describe(slurm: Slurm) -> str:
     return f"Slurm job {slurm.label}{array}: {', '.join(part for part in parts if part)}"
 
 
-def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[Resolved[Processes] | None, tuple[str, ...]]:
+def _processes(slurm: Slurm, environ: Mapping[str, str]) -> tuple[tuple[int | None, str], tuple[str, ...]]:
     """Return the ranks of this task and, where its neighbours see the same GPUs, the ones that are its own."""
     entries = visible_entries(environ)
     if slurm.step is None and not slurm.on_node:
-        return None, ()  # the shell of salloc on a login node has none of the job's GPUs
+        return (None, ""), ()  # the shell of salloc on a login node has none of the job's GPUs
     if slurm.by_task:
         shared = entries is not None and slurm.tasks_here > 1 and len(entries) == slurm.gpus_on_node
         mine = share_of(entries or (), slurm.local_task, slurm.tasks_here) if shared else ()
         count = len(mine) if mine else len(entries or ()) if not shared else 1
-        return Resolved(max(1, count), _source(f"task {slurm.task} of {slurm.tasks}")), mine
+        return (max(1, count), f"task {slurm.task} of {slurm.tasks}"), mine
     if slurm.gpus_on_node and (entries is None or len(entries) == slurm.gpus_on_node):
-        return Resolved(slurm.gpus_on_node, _source("SLURM_GPUS_ON_NODE")), ()
-    return None, ()  # somebody narrowed CUDA_VISIBLE_DEVICES: then that is counted
+        return (slurm.gpus_on_node, "SLURM_GPUS_ON_NODE"), ()
+    return (None, ""), ()  # somebody narrowed CUDA_VISIBLE_DEVICES: then that is counted
 
 
-def _port(slurm: Slurm, environ: Mapping[str, str]) -> Resolved[int]:
+def _port(slurm: Slurm, environ: Mapping[str, str]) -> tuple[int, str]:
     """Return a port that jobs on one node do not share: a reserved one (``srun --resv-ports``), else one by job id."""
     reserved = environ.get("SLURM_STEP_RESV_PORTS", "").partition("-")[0].partition(",")[0]
     if reserved.isdigit() and 0 < int(reserved) < 65536:
-        return Resolved(int(reserved), _source("SLURM_STEP_RESV_PORTS"))
+        return int(reserved), "SLURM_STEP_RESV_PORTS"
     shift = (int(slurm.job) * 13 + (slurm.step or 0)) % _PORTS
-    return Resolved(_FIRST_PORT + shift, _source(f"by job and step {slurm.label}"))
-
-
-def _source(detail: str) -> Source:
-    return Source("Slurm", detail)
+    return _FIRST_PORT + shift, f"by job and step {slurm.label}"

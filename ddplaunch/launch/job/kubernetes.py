@@ -14,7 +14,7 @@ from ddplaunch.launch.job.submission import Submission, impossible_value
 from ddplaunch.values.finding import usage
 
 _PORT = 29500
-_QUANTITY = re.compile(r"[1-9][0-9]{0,9}([KMGT]i?)?\Z", re.IGNORECASE)
+_QUANTITY = re.compile(r"([1-9][0-9]{0,9})(?:([KMGT])i?)?\Z", re.IGNORECASE)
 _SECRET = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)/([A-Za-z0-9._-]+)\Z")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*\Z")
 _OF_SECRETS = "it is VARIABLE=SECRET/KEY; a Secret is named by lower-case letters, digits, `-` and `.`"
@@ -82,8 +82,8 @@ def _shm(submission: Submission, asked: str | None) -> str:
 
 def _bytes(quantity: str) -> int:
     """Return what a quantity with a binary unit, or none, is in bytes."""
-    number = quantity.rstrip("KMGTi")
-    return int(number) << 10 * " KMGT".index(quantity[len(number) : len(number) + 1] or " ")
+    number, unit = quantity.rstrip("KMGTi"), quantity.lstrip("0123456789")
+    return int(number) << 10 * " KMGT".index(unit[:1] or " ")
 
 
 def _train_job(submission: Submission, container: dict[str, Any], shm: str) -> dict[str, Any]:
@@ -92,16 +92,11 @@ def _train_job(submission: Submission, container: dict[str, Any], shm: str) -> d
     trainer = {"numNodes": submission.nodes, **container, "resourcesPerNode": resources}
     if ranks := submission.gpus_per_node or submission.processes:
         trainer["numProcPerNode"] = submission.processes or ranks
-    pod = {
-        "containers": [{"name": "node", "volumeMounts": [_SHM_MOUNT]}],
-        "volumes": [_shm_volume(shm)],
-        **_grace(submission),
-    }
+    pod = _pod(submission, {"name": "node"}, shm)
     node = {"name": "node", "template": {"spec": {"template": {"spec": pod}}}}
     patch = {"manager": _PATCH_OWNER, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [node]}}}}
-    spec: dict[str, Any] = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer, "runtimePatches": [patch]}
-    if submission.time_s is not None:
-        spec["activeDeadlineSeconds"] = submission.time_s
+    runtime = {"name": "torch-distributed"}
+    spec = {"runtimeRef": runtime, "trainer": trainer, "runtimePatches": [patch], **_deadline(submission)}
     return _object("trainer.kubeflow.org/v1alpha1", "TrainJob", submission, spec)
 
 
@@ -113,13 +108,11 @@ def _pytorch_job(submission: Submission, container: dict[str, Any], shm: str) ->
     replicas = {"Master": {"replicas": 1, **replica}}
     if submission.nodes > 1:
         replicas["Worker"] = {"replicas": submission.nodes - 1, **replica}
-    spec: dict[str, Any] = {
+    spec = {
         "nprocPerNode": str(submission.processes or submission.gpus_per_node or "auto"),
-        "runPolicy": {"cleanPodPolicy": "Running"},
+        "runPolicy": {"cleanPodPolicy": "Running", **_deadline(submission)},
         "pytorchReplicaSpecs": replicas,
     }
-    if submission.time_s is not None:
-        spec["runPolicy"]["activeDeadlineSeconds"] = submission.time_s
     return _object("kubeflow.org/v1", "PyTorchJob", submission, spec)
 
 
@@ -137,16 +130,15 @@ def _job_set(submission: Submission, container: dict[str, Any], shm: str) -> dic
         at = container["command"].index("--")
         container["command"][at:at] = ["--nnodes", str(submission.nodes)]
     pod = {**_pod(submission, {"name": "node", **container}, shm), "restartPolicy": "Never"}
-    job: dict[str, Any] = {
+    job = {
         "completionMode": "Indexed",
         "completions": submission.nodes,
         "parallelism": submission.nodes,
         "backoffLimit": 0,  # a pod that comes back alone would wait for ranks that are gone
         "template": {"spec": pod},
+        **_deadline(submission),
     }
-    if submission.time_s is not None:
-        job["activeDeadlineSeconds"] = submission.time_s
-    spec: dict[str, Any] = {
+    spec = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": {"maxRestarts": 3 if submission.requeue else 0},
         "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
@@ -154,28 +146,23 @@ def _job_set(submission: Submission, container: dict[str, Any], shm: str) -> dic
     return _object("jobset.x-k8s.io/v1alpha2", "JobSet", submission, spec)
 
 
-_SHM_MOUNT = {"name": "shm", "mountPath": "/dev/shm"}
+def _pod(submission: Submission, container: dict[str, Any], shm: str) -> dict[str, Any]:
+    """Return a pod with ``shm`` of memory for /dev/shm: a container's 64 MiB are too little for NCCL and DataLoaders.
 
-
-def _shm_volume(size: str) -> dict[str, Any]:
-    """Return memory for /dev/shm: the 64 MiB that a container gets is too little for NCCL and DataLoader workers.
-
+    Kubernetes sends SIGTERM and, after the grace, SIGKILL; it is some more than the ranks get.
     https://kubernetes.io/docs/concepts/storage/volumes/#emptydir
     """
-    return {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": size}}
-
-
-def _pod(submission: Submission, container: dict[str, Any], shm: str) -> dict[str, Any]:
-    return {
-        "containers": [{**container, "volumeMounts": [_SHM_MOUNT]}],
-        "volumes": [_shm_volume(shm)],
-        **_grace(submission),
+    pod: dict[str, Any] = {
+        "containers": [{**container, "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}]}],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": shm}}],
     }
+    if submission.grace_s is not None:
+        pod["terminationGracePeriodSeconds"] = submission.grace_s + 10
+    return pod
 
 
-def _grace(submission: Submission) -> dict[str, int]:
-    """Kubernetes sends SIGTERM and, after these seconds, SIGKILL; some more than the ranks get."""
-    return {} if submission.grace_s is None else {"terminationGracePeriodSeconds": submission.grace_s + 10}
+def _deadline(submission: Submission) -> dict[str, int]:
+    return {} if submission.time_s is None else {"activeDeadlineSeconds": submission.time_s}
 
 
 def _resources(submission: Submission) -> dict[str, dict[str, Any]]:
@@ -218,8 +205,8 @@ def _secret(text: str) -> dict[str, Any]:
 
 def _quantity(flag: str, text: str) -> str:
     """Return a quantity in Kubernetes' spelling: ``200G`` of Slurm's is binary, ``200Gi`` there."""
-    if not _QUANTITY.match(text):
+    match = _QUANTITY.match(text)
+    if match is None:
         raise impossible_value(flag, text, "it is a number with Ki, Mi, Gi or Ti behind it", "16Gi")
-    amount, unit = text.rstrip("KMGTikmgt"), text[len(text.rstrip("KMGTikmgt")) :]
-    unit = unit or ("M" if flag == "mem" else "")  # Slurm counts in MiB
-    return f"{amount}{unit[:1].upper()}i" if unit else amount
+    unit = match[2] or ("M" if flag == "mem" else "")  # Slurm counts in MiB
+    return f"{match[1]}{unit.upper()}i" if unit else match[1]

@@ -6,44 +6,30 @@ https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from ddplaunch.launch.flag import shell_words
 from ddplaunch.launch.inside.slurm import Slurm
 from ddplaunch.launch.job.submission import Submission
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import count
 
 #: One task that fails ends the step at once; one that ends well gives the others a minute.
 STEP = ("srun", "--kill-on-bad-exit=1", "--wait=60")
 #: In the directory where the job starts, which is sbatch's default too.
 LOG, LOG_OF_ARRAY = "--output=slurm-%j.out", "--output=slurm-%A_%a.out"
 _ARRAY = re.compile(r"--array(?:=|\Z)|-a")
+#: Options that the job has already, and what of ``submit`` decides them.
 _OURS = {
-    "--nodes": "--nodes",
-    "-N": "--nodes",
-    "--gpus-per-node": "--gpus-per-node",
-    "--cpus-per-task": "--cpus-per-task",
-    "-c": "--cpus-per-task",
-    "--time": "--time",
-    "-t": "--time",
-    "--partition": "--partition",
-    "-p": "--partition",
-    "--account": "--account",
-    "-A": "--account",
-    "--qos": "--qos",
-    "-q": "--qos",
-    "--mem": "--mem",
-    "--constraint": "--constraint",
-    "-C": "--constraint",
-    "--requeue": "--requeue",
-    "--ntasks-per-node": "NPROC",
-    "--ntasks": "NPROC",
-    "-n": "NPROC",
-    "--signal": "--grace",
-    "--wait": "--wait",
-    "-W": "--wait",
+    **{flag: flag for flag in ("--nodes", "--gpus-per-node", "--cpus-per-task", "--time", "--partition", "--account")},
+    **{flag: flag for flag in ("--qos", "--mem", "--constraint", "--requeue", "--wait")},
+    **{"--ntasks-per-node": "NPROC", "--ntasks": "NPROC", "--signal": "--grace"},
+}
+_SHORT = {
+    **{"-N": "--nodes", "-c": "--cpus-per-task", "-t": "--time", "-p": "--partition", "-A": "--account", "-q": "--qos"},
+    **{"-C": "--constraint", "-n": "--ntasks", "-W": "--wait"},
 }
 
 
@@ -105,13 +91,12 @@ def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tupl
     ]
     for directive in directives:
         _refuse_unwritable(directive)
-    cpus = submission.cpus_per_task
-    step = (*STEP, "--ntasks-per-node=1", *_given("--cpus-per-task", cpus))  # srun does not inherit it since 22.05
+    cpus = _given("--cpus-per-task", submission.cpus_per_task)  # srun does not inherit it since 22.05
     return BatchScript(
         about=_about(submission),
         directives=tuple(directives),
         setup=tuple(asked.get("setup") or ()),
-        step=step,
+        step=(*STEP, "--ntasks-per-node=1", *cpus),
         command=command,
         requeue_after_s=_requeue_after(submission),
     )
@@ -126,10 +111,8 @@ def log_beside(cwd: str, batch: BatchScript, stamp: str) -> tuple[str, str] | No
     """
     if "%" not in cwd and "\\" not in cwd:
         return None
-    if any(
-        directive.startswith(("--output", "-o")) and directive not in (LOG, LOG_OF_ARRAY)
-        for directive in batch.directives
-    ):
+    outputs = {directive for directive in batch.directives if directive.startswith(("--output", "-o"))}
+    if outputs - {LOG, LOG_OF_ARRAY}:
         return None
     if "\\" in cwd:
         name = f"/slurm-{stamp}.out"
@@ -156,12 +139,9 @@ def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _about(submission: Submission) -> str:
-    nodes = "1 node" if submission.nodes == 1 else f"{submission.nodes} nodes"
-    gpus = submission.gpus_per_node
-    each = "" if submission.nodes == 1 else " each"
-    return f"{submission.script} on {nodes}" + (
-        "" if gpus is None else f" with {gpus} {'GPU' if gpus == 1 else 'GPUs'}{each}"
-    )
+    nodes, gpus = submission.nodes, submission.gpus_per_node
+    each = "" if gpus is None else f" with {count(gpus, 'GPU')}{' each' if nodes > 1 else ''}"
+    return f"{submission.script} on {count(nodes, 'node')}{each}"
 
 
 def _requeue_after(submission: Submission) -> int | None:
@@ -177,15 +157,7 @@ def _given(option: str, value: object) -> list[str]:
 
 def _extra(text: str) -> list[str]:
     """Return the words of one ``--sbatch-arg``, an option and its value joined by ``=``."""
-    try:
-        words = shlex.split(text)
-    except ValueError as exception:
-        raise usage(
-            f"`--sbatch-arg {text}` has an unbalanced quote",
-            why=f"it is split like a shell line ({exception})",
-            fix="`--sbatch-arg '--exclude=node7'`",
-            where="flag: --sbatch-arg",
-        ) from exception
+    words = shell_words("--sbatch-arg", text, "--exclude=node7", "flag: --sbatch-arg")
     if not words or not words[0].startswith("-") or len(words) > 2 or (len(words) == 2 and "=" in words[0]):
         raise usage(
             f"`--sbatch-arg {text}` is not one option of sbatch",
@@ -194,11 +166,11 @@ def _extra(text: str) -> list[str]:
             where="flag: --sbatch-arg",
         )
     name = words[0].partition("=")[0] if words[0].startswith("--") else words[0][:2]
-    if name in _OURS:
+    if ours := _OURS.get(_SHORT.get(name, name)):
         raise usage(
             f"`--sbatch-arg {text}` contradicts the job",
-            why=f"ddplaunch writes `{name}` itself, from {_OURS[name]}",
-            fix=f"say it by {_OURS[name]} instead",
+            why=f"ddplaunch writes `{name}` itself, from {ours}",
+            fix=f"say it by {ours} instead",
             where="flag: --sbatch-arg",
         )
     if len(words) == 1:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddplaunch.launch.options import Options
-from ddplaunch.machine.environ import is_secret
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.resolved import Resolved
+from ddplaunch.values.resolved import Resolved, value_of
+from ddplaunch.values.secrets import hide_words, in_words, is_secret
 
 _GRACE_S = 60  # with --requeue alone: the ranks have to be told before the end that it comes
+_TIME = re.compile(r"(?:([0-9]{1,6})-)?([0-9]{1,6})(?::([0-9]{1,6}))?(?::([0-9]{1,6}))?")
 _MEMORY = re.compile(r"[1-9][0-9]{0,9}([KMGT])?\Z", re.IGNORECASE)
 
 
@@ -50,8 +51,7 @@ def decide_submission(options: Options, asked: Mapping[str, Any], script: str) -
     nodes = _nodes(options, asked.get("nodes"))
     processes = None if options.nproc is None or options.nproc.value == "auto" else options.nproc.value
     gpus = asked.get("gpus_per_node")
-    cpu = options.device is not None and options.device.value == "cpu"
-    if gpus is None and processes is not None and not cpu:
+    if gpus is None and value_of(options.device, "auto") != "cpu":
         gpus = processes
     if processes is not None and gpus is not None and processes > gpus:
         raise usage(
@@ -85,23 +85,18 @@ def parse_time(text: str) -> int:
 
     https://slurm.schedmd.com/sbatch.html#OPT_time. Raises UsageError for anything else.
     """
-    days, dash, rest = text.strip().rpartition("-")
-    parts = rest.split(":")
-    digits = [*parts, *([days] if dash else [])]
-    if not all(re.fullmatch("[0-9]{1,6}", part) for part in digits) or len(parts) > 3:
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
         raise impossible_value("time", text, "it is MINUTES, HH:MM:SS or DAYS-HH:MM:SS", "24:00:00")
-    numbers = [int(part) for part in parts]
-    if dash:
-        hours, minutes, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) < 3:
-        hours, (minutes, seconds) = 0, [*numbers, 0][:2]
-    else:
-        hours, minutes, seconds = numbers
+    days, *parts = match.groups()
+    numbers = [int(part) for part in parts if part]
+    if days is None and len(numbers) < 3:
+        numbers.insert(0, 0)  # of the hours
+    hours, minutes, seconds = [*numbers, 0, 0][:3]
     total = ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
     if total == 0:
-        raise impossible_value(
-            "time", text, "Slurm takes 0 for no limit at all, which most partitions refuse", "24:00:00"
-        )
+        why = "Slurm takes 0 for no limit at all, which most partitions refuse"
+        raise impossible_value("time", text, why, "24:00:00")
     return total
 
 
@@ -112,9 +107,9 @@ def job_name(text: str) -> str:
     return label if label[:1].isalpha() else f"job-{label}".strip("-")
 
 
-def refuse_secrets(options: Options, fix: str) -> None:
+def refuse_secrets(env: tuple[Resolved[tuple[str, str]], ...], fix: str) -> None:
     """Raise UsageError for a secret in ``--env``, since others read the text of a job. ``fix`` may hold ``{name}``."""
-    for item in options.env:
+    for item in env:
         name, value = item.value
         if is_secret(name, value):
             raise usage(
@@ -122,6 +117,22 @@ def refuse_secrets(options: Options, fix: str) -> None:
                 why="clusters keep that text and show it to others",
                 fix=fix.replace("{name}", name),
                 where=str(item.source),
+                code="secret-in-job",
+            )
+
+
+def refuse_secret_words(words: Sequence[str], fix: str, where: str) -> None:
+    """Raise UsageError for a word that holds a secret. ``fix`` may hold ``{name}``, of a variable for it."""
+    for i, spans in enumerate(in_words(words)):
+        if spans:
+            before = words[i - 1] if i and spans[0] == (0, len(words[i])) else ""
+            shown = " ".join([*([before] if before.startswith("-") else []), hide_words(words)[i]])
+            named = (before or words[i].partition("=")[0]).lstrip("-").replace("-", "_").upper()
+            raise usage(
+                f"`{shown}` would write a secret into the text of the job",
+                why="clusters keep that text and show it to others",
+                fix=fix.replace("{name}", named if named.isidentifier() else "SECRET"),
+                where=where,
                 code="secret-in-job",
             )
 
@@ -163,9 +174,8 @@ def _refuse_what_the_cluster_decides(options: Options) -> None:
 
 
 def _grace(options: Options, requeue: bool, time_s: int | None) -> int | None:
-    grace = None if options.grace_s is None else round(options.grace_s.value)
-    if grace is None:
-        grace = _GRACE_S if requeue and time_s is not None else None
+    default = _GRACE_S if requeue and time_s is not None else None
+    grace = default if options.grace_s is None else round(options.grace_s.value)
     if grace is not None and time_s is not None and grace >= time_s:
         raise usage(
             f"`--grace {grace}` is not less than the time limit of {time_s} s",

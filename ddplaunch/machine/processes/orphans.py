@@ -10,7 +10,7 @@ from ddplaunch.machine import files
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, descendants
 from ddplaunch.machine.processes.run_processes import is_guard, is_launcher, rank_of
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variable_names import RUN_ID
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 
 #: Programs that adopt orphans without being process 1 (PR_SET_CHILD_SUBREAPER, prctl(2)).
 _ADOPTERS = (
@@ -29,12 +29,12 @@ class Orphans:
 
 
 class _Run(NamedTuple):
-    """The key of a run on this machine; ddplaunch's run ids need no port."""
+    """The key of a run on this machine; ``which`` is the token of ddplaunch's launch, the port of another's."""
 
     uid: int
     kind: str
     run_id: str
-    port: str = ""
+    which: str = ""
 
 
 def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[Orphans, ...]:
@@ -49,7 +49,7 @@ def orphans_in(table: ProcessTable, adopts: Callable[[Process], bool]) -> tuple[
     for process in filter(lambda each: each.alive, table.values()):
         run_id = process.mark(RUN_ID)
         if run_id and (is_launcher(process) or is_guard(process)):
-            looked_after.add(_Run(process.uid, "ddplaunch", run_id))
+            looked_after.add(_Run(process.uid, "ddplaunch", run_id, process.mark(LAUNCH) or ""))
         run, parent = _run_of(process), table.get(process.parent)
         if run is None:
             continue
@@ -69,7 +69,8 @@ def _run_of(process: Process) -> _Run | None:
     elastic = process.mark("TORCHELASTIC_RUN_ID")
     if elastic is not None:
         ours = process.mark(RUN_ID)
-        return _Run(process.uid, "ddplaunch", ours) if ours else _Run(process.uid, "torchrun", elastic, port)
+        launch = process.mark(LAUNCH) or ""
+        return _Run(process.uid, "ddplaunch", ours, launch) if ours else _Run(process.uid, "torchrun", elastic, port)
     if process.mark("CROSS_RANK") is not None and process.mark("LOCAL_SIZE") is not None:
         return _Run(process.uid, "deepspeed", "none", port)
     return None

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.values.variable_names import RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
 #: Variables that torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to their processes.
 #: https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/local_elastic_agent.py
@@ -21,11 +22,12 @@ from ddplaunch.values.variable_names import RUN_ID, SETTINGS
 _MARKS = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT", "CROSS_RANK", "LOCAL_SIZE"}
     | {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "CUDA_VISIBLE_DEVICES"}
-    | {RUN_ID, "DDPLAUNCH_GLOBAL_BATCH_SIZE", SETTINGS, "DDPLAUNCH_DIR"}
+    | {RUN_ID, LAUNCH, "DDPLAUNCH_GLOBAL_BATCH_SIZE", SETTINGS, "DDPLAUNCH_DIR"}
 )
 _HINTS = (b"LOCAL_RANK=", b"TORCHELASTIC_RUN_ID=", b"DDPLAUNCH_RUN_ID=")
 _KERNEL_THREADS = 2  # the parent of all of them
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_EXITING = 0x4
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -53,6 +55,16 @@ class ProcessStat:
     def alive(self) -> bool:
         """Whether it still runs; a zombie holds no GPU, no memory and no file."""
         return self.state not in ("Z", "X")
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal or a debugger holds it."""
+        return self.state in ("T", "t")
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether a terminal controls it."""
+        return self.field(7) != 0
 
     @property
     def started_s(self) -> float:
@@ -107,6 +119,11 @@ class Process(NamedTuple):  # no dataclass: the guard reads this file too, see l
         """Return a variable of the environment that it was started with."""
         return self.environment.get(name) if self.environment is not None else None
 
+    def number(self, name: str) -> int | None:
+        """Return a variable of that environment as a number, None where it is none."""
+        text = self.mark(name) or ""
+        return int(text) if text.isdecimal() else None
+
     @property
     def alive(self) -> bool:
         """Whether it still runs; a zombie holds nothing any more."""
@@ -158,6 +175,18 @@ def read_stat(pid: int, proc: str = "/proc") -> ProcessStat | None:
         return None
 
 
+def is_ending(process: ProcessStat) -> bool:
+    """Return whether a process that was read before is gone, or on its way out (PF_EXITING in linux/sched.h)."""
+    now = read_stat(process.pid)
+    return now is None or now.start_ticks != process.start_ticks or not now.alive or bool(now.field(9) & _EXITING)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether there is a process ``pid`` that a signal or a debugger holds."""
+    seen = read_stat(pid)
+    return seen is not None and seen.stopped
+
+
 def own_processes() -> list[ProcessStat]:
     """Return all processes of this user that still run."""
     uid = os.geteuid()
@@ -184,6 +213,18 @@ def read_variable(pid: int, name: bytes, proc: str = "/proc") -> bytes | None:
     text = b"\0" + (read_bytes(f"{proc}/{pid}/environ") or b"")
     _, found, rest = text.partition(b"\0" + name + b"=")
     return rest.partition(b"\0")[0] if found else None
+
+
+def starved_s(pid: int) -> float:
+    """Return for how long its main thread has waited for a CPU since it started."""
+    fields = (read_bytes(f"/proc/{pid}/schedstat") or b"").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def io_bytes_of(task: int | str) -> int:
+    """Return the bytes that a process, or a thread ``PID/task/TID``, has read and written: rchar and wchar."""
+    lines = (read_bytes(f"/proc/{task}/io") or b"").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith((b"rchar:", b"wchar:")))
 
 
 def descendants(table: ProcessTable, roots: set[int]) -> set[int]:
@@ -225,3 +266,30 @@ def _marks(path: str) -> dict[str, str] | None:
         return {}
     pairs = (entry.decode(errors="surrogateescape").partition("=") for entry in text.split(b"\0"))
     return {name: value for name, _, value in pairs if name in _MARKS}
+
+
+def is_written(path: str | os.PathLike[str], proc: str = "/proc") -> bool:
+    """Return whether a process that this user may look into has the file open for writing, as `tee` or a shell has."""
+    try:
+        wanted = os.stat(path)  # noqa: PTH116
+    except OSError:
+        return False
+    return any(_writes(f"{proc}/{pid}", wanted) for pid in os.listdir(proc) if pid.isdecimal())  # noqa: PTH208
+
+
+def _writes(process: str, wanted: os.stat_result) -> bool:
+    with suppress(OSError):
+        for name in os.listdir(f"{process}/fd"):  # noqa: PTH208
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"{process}/fd/{name}"), wanted) and _to_write(process, name):  # noqa: PTH116
+                    return True
+    return False
+
+
+def _to_write(process: str, descriptor: str) -> bool:
+    """Return how a descriptor was opened: https://man7.org/linux/man-pages/man5/proc_pid_fdinfo.5.html."""
+    for line in (read_bytes(f"{process}/fdinfo/{descriptor}") or b"").splitlines():
+        key, _, value = line.partition(b":")
+        if key == b"flags":
+            return bool(int(value, 8) & os.O_ACCMODE)
+    return False

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, descendants
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variable_names import RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
 _LAUNCHING_MODULES = ("torch.distributed", "accelerate", "deepspeed", "ddplaunch")
 _LAUNCHING_PROGRAMS = ("torchrun", "accelerate", "deepspeed", "ddplaunch", "pt_elastic")
@@ -28,6 +29,7 @@ class RunProcesses:
     ranks: tuple[Process, ...] = ()
     children: tuple[Process, ...] = ()
     guards: tuple[Process, ...] = ()
+    launch: str = ""  # the launch's random token, which no other has; empty where nobody says it
 
     @property
     def all(self) -> tuple[Process, ...]:
@@ -65,55 +67,51 @@ def runs_in(table: ProcessTable) -> tuple[RunProcesses, ...]:
     """Return ddplaunch's runs, as the environment of their processes names them; the youngest first.
 
     A shell in which the variables of a plan were exported is not part of the run: only launchers, ranks, and what
-    they started. Runs of the same id are told apart by user and, where the launch says it, by directory.
+    they started. Runs of the same id are told apart by user and launch.
     """
     named = [process for process in table.values() if process.alive and _run_id(process)]
     launchers = {
         process.pid: _key(process) for process in named if is_launcher(process) and not _copied(process, table)
     }
-    parts: dict[_Key, _Parts] = {key: _Parts() for key in launchers.values()}
+    runs: dict[_Key, dict[str, list[Process]]] = defaultdict(lambda: defaultdict(list))
     for pid, key in launchers.items():
-        parts[key].launchers.append(table[pid])
+        runs[key]["launchers"].append(table[pid])
     members = {process.pid for process in named if process.mark("LOCAL_RANK") is not None or is_guard(process)}
     members |= set(launchers) | descendants(table, members | set(launchers))
     for pid in sorted(members - set(launchers)):
         process = table[pid]
-        owner = _owner(process, table, launchers, parts)
+        owner = _owner(process, table, launchers, runs)
         if owner is not None and process.alive:
-            parts.setdefault(owner, _Parts()).place(process, table, launchers)
-    runs = (part.run(key) for key, part in parts.items())
-    return tuple(sorted((run for run in runs if run.all), key=lambda run: -run.first.start_ticks))
+            part = "guards" if is_guard(process) else "ranks" if _is_rank(process, table, launchers) else "children"
+            runs[owner][part].append(process)
+    found = (_run(key, parts) for key, parts in runs.items())
+    return tuple(sorted(found, key=lambda run: -run.first.start_ticks))
 
 
-_Key = tuple[int, str, str]  # user, run id, directory
+def _run(key: _Key, parts: Mapping[str, list[Process]]) -> RunProcesses:
+    uid, run_id, _, launch = key
+    return RunProcesses(
+        run_id,
+        uid,
+        tuple(sorted(parts["launchers"], key=lambda each: each.start_ticks)),
+        tuple(sorted(parts["ranks"], key=rank_of)),
+        tuple(parts["children"]),
+        tuple(parts["guards"]),
+        launch,
+    )
 
 
-class _Parts:
-    """The processes of one run while they are being sorted."""
-
-    def __init__(self) -> None:
-        self.launchers: list[Process] = []
-        self.ranks: list[Process] = []
-        self.children: list[Process] = []
-        self.guards: list[Process] = []
-
-    def place(self, process: Process, table: ProcessTable, launchers: Mapping[int, _Key]) -> None:
-        if is_guard(process):
-            self.guards.append(process)
-        elif _is_rank(process, table, launchers):
-            self.ranks.append(process)
-        else:
-            self.children.append(process)
-
-    def run(self, key: _Key) -> RunProcesses:
-        ranks, launchers = sorted(self.ranks, key=rank_of), sorted(self.launchers, key=lambda each: each.start_ticks)
-        return RunProcesses(key[1], key[0], tuple(launchers), tuple(ranks), tuple(self.children), tuple(self.guards))
+_Key = tuple[int, str, str, str]  # user, run id, directory, token of the launch
 
 
 def _key(process: Process) -> _Key:
-    """Return user, run id and directory; the last is what the launch told its plug-in, or empty."""
-    place = _DIRECTORY.search(process.mark(SETTINGS) or "")
-    return (process.uid, _run_id(process), place[1] if place else "")
+    """Return user, run id, and what tells the launch from another of this id: its token.
+
+    Without one it is the directory that the launch told its plug-in, or empty.
+    """
+    token = process.mark(LAUNCH) or ""
+    place = None if token else _DIRECTORY.search(process.mark(SETTINGS) or "")
+    return (process.uid, _run_id(process), place[1] if place else "", token)
 
 
 def _run_id(process: Process) -> str:
@@ -134,11 +132,11 @@ def _owner(process: Process, table: ProcessTable, launchers: Mapping[int, _Key],
     for each in ancestors(table, process.pid):
         key = launchers.get(each.pid)
         # without readable marks (setproctitle overwrites them) descent decides; other marks are a run within this one
-        if key is not None and own[1] in ("", key[1]):
+        if key is not None and own[1] in ("", key[1]) and own[3] in ("", key[3]):
             return key
     if not own[1]:  # below a rank whose launcher is gone
         own = next((_key(each) for each in ancestors(table, process.pid) if _run_id(each)), own)
-    same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2])]
+    same = [key for key in known if key[:2] == own[:2] and own[2] in ("", key[2]) and own[3] in ("", key[3])]
     return same[0] if same else own if own[1] else None
 
 
@@ -151,7 +149,7 @@ def _copied(process: Process, table: ProcessTable) -> bool:
 def _is_rank(process: Process, table: ProcessTable, launchers: Mapping[int, _Key]) -> bool:
     """Whether a launcher started it: each rank leads a session; a DataLoader worker stays in that of its rank."""
     if process.parent in launchers:
-        return process.session == process.pid and process.name != _TEMPLATE
+        return process.session == process.pid and process.name != _TEMPLATE and not is_guard(process)
     if process.mark("LOCAL_RANK") is None or process.session != process.pid:
         return False
     parent = table.get(process.parent)
@@ -160,8 +158,8 @@ def _is_rank(process: Process, table: ProcessTable, launchers: Mapping[int, _Key
 
 def rank_of(process: Process) -> tuple[int, int]:
     """Return the rank for sorting and naming, a large number where it is not known; then the pid."""
-    text = process.mark("RANK") or ""
-    return (int(text) if text.isdecimal() else 1 << 30, process.pid)
+    rank = process.number("RANK")
+    return (1 << 30 if rank is None else rank, process.pid)
 
 
 def within(table: ProcessTable, pid: int) -> set[int]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from ddplaunch.machine.processes.process_table import Process, read_process, read_stat
-from ddplaunch.values.variable_names import RUN_ID
+from ddplaunch.values.variable_names import LAUNCH, RUN_ID
 
 
 class ProcessIdentity(Protocol):
@@ -34,7 +34,7 @@ class ProcessIdentity(Protocol):
 #: "sent"; "gone": no such process; "other": the pid belongs to another process by now; "denied": no permission.
 Sent = Literal["sent", "gone", "other", "denied"]
 
-_RUN_IDS = (RUN_ID, "TORCHELASTIC_RUN_ID")
+_RUN_IDS = (RUN_ID, LAUNCH, "TORCHELASTIC_RUN_ID")
 _PAUSE_S = 0.02
 KILLED_S = 5.0  # from SIGKILL to the end; a process that takes longer waits in the kernel for a device or a file server
 

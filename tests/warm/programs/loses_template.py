@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.agent.warm import warm_process
+from ddplaunch.agent.warm import template as warm_process
 from ddplaunch.agent.warm.template import Template
 
 warm_process.STOPPED_S, warm_process._LOOK_S = 0.2, 0.02

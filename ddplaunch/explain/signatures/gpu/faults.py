@@ -17,7 +17,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="driver-too-old",
         tier=Tier.CAUSE,
-        literals=("driver on your system is too old",),
         patterns=(r"NVIDIA driver on your system is too old \(found version (?P<major>\d{1,2})0(?P<minor>\d)0\)",),
         log_unless=(_OTHER_EXCEPTION,),
         what="the NVIDIA driver supports CUDA {major}.{minor} at most, older than this torch needs",
@@ -40,24 +39,16 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="driver-too-old",
         tier=Tier.CAUSE,
-        literals=(
-            "driver version is insufficient",
-            "forward compatibility",
-            "Driver/library version mismatch",
-            "unsupported display driver",
-            "unsatisfied condition: cuda",
-            "unsupported toolchain",
-        ),
         patterns=(
-            r"(?P<message>CUDA driver version is insufficient for CUDA runtime version)",
-            r"(?P<message>forward compatibility was attempted on non supported HW)",
-            r"(?P<message>Driver/library version mismatch)",
-            r"(?P<message>system has unsupported display driver / cuda driver combination)",
-            r"(?P<message>unsatisfied condition: cuda ?[><=]+ ?[\d.]+)",
-            r"(?P<message>the provided PTX was compiled with an unsupported toolchain)",
+            r"CUDA driver version is insufficient for CUDA runtime version",
+            r"forward compatibility was attempted on non supported HW",
+            r"Driver/library version mismatch",
+            r"system has unsupported display driver / cuda driver combination",
+            r"unsatisfied condition: cuda ?[><=]+ ?[\d.]+",
+            r"the provided PTX was compiled with an unsupported toolchain",
         ),
         log_unless=(_OTHER_EXCEPTION,),
-        what="driver and CUDA do not fit: `{message}`",
+        what="driver and CUDA do not fit: `{line}`",
         why="kernel module, libcuda (also one from a compat directory) and the CUDA of torch must fit each other",
         fixes=(
             "compare `cat /proc/driver/nvidia/version` with `nvidia-smi`; after a driver update reboot or reload "
@@ -80,22 +71,14 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-arch-mismatch",
         tier=Tier.CAUSE,
-        literals=(
-            "no kernel image is available",
-            "invalid device function",
-            "named symbol not found",
-            "device kernel image is invalid",
-            "ptxas fatal",
-        ),
         patterns=(
-            r"(?P<message>no kernel image is available for execution on the device)",
-            r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure)\S* ?:? ?\d* ?'?(?P<message>invalid device "
-            r"function)",
-            r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<message>named symbol not found)",
-            r"CUDA(?: driver)? error: (?P<message>device kernel image is invalid)",
-            r"ptxas fatal +: (?P<message>Value 'sm_\w+' is not defined for option 'gpu-name')",
+            r"no kernel image is available for execution on the device",
+            r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure)\S* ?:? ?\d* ?'?(?P<line>invalid device function)",
+            r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<line>named symbol not found)",
+            r"CUDA(?: driver)? error: (?P<line>device kernel image is invalid)",
+            r"ptxas fatal +: (?P<line>Value 'sm_\w+' is not defined for option 'gpu-name')",
         ),
-        what="a library has no code for this GPU: CUDA says `{message}`",
+        what="a library has no code for this GPU: CUDA says `{line}`",
         why="torch, NCCL or an extension was built for other compute capabilities than this GPU's; mixed GPU models in "
         "one job show it on some ranks only",
         fixes=(
@@ -119,10 +102,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-arch-mismatch",
         tier=Tier.HINT,
-        literals=("is not compatible with the current PyTorch installation", "which is of cuda capability"),
         patterns=(
             r"(?P<gpu>\b\w.{2,80}?) with CUDA capability (?P<capability>sm_\w+) is not compatible with the "
-            r"current PyTorch",
+            r"current PyTorch installation",
             r"Found GPU\d* (?P<gpu>.*?) which is of cuda capability (?P<capability>[\d.]+)\.",
         ),
         log_unless=(_OTHER_EXCEPTION,),
@@ -140,19 +122,13 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="fabric-manager-down",
         tier=Tier.CAUSE,
-        literals=(
-            "system not yet initialized",
-            "Fabric Manager or NVSwitches",
-            "cudaErrorSystemNotReady",
-            "CUDA_ERROR_SYSTEM_NOT_READY",
-        ),
         patterns=(
-            r"(?P<message>(?:Error |Cuda failure )?(?:802: )?'?system not yet initialized)",
-            r"(?P<message>cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY)",
-            r"(?P<message>configuration error in the Fabric Manager or NVSwitches)",
+            r"(?:Error |Cuda failure )?(?:802: )?'?system not yet initialized",
+            r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY",
+            r"configuration error in the Fabric Manager or NVSwitches",
         ),
         log_unless=(_OTHER_EXCEPTION,),
-        what="the NVSwitch fabric is not ready: `{message}`",
+        what="the NVSwitch fabric is not ready: `{line}`",
         why="on NVSwitch systems (HGX, DGX) CUDA starts only after nvidia-fabricmanager of the driver's own version "
         "has set up the fabric",
         fixes=(
@@ -174,9 +150,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="device-side-assert",
         tier=Tier.CAUSE,
-        literals=("Assertion `",),
         patterns=(
-            r"(?P<file>[\w.-]+\.(?:cu|cuh|h|hpp|cpp|py))[:(]\d+[:)].*?: block: ?\[(?P<block>[\d, ]+)\], thread: "
+            r"(?P<file>[\w.-]+\.(?:cu|cuh|h|hpp|cpp|py))[:(]\d+[:)].*?: block: ?\[[\d, ]+\], thread: "
             r"?\[[\d, ]+\].*Assertion `(?P<assertion>.+?)`? failed",
             r"(?P<file>[\w.-]+\.(?:cu|cuh)):\d+: .*Assertion `(?P<assertion>.+?)` failed",
         ),
@@ -206,7 +181,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="device-side-assert",
         tier=Tier.CAUSE,
-        literals=("device-side assert triggered",),
         patterns=(
             r"(?:CUDA|Cuda|cuda|HIP)\b.{0,60}device-side assert triggered",
             r"THCudaCheck FAIL.*: device-side assert triggered",
@@ -231,7 +205,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="gpu-fault",
         tier=Tier.CAUSE,
-        literals=("NVRM: Xid",),
         patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>(?!45\b|43\b|31\b|13\b)\d+)\b,?(?P<detail>.*)",),
         what="the driver reported Xid {xid} for the GPU at {device}:{detail}",
         why="an Xid is the driver's own error report: 79 fell off the bus, 48, 63, 64, 94 and 95 memory (ECC), 74 and "
@@ -255,7 +228,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="gpu-fault",
         tier=Tier.HINT,
-        literals=("NVRM: Xid",),
         patterns=(r"NVRM: Xid \((?P<device>[^)]+)\): (?P<xid>13|31|43)\b",),
         what="the driver reported Xid {xid} for the GPU at {device}",
         why="13, 31 and 43 follow from a kernel that read or wrote where it must not",
@@ -266,23 +238,14 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="gpu-fault",
         tier=Tier.CAUSE,
-        literals=(
-            "uncorrectable ECC error",
-            "uncorrectable NVLink error",
-            "fallen off the bus",
-            "GPU is lost",
-            "Unable to determine the device handle",
-            "hardware stack error",
-            "RmInitAdapter failed",
-        ),
         patterns=(
-            r"(?:CUDA error|Cuda failure|cuda runtime error)\S* .*?(?P<message>uncorrectable (?:ECC|NVLink) error\w*)",
-            r"(?P<message>GPU has fallen off the bus|GPU is lost)",
-            r"(?P<message>Unable to determine the device handle for GPU\s?\S+)",
-            r"CUDA error: (?P<message>hardware stack error)",
-            r"NVRM: .*(?P<message>RmInitAdapter failed)",
+            r"(?:CUDA error|Cuda failure|cuda runtime error)\S* .*?(?P<line>uncorrectable (?:ECC|NVLink) error\w*)",
+            r"GPU has fallen off the bus|GPU is lost",
+            r"Unable to determine the device handle for GPU\s?\S+",
+            r"CUDA error: (?P<line>hardware stack error)",
+            r"NVRM: .*(?P<line>RmInitAdapter failed)",
         ),
-        what="a GPU failed: `{message}`",
+        what="a GPU failed: `{line}`",
         why="memory, link or board of this GPU reported a fault that software cannot repair; no code of the run "
         "caused it",
         fixes=(
@@ -305,27 +268,16 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="gpu-fault",
         tier=Tier.CAUSE,
-        literals=(
-            "an illegal memory access was encountered",
-            "misaligned address",
-            "unspecified launch failure",
-            "an illegal instruction was encountered",
-            "invalid program counter",
-            "Memory access fault by GPU",
-            "launch timed out and was terminated",
-            "CUDA error: unknown error",
-            "HSA_STATUS_ERROR_",
-            "HW Exception by GPU",
-        ),
         patterns=(
-            r"(?P<message>an illegal memory access was encountered|misaligned address|unspecified launch failure"
-            r"|an illegal instruction was encountered|the launch timed out and was terminated)",
-            r"(?:CUDA error|Cuda failure|HIP error)\S* ?\d* ?'?(?P<message>invalid program counter|unknown error)",
-            r"(?P<message>HSA_STATUS_ERROR_\w+|HW Exception by GPU node-\d+)",
-            r"(?P<message>Memory access fault by GPU node-\d+)",
+            r"an illegal memory access was encountered|misaligned address|unspecified launch failure"
+            r"|an illegal instruction was encountered|the launch timed out and was terminated",
+            r"(?:CUDA error|Cuda failure|HIP error)\S* ?\d* ?'?(?P<line>invalid program counter)",
+            r"(?:CUDA error: |Cuda failure (?:\d+ )?')(?P<line>unknown error)",
+            r"HSA_STATUS_ERROR_\w+|HW Exception by GPU node-\d+",
+            r"Memory access fault by GPU node-\d+",
         ),
         log_unless=(r"Assertion `.*` failed", r"device-side assert triggered", r"uncorrectable ECC"),
-        what="a kernel faulted on the GPU: `{message}`",
+        what="a kernel faulted on the GPU: `{line}`",
         why="a kernel (often a custom, Triton or fused one) touched memory that is not its own, or the GPU "
         "itself is at fault; " + _ASYNC,
         fixes=(
@@ -343,6 +295,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: unspecified launch failure",
             "THCudaCheck FAIL file=/opt/Copy.cu line=84 error=4 : unspecified launch failure",
             "NCCL WARN Cuda failure 'an illegal memory access was encountered'",
+            "NCCL WARN Cuda failure 999 'unknown error'",
             "Memory access fault by GPU node-4 (Agent handle: 0x55) on address 0x7f.",
             "RuntimeError: CUDA error: the launch timed out and was terminated",
             "RuntimeError: CUDA error: an illegal instruction was encountered",

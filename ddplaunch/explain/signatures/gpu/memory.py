@@ -17,10 +17,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # 2.1 and later, every process that sits on the GPU is listed
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("has a total capac",),
         patterns=(
             rf"Tried to allocate {_SIZE}\. GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ \w+) of which "
-            r"(?P<free>[\d.]+ \w+) is free\. .*?Process (?P<other>\d+) has (?P<held>[\d.]+ \w+) memory in use\. "
+            r"(?P<free>[\d.]+ \w+) is free\. .*?Process (?P<other>\d+) has [\d.]+ \w+ memory in use\. "
             r"(?:Including non-PyTorch memory, this process|Process \d+) has",
         ),
         what="GPU {gpu} is full: {wanted} wanted, {free} of {total} free, and several processes share the GPU",
@@ -43,7 +42,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("has a total capac",),
         patterns=(
             rf"Tried to allocate {_SIZE}\. GPU (?P<gpu>\d+) has a total capac\w+ of (?P<total>[\d.]+ \w+) of which "
             r"(?P<free>[\d.]+ \w+) is free\.(?:.*this process has (?P<used>[\d.]+ \w+) memory in use)?",
@@ -64,7 +62,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # 0.4 to 2.0
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("total capacity;",),
         patterns=(
             rf"Tried to allocate {_SIZE} \(GPU (?P<gpu>\d+); (?P<total>[\d.]+ \w+) total capacity; "
             r"(?P<used>[\d.]+ \w+) already allocated; (?P<free>[\d.]+ \w+) free",
@@ -84,7 +81,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("out of memory", "OutOfMemoryError", "Encountered OOM"),
         patterns=(
             r"(?:CUDA|HIP|NPU|XPU|MLU|MUSA) out of memory\. Tried to allocate",
             r"^(?:\S*(?:Error|Exception): )+(?:CUDA|HIP|NPU|XPU) out of memory",
@@ -114,11 +110,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("out of memory", "CUDA_ERROR_OUT_OF_MEMORY"),
         patterns=(
             r"CUDA(?: driver)? error(?: 2)?: out of memory\b",
             r"cuda runtime error \(2\) : out of memory",
-            r"Cuda (?:failure|error)(?: \S+?)? ?\d* ?'out of memory'",
+            r"(?:Cuda|HIP) (?:failure|error)(?: \S+?)? ?\d* ?'out of memory'",
             r"(?:THCudaCheck FAIL|CUDA_ERROR_OUT_OF_MEMORY|cudaErrorMemoryAllocation|Triton Error "
             r"\[CUDA\])\S*.*out of memory",
         ),
@@ -131,6 +126,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/generic/THCStorage.cu:58",
             "node:2134736:2285781 [0] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'",
             "Cuda failure 2 'out of memory'",
+            "HIP failure 'out of memory'",
             "RuntimeError: Triton Error [CUDA]: out of memory",
             "CUDARuntimeError: cudaErrorMemoryAllocation: out of memory",
             "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
@@ -145,7 +141,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-out-of-memory",
         tier=Tier.CAUSE,
-        literals=("to CUDA ",),
         patterns=(r"NCCL WARN Failed to CUDA (?:calloc|malloc)(?: async)? (?P<size>\d+) bytes",),
         what="NCCL could not allocate {size} bytes on its GPU",
         why="NCCL takes its buffers from the same GPU memory after the model has filled it",
@@ -157,21 +152,14 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-out-of-memory",
         tier=Tier.GENERAL,
-        literals=(
-            "CUBLAS_STATUS_ALLOC_FAILED",
-            "CUDNN_STATUS_ALLOC_FAILED",
-            "CUBLAS_STATUS_NOT_INITIALIZED",
-            "resource allocation failed",
-            "CUSOLVER_STATUS_ALLOC_FAILED",
-        ),
         patterns=(
-            r"(?P<status>CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED)",
-            r"(?P<status>CUBLAS_STATUS_NOT_INITIALIZED) when calling `cublasCreate",
-            r"cublas runtime error : (?P<status>resource allocation failed)",
+            r"CU(?:BLAS|DNN|SOLVER|SPARSE)_STATUS_ALLOC_FAILED",
+            r"(?P<line>CUBLAS_STATUS_NOT_INITIALIZED) when calling `cublasCreate",
+            r"cublas runtime error : (?P<line>resource allocation failed)",
         ),
         unless=(r"^\s*frame #",),
         log_unless=(r"Assertion .* failed", r"device-side assert"),
-        what="a GPU library could not allocate its workspace ({status})",
+        what="a GPU library could not allocate its workspace ({line})",
         why="cuBLAS and cuDNN allocate outside of PyTorch's cache, and the GPU was full; an index out of range before "
         "it gives the same message",
         fixes=(_SMALLER, _WHO, "if memory is free: look for indices out of range with `--env CUDA_LAUNCH_BLOCKING=1`"),
@@ -179,6 +167,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
             "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
             "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+            "RuntimeError: CUDA error: CUSPARSE_STATUS_ALLOC_FAILED when calling `cusparseCreate(handle)`",
             "RuntimeError: cublas runtime error : resource allocation failed at /opt/conda/THCGeneral.cpp:228",
             "RuntimeError: cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`",
         ),

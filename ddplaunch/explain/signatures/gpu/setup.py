@@ -11,14 +11,9 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-unavailable",
         tier=Tier.CAUSE,
-        literals=(
-            "Torch not compiled with CUDA enabled",
-            "_cuda_setDevice",
-            "not linked with support for cuda devices",
-        ),
         patterns=(
             r"Torch not compiled with CUDA enabled",
-            r"module '?torch\._C'? has no attribute '_cuda_\w+'",
+            r"module '?torch\._C'? has no attribute '_cuda_setDevice",
             r"PyTorch is not linked with support for cuda devices",
         ),
         what="this build of torch has no CUDA (CPU wheel)",
@@ -39,32 +34,20 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-unavailable",
         tier=Tier.CAUSE,
-        literals=(
-            "No CUDA GPUs are available",
-            "no CUDA-capable device is detected",
-            "No HIP GPUs are available",
-            "busy or unavailable",
-            "Cuda is not available",
-            "CUDA unknown error",
-            "Failed to initialize NVML",
-            "could not select device driver",
-            "CUDA is not available",
-            "initialization error",
-        ),
         patterns=(
-            r"(?P<message>No (?:CUDA|HIP) GPUs are available)",
-            r"(?P<message>no CUDA-capable device is detected)",
-            r"(?P<message>(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable)",
-            r"^(?:\w+Error: )+(?P<message>[Cc][Uu][Dd][Aa] is not available)",
-            r"(?P<message>CUDA unknown error - this may be due to an incorrectly set up environment)",
-            r"(?P<message>Failed to initialize NVML: (?!Driver/library)\w[\w ]+)",
-            r"(?P<message>could not select device driver \S+ with capabilities: \[\[gpu\]\])",
-            r"CUDA(?: driver)? error(?: 3)?: (?P<message>initialization error)",
-            r"cuda runtime error \(3\) : (?P<message>initialization error)",
-            r"Cuda failure(?: 3)? '(?P<message>initialization error)'",
+            r"No (?:CUDA|HIP) GPUs are available",
+            r"no CUDA-capable device is detected",
+            r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
+            r"^(?:\w+Error: )+(?P<line>(?:CUDA|Cuda) is not available)",
+            r"CUDA unknown error - this may be due to an incorrectly set up environment",
+            r"Failed to initialize NVML: (?!Driver/library)\w[\w ]+",
+            r"could not select device driver \S+ with capabilities: \[\[gpu\]\]",
+            r"CUDA(?: driver)? error(?: 3)?: (?P<line>initialization error)",
+            r"cuda runtime error \(3\) : (?P<line>initialization error)",
+            r"Cuda failure(?: 3)? '(?P<line>initialization error)'",
         ),
         unless=(r"UserWarning",),
-        what="no usable GPU: CUDA says `{message}`",
+        what="no usable GPU: CUDA says `{line}`",
         why="no device is visible to this process: CUDA_VISIBLE_DEVICES is empty or wrong, the container or the job "
         "has no GPU, another process holds it exclusively, or CUDA was initialised before a fork",
         fixes=(
@@ -96,7 +79,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cuda-unavailable",
         tier=Tier.CAUSE,
-        literals=("Found no NVIDIA driver on your system",),
         patterns=(r"Found no NVIDIA driver on your system",),
         unless=(r"UserWarning",),
         what="no NVIDIA driver on this machine or in this container",
@@ -120,9 +102,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # what libraries and scripts say when they find no GPU
         code="cuda-unavailable",
         tier=Tier.CAUSE,
-        literals=("GPU", "CUDA", "is_available() is False"),
         patterns=(
-            r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*\b(?:[Nn]o (?:CUDA |NVIDIA |GPU "
+            r"^(?=.*(?:GPU|CUDA))(?:[\w.]*(?:Error|Exception): )+(?P<message>.*\b(?:[Nn]o (?:CUDA |NVIDIA |GPU "
             r")?(?:GPUs?|devices?|resources)"
             r" (?:were |was )?(?:found|available|detected)|CUDA (?:is )?(?:unavailable|not available|required))\b.*)",
             r"^(?:[\w.]*(?:Error|Exception): )+(?P<message>.*(?:torch\.cuda\.)?is_available\(\) is False)",
@@ -148,13 +129,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="invalid-device-ordinal",
         tier=Tier.CAUSE,
-        literals=("invalid device ordinal", "GPU device may be out of range", "Invalid device id"),
         patterns=(
-            r"(?P<message>invalid device ordinal)",
-            r"(?P<message>GPU device may be out of range)",
-            r"^(?:AssertionError|RuntimeError|ValueError): (?P<message>Invalid device id)",
+            r"invalid device ordinal",
+            r"GPU device may be out of range",
+            r"^(?:AssertionError|RuntimeError|ValueError): (?P<line>Invalid device id)",
         ),
-        what="this rank asked for a GPU that is not visible to it (`{message}`)",
+        what="this rank asked for a GPU that is not visible to it (`{line}`)",
         why="more processes than visible GPUs, or the index is the global rank or nvidia-smi's instead of one "
         "among the visible",
         fixes=(
@@ -176,7 +156,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="duplicate-gpu",
         tier=Tier.CAUSE,
-        literals=("Duplicate GPU detected",),
         patterns=(
             r"Duplicate GPU detected ?: rank (?P<one>\d+) and rank (?P<other>\d+) both on CUDA device (?P<bus>[\w:.]+)",
         ),
@@ -199,8 +178,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # first of its code: what the comparison of all ranks' time-outs is told with
         code="gpu-p2p-broken",
         tier=Tier.HINT,
-        literals=("Watchdog caught collective operation timeout",),
-        patterns=(r"collective operation timeout: Work\w+\(SeqNum=1, ",),
+        patterns=(r"Watchdog caught collective operation timeout: Work\w+\(SeqNum=1, ",),
         what="the first collective never completed, on any rank",
         why="the GPUs connected but no data arrived: peer-to-peer transfers under an IOMMU or PCIe ACS, or "
         "broken GPUDirect",
@@ -217,29 +195,20 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="cudnn-error",
         tier=Tier.GENERAL,
-        literals=(
-            "CUDNN_STATUS_",
-            "CUBLAS_STATUS_",
-            "CUSPARSE_STATUS_",
-            "CUSOLVER_STATUS_",
-            "CUFFT_",
-            "cublas runtime error",
-            "Unable to find a valid cuDNN algorithm",
-            "unable to find an engine to execute",
-        ),
         patterns=(
-            r"cuDNN(?: Frontend)? error\S* .*?(?P<status>CUDNN_STATUS_(?!ALLOC_FAILED)\w+)",
-            r"Error: .*?(?P<status>CUDNN_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
-            r"CUDA error: (?P<status>CU(?:BLAS|SPARSE|SOLVER)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
-            r"error: (?P<status>CU(?:SPARSE|SOLVER)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
-            r"cuFFT error: (?P<status>CUFFT_\w+)",
-            r"cublas runtime error : (?P<status>(?!resource allocation failed).+?) at ",
-            r"(?P<status>Unable to find a valid cuDNN algorithm to run convolution)",
-            r"(?P<status>unable to find an engine to execute this computation)",
+            r"(?P<line>cuDNN version incompatibility: [^.]*)",
+            r"cuDNN(?: Frontend)? error\S* .*?(?P<line>CUDNN_STATUS_(?!ALLOC_FAILED)\w+)",
+            r"Error: .*?(?P<line>CUDNN_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
+            r"CUDA error: (?P<line>CU(?:BLAS|SPARSE|SOLVER)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
+            r"error: (?P<line>CU(?:SPARSE|SOLVER)_STATUS_(?!ALLOC_FAILED|SUCCESS)\w+)",
+            r"cuFFT error: (?P<line>CUFFT_\w+)",
+            r"cublas runtime error : (?P<line>(?!resource allocation failed).+?) at ",
+            r"Unable to find a valid cuDNN algorithm to run convolution",
+            r"unable to find an engine to execute this computation",
         ),
         unless=(r"^\s*frame #", r"cublasCreate"),
         log_unless=(r"out of memory", r"Assertion `.*` failed", r"device-side assert triggered"),
-        what="a GPU library call failed: `{status}`",
+        what="a GPU library call failed: `{line}`",
         why="cuDNN or cuBLAS rejected a call: another version loaded than torch was built with, a GPU that it does not "
         "support, an index error before it, or little free memory",
         fixes=(
@@ -250,6 +219,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "from script",
         ),
         examples=(
+            "RuntimeError: cuDNN version incompatibility: PyTorch was compiled  against (9, 1, 0) but found runtime "
+            "version (8, 9, 7). PyTorch already comes bundled with cuDNN.",
             "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
             "RuntimeError: cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
             "RuntimeError: CUDNN_STATUS_INTERNAL_ERROR",
@@ -269,23 +240,19 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="gpu-p2p-broken",
         tier=Tier.SYMPTOM,
-        literals=(
-            "peer access is not supported",
-            "peer mapping resources exhausted",
-            "CUDA IPC handle",
-            "peer access has not been enabled",
-        ),
         patterns=(
-            r"(?P<message>peer access is not supported between these two devices)",
-            r"(?P<message>peer mapping resources exhausted)",
-            r"NCCL WARN (?P<message>(?:[Ff]ailed to open|Cuda failure .*opening) CUDA IPC handle)",
-            r"(?:CUDA error|Cuda failure)\S* .*?(?P<message>peer access has not been enabled)",
+            r"peer access is not supported between these two devices",
+            r"peer mapping resources exhausted",
+            r"NCCL WARN (?P<line>(?:[Ff]ailed to open|Cuda failure .*opening) CUDA IPC handle)",
+            r"(?:CUDA error|Cuda failure)\S* .*?(?P<line>peer access has not been enabled)",
+            r"transport/(?:nvls|p2p)\.cc:\d+ NCCL WARN (?P<line>Cuda failure 1 'invalid argument')",
         ),
-        what="GPUs cannot reach each other's memory: `{message}`",
+        what="GPUs cannot reach each other's memory: `{line}`",
         why="NCCL or a custom all-reduce chose peer-to-peer transport, which these GPUs, their PCIe path or the "
         "container do not have",
         fixes=(
-            "go through host memory: `--env NCCL_P2P_DISABLE=1` (slower, works everywhere)",
+            "go through host memory: `--env NCCL_P2P_DISABLE=1` (slower, works everywhere); if the line names nvls.cc, "
+            "first `--env NCCL_NVLS_ENABLE=0`",
             "look at the topology: `nvidia-smi topo -p2p r`",
             "in containers share the IPC namespace: `docker run --ipc=host`",
         ),
@@ -297,6 +264,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "CUDA failure test.cu:20 'peer mapping resources exhausted'",
             "gpu1:1:2 [0] transport/p2p.cc:301 NCCL WARN Failed to open CUDA IPC handle : 1 invalid argument",
             "RuntimeError: CUDA error: peer access has not been enabled",
+            "gpu7:2338:2379 [2] transport/nvls.cc:254 NCCL WARN Cuda failure 1 'invalid argument'",
         ),
         near_misses=("NCCL INFO P2P is disabled between connected GPUs 1 and 0.",),
         source="https://github.com/ray-project/ray_lightning/issues/24",
@@ -304,7 +272,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="gpu-p2p-broken",
         tier=Tier.SYMPTOM,
-        literals=("IO_PAGE_FAULT", "DMAR:"),
         patterns=(
             r"nvidia\S* (?P<device>[0-9a-f:.]+): .*(?P<message>IO_PAGE_FAULT)",
             r"(?P<message>IO_PAGE_FAULT) device=(?P<device>[0-9a-f:.]+)",

@@ -30,14 +30,20 @@ _FIXES = (
     "In containers use the host's network: `docker run --network=host`.",
     "See what was chosen: `--nccl-debug INFO`, then the line `Bootstrap : Using`.",
 )
+_UNREACHED = r"(?:No route to host|Network is unreachable|Connection timed out|Software caused connection abort)"
+#: How NCCL, old and new, names the interface that it took: those here reach nobody else.
+_TAKEN = (
+    r"(?:Using|NET : Using interface) (?:interface )?(?:\[\d+\])?(?P<interface>{0})"
+    r":(?P<own>[0-9a-f.:]+(?:%\w+)?)<"
+)
+_BRIDGES = r"(?:virbr|docker|veth|br-|cni|flannel|cali|vboxnet|vmnet|podman|lxc|lxd)[\w.-]*"
 
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="port-taken",
         tier=Tier.CAUSE,
-        literals=("EADDRINUSE", "ddress already in use", "another process is utilizing"),
         patterns=(
-            r"(?:Error|error): .*port: (?P<port>\d+),.*(?:code: -(?:98|48)|EADDRINUSE)",
+            r"(?:Error|error): .*port: (?P<port>\d+),.*(?:code: -(?:98|48).*ddress already in use|EADDRINUSE)",
             r"(?:Error|error): .*:(?P<port>\d+) \(errno: (?:98|48) - Address already in use\)",
             r"on port `?(?P<port>\d+)`?, but another process is utilizing it",
             r"(?:bind|listen|address)\S*:? .*:(?P<port>\d+)[^\d:].*[Aa]ddress already in use",
@@ -68,7 +74,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="port-taken",
         tier=Tier.CAUSE,
-        literals=("ddress already in use",),
         patterns=(
             r"(?:RuntimeError|OSError|socket\.error|error|DistNetworkError): (?:\[Errno (?:98|48)\] )?"
             r"(?P<line>[Aa]ddress already in use)",
@@ -90,7 +95,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="port-taken",
         tier=Tier.HINT,
-        literals=("Address already in use",),
         patterns=(
             r"server socket has failed to (?:bind|listen).*:(?P<port>\d+) \(errno: (?:98|48) - Address already in "
             r"use\)",
@@ -108,13 +112,14 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-name-unresolvable",
         tier=Tier.SYMPTOM,
-        literals=("cannot be retrieved (gai error", "resolve hostname", "gethostbyname", "ENOTFOUND", "Unknown host"),
         patterns=(
             r"(?<!IPv6 )network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",
             r"Could not resolve hostname (?P<host>[^\s:]+)",
             r"gethostbyname\(\"?(?P<host>[^\")]+)\"?\) failed",
             r"getaddrinfo ENOTFOUND (?P<host>\S+)",
-            r"(?:Unknown host|host unknown):? (?P<host>[\w.-]+)",
+            r"Unknown host:? (?P<host>[\w.-]+)",
+            r"Unable to resolve \"(?P<host>[^\"]+)\": Unknown host",
+            r"(?P<host>[\w.-]+): (?:[Hh]ost unknown|[Uu]nknown host)\b",
         ),
         what="the name `{host}` has no address on this node",
         why=_NAME_WHY,
@@ -126,6 +131,8 @@ SIGNATURES: tuple[Signature, ...] = (
             'pdsh@head: gethostbyname("gpu7") failed',
             "Error: getaddrinfo ENOTFOUND gpu7",
             "Unknown host gpu7",
+            'srun: error: Unable to resolve "gpu7": Unknown host',
+            "ssh: gpu7: host unknown",
         ),
         near_misses=("[W socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3",),
         source="https://man7.org/linux/man-pages/man3/getaddrinfo.3.html",
@@ -133,7 +140,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-name-unresolvable",
         tier=Tier.SYMPTOM,
-        literals=("IPv6 network addresses of",),
         patterns=(r"IPv6 network addresses of \((?P<host>[^,)]+), \d+\) cannot be retrieved \(gai error: -\d+",),
         what="the name `{host}` has no address on this node",
         why=_NAME_WHY,
@@ -153,14 +159,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="host-name-unresolvable",
         tier=Tier.SYMPTOM,
-        literals=(
-            "gaierror",
-            "Name or service not known",
-            "failure in name resolution",
-            "No address associated",
-            "EAI_",
-            "host not found",
-        ),
         patterns=(
             r"socket\.gaierror: \[Errno -?\d+\] (?P<reason>.+)",
             r"RuntimeError: (?:.*: )?(?P<reason>Name or service not known|Temporary failure in name resolution)",
@@ -168,6 +166,7 @@ SIGNATURES: tuple[Signature, ...] = (
             r"RuntimeError: (?P<reason>No address associated with hostname)",
             r"host not found: (?P<reason>.+)",
             r"hostname: (?P<reason>EAI_\w+)",
+            r"error: get_addr\w*: (?P<reason>.*host unknown)",
         ),
         what="a host name could not be resolved: {reason}",
         why=_NAME_WHY,
@@ -181,6 +180,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "hostname: EAI_NONAME",
             "RuntimeError: No address associated with hostname",
             "ValueError: host not found: Name or service not known",
+            "srun: error: get_addr_info: host unknown",
         ),
         near_misses=(
             "NewConnectionError: Failed to establish a new connection: [Errno -2] Name or service not known",
@@ -193,11 +193,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="wrong-network-interface",
         tier=Tier.CAUSE,
-        literals=("o socket interface found", "No interface found", "No usable listening interface"),
         patterns=(
-            r"(?P<line>[Nn]o socket interface found)",
-            r"(?P<line>No interface found in the same subnet as remote address \S+)",
-            r"(?P<line>No usable listening interface found)",
+            r"[Nn]o socket interface found",
+            r"No interface found in the same subnet as remote address \S+",
+            r"No usable listening interface found",
         ),
         what="NCCL found no usable network interface: {line}",
         why=_WHY,
@@ -214,11 +213,10 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="wrong-network-interface",
         tier=Tier.CAUSE,
-        literals=("Unable to find", "unsupported gloo device", "makeDeviceFor", "ifa != nullptr"),
         patterns=(
-            r"(?P<line>Unable to find (?:address|interface) for: ?\S+)",
-            r"(?P<line>makeDeviceFor(?:Hostname|Interface)\(\): unsupported gloo device)",
-            r"(?P<line>ifa != nullptr)",
+            r"Unable to find (?:address|interface) for: ?\S+",
+            r"makeDeviceFor(?:Hostname|Interface)\(\): unsupported gloo device",
+            r"ifa != nullptr",
         ),
         what="gloo found no address to listen on: {line}",
         why="gloo takes one interface from GLOO_SOCKET_IFNAME (no list, no `^`), or the address of this host's "
@@ -241,10 +239,36 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="wrong-network-interface",
         tier=Tier.UNCERTAIN,
-        literals=("Connect to ", "onnect", "connect ["),
         patterns=(
-            r"Connect to "
-            r"(?P<address>fe80:[^\s<]*|169\.254\.[\d.]+|192\.168\.122\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)<\d+> failed",
+            r"(?:Call to connect|[Cc]onnect to [\w.:%]+<\d+>) (?:failed : |timeout : |returned (?:\d+\()?)"
+            r"(?P<reason>[A-Z][a-z]+(?: [a-z]+)*)\b",
+        ),
+        unless=(r"retrying",),
+        log_with=(_TAKEN.format(_BRIDGES),),
+        what="NCCL used {interface} ({own}), which other hosts do not reach: {reason}",
+        why=_WHY,
+        fixes=(
+            "name the interface that connects the nodes, not {interface}: `--socket-ifname eth0` (find it: "
+            "`ip -4 route get ADDRESS_OF_OTHER_NODE`)",
+            _FIXES[1],
+        ),
+        examples=(
+            "include/socket.h:360 WARN Call to connect failed : Connection timed out",
+            "NCCL WARN socketPollConnect: Connect to 192.168.122.1<568> returned 113(No route to host) errno 115",
+            "NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused",
+        ),
+        near_misses=(
+            "NCCL INFO Call to connect returned Connection refused, retrying",
+            "NCCL INFO Bootstrap : Using virbr0:192.168.122.1<0>",
+        ),
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        tier=Tier.UNCERTAIN,
+        patterns=(
+            r"[Cc]onnect to (?P<address>fe80:[^\s<]*|169\.254\.[\d.]+|192\.168\.122\.\d+"
+            r"|172\.(?:1[7-9]|2\d|30)\.[\d.]+)<\d+> (?:failed|returned(?! Connection refused, retrying))",
             r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|172\.(?:1[7-9]|2\d|30)\.[\d.]+)\]",
             r"pair\.cc:\d+\] connect \[(?P<address>127\.0\.[1-9]\d*\.\d+|fe80:[^\]]*)\]",
             r"(?:timed out connecting|failed to connect).*remote=\[(?P<address>127\.0\.[1-9]\d*\.\d+|fe80:[^\]]*)\]",
@@ -256,6 +280,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 172.18.0.3<40519> failed : Software caused "
             "connection abort",
             "NCCL WARN Connect to fe80::4c9d:8bff:fe01:77c2%3<51833> failed : Network is unreachable",
+            "NCCL WARN socketPollConnect: Connect to 192.168.122.1<5684> returned 113(No route to host) errno 115",
             "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:40411: Connection refused",
             "ERROR failed to connect, willRetry=0, local=[127.0.1.1]:11411, remote=[127.0.1.1]:6492, error=Connection "
             "refused",
@@ -264,6 +289,7 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         near_misses=(
             "socketStartConnect: Connect to 10.3.0.12<44181> failed : Software caused connection abort",
+            "NCCL INFO socketPollConnect: connect to 172.18.0.3<4051> returned Connection refused, retrying (2/34)",
             "Gloo connectFullMesh failed with [pair.cc:152] timed out connecting: Connection refused, "
             "remote=[10.77.0.1]:6492",
         ),
@@ -272,11 +298,11 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="wrong-network-interface",
         tier=Tier.SYMPTOM,
-        literals=("No route to host", "Network is unreachable", "Call to connect timeout", "Connect timeout ["),
         patterns=(
-            r"(?P<line>Connect to [\d.]+<\d+> failed : (?:No route to host|Network is unreachable))",
-            r"NCCL WARN (?P<line>Call to connect (?:timeout|failed) : [A-Z][a-z ]+)",
-            r"(?P<line>Connect timeout \[[^\]]*\])",
+            rf"Connect to [\d.]+<\d+> failed : {_UNREACHED}",
+            rf"NCCL WARN (?P<line>(?:\w+: )?[Cc]onnect to [\d.]+<\d+> returned (?:\d+\()?{_UNREACHED})",
+            rf"WARN (?P<line>Call to connect (?:timeout : [A-Z][a-z ]+|failed : {_UNREACHED}))",
+            r"Connect timeout \[[^\]]*\]",
             r"connectFullMesh failed.*(?P<line>(?:No route to host|Network is unreachable).*remote=\[[^\]]+\])",
         ),
         what="a rank could not reach the address that another one announced: {line}",
@@ -289,18 +315,35 @@ SIGNATURES: tuple[Signature, ...] = (
             "NCCL WARN socketStartConnect: Connect to 192.168.50.2<44181> failed : No route to host",
             "NCCL WARN Connect to 10.0.0.3<51833> failed : Network is unreachable",
             "include/socket.h:361 NCCL WARN Call to connect timeout : Connection refused",
+            "include/socket.h:360 WARN Call to connect failed : Connection timed out",
+            "NCCL WARN socketPollConnect: connect to 192.168.10.4<58211> returned No route to host, exceeded error",
+            "socketStartConnect: Connect to 10.4.4.19<38571> failed : Software caused connection abort",
             "RuntimeError: [gloo/transport/tcp/pair.cc:799] connect [10.0.0.7]:3210: Connect timeout [none]",
             "Gloo connectFullMesh failed with timed out connecting: SO_ERROR: No route to host, "
             "remote=[10.8.0.1]:64920$2",
         ),
-        near_misses=("NCCL INFO Call to connect returned Connection refused, retrying",),
+        near_misses=(
+            "NCCL INFO Call to connect returned Connection refused, retrying",
+            "NCCL INFO socketPollConnect: connect returned No route to host, retrying (27/34) after sleep for 9 msec",
+        ),
         log_unless=(r"[Nn]ode failure|NODE FAILURE",),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#networking-issues",
     ),
     Signature(
         code="wrong-network-interface",
         tier=Tier.SYMPTOM,
-        literals=("onnectFullMesh failed",),
+        patterns=(r"[Cc]onnect to 127\.[\d.]+<\d+> (?:failed : |returned (?:\d+\()?)(?P<reason>Connection \w+)\b",),
+        log_with=(_TAKEN.format("lo"),),
+        what="NCCL used the loopback interface ({own}), on which no other host answers: {reason}",
+        why=_WHY,
+        fixes=_FIXES,
+        examples=("socketStartConnect: Connect to 127.0.0.1<41123> failed : Connection refused",),
+        near_misses=("NCCL WARN Connect to 10.38.10.112<21724> failed : Connection refused",),
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        tier=Tier.SYMPTOM,
         patterns=(r"connectFullMesh failed.*remote=\[(?P<address>127\.0\.0\.1|::1|localhost)\]",),
         what="a rank announced its loopback address {address} to the others",
         why="gloo binds to what the host's own name resolves to, and falls back to loopback where it does not resolve",
@@ -320,9 +363,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="wrong-network-interface",
         tier=Tier.SYMPTOM,
-        literals=("onnectFullMesh failed", "] connect ["),
         patterns=(
-            r"(?P<line>connectFullMesh failed with .{0,160})",
+            r"connectFullMesh failed with .{0,160}",
             r"pair\.cc:\d+\] (?P<line>connect \[[^\]]+\]\S* (?:Connection refused|No route to host|Connection timed "
             r"out))",
         ),

@@ -11,9 +11,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(  # old: "error 12", new: "status=12"; 5 is a flushed request, always an echo
         code="infiniband-error",
         tier=Tier.SYMPTOM,
-        literals=("Got completion ",),
         patterns=(
-            r"NET/IB\w* ?: ?Got completion (?:from peer (?P<peer>\S+) )?with (?:error |status=(?:IBV_\w+\()?)"
+            r"NET/IB\w* ?: ?Got completion (?:from peer \S+ )?with (?:error |status=(?:IBV_\w+\()?)"
             r"(?P<status>(?!5\b)\d+)\)?,? opcode.*vendor[ _]err[ =](?P<vendor>\d+)",
         ),
         what="InfiniBand or RoCE: a transfer failed with status {status}, vendor error {vendor}",
@@ -43,24 +42,22 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="infiniband-error",
         tier=Tier.SYMPTOM,
-        literals=("ibv_", "tensorpipe/common/ibv.h", "No GID", "NET/IB", "NET/OFI Request", "mlx5: ", "UCX "),
         patterns=(
-            r"NCCL WARN (?P<message>Call to ibv_\w+ failed.*)",
-            r"(?P<message>tensorpipe/common/ibv\.h:\d+ .*)",
-            r"NCCL WARN (?P<message>NET/IB\w* ?: .*(?:[Uu]nable to|[Nn]o GID|[Ff]ailed|timeout|not active).*)",
+            r"NCCL WARN (?P<line>Call to ibv_\w+ failed.*)",
+            r"tensorpipe/common/ibv\.h:\d+ .*",
+            r"NCCL WARN (?P<line>NET/IB\w* ?: .*(?:[Uu]nable to|[Nn]o GID|[Ff]ailed|timeout|not active).*)",
             r"(?:Error|error)\S*:? "
-            r".*(?P<message>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*fail\w*.*)",
-            r"(?P<message>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*?fail\w*.*)",
-            r"NCCL WARN (?P<message>NET/OFI Request .*completed with error.*)",
-            r"NCCL WARN (?P<message>NET/IB.*[Gg]ot async (?:error )?event ?: port error)",
-            r"(?P<message>mlx5: \S+: got completion with error)",
-            r"(?P<message>UCX +ERROR .*(?:[Rr]etry (?:count|limit) exceeded|Local (?:protection|QP)|Remote "
-            r"(?:access|operation)).*)",
+            r".*(?P<line>ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*fail\w*.*)",
+            r"ibv_(?:reg_mr|create_qp|modify_qp|create_cq|alloc_pd|open_device)\w*\b.*?fail\w*.*",
+            r"NCCL WARN (?P<line>NET/OFI Request .*completed with error.*)",
+            r"NCCL WARN (?P<line>NET/IB.*[Gg]ot async (?:error )?event ?: port error)",
+            r"mlx5: \S+: got completion with error",
+            r"UCX +ERROR .*(?:[Rr]etry (?:count|limit) exceeded|Local (?:protection|QP)|Remote (?:access|operation)).*",
         ),
         unless=(
             r"Unable to open.*libibverbs|Failed to open libibverbs|No device found|collective mismatch|Got completion",
         ),
-        what="InfiniBand or RoCE could not be used: `{message}`",
+        what="InfiniBand or RoCE could not be used: `{line}`",
         why="the adapter refused a verbs call: locked memory too small (`ulimit -l`), a port that is down, GID or LID "
         "that the other side cannot reach, or an adapter that only looks like InfiniBand",
         fixes=(
@@ -96,10 +93,7 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="nccl-version-mismatch",
         tier=Tier.CAUSE,
-        literals=("undefined symbol: nccl", "undefined symbol: pnccl", "Symbol not found: _nccl"),
-        patterns=(
-            r"(?:(?P<library>lib[\w.+-]+\.so[\d.]*): )?(?:undefined symbol|Symbol not found): (?P<symbol>_?p?nccl\w+)",
-        ),
+        patterns=(r"(?:undefined symbol: (?=p?nccl)|Symbol not found: (?=_nccl))(?P<symbol>\w+)",),
         what="the libnccl that was loaded has no `{symbol}`: it is another version than this torch was built with",
         why="an older libnccl is found first: on LD_LIBRARY_PATH, in a system or conda directory, or a second "
         "nvidia-nccl wheel",
@@ -122,13 +116,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="nccl-version-mismatch",
         tier=Tier.CAUSE,
-        literals=("NCCL version mismatch", "Mismatched NCCL version detected", "NCCL versions"),
         patterns=(
-            r"(?P<message>Mismatched NCCL version detected.*)",
-            r"(?P<message>NCCL version mismatch.*)",
-            r"(?P<message>(?:different|inconsistent) NCCL versions.*)",
+            r"Mismatched NCCL version detected.*",
+            r"NCCL version mismatch.*",
+            r"(?:different|inconsistent) NCCL versions.*",
         ),
-        what="ranks run different versions of NCCL: {message}",
+        what="ranks run different versions of NCCL: {line}",
         why="NCCL's wire format changes between versions; all ranks of a communicator need the same one",
         fixes=(
             "install the same torch on every node: compare `python -c 'import torch; print(torch.__version__, "
@@ -145,22 +138,15 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="nccl-unavailable",
         tier=Tier.CAUSE,
-        literals=(
-            "no GPUs found!",
-            "NCCL is not available",
-            "NCCL built in",
-            "not compiled with NCCL",
-            "module 'torch._C' has no attribute '_nccl",
-        ),
         patterns=(
-            r"(?P<message>ProcessGroupNCCL is only supported with GPUs, no GPUs found!)",
-            r"(?P<message>Distributed package doesn't have NCCL\s*(?:built in)?)",
-            r"(?P<message>NCCL is not available)",
-            r"(?P<message>PyTorch (?:is|was) not compiled with NCCL support)",
-            r"(?P<message>module 'torch\._C' has no attribute '_nccl\w*')",
+            r"ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+            r"Distributed package doesn't have NCCL built in",
+            r"NCCL is not available",
+            r"PyTorch (?:is|was) not compiled with NCCL support",
+            r"module 'torch\._C' has no attribute '_nccl\w*'",
         ),
         unless=(r"UserWarning|WARNING",),
-        what="backend `nccl` was asked for where there is none: `{message}`",
+        what="backend `nccl` was asked for where there is none: `{line}`",
         why="NCCL needs a CUDA build of torch, on Linux, and at least one visible GPU per process",
         fixes=(
             "without GPUs: `--device cpu` and `init_process_group(backend='gloo')`, best chosen by "
@@ -170,7 +156,6 @@ SIGNATURES: tuple[Signature, ...] = (
         ),
         examples=(
             "RuntimeError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
-            "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
             "RuntimeError: Distributed package doesn't have NCCL built in",
             "RuntimeError: NCCL is not available",
             "RuntimeError: PyTorch is not compiled with NCCL support",
@@ -184,24 +169,16 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="nccl-net-plugin",
         tier=Tier.CAUSE,
-        literals=(
-            "Failed to initialize any NET plugin",
-            "Error: network ",
-            "NET/OFI",
-            "Failed to initialize NET plugin",
-            "NET/Plugin: ",
-            "NCCL_NET",
-        ),
         patterns=(
-            r"(?P<message>Failed to initialize any NET plugin)",
-            r"(?P<message>Error: network \S.*? not found)",
-            r"(?P<message>Failed to initialize NET plugin \S+)",
-            r"NCCL WARN (?P<message>NET/OFI (?!Request ).*(?:fail|unable|[Cc]ould ?n[o']t|[Nn]o \w+ provider|not "
+            r"Failed to initialize any NET plugin",
+            r"Error: network \S.*? not found",
+            r"Failed to initialize NET plugin \S+",
+            r"NCCL WARN (?P<line>NET/OFI (?!Request ).*(?:fail|unable|[Cc]ould ?n[o']t|[Nn]o \w+ provider|not "
             r"|Error).*)",
-            r"(?:Error|WARN)\b.*(?P<message>NET/Plugin: .*(?:dlerror|failed to load|incompatible).*)",
+            r"(?:Error|WARN)\b.*(?P<line>NET/Plugin: .*(?:dlerror|failed to load|incompatible).*)",
         ),
         unless=(r"NET/Plugin: (?:Could not find|Failed to find)",),
-        what="NCCL's network plug-in does not work: `{message}`",
+        what="NCCL's network plug-in does not work: `{line}`",
         why="NCCL_NET, NCCL_NET_PLUGIN or the library path ask for a network that this build or machine does not have, "
         "or the plug-in found no usable adapter",
         fixes=(
@@ -229,5 +206,48 @@ SIGNATURES: tuple[Signature, ...] = (
             "NCCL INFO NCCL_NET set by environment to AWS Libfabric.",
         ),
         source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-net",
+    ),
+    Signature(  # NCCL tries 34 times; healthy nodes that come late are there after a few
+        code="wrong-network-interface",
+        tier=Tier.HINT,
+        patterns=(
+            r"socket\w+: connect (?:to \S+ )?returned (?P<line>(?:No route to host|Network is unreachable|Connection "
+            r"timed out)), retrying \((?P<times>[1-9]\d+)/\d+\)",
+        ),
+        what="NCCL tried {times} times in vain to reach the address that another rank announced: {line}",
+        why="NCCL tells the other ranks the address of one interface of each host; this one has no way to it",
+        fixes=(
+            "name the interface that connects the nodes: `--socket-ifname eth0` (find it: `ip -4 route get "
+            "ADDRESS_OF_OTHER_NODE`)",
+            "see what was chosen: `--nccl-debug INFO`, then the line `Bootstrap : Using`",
+        ),
+        examples=(
+            "NCCL INFO socketPollConnect: connect returned No route to host, retrying (34/34) after sleep for 9 msec",
+            "NCCL INFO socketPollConnect: connect to 10.1.0.4<39211> returned Network is unreachable, retrying (12/34)",
+        ),
+        near_misses=(
+            "NCCL INFO socketPollConnect: connect returned No route to host, retrying (2/34) after sleep for 9 msec",
+            "NCCL INFO socketPollConnect: connect returned Connection refused, retrying (27/34) after sleep for 9 msec",
+        ),
+        log_unless=(r"Init COMPLETE",),
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-retry-cnt",
+    ),
+    Signature(
+        code="wrong-network-interface",
+        tier=Tier.HINT,
+        patterns=(r"[Cc]onnect to (?P<address>[\w.:%-]+)<\d+> (?:failed : |returned (?:\d+\()?)Connection refused",),
+        unless=(r"retrying",),
+        log_with=(r"bootstrap\.cc:\d+ -> [1-9]",),
+        what="nobody listens for NCCL at {address}, which the rank that begins had announced as its own",
+        why="NCCL's ranks first meet at the address of one of them: it is that of another interface or host, or that "
+        "rank had ended before",
+        fixes=(
+            "see whose address it is: `ip -br addr` on each node; name the interface between them: `--socket-ifname "
+            "eth0`",
+            "if it is right, the rank there ended before: look at what that node printed",
+        ),
+        examples=("socketStartConnect: Connect to 10.38.10.112<21724> failed : Connection refused",),
+        near_misses=("NCCL INFO Call to connect returned Connection refused, retrying",),
+        source="https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html#networking-issues",
     ),
 )

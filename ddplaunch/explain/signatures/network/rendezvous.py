@@ -19,7 +19,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
-        literals=("while trying to connect to", "to any network address of"),
         patterns=(
             r"client socket has timed out after \d+ ?m?s while trying to connect to \(?(?P<host>[^\s,()]+)(?:, "
             r"|:)(?P<port>\d+)",
@@ -50,7 +49,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
-        literals=("clients joined", "store based barrier"),
         patterns=(
             r"Timed out after (?P<wait>\S+ seconds) waiting for clients\. (?P<joined>\d+)/(?P<expected>\d+) "
             r"clients joined",
@@ -73,7 +71,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
-        literals=("keys: /",),
         patterns=(r"wait timeout after \d+ms, keys: (?P<key>/\S*(?:role_info|rank_info|num_members|rdzv_info)\S*)",),
         what="two nodes joined as the same one: the store waits for `{key}`, which nobody writes",
         why="static rendezvous tells nodes apart by their node rank; with the same number twice one entry stays empty",
@@ -90,7 +87,6 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
-        literals=("keys: /",),
         patterns=(
             r"wait timeout after (?P<ms>\d+)ms, keys: /\S*//(?:cpu|cuda|gloo|nccl)//\d+/(?P<culprit>\d+)(?![\d/])",
         ),
@@ -104,19 +100,12 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
-        literals=(
-            "connect() timed out",
-            "RendezvousTimeoutError",
-            "RendezvousConnectionError",
-            "RendezvousClosedError",
-            "Etcd",
-        ),
         patterns=(
-            r"(?P<line>connect\(\) timed out\.(?: Original timeout was \d+ ms)?)",
-            r"(?P<line>RendezvousTimeoutError)",
-            r"(?P<line>RendezvousConnectionError: The connection to the \S+ store has failed)",
-            r"(?P<line>RendezvousClosedError)",
-            r"(?P<line>EtcdConnectionFailed)",
+            r"connect\(\) timed out\.(?: Original timeout was \d+ ms)?",
+            r"RendezvousTimeoutError",
+            r"RendezvousConnectionError: The connection to the \S+ store has failed",
+            r"RendezvousClosedError",
+            r"EtcdConnectionFailed",
         ),
         what="the nodes did not find each other: `{line}`",
         why=_WHY,
@@ -143,9 +132,8 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
         tier=Tier.SYMPTOM,
-        literals=("wait timeout after", "Socket Timeout", "Connection refused", "timed out (try="),
         patterns=(
-            r"(?P<line>TCP client failed to connect/validate to host \S+ - timed out)",
+            r"(?P<line>TCP client failed to connect/validate to host \S+ - timed out) \(try=",
             r"DistStoreError: (?P<line>wait timeout after \d+ms)",
             r"(?:RuntimeError|DistStoreError): (?P<line>Socket Timeout)",
             r"(?:RuntimeError|DistNetworkError): (?P<line>Connection refused)",

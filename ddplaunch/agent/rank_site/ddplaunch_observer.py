@@ -1,0 +1,397 @@
+"""Notes, in a rank and at its first optimizer steps, with which numbers it trains.
+
+Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch; torch is
+looked at once the script has imported it. It never raises, changes no number, draws no random one, waits for no GPU,
+and has put everything back after the fourth step.
+
+What it looks at is called by torch anyway: the hook of all optimizers' steps, the constructors of DataLoaders'
+iterators and of DistributedDataParallel, and what puts a checkpoint into an optimizer. These are noticed when they are
+looked up, not called, so that no traceback ever shows a frame of this file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    AfterImport = Callable[[dict[str, Callable[[Any], None]]], None]
+
+#: Where the rank is to write its note.
+PATH = "DDPLAUNCH_OBSERVE"
+_STEPS = 4  # of the first optimizer; other optimizers are looked at meanwhile
+_WRITTEN_AT = (1, 2, _STEPS)  # a rank may end by `os._exit` at any time
+_MOST_STEPS = 64  # of all optimizers together
+_MOST = 16  # optimizers, iterators and groups of parameters that are looked at
+#: What lets ranks work together without a process group of torch.
+_OTHERS = ("horovod", "mpi4py", "jax", "torch_xla", "bagua", "ray", "paddle")
+
+
+class _Noticed:
+    """Stands for a method of a class, and calls ``notice`` with each object on which it is looked up."""
+
+    def __init__(self, method: Any, notice: Callable[[Any], None]) -> None:
+        self._method, self._notice = method, notice
+
+    def __get__(self, one: Any, owner: Any = None) -> Any:
+        try:
+            if one is not None:
+                self._notice(one)
+        except Exception:  # a note less
+            return self._method.__get__(one, owner)
+        return self._method.__get__(one, owner)
+
+
+def begin(path: str, after_import: AfterImport) -> None:
+    """Write a note to ``path`` at the first optimizer steps, if there will be any."""
+    watched = _Observer(path)
+    after_import(
+        {
+            "torch.optim.optimizer": watched.optimizers,
+            "torch.utils.data.dataloader": watched.dataloaders,
+            "torch.nn.parallel.distributed": watched.parallel,
+        }
+    )
+
+
+class _Iterator:
+    """One iterator of a DataLoader, how many batches it had given at the step before, and its note."""
+
+    def __init__(self, iterator: Any) -> None:
+        import weakref
+
+        self.reference = weakref.ref(iterator)
+        self.note: dict[str, Any] | None = None
+        self._seen = 0
+
+    def given(self) -> int:
+        """Return how many batches it has given since this was asked last."""
+        number = getattr(self.reference(), "_num_yielded", 0)
+        before, self._seen = self._seen, number
+        return int(number - before)
+
+
+class _Observer:
+    """One rank's first steps."""
+
+    def __init__(self, path: str) -> None:
+        self._path, self._owner = path, os.getpid()
+        self._over = False
+        self._restore: list[Any] = []
+        self._steps = 0  # of the first optimizer
+        self._all_steps = 0
+        self._main: int | None = None
+        self._optimizers: dict[int, dict[str, Any]] = {}
+        self._iterators: list[_Iterator] = []
+        self._loaders: list[dict[str, Any]] = []
+        self._models: list[Any] = []  # references to what is distributed
+        self._forward: list[int | None] = []  # first dimensions of what goes into it
+        self._loaded: dict[int, Any] = {}  # rates of optimizers before something was loaded into them
+        self._counted: Any = None  # the hook of a parameter
+        self._passes = 0
+        self._closure = False
+        self._passes_of_steps: list[int] = []
+
+    # Called when a module of torch has run
+
+    def optimizers(self, module: Any) -> None:
+        """Be told of every optimizer's steps; torch before 2.0 has no such hook."""
+        register = getattr(module, "register_optimizer_step_post_hook", None)
+        if register is None:
+            return
+
+        def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+            import torch
+
+            if not torch.compiler.is_compiling():  # what compiles a step is not to see more than this line
+                self.stepped(optimizer, args, kwargs)
+
+        handle = register(stepped)
+        hooks = module._global_optimizer_post_hooks
+
+        def restore() -> None:
+            # Hooks are being iterated over: the last one may go; in the place of another one stays what does nothing.
+            if next(reversed(hooks), None) == handle.id:
+                handle.remove()
+            elif handle.id in hooks:
+                hooks[handle.id] = slice
+
+        self._restore.append(restore)
+        self._notice(module.Optimizer, "load_state_dict", self._restored)
+
+    def dataloaders(self, module: Any) -> None:
+        """Notice each iterator of a DataLoader."""
+        self._notice(module._BaseDataLoaderIter, "__init__", self._iterator)
+
+    def parallel(self, module: Any) -> None:
+        """Notice each DistributedDataParallel."""
+        import weakref
+
+        def wrapped(model: Any) -> None:
+            self._models = [*self._models[-_MOST:], weakref.ref(model)]
+
+        self._notice(module.DistributedDataParallel, "__init__", wrapped)
+
+    def _notice(self, kind: Any, name: str, notice: Callable[[Any], None]) -> None:
+        method = kind.__dict__[name]
+        noticed = _Noticed(method, notice)
+        setattr(kind, name, noticed)
+
+        def restore() -> None:
+            if kind.__dict__.get(name) is noticed:  # else somebody has put something on top of it
+                setattr(kind, name, method)
+
+        self._restore.append(restore)
+
+    def _restored(self, optimizer: Any) -> None:
+        self._loaded.setdefault(id(optimizer), _bases(optimizer))
+
+    def _iterator(self, iterator: Any) -> None:
+        if not self._over and os.getpid() == self._owner:
+            alive = [each for each in self._iterators if each.reference() is not None]
+            self._iterators = [*alive[-_MOST:], _Iterator(iterator)]
+
+    # At a step
+
+    def stepped(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Look at one optimizer that has just made a step."""
+        if self._over or os.getpid() != self._owner:
+            return
+        try:
+            self._look(optimizer, any(map(callable, args[1:])) or kwargs.get("closure") is not None)
+        except Exception:  # the note is a convenience, the training is not
+            self._end()
+
+    def _look(self, optimizer: Any, closure: bool) -> None:
+        self._all_steps += 1
+        self._note_optimizer(optimizer)
+        if self._main is None:
+            self._main = id(optimizer)
+        if id(optimizer) == self._main:
+            self._steps += 1
+            self._closure = self._closure or closure
+            self._note_loaders()
+            self._count_passes(optimizer)
+        over = self._steps >= _STEPS or self._all_steps >= _MOST_STEPS
+        if over or (id(optimizer) == self._main and self._steps in _WRITTEN_AT):
+            self._write(over)
+        if over:
+            self._end()
+
+    def _note_optimizer(self, optimizer: Any) -> None:
+        groups = optimizer.param_groups[:_MOST]
+        rates = [_number(group.get("lr")) for group in groups]
+        known = self._optimizers.get(id(optimizer))
+        if known is not None:
+            known["steps"] += 1
+            known["steady"] = known["steady"] and rates == known["lr"]
+            above = [rate and first and rate > first for rate, first in zip(rates, known["initial_lr"])]  # noqa: B905
+            known["rises"] = known["rises"] or any(above)
+        elif len(self._optimizers) < _MOST:
+            self._optimizers[id(optimizer)] = {
+                "kind": type(optimizer).__name__,
+                "steps": 1,
+                "lr": rates,
+                "initial_lr": [_number(group.get("initial_lr")) for group in groups],
+                "max_lr": [_number(group.get("max_lr")) for group in groups],
+                "steady": True,
+                "rises": False,
+                "restored": self._loaded.get(id(optimizer), _bases(optimizer)) != _bases(optimizer),
+            }
+
+    def _note_loaders(self) -> None:
+        """Note which iterators have gone on since the step before, and how many batches they gave."""
+        for one in self._iterators:
+            given = one.given()
+            if given <= 0:
+                continue
+            if one.note is None:
+                iterator = one.reference()
+                one.note = {**_loader(iterator), "batches": []}
+                self._loaders = [*self._loaders, one.note][-_MOST:]
+                if one.note["batch_size"] is None:
+                    self._look_into(iterator, one.note)
+            one.note["batches"].append([self._steps, given])
+
+    def _look_into(self, iterator: Any, note: dict[str, Any]) -> None:
+        """Take the batch size from the next batches where the dataset makes them, not the DataLoader."""
+        get = iterator._next_data
+
+        def look() -> Any:
+            data = get()
+            if not self._over:
+                note["first_dimension"] = _first_dimension(data)
+            return data
+
+        iterator._next_data = look
+        self._restore.append(lambda: iterator.__dict__.pop("_next_data", None))
+
+    def _count_passes(self, optimizer: Any) -> None:
+        """Count how often the gradient of one parameter is added to, where no DataLoader tells of batches."""
+        if self._counted is not None:
+            self._passes_of_steps.append(self._passes)
+            self._passes = 0
+        elif not any(note["batches"][-1][0] == self._steps for note in self._loaders):
+            parameter = _last_with_gradient(optimizer)
+            compiled = getattr(sys.modules.get("torch._dynamo.config"), "compiled_autograd", False)
+            if parameter is None or compiled:
+                return
+
+            def passed(_: Any) -> None:
+                self._passes += 1
+
+            handle = parameter.register_post_accumulate_grad_hook(passed)
+            self._counted = handle
+            self._restore.append(handle.remove)
+            self._look_at_forward()
+
+    def _look_at_forward(self) -> None:
+        """Take the batch size from what goes into the one model that is distributed."""
+        alive = [model for each in self._models if (model := each()) is not None]
+        if len(alive) == 1 and not _compiled(alive[0]):
+            self._restore.append(alive[0].register_forward_pre_hook(_Entered(self._forward)).remove)
+
+    def _end(self) -> None:
+        """Put everything back."""
+        self._over = True
+        for restore in self._restore:
+            try:
+                restore()
+            except Exception:
+                continue
+        self._restore, self._iterators, self._counted = [], [], None
+
+    def _write(self, over: bool) -> None:
+        """Write the note in one step."""
+        import json
+
+        note = {
+            "schema": 1,
+            "rank": int(os.environ["RANK"]),
+            "world_size": int(os.environ["WORLD_SIZE"]),
+            "over": over,
+            "steps": self._steps,
+            "process_group": _process_group(),
+            "others": [name for name in _OTHERS if name in sys.modules],
+            "ddp": bool(self._models),
+            "optimizers": list(self._optimizers.values()),
+            "loaders": self._loaders,
+            "forward": self._forward,
+            "passes": None if self._closure else self._passes_of_steps,
+        }
+        draft = f"{self._path}.{self._owner}"
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="ascii") as file:
+            json.dump(note, file)
+        os.replace(draft, self._path)  # noqa: PTH105 - pathlib is not imported in every rank
+
+
+class _Entered:
+    """Notes the first dimension of what goes into a model that trains, each once."""
+
+    def __init__(self, found: list[int | None]) -> None:
+        self._found = found
+
+    def __call__(self, model: Any, args: Any) -> None:
+        import torch
+
+        if not torch.compiler.is_compiling() and model.training and torch.is_grad_enabled() and args:
+            size = _first_dimension(args)
+            if size not in self._found[:_MOST]:
+                self._found.append(size)
+
+    def __reduce__(self) -> Any:  # a model that is copied or saved meanwhile takes what does nothing in its place
+        return getattr, ({}, "get")
+
+
+def _compiled(model: Any) -> bool:
+    """Return whether calls of the model itself may be compiled, not only those of what is in it."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    within = type(model.module).__name__ == "OptimizedModule"
+    return bool(counters.get("frames")) and not within
+
+
+def _number(value: Any) -> float | None:
+    """Return a rate as a float; None for what only the GPU knows."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if not isinstance(value, int | float) and getattr(getattr(value, "device", None), "type", "cpu") != "cpu":
+        return None
+    return float(value)
+
+
+def _bases(optimizer: Any) -> list[float | None]:
+    return [_number(group.get("initial_lr") or group.get("lr")) for group in optimizer.param_groups[:_MOST]]
+
+
+def _process_group() -> dict[str, Any] | None:
+    import torch
+
+    distributed = torch.distributed
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return None
+    return {"size": distributed.get_world_size(), "backend": str(distributed.get_backend())}
+
+
+def _loader(iterator: Any) -> dict[str, Any]:
+    """Return what is known of a DataLoader from its iterator, without calling anything of the script's."""
+    batches = iterator._index_sampler
+    collates = bool(iterator._auto_collation)
+    sampler = getattr(batches, "sampler", None) if collates else batches
+    size = getattr(batches, "batch_size", None) if collates else None
+    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
+        size = None
+    dataset = iterator._dataset  # of kind 1 if it is an IterableDataset; else its sampler has asked for its `len()`
+    counted = collates and not iterator._dataset_kind and hasattr(type(dataset), "__len__")
+    return {
+        "batch_size": size,
+        "first_dimension": None,
+        "sampler": _name(sampler),
+        "batch_sampler": _name(batches) if collates else None,
+        "replicas": _plain(getattr(sampler, "num_replicas", None)),
+        "replica": _plain(getattr(sampler, "rank", None)),
+        "dataset": _name(dataset),
+        "samples": _plain(len(dataset)) if counted else None,
+    }
+
+
+def _name(one: Any) -> str | None:
+    """Return a class by its name, torch's own with `torch.` before it."""
+    if one is None:
+        return None
+    own = type(one).__module__.startswith("torch.utils.data")
+    return f"torch.{type(one).__name__}" if own else type(one).__name__
+
+
+def _plain(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _first_dimension(data: Any) -> int | None:
+    """Return the first dimension on which all tensors of a batch agree; the batch goes on whatever it is made of."""
+    found: set[int] = set()
+    left = [data]
+    try:
+        while left and len(found) < 2:
+            one = left.pop()
+            if isinstance(one, dict):
+                left += one.values()
+            elif isinstance(one, list | tuple):
+                left += one[:_MOST]
+            elif hasattr(one, "dim") and hasattr(one, "shape"):
+                found.add(int(one.shape[0]) if one.dim() else 0)
+    except Exception:  # a nested tensor has no shape
+        return None
+    return found.pop() if len(found) == 1 else None
+
+
+def _last_with_gradient(optimizer: Any) -> Any:
+    for group in reversed(optimizer.param_groups):
+        for parameter in reversed(group["params"]):
+            if parameter.requires_grad and parameter.is_leaf and parameter.grad is not None:
+                return parameter
+    return next((one for group in optimizer.param_groups for one in group["params"] if one.requires_grad), None)

@@ -1,0 +1,400 @@
+"""Notes, in a rank and at every optimizer step, where the time of the step went: a line each, written as it goes.
+
+Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch; torch is
+looked at once the script has imported it. It never raises, changes no number, draws no random one and waits for no GPU.
+
+What a step consists of is called by torch anyway: a batch is fetched by ``next()`` of a DataLoader's iterator,
+gradients are computed by the autograd engine, an optimizer's step has hooks, a collective is waited for by its work
+object, and DistributedDataParallel measures how long its own took. A call begins when its function is looked up, and is
+over when the caller lets go of what it got: no traceback ever shows a frame of this file. On the CPU time is read from
+the clock, on a GPU from events of its stream, which are asked for later. What cannot be told is null.
+
+What it writes is laid out in ``ddplaunch_timeline.py``.
+"""
+
+from __future__ import annotations
+
+import _thread
+import atexit
+import os
+import sys
+import time
+
+TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
+if TYPE_CHECKING or __package__:
+    from ddplaunch.agent.rank_site.ddplaunch_timeline import (
+        BACKWARD,
+        COMM,
+        DATA,
+        FORWARD,
+        MAYBE_FORWARD,
+        OPTIMIZER,
+        REST,
+        Clock,
+        Communication,
+        Events,
+        StepFile,
+        Timeline,
+        peak_bytes,
+    )
+else:  # beside this file
+    from ddplaunch_timeline import (
+        BACKWARD,
+        COMM,
+        DATA,
+        FORWARD,
+        MAYBE_FORWARD,
+        OPTIMIZER,
+        REST,
+        Clock,
+        Communication,
+        Events,
+        StepFile,
+        Timeline,
+        peak_bytes,
+    )
+
+    del sys.modules["ddplaunch_timeline"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    AfterImport = Callable[[dict[str, Callable[[Any], None]]], None]
+
+#: Where the rank is to write.
+PATH = "DDPLAUNCH_PHASES"
+_MEMORY_EVERY_S = 1.0
+_AT_ONCE = 64  # steps, however short they are: a short run may end by `os._exit`
+_EVERY_S, _SHARE = 0.1, 250  # later, and that many times longer than writing takes
+_OTHERS = 16  # steps of another optimizer without one of the first: that is out of use
+_MOST_WAITING = 512  # steps whose events a GPU has not reached
+
+
+def begin(path: str, after_import: AfterImport) -> None:
+    """Write to ``path`` at every step, if there will be any."""
+    global _rank
+    _rank = _Rank(path)
+    sys.modules["ddplaunch_phases"] = sys.modules[__name__]  # where `ddplaunch.step` finds it
+    after_import(
+        {
+            "torch.optim.optimizer": _rank.optimizers,
+            "torch.utils.data.dataloader": _rank.dataloaders,
+            "torch.autograd.variable": _rank.engine,
+            "torch.nn.parallel.distributed": _rank.parallel,
+            "torch.distributed.distributed_c10d": _rank.collectives,
+        }
+    )
+
+
+def step(samples: int | None = None) -> None:
+    """End a step by hand; from the first one on optimizers end none."""
+    if _rank is not None:
+        _rank.claim_thread()
+        _rank.safely(_rank.step_by_hand, samples)
+
+
+class _Rank:
+    """This process: what it calls of torch moves its timeline on."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._timeline = Timeline(Clock())
+        self._thread = _thread.get_ident()
+        self._off = self._by_hand = False
+        self._lines: StepFile | None = None
+        self._main: int | None = None  # the optimizer whose steps count
+        self._others: dict[int, int] = {}
+        self._steps = 0
+        self._over: list[list[Any]] = []  # steps whose times are not known yet
+        self._fetches: bool | None = False  # None: there is a DataLoader, and its time cannot be told
+        self._about: dict[str, Any] = {}
+        self._wrapped: list[Any] = []
+        self._comm = Communication(self._wrapped)
+        self._peak: int | None = None
+        self._due_s = self._memory_due_s = 0.0
+        os.register_at_fork(after_in_child=self._end)  # a DataLoader's worker, or whatever the script forks
+
+    def safely(self, call: Callable[..., Any], *args: Any) -> None:
+        """Call it in the thread that trains; the first exception ends all measuring."""
+        if self._off or _thread.get_ident() != self._thread:
+            return
+        try:
+            call(*args)
+        except Exception:  # what is measured is a convenience, the training is not
+            self._end()
+
+    def _end(self) -> None:
+        self._off = True
+
+    # Called when a module of torch has run
+
+    def optimizers(self, module: Any) -> None:
+        """Be told of every optimizer's steps; torch before 2.0 has no such hooks."""
+
+        def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+            import torch
+
+            if not torch.compiler.is_compiling():  # what compiles a step is not to see more than this line
+                self.safely(self._timeline.optimizer, True)
+
+        def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+            import torch
+
+            if not torch.compiler.is_compiling():
+                self.claim_thread()
+                self.safely(self._optimizer_over, optimizer)
+
+        _leave_to_the_interpreter()
+        module.register_optimizer_step_pre_hook(before)
+        module.register_optimizer_step_post_hook(after)
+
+    def dataloaders(self, module: Any) -> None:
+        """Notice how long fetching a batch takes, and beginning an epoch."""
+        self._time(module._BaseDataLoaderIter, "__next__", self._fetch)
+        self._time(module.DataLoader, "_get_iterator", lambda _: self._within(DATA))
+
+    def engine(self, module: Any) -> None:
+        """Notice backward passes: `torch.autograd` looks its engine up for each of them."""
+        rank, call = self, _calls()
+
+        class Engine(type(module.Variable._execution_engine)):  # type: ignore[misc]
+            @property
+            def run_backward(self) -> Any:
+                rank.safely(rank._backward)
+                return call(super().run_backward, lambda: rank.safely(rank._timeline.back))
+
+        module.Variable._execution_engine = Engine()
+
+    def parallel(self, module: Any) -> None:
+        """Notice each DistributedDataParallel. What torch.compile may trace stays as it is: it measures itself."""
+        import weakref
+
+        kind = module.DistributedDataParallel
+        kind.__init__ = _Noticed(kind.__init__, lambda one: self._wrapped.append(weakref.ref(one)))
+
+    def collectives(self, _: Any) -> None:
+        """Notice how long the script waits for collectives of its own."""
+        self._time(sys.modules["torch._C._distributed_c10d"].Work, "wait", self._wait)
+
+    def _time(self, kind: Any, name: str, begins: Callable[[Any], Callable[[], None] | None]) -> None:
+        """Call ``begins`` with the object whose method is called, and what that returns when the call is over."""
+        method, call, rank = kind.__dict__[name], _calls(), self
+
+        class Timed:
+            def __get__(self, one: Any, owner: Any = None) -> Any:
+                bound = method.__get__(one, owner)
+                if one is None or rank._off or _thread.get_ident() != rank._thread:
+                    return bound
+                try:
+                    ends = begins(one)
+                except Exception:
+                    rank._end()
+                    return bound
+                return bound if ends is None else call(bound, lambda: rank.safely(ends))
+
+        setattr(kind, name, Timed())
+
+    # Phases of a step
+
+    def _backward(self) -> None:
+        if self._timeline.now == DATA:  # not during a fetch: somebody keeps the method to call it again
+            self._fetches = None
+        self._timeline.backward()
+
+    def _wait(self, _: Any) -> Callable[[], None] | None:
+        if self._timeline.now in (COMM, BACKWARD):  # what DistributedDataParallel does then, it measures itself
+            return None
+        self._comm.waited = True
+        return self._within(COMM)
+
+    def _within(self, phase: int) -> Callable[[], None]:
+        before = self._timeline.now
+        self._timeline.turn(phase)
+        return lambda: self._timeline.turn(before)
+
+    def _fetch(self, iterator: Any) -> Callable[[], None] | None:
+        timeline, given = self._timeline, iterator._num_yielded
+        if timeline.now == DATA or self._fetches is None:
+            return None
+        self._fetches = True
+        wanted = sys.modules["torch"].is_grad_enabled()  # else it is not for training
+        timeline.settle(REST)
+        timeline.turn(DATA)
+
+        def fetched() -> None:
+            if iterator._num_yielded == given:  # no more
+                timeline.back()
+                return
+            timeline.turn(MAYBE_FORWARD)
+            if wanted:
+                timeline.fetched[id(iterator)] = size = _size(iterator)
+                self._tell("loader", {"workers": iterator._num_workers, "batch_size": size})
+
+        return fetched
+
+    # The end of a step
+
+    def claim_thread(self) -> None:
+        """Follow the thread that makes the first step, unless another one makes backward passes."""
+        if not self._steps and not self._timeline.passed and _thread.get_ident() != self._thread:
+            self._thread, self._timeline = _thread.get_ident(), Timeline(Clock())
+
+    def step_by_hand(self, samples: int | None) -> None:
+        """End a step that no optimizer ends."""
+        self._by_hand = True
+        self._step(None, samples)
+
+    def _optimizer_over(self, optimizer: Any) -> None:
+        self._timeline.optimizer(False)
+        if self._by_hand:
+            return
+        one = id(optimizer)
+        if one != (self._main or one):
+            self._others[one] = self._others.get(one, 0) + 1
+            if self._others[one] < _OTHERS:
+                return
+        self._main, self._others = one, {}
+        self._step(optimizer, None)
+
+    def _step(self, optimizer: Any, samples: int | None) -> None:
+        self._steps += 1
+        marks, end, counted = self._timeline.step()
+        first = self._steps == 1
+        self._over.append([self._steps, time.time(), [] if first else marks, end, samples or counted])
+        if first:
+            self._begin(optimizer)
+        now_s = time.monotonic()
+        if self._steps <= _AT_ONCE or now_s >= self._due_s or len(self._over) > _MOST_WAITING / 2:
+            assert self._lines is not None
+            while len(self._over) > 1 and self._timeline.clock.over(self._over[0][3]):
+                self._write(*self._over.pop(0))  # the last one's communication is told at the next
+            self._lines.flush()
+            after_s = time.monotonic()
+            self._due_s = after_s + max(_EVERY_S, _SHARE * (after_s - now_s))
+        if len(self._over) > _MOST_WAITING:
+            self._end()
+
+    def _begin(self, optimizer: Any) -> None:
+        import torch
+
+        self._lines = StepFile(self._path)
+        atexit.register(self._last)
+        if optimizer is None:
+            self._comm.on_gpu = bool(vars(torch.cuda)["is_initialized"]())
+        else:
+            parameters = [each for group in optimizer.param_groups for each in group["params"][:1]]
+            self._comm.on_gpu = any(each.device.type == "cuda" for each in parameters)
+        if self._comm.on_gpu:
+            self._timeline = Timeline(Events(torch.cuda))
+            self._over[0][3] = self._timeline.clock.stamp()
+            self._timeline.turn(REST)
+        about = {"rank": os.environ.get("RANK"), "world_size": os.environ.get("WORLD_SIZE")}
+        numbers = {name: int(text) for name, text in about.items() if text is not None and text.isdecimal()}
+        device = "cuda" if self._comm.on_gpu else "cpu"
+        self._lines.fact({"schema": 1, **numbers, "device": device, "threads": torch.get_num_threads()})
+
+    def _tell(self, name: str, value: Any) -> None:
+        if self._about.get(name) is None and self._lines is not None and value is not None:
+            self._about[name] = value
+            self._lines.fact({name: value})
+
+    def _write(self, step: int, at_s: float, marks: list[list[Any]], end: Any, samples: int | None) -> None:
+        assert self._lines is not None
+        timeline, wall = self._timeline, None
+        times: list[float | None] = [None] * 6
+        if marks:
+            times, wall = timeline.times_us(marks, end), timeline.clock.between_us(marks[0][1], end)
+            timeline.clock.done(marks)
+        comm = self._comm.of_step_us(step, times[COMM])
+        hidden = 0.0 if comm is None else comm - (times[COMM] or 0.0)  # in what looked like backward
+        backward = times[BACKWARD]
+        if backward is not None and hidden:
+            hidden = min(hidden, backward)
+            backward, comm = backward - hidden, (times[COMM] or 0.0) + hidden
+        self._tell("gradient_bytes", self._comm.bytes)
+        now_s = time.monotonic()
+        if now_s >= self._memory_due_s:
+            self._memory_due_s, self._peak = now_s + _MEMORY_EVERY_S, peak_bytes(self._comm.on_gpu)
+        data = (times[DATA] or 0.0) if self._fetches and marks else None
+        optimizer = times[OPTIMIZER]
+        comm = comm if marks else None
+        self._lines.step([step, at_s, 1, wall, data, times[FORWARD], backward, comm, optimizer, samples, self._peak])
+
+    def _last(self) -> None:
+        """Write what is known when the interpreter ends."""
+        if self._off or self._lines is None:
+            return
+        try:
+            while self._over and self._timeline.clock.over(self._over[0][3]):
+                self._write(*self._over.pop(0))
+            self._lines.close()
+        except Exception:
+            return
+
+
+class _Noticed:
+    """Stands for a method of a class, and calls ``notice`` with each object on which it is looked up."""
+
+    def __init__(self, method: Any, notice: Callable[[Any], None]) -> None:
+        self._method, self._notice = method, notice
+
+    def __get__(self, one: Any, owner: Any = None) -> Any:
+        if one is not None:
+            self._notice(one)
+        return self._method.__get__(one, owner)
+
+
+def _leave_to_the_interpreter() -> None:
+    """Keep torch.compile from compiling what is here, where it is called by code that torch.compile runs."""
+    frames: Any = sys.modules.get("torch._C._dynamo.eval_frame")
+    skip = getattr(frames, "skip_code", None)  # before torch 2.7
+    if hasattr(frames, "set_code_exec_strategy"):
+        strategy = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)
+
+        def skip(code: Any) -> None:
+            frames.set_code_exec_strategy(code, strategy)
+
+    left = [_leave_to_the_interpreter.__code__]
+    for value in [*globals().values(), *vars(Timeline).values(), *vars(Clock).values(), *vars(Events).values()]:
+        inner = vars(value).values() if isinstance(value, type) else [value]
+        left += [each.__code__ for each in inner if hasattr(each, "__code__")]
+    while left and skip is not None:
+        code = left.pop()
+        skip(code)
+        left += [each for each in code.co_consts if hasattr(each, "co_code")]
+
+
+def _calls() -> Callable[[Any, Callable[[], None]], Any]:
+    """Return what makes a call whose end is noticed: whoever called it lets go of it then."""
+    from functools import partial
+
+    class Call(partial):  # type: ignore[type-arg]
+        over: Callable[[], None]
+
+        def __del__(self) -> None:
+            self.over()
+
+    def call(bound: Any, over: Callable[[], None]) -> Any:
+        one = Call(bound)
+        one.over = over
+        return one
+
+    return call
+
+
+def _size(iterator: Any) -> int | None:
+    """Return how many samples the batch has that a DataLoader's iterator has just given; None if it does not say."""
+    if not iterator._auto_collation:
+        return None
+    batches = iterator._index_sampler
+    size = getattr(batches, "batch_size", None)
+    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
+        return None
+    if not type(batches).__module__.startswith("torch.utils.data") or batches.drop_last:
+        return size
+    if iterator._dataset_kind or iterator._num_yielded < len(batches):  # 1: an IterableDataset
+        return size
+    return len(batches.sampler) - size * (len(batches) - 1)  # the last one of an epoch
+
+
+_rank: _Rank | None = None

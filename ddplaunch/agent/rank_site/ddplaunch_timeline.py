@@ -1,0 +1,259 @@
+"""The phases of one thread's steps as they follow each other, and the file that they are written to.
+
+Like ``sitecustomize`` beside it, it is run by whatever Python a rank is, so it imports nothing of ddplaunch.
+
+Beside them stands what a step waited for communication. The file has facts, as JSON objects, and steps, as JSON arrays
+of ``FIELDS``, times in microseconds; what is not known is null.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+TYPE_CHECKING = False  # `typing` is not imported at the start of an interpreter
+if TYPE_CHECKING:
+    from typing import Any
+
+#: Of a line. ``steps`` is 1, or how many the line is about: times and samples are then sums over them. ``step`` counts
+#: optimizer steps from 1, ``end_s`` is in seconds since 1970.
+FIELDS = (
+    *("step", "end_s", "steps", "wall", "data", "forward", "backward", "comm", "optimizer", "samples", "peak_bytes"),
+)
+REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
+_SINGLY = 5000  # lines with one step; later ones are about a second or more
+_DDP_EVERY_S = 0.2  # reading what DistributedDataParallel measured takes 0.08 ms
+
+
+class Clock:
+    """Time on the CPU."""
+
+    stamp = staticmethod(time.perf_counter_ns)
+
+    def over(self, stamp: Any) -> bool:
+        """Whether the moment is known yet."""
+        return True
+
+    def between_us(self, first: Any, second: Any) -> float:
+        """Return the microseconds between two moments."""
+        return float(second - first) / 1000
+
+    def done(self, marks: list[list[Any]]) -> None:
+        """Take back stamps that nobody needs any more."""
+
+
+class Events(Clock):
+    """Time on the current stream of a GPU. An event is recorded without waiting, and read when it is over."""
+
+    def __init__(self, cuda: Any) -> None:
+        """``cuda`` is ``torch.cuda``."""
+        self._cuda = cuda
+        self._spare: list[Any] = []
+
+    def stamp(self) -> Any:
+        """Record an event. Raises RuntimeError where a graph is being captured, which it would become a part of."""
+        if self._cuda.is_current_stream_capturing():
+            raise RuntimeError("a CUDA graph is captured")
+        event = self._spare.pop() if self._spare else self._cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def over(self, stamp: Any) -> bool:
+        """Whether the GPU has come to the event."""
+        return bool(stamp.query())
+
+    def between_us(self, first: Any, second: Any) -> float:
+        """Return the microseconds between two events."""
+        return float(first.elapsed_time(second)) * 1000
+
+    def done(self, marks: list[list[Any]]) -> None:
+        """Record these events again later."""
+        self._spare += [stamp for _, stamp in marks]
+
+
+class Timeline:
+    """Which phase one thread is in, since its last step."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin in nothing in particular."""
+        self.clock = clock
+        self.now = self._base = self._outer = REST
+        self.marks: list[list[Any]] = []  # of the step: phase, when it began
+        self.fetched: dict[int, int | None] = {}  # samples that no backward pass has used yet, by iterator
+        self._samples: int | None = 0
+        self.passed = False  # whether there was a backward pass, ever
+
+    def turn(self, phase: int) -> None:
+        """Let ``phase`` begin."""
+        self.marks.append([phase, self.clock.stamp()])
+        self.now = phase
+
+    def settle(self, phase: int) -> None:
+        """Call what may have been a forward pass ``phase``."""
+        for mark in self.marks:
+            if mark[0] == MAYBE_FORWARD:
+                mark[0] = phase
+        if self.now == MAYBE_FORWARD:
+            self.now = phase
+
+    def may_be_forward(self) -> None:
+        """What follows is a forward pass, if a backward pass comes of it."""
+        self.settle(REST)
+        self.turn(MAYBE_FORWARD)
+
+    def backward(self) -> None:
+        """Begin a backward pass: what was before it was its forward pass, on what was fetched."""
+        self.settle(FORWARD)
+        if self.fetched:
+            size, *others = self.fetched.values()
+            sure = size is not None and not others and self._samples is not None
+            self._samples = self._samples + size if sure else None  # type: ignore[operator]
+            self.fetched.clear()
+        self.passed = True
+        self.turn(BACKWARD)
+
+    def back(self) -> None:
+        """Return to what a phase is a part of: a step of LBFGS has backward passes."""
+        self.turn(self._base)
+
+    def optimizer(self, begins: bool) -> None:
+        """Begin or end the step of any optimizer, which may be a part of a backward pass."""
+        self.settle(REST)
+        if begins:
+            self._outer = BACKWARD if self.now == BACKWARD else REST
+        self._base = OPTIMIZER if begins else REST
+        self.turn(OPTIMIZER if begins else self._outer)
+
+    def step(self) -> tuple[list[list[Any]], Any, int | None]:
+        """End a step; return its marks, its end and its samples."""
+        self.settle(REST)
+        end, marks, samples = self.clock.stamp(), self.marks, self._samples
+        self.marks, self._samples = [[self.now, end]], 0
+        return marks, end, samples or None
+
+    def times_us(self, marks: list[list[Any]], end: Any) -> list[float | None]:
+        """Return how long each phase took, None for those that there were none of."""
+        found: list[float | None] = [None] * 6
+        for (phase, stamp), (_, after) in zip(marks, [*marks[1:], [REST, end]]):  # noqa: B905 - Python 3.9 has none
+            found[phase] = (found[phase] or 0.0) + self.clock.between_us(stamp, after)
+        return found
+
+
+class StepFile:
+    """The file: each step for a while, then sums over ever longer times."""
+
+    def __init__(self, path: str) -> None:
+        """Open it. Raises OSError."""
+        new = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | new, 0o600)
+        self._waiting: list[str] = []
+        self._written = 0
+        self._sums: list[Any] = []
+
+    def fact(self, value: dict[str, Any]) -> None:
+        """Write a fact."""
+        import json
+
+        self._waiting.append(json.dumps(value))
+
+    def step(self, values: list[Any]) -> None:
+        """Take a step, in the order of FIELDS."""
+        if self._sums:
+            before = self._sums
+            summed = [None if a is None or b is None else a + b for a, b in zip(before[2:10], values[2:10])]  # noqa: B905
+            values = [*values[:2], *summed, values[10]]
+        every_s = self._every_s()
+        self._sums = values if (values[3] or 0) < every_s * 1e6 else []
+        if not self._sums:
+            self._put(values)
+
+    def _every_s(self) -> float:
+        beyond = self._written - _SINGLY
+        return 0.0 if beyond < 0 else float(min(60, 1 << min(beyond // 3600, 6)))
+
+    def _put(self, values: list[Any]) -> None:
+        self._written += 1
+        texts = [
+            "null" if each is None else f"{each:.3f}" if at == 1 else str(int(each)) for at, each in enumerate(values)
+        ]
+        self._waiting.append(f"[{','.join(texts)}]")
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._waiting:
+            text = "\n".join([*self._waiting, ""])
+            self._waiting = []
+            os.write(self._file, text.encode("ascii"))
+
+    def close(self) -> None:
+        """Write all of it."""
+        if self._sums:
+            self._put(self._sums)
+            self._sums = []
+        self.flush()
+
+
+class Communication:
+    """What DistributedDataParallel measured of its own: the part of a backward pass that only waits for gradients.
+
+    On the CPU it is let measure every pass; on a GPU it does so at the first ten and then at every hundredth, because
+    it waits for the GPU when it does.
+    """
+
+    def __init__(self, wrapped: list[Any]) -> None:
+        """``wrapped`` are weak references to modules."""
+        self._wrapped = wrapped
+        self.waited = self.on_gpu = False
+        self.bytes: int | None = None
+        self._us: float | None = None
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._due_s = 0.0
+
+    def of_step_us(self, step: int, waited_us: float | None) -> float | None:
+        """Return what a step waited for communication, ``waited_us`` of it for work objects; None if unknown."""
+        if not any(each() is not None for each in self._wrapped):
+            return (waited_us or 0.0) if self.waited or _alone() else None
+        now_s = time.monotonic()
+        if now_s >= self._due_s:
+            self._due_s = now_s + _DDP_EVERY_S
+            self._look(step)
+        return None if self._us is None else self._us + (waited_us or 0.0)
+
+    def _look(self, step: int) -> None:
+        found, sizes = [], []
+        for reference in self._wrapped[-4:]:
+            module = reference()
+            if module is None or module.logger is None:
+                continue
+            if id(module) not in self._seen and not self.on_gpu:
+                module._set_ddp_runtime_logging_sample_rate(1)
+            data = module._get_ddp_logging_data()
+            sizes.append(data.get("total_parameter_size_bytes", 0))
+            passes, before = data.get("iteration", 0), self._seen.get(id(module))
+            if before is not None and passes == before[0]:
+                continue
+            self._seen[id(module)] = (passes, step)
+            comm, hidden = (data.get(f"backward_{each}_time") for each in ("comm", "compute_comm_overlap"))
+            if comm is not None and hidden is not None and passes > (10 if self.on_gpu else 0):
+                each_step = 1.0 if before is None else (passes - before[0]) / max(1, step - before[1])
+                found.append(max(0, comm - hidden) / 1000 * (1.0 if self.on_gpu else max(1.0, each_step)))
+        self.bytes = sum(sizes) or None
+        if found:
+            self._us = sum(found)
+
+
+def _alone() -> bool:
+    distributed = sys.modules["torch"].distributed
+    if distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_world_size() == 1)
+    return os.environ.get("WORLD_SIZE", "1") == "1"
+
+
+def peak_bytes(on_gpu: bool) -> int | None:
+    """Return the most memory that was ever in use: of tensors on the GPU, else of this process."""
+    if on_gpu:
+        return int(sys.modules["torch"].cuda.max_memory_allocated())
+    with open("/proc/self/status", "rb") as file:
+        found = [line.split() for line in file if line.startswith(b"VmHWM:")]
+    return int(found[0][1]) * 1024 if found else None

@@ -1,0 +1,331 @@
+"""Checks of the torch that is installed and of the NVIDIA driver: complete, fit for each other, and for these GPUs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+from ddplaunch.checks.check import Findings, checks_in
+from ddplaunch.checks.gpu_choice import cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
+from ddplaunch.values.finding import error, warning
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count
+
+_OLDEST = (2, 3)
+_SELECTOR = "https://pytorch.org/get-started/locally"
+_FIRST_COMPATIBLE_MAJOR = 11
+#: The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
+# https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+_OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580"}
+_ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
+
+
+def runs_on(arch_list: Sequence[str], capability: tuple[int, int]) -> bool:
+    """Whether a build for ``arch_list`` ("sm_90", "compute_90" …) runs on a GPU of ``capability``.
+
+    True if the list names no NVIDIA architecture, because then nothing can be concluded.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
+    """
+    parsed = [match for match in map(_ARCHITECTURE.fullmatch, arch_list) if match]
+    return not parsed or any(_fits(match, capability) for match in parsed)
+
+
+def _fits(match: re.Match[str], capability: tuple[int, int]) -> bool:
+    kind, suffix = match[1], match[4]
+    built = (int(match[2]), int(match[3]))
+    if suffix == "a":  # architecture-specific: exactly this one, as machine code or as PTX
+        return built == capability
+    if kind == "compute" and suffix == "":
+        return built <= capability
+    return built[0] == capability[0] and built[1] <= capability[1]
+
+
+def major_minor(version: str) -> tuple[int, int] | None:
+    """Return (2, 9) for ``2.9.0a0+git1234``; None for what is no such version."""
+    match = re.match(r"(\d+)\.(\d+)", version)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def driver_suffices(built_for: str, driver: tuple[int, int]) -> bool:
+    """Whether a driver that supports CUDA ``driver`` runs a build for CUDA ``built_for`` ("12.8").
+
+    Since CUDA 11 every driver of the same major release does; before, the driver had to be at least as new. True if
+    ``built_for`` is not a version.
+    https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+    """
+    build = major_minor(built_for)
+    if build is not None and build[0] >= _FIRST_COMPATIBLE_MAJOR:
+        return driver[0] >= build[0]
+    return build is None or driver >= build
+
+
+def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Findings:
+    """torch is not installed in ddplaunch's own environment.
+
+    ddplaunch replaces itself by torchrun in the same interpreter, so it must be installed in the environment that
+    trains. Remedy: install torch there, or install ddplaunch into the environment that has torch.
+    """
+    if not isinstance(torch, Unavailable) or torch == NOT_ASKED:
+        return
+    pip = f"{shlex.quote(python.executable)} -m pip install torch"
+    yield error(
+        "torch-missing",
+        torch.reason,
+        why="the ranks run in the interpreter that ddplaunch is installed in",
+        fix=f"`{pip}`; or, in the environment that has torch, `python -m pip install ddplaunch`",
+        where=python.executable,
+    )
+
+
+def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Findings:
+    """torch is older than 2.3.
+
+    ddplaunch gives torchrun a plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3. An older
+    torchrun ends at once with "unrecognized arguments". Remedy: a newer torch.
+    """
+    version = major_minor(torch.version)
+    if version is not None and version < _OLDEST:
+        yield error(
+            "torch-too-old",
+            f"torch {torch.version} is older than 2.3",
+            why="its torchrun has no `--logs-specs`, which ddplaunch needs to capture and explain each rank",
+            fix=f"`{shlex.quote(python.executable)} -m pip install --upgrade 'torch>=2.3'`",
+            where=torch.path,
+        )
+
+
+def torch_import_failed(torch: TorchFacts, torch_import: TorchImport | Unavailable) -> Findings:
+    """torch is installed, but importing it fails.
+
+    `doctor` imports torch in a child interpreter with a deadline. If that fails, every rank fails in the same way: a
+    shared library is missing, packages do not match, or the file system is too slow. Remedy: run the import by hand.
+    """
+    if isinstance(torch_import, Unavailable) and torch_import != NOT_ASKED:
+        yield error(
+            "torch-import-failed",
+            torch_import.reason,
+            why="each rank begins with this import",
+            fix="`python -c 'import torch'` shows the whole message; reinstalling torch repairs a mixed installation",
+            where=torch.path,
+        )
+
+
+def torch_cpu_build_on_gpu_machine(
+    torch: TorchFacts,
+    environment: Mapping[str, str],
+    python: PythonFacts,
+    nvidia: NvidiaFacts | None = None,
+    nvml: NvmlFacts | None = None,
+    launch: Launch | None = None,
+) -> Findings:
+    """torch is a CPU build on a machine with NVIDIA GPUs.
+
+    A CPU build has neither CUDA kernels nor NCCL: `torch.cuda.is_available()` is False whatever the driver says, and
+    many scripts then silently train on the CPU, orders of magnitude slower. pip picks a CPU build on some platforms
+    and from some indexes. Remedy: install a CUDA build, or ask for the CPU with `--device cpu`.
+    """
+    gpus = present_gpus(nvidia, nvml)
+    if torch.cuda or torch.hip or not gpus or cpu_was_chosen(environment, launch):
+        return
+    yield error(
+        "torch-cpu-build-on-gpu-machine",
+        f"torch {torch.version} is a CPU build, and this machine has {count(gpus, 'NVIDIA GPU')}",
+        why="a CPU build has no CUDA kernels and no NCCL, so the GPUs would stay idle",
+        fix=f"install a CUDA build with the command that {_SELECTOR} shows, after "
+        f"`{shlex.quote(python.executable)} -m pip uninstall -y torch`; to train on the CPU, add `--device cpu`",
+        where=torch.path,
+    )
+
+
+def nccl_unavailable(
+    torch: TorchFacts,
+    torch_import: TorchImport,
+    environment: Mapping[str, str],
+    nvml: NvmlFacts,
+    launch: Launch | None = None,
+) -> Findings:
+    """This CUDA build of torch was compiled without NCCL.
+
+    `init_process_group("nccl")` then raises "Distributed package doesn't have NCCL built in". Official Linux wheels
+    contain NCCL; builds from source with USE_NCCL=0, some distributions and Jetson builds do not. Remedy: an official
+    wheel.
+    """
+    if torch.cuda is None or torch_import.nccl_available or not nvml.gpus or cpu_was_chosen(environment, launch):
+        return
+    yield error(
+        "nccl-unavailable",
+        f"torch {torch.version} is a CUDA build without NCCL",
+        why='`init_process_group("nccl")` raises, and gloo moves gradients through the CPU',
+        fix=f"install an official wheel with the command that {_SELECTOR} shows, or build with `USE_NCCL=1`",
+        where=torch.path,
+    )
+
+
+def gpu_arch_not_in_wheel(
+    torch_import: TorchImport, nvml: NvmlFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Findings:
+    """The torch build has no kernels for this GPU's architecture.
+
+    Machine code for sm_XY runs on the same major architecture with the same or a higher minor number; the driver
+    compiles PTX for compute_XY for anything newer. If neither fits, the first kernel fails with "no kernel image is
+    available for execution on the device". Remedy: a build of torch for this architecture.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#binary-compatibility
+    """
+    for entry in used_gpus(nvml, environment, launch):
+        capability = entry.gpu.compute_capability
+        if isinstance(capability, Unavailable) or runs_on(torch_import.arch_list, capability):
+            continue
+        major, minor = capability
+        yield error(
+            "gpu-arch-not-in-wheel",
+            f"torch {torch_import.version} has no kernels for {entry.gpu.name} (sm_{major}{minor}); "
+            f"it has {' '.join(torch_import.arch_list)}",
+            why='the first kernel would fail with "no kernel image is available for execution on the device"',
+            fix=f"install a build of torch that contains sm_{major}{minor}: {_SELECTOR}",
+            where=gpu_word(entry),
+        )
+
+
+def cuda_unavailable_reason(
+    torch: TorchFacts,
+    torch_import: TorchImport,
+    nvml: NvmlFacts,
+    environment: Mapping[str, str],
+    launch: Launch | None = None,
+) -> Findings:
+    """torch cannot use CUDA although GPUs are visible.
+
+    `torch.cuda.is_available()` is False without a reason, so `doctor` asks CUDA in a child interpreter. An unknown
+    error often means that nvidia_uvm is not loaded or that the GPU needs a reset; error 802 on NVSwitch machines means
+    that nvidia-fabricmanager is not running. Remedy: the one that the finding names for the error.
+    """
+    if torch.cuda is None or torch_import.cuda_available or cpu_was_chosen(environment, launch):
+        return
+    if not driver_suffices(torch.cuda, nvml.cuda_driver_version):
+        return  # driver-too-old reports it
+    gpus = len(seen_by_ranks(nvml, environment, launch).entries)
+    if not gpus:
+        return
+    reason = torch_import.cuda_error or "CUDA gave no reason"
+    yield error(
+        "cuda-unavailable-reason",
+        f"torch cannot use CUDA, although {count(gpus, 'GPU')} should be visible",
+        why=f"CUDA says: {reason}",
+        fix=_remedy(reason),
+        where=torch.path,
+    )
+
+
+def _remedy(reason: str) -> str:
+    if "802" in reason or "not yet initialized" in reason:
+        return "`sudo systemctl start nvidia-fabricmanager`; its version must equal the driver's"
+    if "insufficient" in reason or "too old" in reason:
+        return f"update the NVIDIA driver, or install a torch for an older CUDA: {_SELECTOR}"
+    return (
+        "`sudo modprobe nvidia_uvm`; if that changes nothing, `sudo dmesg | grep -i -e nvrm -e xid` may name the cause"
+    )
+
+
+def driver_too_old(
+    torch: TorchFacts,
+    nvml: NvmlFacts,
+    environment: Mapping[str, str],
+    torch_import: TorchImport | None = None,
+    launch: Launch | None = None,
+) -> Findings:
+    """The NVIDIA driver is too old for the CUDA that torch was built with.
+
+    A driver runs programs of its own CUDA major release and older ones, whatever the minor release: a 12.8 wheel works
+    on a driver for 12.2, but not on one for 11.8. The oldest Linux drivers are 450.80.02 for CUDA 11, 525.60.13 for
+    CUDA 12 and 580 for CUDA 13. Remedy: update the driver, or install a torch for the driver's CUDA.
+    https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
+    """
+    if torch.cuda is None or not nvml.gpus or cpu_was_chosen(environment, launch):
+        return
+    works = torch_import is not None and torch_import.cuda_available  # for example with the cuda-compat package
+    if works or driver_suffices(torch.cuda, nvml.cuda_driver_version):
+        return
+    major, minor = nvml.cuda_driver_version
+    needed = _OLDEST_DRIVERS.get(int(torch.cuda.partition(".")[0]))
+    update = f"update the driver to {needed} or newer" if needed else f"update the driver to one for CUDA {torch.cuda}"
+    yield error(
+        "driver-too-old",
+        f"NVIDIA driver {nvml.driver_version} supports CUDA up to {major}.{minor}; "
+        f"torch {torch.version} is built for CUDA {torch.cuda}",
+        why="a driver runs builds of its own CUDA major release and older ones, never of a newer major release",
+        fix=f"{update}, or install a torch for CUDA {major}.x: https://pytorch.org/get-started/previous-versions",
+    )
+
+
+def driver_library_mismatch(
+    nvidia: NvidiaFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Findings:
+    """The NVIDIA libraries do not match the loaded kernel module, or NVML does not work.
+
+    An update of the driver replaces its libraries at once, but the old kernel module stays loaded until the machine
+    restarts. Until then every new CUDA program fails. A container keeps the libraries that were mounted when it
+    started. Remedy: restart the machine, or the container after an update of its host's driver.
+    """
+    if nvidia.nvml_error is None or cpu_was_chosen(environment, launch):
+        return
+    loaded = f"; the loaded kernel module is {nvidia.kernel_module_version}" if nvidia.kernel_module_version else ""
+    if "mismatch" in nvidia.nvml_error.lower():
+        why = "the driver's libraries were updated while its old kernel module stayed loaded"
+        fix = "restart the machine (or the container, if its host's driver was updated)"
+    elif nvidia.pci_gpus and nvidia.kernel_module_version:
+        why = "CUDA needs the same kernel module and libraries as NVML"
+        fix = "see what `nvidia-smi` and `sudo dmesg | grep -i nvrm` say; reinstall the driver if it is incomplete"
+    else:
+        return  # libraries without a GPU, as in many container images; driver-not-loaded reports a missing module
+    yield error("driver-library-mismatch", f"NVML: {nvidia.nvml_error}{loaded}", why=why, fix=fix)
+
+
+def driver_not_loaded(
+    nvidia: NvidiaFacts, environment: Mapping[str, str], host: HostFacts | None = None, launch: Launch | None = None
+) -> Findings:
+    """There are NVIDIA GPUs on the PCI bus, but the driver's kernel module is not loaded.
+
+    Without the module neither NVML nor CUDA sees a GPU. It is not installed, was not rebuilt for a new kernel (DKMS),
+    Secure Boot refuses it, or nouveau holds the GPU. In a container, where only the host can load it, this is a
+    warning. Remedy: `sudo modprobe nvidia`, whose error names the cause.
+    """
+    driver = nvidia.kernel_module_version or nvidia.device_nodes
+    if driver or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):
+        return
+    contained = host is not None and host.container is not None
+    wanted = launch is not None and launch.device.value == "cuda"
+    yield (warning if contained and not wanted else error)(
+        "driver-not-loaded",
+        f"{count(nvidia.pci_gpus, 'NVIDIA GPU')} on the PCI bus, but no NVIDIA kernel module is loaded",
+        why="without the module neither NVML nor CUDA sees a GPU",
+        fix="`sudo modprobe nvidia`, whose error names the cause; install the driver if the module is not found; "
+        "to train on the CPU, add `--device cpu`",
+    )
+
+
+def gpus_not_in_container(
+    nvidia: NvidiaFacts, host: HostFacts, environment: Mapping[str, str], launch: Launch | None = None
+) -> Findings:
+    """The host of this container has NVIDIA GPUs, but the container was started without them.
+
+    A container sees the host's GPUs and driver on the PCI bus and in /proc, but no program can open a GPU without its
+    device node (/dev/nvidia0). This is an error if the launch asks for CUDA and otherwise a warning.
+    Remedy: `docker run --gpus all`, or the like for the container's runtime.
+    """
+    outside = host.container is None or not nvidia.kernel_module_version
+    if outside or nvidia.device_nodes or not nvidia.pci_gpus or cpu_was_chosen(environment, launch):
+        return
+    wanted = launch is not None and launch.device.value == "cuda"
+    yield (error if wanted else warning)(
+        "gpus-not-in-container",
+        f"the host has {count(nvidia.pci_gpus, 'NVIDIA GPU')}, this {host.container} container has none",
+        why="it has no /dev/nvidia0, so it was started without GPUs",
+        fix="start it with `docker run --gpus all …` (needs nvidia-container-toolkit), `podman run --device "
+        "nvidia.com/gpu=all …`, or a `nvidia.com/gpu` limit in the pod; to train on the CPU, add `--device cpu`",
+    )
+
+
+CHECKS = checks_in(globals(), "torch")

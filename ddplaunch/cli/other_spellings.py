@@ -1,0 +1,145 @@
+"""Spellings of torchrun, accelerate, DeepSpeed and of habit: read as ddplaunch's own where they mean the same."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ddplaunch.cli.flags import HELP, LAUNCHING, flags_of, spellings
+from ddplaunch.cli.target import misplaced_script
+from ddplaunch.values.finding import UsageError, usage
+
+#: Options of other launchers that take the same value as an own one. Underscores are dashes here.
+_SAME = {
+    "--num-machines": "--nnodes",
+    "--num-nodes": "--nnodes",
+    "--machine-rank": "--node-rank",
+    "--main-process-ip": "--master-addr",
+    "--main-process-port": "--master-port",
+    "--gpu-ids": "--gpus",
+}
+_PER_NODE = ("--nproc-per-node", "--nproc", "--num-gpus")
+_OF_ALL_NODES = ("--num-processes", "-n", "-np")
+PROCESSES = (*_PER_NODE, *_OF_ALL_NODES)
+#: Ask for what a launch does anyway. ``--standalone`` is one of them on one node.
+_AS_EVER = ("--standalone", "--use-env", "--multi-gpu")
+#: torchrun's own, for which ddplaunch has none: they are handed on.
+_TORCHRUNS = (
+    "--tee",
+    "--redirects",
+    "--log-dir",
+    "--local-ranks-filter",
+    "--monitor-interval",
+    "--rdzv-conf",
+    "--role",
+)
+_HABITS = {
+    "logs": {"-f": "--follow", "-n": "--lines", "--tail": "--lines"},
+    "ps": {"-a": "--all"},
+    "clean": {"-y": "--yes"},
+}
+_COMMANDS = {
+    "run": ("launch", "start", "train", "exec", "torchrun"),
+    "stop": ("kill", "cancel", "end"),
+    "ps": ("status", "list", "ls", "runs"),
+    "logs": ("tail", "output"),
+    "doctor": ("check", "env", "test"),
+    "explain": ("why", "diagnose"),
+    "top": ("watch", "monitor"),
+}
+
+
+def as_spelled_here(command: str, words: Sequence[str]) -> list[str]:
+    """Return the words behind ``command`` as ddplaunch spells them; unknown ones stay, and are refused later."""
+    own = spellings(flags_of(command))
+    found: list[str] = []
+    rest = list(words)
+    has_argument = False
+    while rest:
+        typed = rest.pop(0)
+        if not typed.startswith("-"):
+            has_argument = True
+            found.append(typed)
+            continue
+        name, equals, value = typed.partition("=")
+        name = _canonical(name, command)
+        takes_value = own[name][1] is None if name in own else name in (*PROCESSES, *_TORCHRUNS)
+        is_value = rest and (name in own or not rest[0].startswith("-"))  # `--torchrun-arg --tee=3` is one of ours
+        following = [rest.pop(0)] if takes_value and not equals and is_value else []
+        if name in own:
+            found += _own(name + equals + value, following)
+        elif command not in LAUNCHING or (has_argument and name in PROCESSES):
+            found += [typed, *following]
+        else:
+            said = _of_others(name, following[0] if following else value, [*found, *rest])
+            has_argument = has_argument or (said is not None and name in PROCESSES)
+            found += [typed, *following] if said is None else said
+    return found
+
+
+def _canonical(name: str, command: str) -> str:
+    """Return an option with dashes for underscores, and the own name of one that means the same."""
+    if name.startswith("--"):
+        name = name.replace("_", "-")
+    same = _SAME if command in LAUNCHING else _HABITS.get(command, {})
+    return same.get(name, name)
+
+
+def _own(option: str, following: list[str]) -> list[str]:
+    name, _, attached = option.partition("=")
+    value = following[0] if following else attached
+    if name == "--ignore" and "," in value:
+        return [word for code in value.split(",") for word in (name, code)]
+    return [name, "cuda"] if (name, value) == ("--device", "gpu") else [option, *following]
+
+
+def _of_others(name: str, value: str, others: Sequence[str]) -> list[str] | None:
+    """Return the own words for an option of another launcher beside ``others``, None if there are none."""
+    nodes = _nodes(others)
+    if name == "--cpu":
+        return ["--device", "cpu"]
+    if name in _AS_EVER:
+        return [] if nodes == 1 or name != "--standalone" else None
+    if name in _TORCHRUNS and value:
+        return [f"--torchrun-arg={name}={value}"]
+    if name in _PER_NODE and value:
+        return ["auto" if value == "gpu" else value]
+    if name in _OF_ALL_NODES and value.isdecimal() and nodes and int(value) % nodes == 0:
+        return [str(int(value) // nodes)]
+    return None
+
+
+def _nodes(words: Sequence[str]) -> int:
+    """Return the number of nodes of a launch, 0 if that is a range or comes from a list of hosts."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        name = _SAME.get(name.replace("_", "-"), name)
+        if name in ("--hosts", "--hostfile"):
+            return 0
+        if name == "--nnodes":
+            value = value if equals else following
+            return int(value) if value.isdecimal() else 0
+    return 1
+
+
+def unknown_command(words: Sequence[str], script: Sequence[str] | None) -> UsageError:
+    """Return the error for a first word that is no command, with the user's line corrected where its sense is plain."""
+    behind = [] if script is None else ["--", *script]
+    known = [name for name, others in _COMMANDS.items() if words[0] in others]
+    near = known or difflib.get_close_matches(words[0], list(HELP), n=1)
+    if near:
+        fix = f"did you mean `{shlex.join(['ddplaunch', near[0], *words[1:], *behind])}`?"
+    else:
+        launch = ["run", *as_spelled_here("run", words)]
+        missing = misplaced_script(launch, script)
+        plain = script or re.fullmatch(r"auto|\d+(x\d+)?|-.*", words[0])
+        fix = f"`{shlex.join(['ddplaunch', *launch, *behind])}`" if plain else "`ddplaunch run 4 -- train.py`"
+        fix = fix if missing is None else missing.findings[0].fix
+    return usage(
+        f"`{words[0]}` is not a command of ddplaunch",
+        why=f"the commands are {', '.join(f'`{name}`' for name in HELP)}",
+        fix=fix,
+    )

@@ -1,0 +1,129 @@
+"""Logs as they lie about: compressed files, pipes that somebody writes into, and what is no log at all."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import importlib
+import io
+import lzma
+import os
+import select
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+#: First bytes of compressed files, and what reads them.
+_PACKED: tuple[tuple[bytes, str], ...] = (
+    (b"\x1f\x8b", "gzip"),
+    (b"BZh", "bz2"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+)
+#: Modules that read zstd: Python's own since 3.14, its backport, and the library of most distributions.
+_ZSTD = ("compression.zstd", "backports.zstd", "zstandard")
+_MAGIC_BYTES = 6
+_SAMPLE_BYTES = 1 << 16
+_PIECE_BYTES = 1 << 16
+_TEXT_CONTROLS = frozenset(b"\a\b\t\n\v\f\r\x1b")
+_BINARY_SHARE = 0.03  # control characters among the bytes that are not zero; of random bytes 8 %
+_WRITER_MS = 2000  # to wait for somebody who writes into a FIFO
+_BROKEN = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)  # of a file that was cut off or is damaged
+
+
+def packing(start: bytes) -> str:
+    """Return how a file that begins with ``start`` is compressed: "gzip", "bz2", "xz", "zstd"; "" if it is not."""
+    return next((name for magic, name in _PACKED if start.startswith(magic)), "")
+
+
+def zstd_opener() -> Callable[[BinaryIO], Any] | None:
+    """Return what reads zstd in this Python, None if nothing does."""
+    for name in _ZSTD:
+        try:
+            return cast("Callable[[BinaryIO], Any]", importlib.import_module(name).open)
+        except (ImportError, AttributeError):
+            continue
+    return None
+
+
+class Unpacked:
+    """What a compressed file holds, up to the place where it was cut off or damaged."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self._broken = inner, False
+
+    def read(self, size: int) -> bytes:
+        """Return ``size`` bytes, fewer at the end."""
+        pieces: list[bytes] = []
+        while size > 0 and not self._broken:
+            try:
+                piece = self._inner.read(min(size, _PIECE_BYTES))
+            except _BROKEN:
+                self._broken = True
+                break
+            if not piece:
+                break
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+
+def unpacked(file: BinaryIO) -> BinaryIO | None:
+    """Return what ``file`` holds if it is compressed and can be read, None if it is to be read as it is."""
+    how = packing(sample(file)[:_MAGIC_BYTES])
+    if how == "gzip":
+        return cast("BinaryIO", Unpacked(_pieces(gzip.GzipFile(fileobj=file))))
+    if how == "bz2":
+        return cast("BinaryIO", Unpacked(_pieces(bz2.BZ2File(file))))
+    if how == "xz":
+        return cast("BinaryIO", Unpacked(_pieces(lzma.LZMAFile(file))))
+    opener = zstd_opener() if how == "zstd" else None
+    return None if opener is None else cast("BinaryIO", Unpacked(opener(file)))
+
+
+class _pieces:
+    """Reads what was unpacked so far, where ``read`` would throw it away for an error that comes after it."""
+
+    def __init__(self, packed: gzip.GzipFile | bz2.BZ2File | lzma.LZMAFile) -> None:
+        self.read = packed.read1
+
+
+def sample(file: BinaryIO) -> bytes:
+    """Return the first bytes of ``file`` without moving on, none where it cannot be looked into."""
+    if not isinstance(file, io.BufferedReader):
+        return b""
+    if file.seekable() and file.tell() == 0:
+        start = file.read(_SAMPLE_BYTES)
+        file.seek(0)
+        return start
+    return file.peek(_SAMPLE_BYTES)
+
+
+def is_binary(start: bytes) -> bool:
+    """Return whether a file that begins with ``start`` is no text, in whatever encoding.
+
+    Zero bytes alone do not count: a log that was cut while it was written has a run of them, UTF-16 every other one.
+    """
+    shown = start.replace(b"\0", b"")
+    if not shown:
+        return bool(start)
+    controls = sum(byte < 32 and byte not in _TEXT_CONTROLS for byte in shown)
+    return controls > _BINARY_SHARE * len(shown)
+
+
+def open_pipe(path: Path) -> BinaryIO | None:
+    """Return a FIFO that somebody writes into, or has written into; None if nobody does within two seconds."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    watch = select.poll()
+    watch.register(descriptor, select.POLLIN)
+    if not watch.poll(_WRITER_MS):
+        try:
+            os.read(descriptor, 1)  # nothing is there: it fails where somebody holds the other end
+        except BlockingIOError:
+            pass
+        else:
+            os.close(descriptor)
+            return None
+    os.set_blocking(descriptor, True)
+    return open(descriptor, "rb")

@@ -1,0 +1,1 @@
+"""Numbers between the plan and the script's arguments, in both directions: handed out, and adopted."""

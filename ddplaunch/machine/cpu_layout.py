@@ -1,0 +1,139 @@
+"""Where the CPUs lie that this process may use: physical cores, NUMA nodes and sockets, and what devices are near them.
+
+Everything is read from sysfs, as `lscpu` does; of a machine with one node nothing is asked about devices.
+https://docs.kernel.org/admin-guide/cputopology.html, https://docs.kernel.org/admin-guide/mm/numaperf.html
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from ddplaunch.machine import files
+from ddplaunch.machine.facts import CpuLayout, NumaNode, NvmlFacts
+from ddplaunch.machine.hardware import levels
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import numbers_of
+
+_CPUS, _NODES = "sys/devices/system/cpu", "sys/devices/system/node"
+_SYS_NICE = 1 << 23  # capabilities(7)
+
+
+def probe_layout(
+    nvml: NvmlFacts | Unavailable,
+    environ: Mapping[str, str],
+    root: Path = Path("/"),
+    affinity: Iterable[int] | None = None,
+    ran: int | None = None,
+) -> CpuLayout | Unavailable:
+    """Return where the CPUs of ``affinity`` (this process's own unless given) lie, in the sysfs below ``root``.
+
+    ``ran`` is what ``running`` said some time ago.
+    """
+    usable = set(os.sched_getaffinity(0) if affinity is None else affinity)
+    online = set(_listed(f"{root}/{_CPUS}/online")) or usable
+    nodes = _nodes(root, usable, online)
+    if {cpu for node in nodes for cpu in node.cpus} != usable:
+        return Unavailable("the kernel does not tell on which NUMA nodes the usable CPUs are")
+    allowed = len(_allowed(root, online) | usable)
+    now = running(root)
+    found = CpuLayout(nodes, allowed, len(online), running=now if ran is None else min(now, ran))
+    if len(nodes) == 1:
+        return found
+    numactl = _numactl_works(root, environ)
+    return replace(found, gpu_nodes=_gpu_nodes(root, nvml), network_nodes=_network_nodes(root), numactl=numactl)
+
+
+def running(root: Path = Path("/")) -> int:
+    """Return how many threads of the machine compute or wait for a CPU, without this one (proc_loadavg(5))."""
+    word = next(iter((files.read(f"{root}/proc/loadavg") or "").split()[3:]), "")
+    return max(0, int(word.partition("/")[0]) - 1) if re.fullmatch(r"[0-9]{1,9}/[0-9]+", word) else 0
+
+
+def _listed(path: str) -> tuple[int, ...]:
+    try:
+        return numbers_of(files.read(path) or "")
+    except ValueError:
+        return ()
+
+
+def _nodes(root: Path, usable: set[int], online: set[int]) -> tuple[NumaNode, ...]:
+    """Return the nodes that have CPUs; one of all CPUs where the kernel shows none (or no NUMA at all)."""
+    found = []
+    folder = f"{root}/{_NODES}"
+    names = (name for name in files.names(folder) if re.fullmatch(r"node[0-9]{1,6}", name))
+    for index in sorted(int(name[4:]) for name in names):
+        cpus = [cpu for cpu in _listed(f"{folder}/node{index}/cpulist") if cpu in online]
+        if cpus:  # others are memory alone
+            package = files.number(f"{root}/{_CPUS}/cpu{cpus[0]}/topology/physical_package_id")
+            cores = _cores(root, [cpu for cpu in cpus if cpu in usable])
+            found.append(NumaNode(index, index if package is None or package < 0 else package, cores))
+    return tuple(found) or (NumaNode(0, 0, _cores(root, sorted(usable))),)
+
+
+def _cores(root: Path, cpus: list[int]) -> tuple[tuple[int, ...], ...]:
+    """Return the CPUs as physical cores; a CPU of which the kernel names no siblings is a core of its own."""
+    left, cores = dict.fromkeys(cpus), []
+    for cpu in cpus:
+        if cpu in left:
+            siblings = {*_listed(f"{root}/{_CPUS}/cpu{cpu}/topology/thread_siblings_list"), cpu}
+            core = tuple(sorted(each for each in siblings if each in left))
+            cores.append(core)
+            for each in core:
+                del left[each]
+    return tuple(cores)
+
+
+def _allowed(root: Path, online: set[int]) -> set[int]:
+    """Return the CPUs that the cgroup's cpuset leaves, and the machine's first process (a container's, here) has.
+
+    https://docs.kernel.org/admin-guide/cgroup-v2.html#cpuset, cpuset(7); without the controller no file is there.
+    """
+    hierarchy = levels("cpuset", root)
+    names = ("cpuset.effective_cpus", "cpuset.cpus") if hierarchy.version == 1 else ("cpuset.cpus.effective",)
+    lists = (_listed(f"{folder}/{name}") for folder in hierarchy.folders for name in names)
+    cpuset = next((set(each) for each in lists if each), online)
+    first = re.search(r"^Cpus_allowed_list:\s*(\S+)$", files.read(f"{root}/proc/1/status") or "", re.MULTILINE)
+    return online & cpuset & (set(numbers_of(first[1])) if first else cpuset)
+
+
+def _gpu_nodes(root: Path, nvml: NvmlFacts | Unavailable) -> dict[str, int]:
+    """Return the node of each GPU that has one; -1 is "unknown", as in most virtual machines."""
+    found = {}
+    for gpu in () if isinstance(nvml, Unavailable) else nvml.gpus:
+        domain, _, rest = gpu.pci_bus_id.lower().partition(":")  # NVML writes a domain with 8 digits, the kernel with 4
+        if re.fullmatch(r"[0-9a-f]{1,8}", domain) and re.fullmatch(r"[0-9a-f:.]+", rest):
+            node = files.number(f"{root}/sys/bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node")
+            if node is not None and node >= 0:
+                found[gpu.pci_bus_id] = node
+    return found
+
+
+def _network_nodes(root: Path) -> dict[str, int]:
+    found = {}
+    for kind in ("net", "infiniband"):
+        folder = f"{root}/sys/class/{kind}"
+        for name in files.names(folder):
+            node = files.number(f"{folder}/{name}/device/numa_node")
+            if node is not None and node >= 0:
+                found[name] = node
+    return found
+
+
+def _numactl_works(root: Path, environ: Mapping[str, str]) -> bool:
+    """Whether `numactl` is installed and may ask the kernel.
+
+    Docker's seccomp filter refuses the calls about memory policy without CAP_SYS_NICE, and `numactl` then runs nothing
+    (https://docs.docker.com/engine/security/seccomp/).
+    """
+    places = environ.get("PATH", os.defpath).split(os.pathsep)
+    if not any(os.access(f"{place}/numactl", os.X_OK) for place in places if place):
+        return False
+    status = files.read(f"{root}/proc/self/status") or ""
+    fields = dict(line.partition(":")[::2] for line in status.splitlines())
+    if fields.get("Seccomp", "").strip() == "0":
+        return True
+    return bool(int(fields.get("CapEff", "0").strip() or "0", 16) & _SYS_NICE)

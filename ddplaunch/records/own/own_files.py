@@ -1,0 +1,267 @@
+"""Folders and files of a record, opened by descriptor: nobody else's are used, no link is followed, no pipe waited for.
+
+The working directory of a run may be shared, and whoever can write there can put a link or a pipe where a record will
+be. So every folder has to belong to who asks for it, and every file has to be a plain one. The guard, a light
+interpreter, imports this module: no dataclasses and no pathlib here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # which may be a folder that cannot be listed
+_ROOT = 0
+
+
+class NotOursError(PermissionError):
+    """A folder or file of a record that is not this user's, or is a link, a pipe or a device; ``strerror`` says which.
+
+    ``owner`` is the other user's id, None where the owner is not what is wrong.
+    """
+
+    def __init__(self, reason: str, path: str, owner: int | None = None) -> None:
+        super().__init__(1, reason, path)
+        self.owner = owner
+
+
+def open_run(directory: str | os.PathLike[str], *, create: bool = False) -> int:
+    """Open the directory of one run, ``BASE/runs/ID``, and return its descriptor; with ``create`` make what is missing.
+
+    ``BASE`` may be root's, and a link that this user made. Raises NotOursError where any of it is somebody else's, and
+    OSError.
+    """
+    path = os.path.abspath(directory)
+    runs, name = os.path.split(path)
+    base = os.path.dirname(runs)
+    if os.path.basename(runs) != "runs":
+        return open_base(path, create=create, roots=False)
+    with closing(open_runs(base, create=create)) as folder:
+        run = open_folder(folder, name, path, create=create)
+    if create and stat.S_IMODE(os.fstat(run).st_mode) & 0o077:
+        with contextlib.suppress(OSError):  # an older version made it
+            os.fchmod(run, 0o700)
+    return run
+
+
+def open_place(directory: str | os.PathLike[str], *, create: bool = False) -> int:
+    """Open a folder of a record, ``BASE/runs/ID`` or any below it, as ``open_run`` does: each on the way is ours.
+
+    One that is in no ``runs`` is looked at by itself. Raises NotOursError and OSError.
+    """
+    parts = os.path.abspath(directory).split("/")
+    above = len(parts) - 2 - parts[-2::-1].index("runs") if "runs" in parts[:-1] else len(parts) - 2
+    descriptor = open_run("/".join(parts[: above + 2]) or "/", create=create)
+    for number in range(above + 2, len(parts)):
+        with closing(descriptor):
+            descriptor = open_folder(descriptor, parts[number], "/".join(parts[: number + 1]), create=create)
+    return descriptor
+
+
+def open_to_write(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file of a record to write, made for its owner alone, with the folders above it that are missing.
+
+    Raises NotOursError and OSError.
+    """
+    folder, name = os.path.split(os.path.abspath(path))
+    with closing(open_place(folder, create=True)) as parent:
+        return open_file(parent, name, flags | os.O_CREAT, os.fspath(path))
+
+
+def open_runs(base: str | os.PathLike[str], *, create: bool = False, links: bool = True) -> int:
+    """Open ``BASE/runs`` as ``open_run`` does; without ``links`` not through any. Raises NotOursError and OSError."""
+    with closing(open_base(base, create=create, links=links)) as folder:
+        return open_folder(folder, "runs", os.path.join(base, "runs"), create=create)
+
+
+def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool = True, links: bool = True) -> int:
+    """Open what holds the records: a folder of this user, or of root with ``roots``, or a link of theirs to one."""
+    if create:
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+    try:
+        descriptor = os.open(path, _FOLDER | os.O_NOFOLLOW)
+    except OSError:
+        seen = os.lstat(path)
+        if not stat.S_ISLNK(seen.st_mode):
+            raise
+        if not links:
+            raise NotOursError("is a symbolic link", os.fspath(path)) from None
+        if seen.st_uid not in (os.geteuid(), _ROOT):
+            raise NotOursError(f"is a link that {_user(seen.st_uid)} made", os.fspath(path), seen.st_uid) from None
+        descriptor = os.open(path, _FOLDER)
+    return _checked(descriptor, os.fspath(path), roots=roots)
+
+
+def open_folder(parent: int, name: str, path: str = "", *, create: bool = False) -> int:
+    """Open the folder ``name`` below the descriptor ``parent``; ``path`` is how errors call it."""
+    if create:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=parent)
+    try:
+        descriptor = os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        if stat.S_ISLNK(_kind(parent, name)):
+            raise NotOursError("is a symbolic link", path or name) from None
+        raise OSError(error.errno, error.strerror, path or name) from None
+    return _checked(descriptor, path or name)
+
+
+def open_file(parent: int, name: str, flags: int, path: str = "") -> int:
+    """Open the plain file ``name`` below ``parent`` as open(2) does, made for its owner alone; it never waits.
+
+    Raises NotOursError for a link, a pipe or a device, and where a file to write has another owner or name as well.
+    """
+    cut, flags = flags & os.O_TRUNC, flags & ~os.O_TRUNC
+    try:
+        descriptor = os.open(name, flags | _FILE, 0o600, dir_fd=parent)
+    except OSError as error:
+        if stat.S_IFMT(_kind(parent, name)) not in (0, stat.S_IFREG, stat.S_IFDIR):
+            raise NotOursError("is no plain file", path or name) from None
+        raise OSError(error.errno, error.strerror, path or name) from None
+    try:
+        seen = os.fstat(descriptor)
+        writes = flags & (os.O_WRONLY | os.O_RDWR)
+        if stat.S_ISDIR(seen.st_mode):
+            raise IsADirectoryError(21, "Is a directory", path or name)
+        if not stat.S_ISREG(seen.st_mode) or (writes and seen.st_nlink > 1):
+            raise NotOursError("is no plain file", path or name)
+        if writes and not _is_ours(seen, parent):
+            raise NotOursError(f"belongs to {_user(seen.st_uid)}", path or name, seen.st_uid)
+        if cut:
+            os.ftruncate(descriptor, 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@contextlib.contextmanager
+def closing(descriptor: int) -> Iterator[int]:
+    """Close ``descriptor`` at the end."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: str | os.PathLike[str], most_bytes: int, *, anyones: bool = False) -> bytes:
+    """Return what a plain file of this user, or ``anyones``, holds.
+
+    Raises NotOursError, OSError, and ValueError where it holds more.
+    """
+    folder, name = os.path.split(os.fspath(path))
+    with closing(os.open(folder or ".", _PLACE)) as parent, closing(open_file(parent, name, os.O_RDONLY)) as file:
+        if not anyones and not _is_ours(os.fstat(file), parent):
+            raise NotOursError(f"belongs to {_user(os.fstat(file).st_uid)}", name)
+        size = os.fstat(file).st_size
+        parts, left = [], most_bytes + 1 if size <= most_bytes else 0
+        while left > 0 and (part := os.read(file, min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+    if left <= 0:
+        raise ValueError(f"{name} has more than {most_bytes >> 20} MiB")
+    return b"".join(parts)
+
+
+def other_owner(path: str | os.PathLike[str]) -> str | None:
+    """Return the name of the user that a file belongs to if that is neither this one nor root. Raises OSError."""
+    seen = os.stat(path)
+    with closing(os.open(os.path.dirname(os.path.abspath(path)), _PLACE)) as folder:
+        return None if seen.st_uid == _ROOT or _is_ours(seen, folder) else _user(seen.st_uid)
+
+
+def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
+    """Return the names of this user's folders in ``folder``, a descriptor or a path; none where it cannot be read."""
+    found = []
+    with contextlib.suppress(OSError), contextlib.ExitStack() as held:
+        where = folder if isinstance(folder, int) else held.enter_context(closing(os.open(folder, _FOLDER)))
+        with os.scandir(where) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):
+                    seen = entry.stat(follow_symlinks=False)
+                    if stat.S_ISDIR(seen.st_mode) and _is_ours(seen, where):
+                        found.append(entry.name)
+    return sorted(found)
+
+
+def foreign(directory: str | os.PathLike[str]) -> str | None:
+    """Say in a clause why a run's directory is not this user's; None where it is, and where there is none."""
+    try:
+        os.close(open_base(directory, roots=False, links=False))
+    except NotOursError as error:
+        return error.strerror
+    except OSError:
+        return None
+    return None
+
+
+def remove_folder(parent: int, name: str, last: str = "") -> None:
+    """Remove this user's folder ``name`` below ``parent`` with all in it; what is called ``last`` there goes last.
+
+    Links are removed, not followed. Raises NotOursError and OSError; what could not be removed is still there then.
+    """
+    with closing(open_folder(parent, name)) as folder:
+        names = os.listdir(folder)
+        for each in sorted(names, key=lambda entry: (entry == last, entry)):
+            if stat.S_ISDIR(os.stat(each, dir_fd=folder, follow_symlinks=False).st_mode):
+                remove_folder(folder, each, last)
+            else:
+                os.unlink(each, dir_fd=folder)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _kind(parent: int, name: str) -> int:
+    """Return the mode of ``name`` itself, 0 where there is nothing."""
+    try:
+        return os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+    except OSError:
+        return 0
+
+
+def _checked(descriptor: int, path: str, *, roots: bool = False) -> int:
+    """Return ``descriptor`` if the folder is this user's; else close it and raise NotOursError."""
+    seen = os.fstat(descriptor)
+    if _is_ours(seen, descriptor) or (roots and seen.st_uid == _ROOT):
+        return descriptor
+    os.close(descriptor)
+    raise NotOursError(f"belongs to {_user(seen.st_uid)}", path, seen.st_uid)
+
+
+_renamed: dict[int, int] = {}  # by device: whose a file of ours is there, where not ours
+
+
+def _is_ours(seen: os.stat_result, folder: int) -> bool:
+    """Whether what was ``seen`` is this user's: of its id, or of whom the file system takes it for.
+
+    NFS makes root somebody else (root_squash), SMB and FUSE give all files to one. So in doubt a file is made.
+    """
+    if seen.st_uid == os.geteuid():
+        return True
+    if seen.st_dev not in _renamed:
+        _renamed[seen.st_dev] = _owner_here(folder)
+    return _renamed[seen.st_dev] == seen.st_uid
+
+
+def _owner_here(folder: int) -> int:
+    """Return the owner that a file of ours has in ``folder``; ours where none can be made."""
+    name = f".owner-{os.urandom(8).hex()}"
+    try:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder)
+    except OSError:
+        return os.geteuid()
+    with closing(descriptor):
+        with contextlib.suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+        return os.fstat(descriptor).st_uid
+
+
+def _user(uid: int) -> str:
+    from ddplaunch.machine.files import owner_name
+
+    return owner_name(uid)

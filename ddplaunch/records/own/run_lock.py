@@ -1,0 +1,254 @@
+"""One run id, one run: a live launch holds its id by locks in the record, and what an ended one left is set aside.
+
+A lock is an flock(2): it belongs to an open file, so it survives exec into torchrun, whose guard holds it too, and it
+goes with them however they end. ``.lock-K`` is node K's, so that all nodes of a launch may share a directory; ``.lock``
+is taken by the launcher of several hosts for itself, and by nodes that were started one by one together.
+https://man7.org/linux/man-pages/man2/flock.2.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shlex
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+from ddplaunch.launch.launch import Launch
+from ddplaunch.machine.files import boot_id, owner_name
+from ddplaunch.records.directory import not_yours, path_text, run_directory
+from ddplaunch.records.own.own_files import NotOursError, closing, open_file, open_place, open_run, own_folders
+from ddplaunch.values.finding import RefusedError, error
+from ddplaunch.values.frozen import dataclass
+
+#: Who holds: a node that was started by itself, the launcher of several hosts, or one of its hosts.
+Holder = Literal["node", "launcher", "host"]
+
+_WAIT_S = 3.0  # the guard of a run that has just ended lets go a moment after torchrun
+_PAUSE_S = 0.02
+_HOLDER_LENGTH = 200
+_LOCK = re.compile(r"\.lock(-\d+)?")
+_NODE = re.compile(r"node-\d{1,9}")
+
+
+@dataclass(frozen=True)
+class HeldRun:
+    """A run id that is held as long as ``locks`` are open. ``aside`` is where an older record of it is now.
+
+    ``unlocked`` says in a clause why the id could not be locked.
+    """
+
+    locks: tuple[int, ...] = ()
+    aside: Path | None = None
+    unlocked: str | None = None
+
+    def pass_on(self) -> None:
+        """Let the program that this process becomes hold it too."""
+        for lock in self.locks:
+            os.set_inheritable(lock, True)
+
+    def __enter__(self) -> HeldRun:
+        """Hold it until the end of the block."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let go of it."""
+        for lock in self.locks:
+            os.close(lock)
+
+    def told(self, record: str) -> str:
+        """Return the panel's line about the ``record`` with what is to know of it."""
+        if self.aside is not None:
+            record += f"; the older one of this id is in {'/'.join(self.aside.parts[-2:])}"
+        return record if self.unlocked is None else f"{record}; not locked: {self.unlocked}"
+
+
+def refuse_taken(base: Path, launch: Launch, holder: Holder = "node") -> None:
+    """Raise RefusedError where the run's directory is somebody else's, or a live run has its id. Nothing is made."""
+    locks, _ = _locked(base, launch, holder, create=False)
+    _release(list(locks))
+
+
+def hold_run(base: Path, launch: Launch, holder: Holder = "node", *, shared: bool = False) -> HeldRun:
+    """Take the run's id for this launch, and set aside what an ended run of this id has left.
+
+    ``shared`` says that a launcher has done the latter in the same directory. Where nothing can be written or locked, a
+    launch goes on without. Raises RefusedError where somebody else has it.
+    """
+    locks, unlocked = _locked(base, launch, holder, create=True)
+    directory, node = base / "runs" / launch.run_id, _node(launch)
+    aside = None
+    with suppress(OSError, ValueError):
+        nodes = set() if node is None else {node}
+        if holder == "launcher":
+            nodes = {int(name[5:]) for name in own_folders(directory) if _NODE.fullmatch(name)} | {0}
+        for number in nodes if not shared else ():
+            aside = set_aside(directory, number, launched=True) or aside
+    return HeldRun(locks, aside, unlocked)
+
+
+def _locked(base: Path, launch: Launch, holder: Holder, *, create: bool) -> tuple[tuple[int, ...], str | None]:
+    """Return the locks that ``holder`` got, and why the id could not be locked, if it could not.
+
+    Raises RefusedError where somebody else has it.
+    """
+    locks: list[int] = []
+    unlocked = None
+    try:
+        directory = run_directory(base, launch.run_id)
+        with closing(open_run(directory, create=create)) as folder:
+            _take(locks, folder, directory, _wanted(_node(launch), holder), create=create)
+    except NotOursError as problem:
+        raise _not_yours(problem) from None
+    except (OSError, ValueError) as problem:
+        unlocked = getattr(problem, "strerror", None) or str(problem)
+    if (pid := _living(base / "runs" / launch.run_id, _node(launch))) is not None:  # without locks, or without ours
+        _release(locks)
+        raise _taken(base / "runs" / launch.run_id, f"pid {pid} on this host")
+    return tuple(locks), unlocked
+
+
+def _node(launch: Launch) -> int | None:
+    """Return the number of this node; None for one of several whose numbers torchrun gives them."""
+    rank = launch.topology.node_rank
+    if rank is not None:
+        return rank.value
+    return 0 if launch.topology.nnodes.value == 1 else None
+
+
+def _wanted(node: int | None, holder: Holder) -> list[tuple[str, int]]:
+    """Return the names of the locks that ``holder`` takes, each alone or together with others."""
+    wanted: list[tuple[str, int]] = []
+    if holder != "host":
+        wanted.append((".lock", fcntl.LOCK_EX if holder == "launcher" else fcntl.LOCK_SH))
+    if holder != "launcher":
+        wanted.append((f".lock-{node or 0}", fcntl.LOCK_SH if node is None else fcntl.LOCK_EX))
+    return wanted
+
+
+def _take(locks: list[int], folder: int, directory: Path, wanted: list[tuple[str, int]], *, create: bool) -> None:
+    """Add the locks as they are had. Raises RefusedError, and lets go of all, where another launch has one."""
+    until_s = time.monotonic() + _WAIT_S
+    for name, operation in wanted:
+        try:
+            lock = open_file(folder, name, os.O_RDWR | (os.O_CREAT if create else 0))
+        except FileNotFoundError:
+            continue
+        locks.append(lock)
+        while not _flock(lock, operation):
+            if time.monotonic() > until_s:
+                who = os.pread(lock, _HOLDER_LENGTH, 0).decode(errors="replace")
+                _release(locks)
+                raise _taken(directory, who)
+            time.sleep(_PAUSE_S)
+        if create:
+            with suppress(OSError):
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"pid {os.getpid()} on {os.uname().nodename}\n".encode(), 0)
+
+
+def _release(locks: list[int]) -> None:
+    while locks:
+        os.close(locks.pop())
+
+
+def _living(directory: Path, node: int | None) -> int | None:
+    """Return the pid of a torchrun that the record names as this node's and that still lives, None if none does."""
+    if not any(directory.glob("node-*/processes.json")):
+        return None
+    from ddplaunch.machine.processes.process_table import read_process  # for the few launches that use an id again
+    from ddplaunch.records.launchers import read_processes, still_running
+
+    boot = boot_id()
+    for each in read_processes(directory):
+        pid = 0 if each.launcher is None else each.launcher.pid
+        seen = read_process(pid) if pid and each.node == node and pid != os.getpid() else None
+        if seen is not None and still_running(each.launcher, each, {pid: seen}, boot) is not None:
+            return pid
+    return None
+
+
+def _flock(lock: int, operation: int) -> bool:
+    try:
+        fcntl.flock(lock, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def end_with_this_program() -> None:
+    """Keep the locks that this program was given from the programs that it starts from now on.
+
+    What a rank leaves behind on purpose, such as TensorBoard, would otherwise hold the id of an ended run.
+    """
+    for path in list(Path("/proc/self/fd").iterdir()):
+        with suppress(OSError):
+            if _LOCK.fullmatch(path.readlink().name):
+                os.set_inheritable(int(path.name), False)
+
+
+def is_held(directory: Path) -> bool:
+    """Whether a live launch holds the run of ``directory``; False where that cannot be seen."""
+    with suppress(OSError), closing(open_run(directory)) as folder:
+        for name in os.listdir(folder):  # noqa: PTH208 - by descriptor
+            if name.startswith(".lock"):
+                with suppress(OSError), closing(open_file(folder, name, os.O_RDWR)) as lock:
+                    if not _flock(lock, fcntl.LOCK_EX):
+                        return True
+    return False
+
+
+def _taken(directory: Path, holder: str) -> RefusedError:
+    who = "".join(letter for letter in holder.strip() if letter.isprintable()) or "another launch"
+    return RefusedError(
+        error(
+            "run-id-in-use",
+            f"run {directory.name} is live: {who} has it",
+            why=f"both would write into {path_text(directory)}, and be one run to `logs` and `stop`",
+            fix=f"another `--run-id`, or none for a new one; `ddplaunch stop {shlex.quote(directory.name)}` ends it",
+            where="flag: --run-id",
+        )
+    )
+
+
+def _not_yours(problem: NotOursError) -> RefusedError:
+    own = shlex.quote(f".ddplaunch-{owner_name(os.geteuid())}")
+    return RefusedError(not_yours(problem, f"`--run-dir {own}`, or for every command `export DDPLAUNCH_DIR={own}`"))
+
+
+_OF_A_NODE = ("launcher.err", "processes.json", "observed.json", "outcome.json", "metrics.jsonl", "relaunch.json")
+_OF_ALL = ("outcome.json",)
+_OF_A_LAUNCH = ("run.json", "launcher.json")
+
+
+def set_aside(directory: Path, node: int, *, launched: bool = False) -> Path | None:
+    """Move what an ended run of this id left of ``node`` into ``node-K/before-N``; return that, None if nothing was.
+
+    Node 0 has what is about all nodes. A ``--run-id`` that is used again, or a command that is pasted twice, would
+    otherwise go on in the files of the run before, and its errors would be taken for this run's. ``launched``: a launch
+    does so before it writes its run.json; without, torchrun is all that was started. Raises OSError if they cannot be
+    moved.
+    """
+    own = directory / f"node-{node}"
+    launch = _OF_A_LAUNCH if launched else ()
+    old = [*own.glob("attempt-*"), *own.glob("stacks-*.txt"), *(own / name for name in (*_OF_A_NODE, *launch))]
+    if node == 0:
+        old += [*directory.glob("flight-recorder-rank-*"), *(directory / name for name in (*_OF_ALL, *launch))]
+    old = [path for path in old if os.path.lexists(path)]
+    if not old:
+        return None
+    number = 1
+    while (own / f"before-{number}").exists():
+        number += 1
+    kept_in = own / f"before-{number}"
+    with closing(open_place(kept_in, create=True)) as folder:
+        for path in sorted(old, key=lambda each: each.parent == directory):
+            name = path.name
+            if path.parent == directory and name in _OF_ALL and (kept_in / name).exists():
+                name = f"all-{name}"  # of several hosts: node 0's own has been moved already
+            with suppress(FileNotFoundError), closing(open_place(path.parent)) as place:
+                os.rename(path.name, name, src_dir_fd=place, dst_dir_fd=folder)
+    return kept_in

@@ -1,0 +1,101 @@
+"""The user's own key, 32 random bytes in a file of the home directory that nobody else can read, and what it is for.
+
+With it two records tell whether they hide the same password, and nobody who gets a record alone can try them all: a
+hash without a key would give a PIN away in milliseconds. Where the home directory is on a shared disk, it also tells
+nodes that they belong to the same user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Mapping
+
+try:
+    from _blake2 import blake2b  # hashlib's own, without OpenSSL, which takes 3 ms to load
+except ImportError:
+    from hashlib import blake2b
+
+_BYTES = 32
+
+
+def user_key(environ: Mapping[str, str]) -> bytes | None:
+    """Return the key in ``$XDG_STATE_HOME/ddplaunch/key``, by default below ``~/.local/state``, made if there is none.
+
+    https://specifications.freedesktop.org/basedir-spec/latest/. None where there is no home of this user's, it cannot
+    be written, or the file is not this user's alone.
+    """
+    home = environ.get("HOME", "")
+    state = environ.get("XDG_STATE_HOME") or (f"{home}/.local/state" if home else "")
+    if not state.startswith("/"):
+        return None
+    path = f"{state}/ddplaunch/key"
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        pass
+    except OSError:
+        return None
+    try:
+        _make(path, home or state)
+        return _read(path)
+    except OSError:
+        return None
+
+
+def _read(path: str) -> bytes | None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        about = os.fstat(descriptor)
+        mine = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
+        key = os.read(descriptor, _BYTES) if mine else b""
+    finally:
+        os.close(descriptor)
+    return key if len(key) == _BYTES else None
+
+
+def _make(path: str, home: str) -> None:
+    """Write a new key in one step: of several launches at once the first one's counts. Raises OSError."""
+    if os.stat(home).st_uid != os.geteuid():  # noqa: PTH116
+        raise PermissionError(f"{home} belongs to somebody else")  # sudo: the user could not read it later
+    folder = os.path.dirname(path)  # noqa: PTH120
+    os.makedirs(folder, 0o700, exist_ok=True)  # noqa: PTH103
+    draft = f"{folder}/.key.{os.getpid()}"
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, os.urandom(_BYTES))
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        os.close(descriptor)
+        os.unlink(draft)  # noqa: PTH108
+
+
+def derived(key: bytes, purpose: str) -> bytes:
+    """Return the key for one purpose, from which neither ``key`` nor that of another purpose can be found."""
+    return blake2b(key=key, person=purpose.encode()[:16], digest_size=_BYTES).digest()
+
+
+class Fingerprints:
+    """Eight hexadecimal digits for every secret, the same for the same secret of the same user."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self._key: bytes | None = None
+        self._asked = False
+
+    def of(self, secret: str) -> str | None:
+        """Return the fingerprint; None without a key."""
+        if not self._asked:
+            self._asked = True
+            key = user_key(self._environ)
+            self._key = None if key is None else derived(key, "fingerprint")
+        if self._key is None:
+            return None
+        return blake2b(secret.encode("utf-8", "surrogateescape"), key=self._key, digest_size=4).hexdigest()
+
+    @property
+    def key(self) -> str | None:
+        """What tells keys apart: fingerprints by another one cannot be compared. None where nothing was asked for."""
+        return self.of("") if self._key is not None else None

@@ -1,0 +1,343 @@
+"""The keys of configuration files with their values and lines: YAML, JSON, TOML, INI, Python, and hydra's directories.
+
+Nothing of them is executed. PyYAML is imported only when there is a YAML file to read.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.script.names import at, last, string
+from ddplaunch.script.report import DeclaredAt
+from ddplaunch.script.source import ParsedFile, parse, read_text
+from ddplaunch.values.frozen import dataclass
+
+#: How the names of files end that this module reads.
+ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".py")
+_HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+_NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
+_DEPTH = 12
+_MOST_FILES, _MOST_ENTRIES = 100, 5000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A value that is no section: ``key`` is its path (``optim.lr``), ``text`` its literal value or None.
+
+    ``computed`` is True for a reference to another value, and for what only running the file would tell.
+    """
+
+    key: str
+    text: str | None
+    at: DeclaredAt
+    computed: bool = False
+    comment: str = ""
+
+
+def read_entries(path: Path, shown: str) -> list[Entry]:
+    """Return the entries of one file in their order; none of what cannot be read. Never raises."""
+    read = read_text(path)
+    if read is None or read.problem is not None:
+        return []
+    try:
+        if path.suffix == ".py":
+            return list(islice(_python_file(path, shown, read.text), _MOST_ENTRIES))
+        if path.suffix == ".ini":
+            return list(_ini(read.text, shown))
+        if path.suffix == ".toml":
+            return list(_toml(read.text, shown))
+        if path.suffix == ".json":
+            return list(_json(read.text, shown))
+        return list(islice(_yaml(read.text, shown), _MOST_ENTRIES))
+    except (ValueError, RecursionError, OSError):  # what its own reader would refuse too
+        return []
+
+
+def _ini(text: str, shown: str) -> Iterator[Entry]:
+    for number, line in enumerate(text.splitlines(), 1):
+        found = re.match(r"([\w.-]+)\s*[=:]\s*(.*?)\s*$", line)
+        if found:
+            yield Entry(found[1], found[2].strip("'\""), DeclaredAt(shown, number))
+
+
+def _toml(text: str, shown: str) -> Iterator[Entry]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    lines = text.splitlines()
+    table, where = "", {}
+    for number, line in enumerate(lines, 1):
+        head = re.match(r"\s*\[\s*([\w.\"'-]+)\s*\]", line)
+        table = head[1].replace('"', "") + "." if head else table
+        name = re.match(r"\s*([\w.-]+)\s*=", line)
+        if name:
+            where[table + name[1]] = number
+    for key, value in _flat(tomllib.loads(text, parse_float=str)):
+        yield Entry(key, None if value is None else str(value), DeclaredAt(shown, where.get(key, 1)))
+
+
+def _json(text: str, shown: str) -> Iterator[Entry]:
+    values = json.loads(text, parse_float=str, parse_int=str)
+    position = 0
+    for key, value in _flat(values) if isinstance(values, dict) else ():
+        name = re.escape(json.dumps(key.rpartition(".")[2]))
+        found = re.compile(rf"{name}\s*:").search(text, position)
+        position = found.start() if found else position
+        yield Entry(key, None if value is None else str(value), DeclaredAt(shown, text.count("\n", 0, position) + 1))
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif not isinstance(value, list):
+            yield f"{prefix}{name}", value
+
+
+def _compose(text: str) -> Any:
+    """Return the tree of a YAML text. Raises ValueError."""
+    import yaml  # 20 ms, for scripts that are given such a file only
+
+    try:
+        return yaml.compose(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def _yaml(text: str, shown: str) -> Iterator[Entry]:
+    lines = text.splitlines()
+    for key, node in _scalars(_compose(text)):
+        yield _yaml_entry(key, node, lines, shown)
+
+
+def _yaml_entry(key: str, node: Any, lines: Sequence[str], shown: str) -> Entry:
+    line = node.start_mark.line
+    comment = re.search(r"\s#\s*(.*)$", lines[line][node.end_mark.column :]) if line < len(lines) else None
+    reference = _NOT_LITERAL.search(node.value) is not None
+    empty = reference or node.tag.endswith(":null")
+    return Entry(
+        key, None if empty else node.value, DeclaredAt(shown, line + 1), reference, comment[1] if comment else ""
+    )
+
+
+def _scalars(node: Any, prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:
+    """Yield the scalars below a mapping; those merged by ``<<`` first, because others overrule them."""
+    pairs = _pairs(node) if depth else []
+    for name, value in sorted(pairs, key=lambda pair: pair[0] != "<<"):
+        if isinstance(value.value, str):
+            yield f"{prefix}{name}", value
+        elif name == "<<":
+            for each in [value] if _pairs(value) else value.value:
+                yield from _scalars(each, prefix, depth - 1)
+        else:
+            yield from _scalars(value, f"{prefix}{name}.", depth - 1)
+
+
+def _pairs(node: Any) -> list[tuple[str, Any]]:
+    """Return the names and values of a mapping, none of anything else."""
+    items = node.value if node is not None else []
+    if not isinstance(items, list) or not items or not isinstance(items[0], tuple):
+        return []
+    return [(key.value, value) for key, value in items if isinstance(key.value, str)]
+
+
+def _python_file(path: Path, shown: str, text: str, depth: int = 5) -> Iterator[Entry]:
+    """Yield what a Python file assigns at its top level; files that it names in ``_base_`` come first."""
+    source = parse(path, shown, text)
+    if not isinstance(source, ParsedFile):
+        return
+    known: dict[str, ast.expr] = {}
+    for statement in source.tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            known[statement.targets[0].id] = statement.value
+    base = known.pop("_base_", None)
+    for name in base.elts if isinstance(base, (ast.List, ast.Tuple)) else [base]:
+        below = Path(os.path.normpath(path.parent / (string(name) or "")))
+        read = read_text(below) if depth and string(name) else None
+        if read is not None:
+            yield from _python_file(
+                below, os.path.normpath(Path(shown).parent / str(string(name))), read.text, depth - 1
+            )
+    for key, value in known.items():
+        yield from literal_entries(key, value, source, known)
+
+
+def literal_entries(
+    name: str, node: ast.expr, source: ParsedFile, known: Mapping[str, ast.expr], depth: int = _DEPTH
+) -> Iterator[Entry]:
+    """Yield the entry of ``name``, or those below it if the expression is a dictionary, also one of ``known`` names."""
+    if isinstance(node, ast.Name) and node.id in known and depth and known[node.id] is not node:
+        yield from literal_entries(name, known[node.id], source, known, depth - 1)
+        return
+    pairs = dict_items(node)
+    if pairs is None:
+        text = number_text(node)
+        empty = isinstance(node, ast.Constant) and node.value is None
+        yield Entry(name, text, at(node, source), computed=text is None and not empty)
+        return
+    for key, value in pairs if depth else ():
+        yield from literal_entries(f"{name}.{key}" if name else key, value, source, known, depth - 1)
+
+
+_DICTS = frozenset({"dict", "Dict", "ConfigDict", "CN", "CfgNode", "EasyDict", "edict", "Namespace", "HParams", "L"})
+
+
+def dict_items(node: ast.AST | None) -> list[tuple[str, ast.expr]] | None:
+    """Return the items of ``{…}`` or ``dict(…)`` as far as their keys are literal; None of anything else."""
+    if isinstance(node, ast.Dict):
+        named = [(string(key), value) for key, value in zip(node.keys, node.values, strict=True)]
+        return [(key, value) for key, value in named if key is not None]
+    if not isinstance(node, ast.Call) or last(node.func) not in _DICTS:
+        return None
+    inner = dict_items(node.args[0]) if node.args else None
+    return [*(inner or ()), *((item.arg, item.value) for item in node.keywords if item.arg is not None)]
+
+
+def number_text(node: ast.AST | None) -> str | None:
+    """Return a literal as text, and the value of a sum or product of numbers; None of anything else."""
+    value = _folded(node)
+    return None if value is None else str(value)
+
+
+def _folded(node: ast.AST | None) -> Any:
+    if isinstance(node, ast.Constant):
+        return None if node.value is ... else node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = _folded(node.operand)
+        return -value if isinstance(value, (int, float)) else None
+    if not isinstance(node, ast.BinOp):
+        return None
+    one, other = _folded(node.left), _folded(node.right)
+    if not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
+        return None
+    if isinstance(node.op, ast.Mult):
+        return one * other
+    if isinstance(node.op, (ast.Div, ast.FloorDiv)) and other:
+        return one / other if isinstance(node.op, ast.Div) else one // other
+    return one + other if isinstance(node.op, ast.Add) else None
+
+
+@dataclass(frozen=True)
+class Composed:
+    """What hydra composes: entries in their order, and the files they are from."""
+
+    entries: tuple[Entry, ...]
+    files: tuple[str, ...]
+
+
+def compose_hydra(folder: Path, name: str, args: Sequence[str], cwd: Path) -> Composed:
+    """Follow the defaults list of ``name`` in ``folder`` with the choices of groups in ``args``. Never raises.
+
+    https://hydra.cc/docs/advanced/defaults_list/ says what it means.
+    """
+    walk = _Hydra(folder, cwd, args)
+    try:
+        walk.choose(name)
+        entries = tuple(islice(walk.follow(name.removesuffix(".yaml"), "", ""), _MOST_ENTRIES))
+    except (ValueError, OSError, RecursionError):
+        return Composed((), ())
+    return Composed(tuple(entry for entry in entries if not entry.key.startswith("hydra.")), tuple(walk.files))
+
+
+def classes_in(entries: Iterable[Entry]) -> Iterator[str]:
+    """Yield the full names of classes that entries name for others to make: ``_target_: src.data.Digits``."""
+    for entry in entries:
+        if entry.text and entry.key.rpartition(".")[2] in ("_target_", "class_path", "_component_", "target"):
+            yield entry.text
+
+
+class _Hydra:
+    def __init__(self, folder: Path, cwd: Path, args: Sequence[str]) -> None:
+        self.folder, self.cwd = folder, cwd
+        self.files: dict[str, None] = {}
+        self.chosen: dict[str, str] = {}
+        self.added: list[tuple[str, str, bool]] = []
+        self.known: dict[Path, tuple[Any, str, str]] = {}
+        self.seen: set[tuple[str, str]] = set()
+        self.left = _MOST_FILES
+        for word in args:
+            found = re.fullmatch(r"(\+{0,2})([\w/]+)(?:@[\w.]+)?=([\w/.-]+)", word)
+            if found and (folder / found[2]).is_dir():
+                self.chosen[found[2]] = found[3]
+                self.added += [(found[2], found[3], True)] if found[1] else []
+
+    def choose(self, name: str, group: str = "") -> None:
+        """Note which choices the files override: ``- override /data: mnist``."""
+        if (group, name) in self.seen or name == "_self_" or len(self.seen) >= _MOST_FILES:
+            return
+        self.seen.add((group, name))
+        defaults = list(self._defaults(self._read(group, name)[0], group))
+        for key, value, _ in defaults:
+            if key.startswith("override "):
+                self.chosen.setdefault(key.removeprefix("override ").partition("@")[0], value)
+        for key, value, choice in defaults:
+            if not key.startswith("override "):
+                below = key.partition("@")[0]
+                self.choose(self.chosen.get(below, value) if choice else value, below)
+
+    def follow(self, name: str, group: str, package: str, depth: int = _DEPTH) -> Iterator[Entry]:
+        node, text, shown = self._read(group, name)
+        self.left -= 1
+        if not text or not depth or self.left < 0:
+            return
+        self.files[shown] = None
+        header = _HEADER.search(text)
+        if header:
+            package = {"_global_": "", "_group_": group.replace("/", ".")}.get(header[1], header[1])
+        defaults = list(self._defaults(node, group))
+        own = [(key, value) for key, value in _scalars(node) if key != "defaults"]
+        lines = text.splitlines()
+        prefix = f"{package}." if package else ""
+        own_entries = [_yaml_entry(prefix + key, value, lines, shown) for key, value in own]
+        if not any(value == "_self_" for _, value, _ in defaults):
+            defaults.append((group, "_self_", False))
+        for key, value, choice in defaults + ([] if depth < _DEPTH else self.added):
+            if value == "_self_":
+                yield from own_entries
+            elif not key.startswith("override "):
+                below, _, place = key.partition("@")
+                relative = below.removeprefix(f"{group}/") if group else below
+                inner = (prefix + (place or relative.replace("/", "."))) if below != group else package
+                inner = inner.replace("_global_", "").strip(".")
+                yield from self.follow(self.chosen.get(below, value) if choice else value, below, inner, depth - 1)
+
+    def _read(self, group: str, name: str) -> tuple[Any, str, str]:
+        path = self.folder / group / f"{name.removesuffix('.yaml')}.yaml"
+        if path not in self.known:
+            read = read_text(path)
+            shown = str(path.relative_to(self.cwd)) if path.is_relative_to(self.cwd) else str(path)
+            self.known[path] = (None, "", "") if read is None else (_compose(read.text), read.text, shown)
+        return self.known[path]
+
+    def _defaults(self, node: Any, group: str) -> Iterator[tuple[str, str, bool]]:
+        """Yield group and file of each item of the defaults list, and whether it is a choice of the group.
+
+        ``override`` stands in front of the group.
+        """
+        listed = next((value for key, value in _pairs(node) if key == "defaults"), None)
+        for item in listed.value if listed is not None and isinstance(listed.value, list) else []:
+            if isinstance(item.value, str):
+                below, _, name = item.value.removeprefix("optional ").lstrip("/").rpartition("/")
+                yield ("/".join(each for each in (group, below) if each), name, False)
+                continue
+            for words, value in _pairs(item):
+                key = words.removeprefix("optional ").removeprefix("override ").strip()
+                whole = key.lstrip("/") if key.startswith("/") or not group else f"{group}/{key}"
+                whole = f"override {whole}" if "override " in words else whole
+                names = [value] if isinstance(value.value, str) else value.value
+                for each in names:
+                    if isinstance(each.value, str) and not each.tag.endswith(":null"):
+                        yield whole, each.value, True
+                if not names or any(each.tag.endswith(":null") for each in names):
+                    chosen = self.chosen.get(whole.partition("@")[0])
+                    if chosen and "override " not in words:
+                        yield whole, chosen, True

@@ -1,0 +1,307 @@
+"""What can be known of a script's expressions before it runs: which conditions hold in this launch, and which do not.
+
+Only literals, versions, and options with their passed value or literal default are known. Everything else is
+``UNKNOWN``, and a condition on it decides nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from ddplaunch.script.names import dotted, last, string
+from ddplaunch.script.reachable import ReachablePart
+
+
+class _Unknown:
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN: Final = _Unknown()
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda one, many: one in many,
+    ast.NotIn: lambda one, many: one not in many,
+}
+_CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "bool": bool, "len": len}
+_METHODS = frozenset({"split", "startswith", "endswith", "lower", "upper", "strip", "replace", "partition"})
+_VERSION_CALLS = frozenset({"parse", "Version", "LooseVersion", "StrictVersion", "parse_version", "TorchVersion"})
+_DEPTH = 12
+#: Variables that every rank of a launch has.
+TORCHRUN_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
+
+
+class Known:
+    """Decides conditions from ``options``: values by destination, and from the version of torch (None: not known).
+
+    ``bound`` gives the expressions that a name or attribute stands for, each with the part that it is in. It is
+    known if all of them that can run have one value.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, object],
+        torch: str | None,
+        bound: Callable[[ast.AST, ReachablePart], Sequence[tuple[ast.expr, ReachablePart]]],
+    ) -> None:
+        """Remember what is known."""
+        self._options, self._torch, self._bound = options, torch, bound
+        self._decided: dict[int, bool | None] = {}
+        self._open: set[str] = set()
+        self._around: dict[int, tuple[tuple[ast.expr, bool], ...]] = {}
+
+    def runs(self, node: ast.AST, part: ReachablePart) -> bool:
+        """Return False if a condition around ``node`` certainly does not hold."""
+        return self.obstacle(node, part) is None
+
+    def obstacle(self, node: ast.AST, part: ReachablePart) -> ast.expr | None:
+        """Return the condition that certainly keeps ``node`` from running, within its function."""
+        for test, wanted in self.conditions(node, part):
+            verdict = self.decide(test, part)
+            if verdict is not None and verdict is not wanted:
+                return test
+        return None
+
+    def conditions(self, node: ast.AST, part: ReachablePart) -> tuple[tuple[ast.expr, bool], ...]:
+        """Return the conditions around ``node``, the innermost first, each with the outcome that lets it run."""
+        if id(node) not in self._around:
+            parent = part.source.parents.get(node)
+            around = () if parent is None else self.conditions(parent, part)
+            if isinstance(parent, (ast.If, ast.IfExp)) and node is not parent.test:
+                body = parent.body if isinstance(parent.body, list) else [parent.body]
+                around = ((parent.test, node in body), *around)
+            self._around[id(node)] = around
+        return self._around[id(node)]
+
+    def options_behind(self, test: ast.expr, part: ReachablePart, depth: int = 5) -> frozenset[str]:
+        """Return the destinations of the options that a condition depends on."""
+        found: set[str] = set()
+        for node in ast.walk(test):
+            if isinstance(node, ast.Attribute) and node.attr in self._options:
+                found.add(node.attr)
+            if depth and isinstance(node, (ast.Name, ast.Attribute)):
+                for value, where in self._bound(node, part):
+                    stopped = self.obstacle(value, where)
+                    found |= self.options_behind(stopped or value, where, depth - 1)
+        return frozenset(found)
+
+    def conditional(self, node: ast.AST, part: ReachablePart) -> bool:
+        """Return whether ``node`` stands under a condition that cannot be decided, other than the main guard."""
+        return any(self.decide(test, part) is None for test, _ in self.conditions(node, part))
+
+    def decide(self, test: ast.expr, part: ReachablePart) -> bool | None:
+        """Return whether the condition holds, or None."""
+        if id(test) not in self._decided:
+            self._decided[id(test)] = None  # a condition that depends on itself
+            value = self.value(test, part)
+            self._decided[id(test)] = None if value is UNKNOWN else bool(value)
+        return self._decided[id(test)]
+
+    def value(self, node: ast.expr, part: ReachablePart, depth: int = _DEPTH) -> object:
+        """Return the value of an expression, or ``UNKNOWN``."""
+        if depth == 0:
+            return UNKNOWN
+        try:
+            return self._value(node, part, depth - 1)
+        except Exception:  # an expression of the script that would fail there too, or that means something else
+            return UNKNOWN
+
+    def _value(self, node: ast.expr, part: ReachablePart, depth: int) -> object:
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, (ast.Tuple, ast.List, ast.Set)):
+            items = [self.value(item, part, depth) for item in node.elts]
+            return UNKNOWN if any(item is UNKNOWN for item in items) else tuple(items)
+        if isinstance(node, ast.BoolOp):
+            return self._bool(node, part, depth)
+        if isinstance(node, ast.UnaryOp):
+            return self._unary(node, part, depth)
+        if isinstance(node, ast.Compare):
+            return self._compare(node, part, depth)
+        if isinstance(node, ast.Call):
+            return self._call(node, part, depth)
+        if isinstance(node, ast.Subscript):
+            return self._subscript(node, part, depth)
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            return self._named(node, part, depth)
+        return UNKNOWN
+
+    def _bool(self, node: ast.BoolOp, part: ReachablePart, depth: int) -> object:
+        values = [self.value(item, part, depth) for item in node.values]
+        decisive = isinstance(node.op, ast.Or)
+        if any(value is not UNKNOWN and bool(value) is decisive for value in values):
+            return decisive
+        return UNKNOWN if any(value is UNKNOWN for value in values) else not decisive
+
+    def _unary(self, node: ast.UnaryOp, part: ReachablePart, depth: int) -> object:
+        value = self.value(node.operand, part, depth)
+        if value is UNKNOWN:
+            return UNKNOWN
+        if isinstance(node.op, ast.Not):
+            return not value
+        return -value if isinstance(node.op, ast.USub) and isinstance(value, (int, float)) else UNKNOWN
+
+    def _compare(self, node: ast.Compare, part: ReachablePart, depth: int) -> object:
+        if len(node.ops) == 1 and dotted(node.comparators[0], part.aliases) in ("os.environ", "os.environ.keys"):
+            present = string(node.left) in TORCHRUN_NAMES
+            return isinstance(node.ops[0], ast.In) if present else UNKNOWN
+        left = self.value(node.left, part, depth)
+        for operation, right_node in zip(node.ops, node.comparators, strict=True):
+            right = self.value(right_node, part, depth)
+            if left is UNKNOWN or right is UNKNOWN:
+                return UNKNOWN
+            one, other = _comparable(left, right)
+            if not _COMPARE[type(operation)](one, other):
+                return False
+            left = right
+        return True
+
+    def _call(self, node: ast.Call, part: ReachablePart, depth: int) -> object:
+        name = last(node.func)
+        if name in ("getattr", "hasattr"):
+            return UNKNOWN
+        arguments = [self.value(item, part, depth) for item in node.args]
+        if any(value is UNKNOWN for value in arguments) or node.keywords:
+            return UNKNOWN
+        if name in _VERSION_CALLS and len(arguments) == 1:
+            return _version(str(arguments[0]))
+        if isinstance(node.func, ast.Name) and name in _CALLS:
+            return _CALLS[name](*arguments)
+        if isinstance(node.func, ast.Attribute) and name in _METHODS:
+            owner = self.value(node.func.value, part, depth)
+            return getattr(owner, name)(*arguments) if isinstance(owner, str) else UNKNOWN
+        return UNKNOWN
+
+    def _subscript(self, node: ast.Subscript, part: ReachablePart, depth: int) -> object:
+        owner = self.value(node.value, part, depth)
+        if owner is UNKNOWN or not isinstance(owner, (str, tuple, list)):
+            return UNKNOWN
+        if not isinstance(node.slice, ast.Slice):
+            index = self.value(node.slice, part, depth)
+            return owner[index] if isinstance(index, int) else UNKNOWN
+        bounds = [
+            None if each is None else self.value(each, part, depth) for each in (node.slice.lower, node.slice.upper)
+        ]
+        lower, upper = (each if isinstance(each, int) else None for each in bounds)
+        return owner[lower:upper] if bounds == [lower, upper] and node.slice.step is None else UNKNOWN
+
+    def _named(self, node: ast.Name | ast.Attribute, part: ReachablePart, depth: int) -> object:
+        name = dotted(node, part.aliases)
+        if name in ("torch.__version__", "torch.version.__version__"):
+            return UNKNOWN if self._torch is None else self._torch
+        if name.startswith("sys.version_info"):
+            minor = {"sys.version_info.major": sys.version_info[0], "sys.version_info.minor": sys.version_info[1]}
+            return minor.get(name, tuple(sys.version_info[:3]) if name == "sys.version_info" else UNKNOWN)
+        if name == "__name__":  # of imported files, what runs as a script only is no part
+            return "__main__"
+        key = node.attr if isinstance(node, ast.Attribute) else node.id
+        option = self._options.get(key, UNKNOWN) if isinstance(node, ast.Attribute) else UNKNOWN
+        if key in self._open:  # `args.gpu = gpu` in a function that gets `args.gpu`
+            return option
+        self._open.add(key)
+        try:
+            bound = self._bound(node, part)
+            values = [self.value(item, where, depth) for item, where in bound if self.runs(item, where)]
+        finally:
+            self._open.discard(key)
+        if option is not UNKNOWN or not values:
+            values.append(option)
+        first = values[0]
+        return first if all(value is not UNKNOWN and value == first for value in values) else UNKNOWN
+
+
+def _comparable(one: object, other: object) -> tuple[object, object]:
+    """Return two versions as tuples where only one of them was parsed: ``torch.__version__ >= Version("2.0")``."""
+    if isinstance(one, tuple) and isinstance(other, str):
+        return one, _version(other)
+    if isinstance(one, str) and isinstance(other, tuple):
+        return _version(one), other
+    if isinstance(one, str) and isinstance(other, str) and re.match(r"\d+\.\d", one) and re.match(r"\d+\.\d", other):
+        # torch.__version__ is a TorchVersion, which compares with text as versions do
+        return _version(one), _version(other)
+    return one, other
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """Return the release part of a version without trailing zeros: ``2.0.0+cu121`` equals ``2``."""
+    numbers = [int(number) for number in re.findall(r"\d+", text.partition("+")[0])[:3]]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def known_value(default: str | None, given: Sequence[str], takes_value: bool) -> object:
+    """Return the value that an option will have, from what is passed for it or its default as source text.
+
+    Text is a number if it reads as one, as it would be for an option with a type.
+    """
+    if given:
+        return _literal(given[-1]) if takes_value else given[-1] == "True"
+    if default is None:
+        return None if takes_value else False
+    return _literal(default)
+
+
+def _literal(text: str) -> object:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False, "None": None}.get(text, text)
+
+
+def text_of(node: ast.AST | None) -> str:
+    """Return the text of a literal that may be joined from several, as in the ``help`` of an option."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mod)):
+        return text_of(node.left) + (text_of(node.right) if isinstance(node.op, ast.Add) else "")
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(item) for item in node.values)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):  # "…".format(…), textwrap.dedent("…")
+        return text_of(node.func.value) or (text_of(node.args[0]) if node.args else "")
+    return string(node) or ""
+
+
+class Product(NamedTuple):
+    """``constant`` times symbols to their powers, without powers of 0, in the order of their names.
+
+    Some ten thousand are made of one script, and a tuple takes a tenth of the time of a frozen dataclass.
+    """
+
+    constant: float = 1.0
+    powers: tuple[tuple[str, float], ...] = ()
+
+    def power(self, symbol: str) -> float:
+        """Return the power of ``symbol``, 0 if it does not occur."""
+        for name, power in self.powers:
+            if name == symbol:
+                return power
+        return 0.0
+
+    def times(self, other: Product, sign: float = 1.0) -> Product:
+        """Return the product with ``other`` to the power ``sign``."""
+        powers = dict(self.powers)
+        for name, power in other.powers:
+            powers[name] = powers.get(name, 0.0) + sign * power
+        constant = self.constant * math.pow(other.constant, sign)
+        return Product(constant, tuple(sorted((name, power) for name, power in powers.items() if power)))
+
+    def raised(self, exponent: float) -> Product:
+        """Return the product to a power."""
+        return Product(
+            math.pow(self.constant, exponent), tuple((name, power * exponent) for name, power in self.powers)
+        )

@@ -1,0 +1,400 @@
+"""Which number of the plan an option stands for: by its name, its help, and what the script does with its value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from ddplaunch.script.constants import LOADERS, constant, handed_on, numbers_in, without_effect
+from ddplaunch.script.flow import Flow, Use
+from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning
+
+# Names that the patterns below do not have, or whose type they would not be sure of.
+_NAMES: dict[str, str] = {
+    "batch_size": "b samples-per-gpu batch-per-gpu imgs-per-gpu images-per-gpu ims-per-gpu batch-gpu",
+    "global_batch_size": "global-batch total-batch ims-per-batch",
+    "lr": "blr lr0",
+    "accum": "gradient-accumulation grad-accumulation grad-accum grad-acc accum accumulate accumulation update-freq "
+    "accumulate-gradients accum-grad acc-grad iters-to-accumulate batch-split accumulative-counts",
+    "warmup_steps": "warmup warm-up warm-steps t-warmup",
+    "warmup_epochs": "warmup-ep warmup-e",
+    "warmup_ratio": "warmup-ratio warmup-proportion warmup-fraction warmup-frac lr-warmup-ratio warmup-percent",
+    "world_size": "world-size",
+}
+_MEANINGS = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
+_UNIT = "gpu|device|rank|proc|process|replica|worker|card"
+_SIZE = "batch-?size|bsz?|batch"
+_COMPOSED: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "batch_size",
+        re.compile(
+            rf"(?:(?:per-)?(?:{_UNIT})-|(?:local|micro|mini)-?)?(?:train(?:ing|er)?-)?(?:(?:local|micro|mini)-?)?(?:{_SIZE})"
+            rf"(?:-train(?:ing)?)?(?:-(?:per-)?(?:{_UNIT}))?(?:-train(?:ing)?)?"
+        ),
+    ),
+    ("global_batch_size", re.compile(rf"(?:global|total|effective|overall)-(?:train(?:ing)?-)?(?:{_SIZE})")),
+    (
+        "lr",
+        re.compile(
+            r"(?:(?:base|init|initial|peak|max|start|train)-)?(?:lr|learning-?rate)(?:-(?:base|init|peak|max))?"
+        ),
+    ),
+    (
+        "accum",
+        re.compile(
+            r"(?:n-|num-)?(?:grad(?:ient)?s?-)?(?:acc|accum|accumulate|accumulation)(?:-grad(?:ient)?s?)?"
+            r"-(?:batches|steps?|iters?|iterations?|freq|num|count|factor)"
+        ),
+    ),
+    (
+        "warmup_steps",
+        re.compile(r"(?:lr-)?(?:n-|num-)?(?:lr-)?warm-?up-(?:num-)?(?:steps?|iters?|iterations?|updates?|batches)"),
+    ),
+    ("warmup_epochs", re.compile(r"(?:lr-)?(?:n-|num-)?(?:lr-)?warm-?up-(?:num-)?epochs?")),
+)
+_UNSURE = frozenset(
+    {"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"}
+)  # the type must fit too
+#: Names that say themselves that they count one rank's samples.
+_RANK_NAME = re.compile(r"per-(?:gpu|device|proc|rank|replica)|^device-|^local-|^micro|samples-per|-gpu$")
+_TOTAL_HELP = re.compile(
+    r"(?i)\b(?:total|global|effective|overall)\b[^.;(]{0,24}\bbatch|\bbatch[^.;]{0,30}\b(?:in total|globally)\b"
+    r"|\b(?:across|over|of|for|on|among|by)(?: all)?(?: the)? (?:gpus|devices|ranks|processes|workers|cards)\b"
+    r"|\ball gpus\b"
+)
+_RANK_HELP = re.compile(
+    r"(?i)\bper[- _](?:gpu|device|process|proc|rank|worker|card|core|replica)\b|\b(?:each|every|a single|one) "
+    r"(?:gpu|device|process|rank|worker|card)\b|\blocal batch"
+)
+_NODE_HELP = re.compile(r"(?i)\bper[- _](?:node|machine|host)\b|\b(?:each|every|a single) (?:node|machine|host)\b")
+# A batch size that only a learning rate is scaled from.
+_FOR_RATES = re.compile(r"(?i)\bfor (?:auto[- ]?)?(?:re)?scal(?:e|ing) (?:of )?(?:the )?(?:lr\b|learning[- ]rate)")
+_NOT_SAMPLES = re.compile(r"(?i)\btokens?\b")
+_SET_ITSELF = re.compile(r"(?i)\b(?:set|updated|computed) automatically|automatically (?:set|updated|computed)")
+# A whole help that says what an option is whose name does not.
+_HELP_ALONE: dict[Meaning, re.Pattern[str]] = {
+    "accum": re.compile(r"(?i)(?:the )?(?:number of )?grad(?:ient)?[- ]accumulation(?: steps| iterations| iters)?"),
+    "lr": re.compile(r"(?i)(?:the )?(?:(?:base|initial|peak|max|maximum) )?(?:lr|learning[- ]rate)"),
+    "batch_size": re.compile(
+        r"(?i)(?:the )?(?:train(?:ing)? )?(?:mini-?)?batch[- ]size(?: per (?:gpu|device|process))?"
+    ),
+}
+_STEPS = re.compile(r"(?i)steps?\b|iterations|iters|updates")
+_EPOCHS_HELP = re.compile(r"(?i)\bepochs?\b")
+_RATIO_HELP = re.compile(r"(?i)\b(?:ratio|fraction|proportion|percent\w*)\b")
+
+
+def candidate(option: DeclaredOption) -> Meaning | None:
+    """Return the number that the option's name, type and help speak of, or None.
+
+    None also for a count whose type or default is a fraction, and for text.
+    """
+    if not option.fillable or not option.takes_value or _SET_ITSELF.search(option.help):
+        return None
+    for flag in option.flags:
+        name = flag.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+        meaning = meaning_of(name) if flag.startswith("--") or len(name) > 1 else None
+        if meaning is None:
+            continue
+        if not _fits(name, meaning, option):
+            ratio = meaning == "warmup_steps" and (option.kind == "float" or _is_number(option.default or ""))
+            return "warmup_ratio" if ratio else None
+        return _by_help(name, meaning, option)
+    return None
+
+
+@lru_cache
+def meaning_of(name: str) -> str | None:
+    """Return the number that a name in lower case with dashes speaks of."""
+    composed = (meaning for meaning, pattern in _COMPOSED if pattern.fullmatch(name))
+    return _MEANINGS.get(name) or next(composed, None)
+
+
+def _fits(name: str, meaning: str, option: DeclaredOption) -> bool:
+    default = option.default
+    integral = default is not None and default.replace("_", "").lstrip("+-").isdigit()
+    if option.kind in ("str", "bool", "Path"):
+        return False
+    if meaning in ("lr", "warmup_ratio"):
+        return option.kind != "int"
+    if name in _UNSURE or (name not in _MEANINGS and not re.search("size|bs|lr|rate|warm|acc", name)):
+        return option.kind == "int" or (option.kind is None and integral)
+    fraction = default is not None and _is_number(default) and not integral
+    return meaning == "warmup_epochs" or (option.kind != "float" and not fraction)
+
+
+def _by_help(name: str, meaning: str, option: DeclaredOption) -> Meaning | None:
+    if meaning == "warmup_steps" and not _STEPS.search(name) and not _STEPS.search(option.help):
+        if _EPOCHS_HELP.search(option.help):
+            return "warmup_epochs"
+        return "warmup_ratio" if _RATIO_HELP.search(option.help) else "warmup_steps"
+    if meaning in ("batch_size", "global_batch_size") and (
+        _NOT_SAMPLES.search(option.help) or _FOR_RATES.search(option.help)
+    ):
+        return None
+    return meaning  # type: ignore[return-value]  # a key of _NAMES
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[DeclaredOption]:
+    """Yield each option with what it stands for."""
+    candidates = _by_help_alone(options, [candidate(option) for option in options])
+    candidates = handed_on(options, candidates, flow, meaning_of, _fits)
+    numbers = [option for option, meaning in zip(options, candidates, strict=True) if meaning is not None]
+    made = {option.dest for option in options if _SET_ITSELF.search(option.help)}
+    for index, option in enumerate(options):
+        meant = candidates[index]
+        if meant is not None and without_effect(option, meant, flow, numbers):
+            candidates[index] = None
+            made.add(option.dest)
+    names = {option.dest: meaning for option, meaning in zip(options, candidates, strict=True) if meaning is not None}
+    rates = tuple(dest for dest, meaning in names.items() if meaning == "lr")
+    batches = tuple(dest for dest, meaning in names.items() if meaning in ("batch_size", "global_batch_size"))
+    accums = tuple(dest for dest, meaning in names.items() if meaning == "accum")
+    uses = [
+        use
+        for use in (flow.uses((*rates, *batches, *accums)) if rates or batches or accums else ())
+        if not any(use.product.power(each) for each in made)
+    ]
+    micros = {option.dest for option in options if option.dest in batches and _RANK_NAME.search(_name(option))}
+    for option, own_meaning in zip(options, candidates, strict=True):
+        meaning = None if own_meaning is None else names[option.dest]  # of those with one destination, the last one's
+        own = [use for use in uses if use.product.power(option.dest) == 1]
+        if meaning == "lr":
+            yield replace(option, meaning=meaning, rule=_rule(own, batches, accums))
+        elif option.dest in batches and meaning is not None:
+            samples = [use for use in own if not any(use.product.power(rate) for rate in rates)]
+            others = tuple(each for each in batches if each != option.dest)
+            found = _Batch(option, samples, others, accums, micros - {option.dest}).meaning()
+            yield replace(option, meaning=found[0], because=found[1])
+        elif meaning == "accum":
+            shared = ((option.dest, 1.0), (WORLD, -1.0))
+            divided = next((use for use in own if use.runs and sorted(use.product.powers) == sorted(shared)), None)
+            because = "" if divided is None else f"{divided.at} divides it by the {WORLD}"
+            yield replace(option, meaning="accum" if divided is None else "total_accum", because=because)
+        else:
+            yield replace(option, meaning=meaning)
+
+
+def _by_help_alone(options: Sequence[DeclaredOption], candidates: Sequence[Meaning | None]) -> list[Meaning | None]:
+    """Return the candidates, and for a number that no name speaks of the one option whose help does."""
+    found = list(candidates)
+    for meaning, pattern in _HELP_ALONE.items():
+        family = (meaning, "global_batch_size") if meaning == "batch_size" else (meaning,)
+        helped = [
+            index
+            for index, option in enumerate(options)
+            if candidates[index] is None and option.takes_value and option.fillable
+            if pattern.fullmatch(option.help.partition("[")[0].strip(" .")) and _fits("", meaning, option)
+        ]
+        if len(helped) == 1 and not any(each in family for each in candidates):
+            found[helped[0]] = meaning
+    return found
+
+
+def _rule(uses: Sequence[Use], batches: Sequence[str], accums: Sequence[str]) -> LrRule | None:
+    """Return how the script multiplies its learning rate, from the product with the most factors that runs."""
+    best: LrRule | None = None
+    names = (WORLD, LOCAL_WORLD, *batches, *accums)
+    for use in uses:
+        powers = tuple((name, power) for name, power in use.product.powers if name in names or _is_unread(name))
+        scales = any(power > 0 for name, power in powers if name not in accums)
+        if use.runs and scales and (best is None or _rank(powers) > _rank(best.powers)):
+            best = LrRule(use.product.constant, powers, use.at)
+    return best
+
+
+def _is_unread(name: str) -> bool:
+    """Return whether a symbol is a name of samples or accumulation whose value was not found."""
+    if not name.startswith("?"):
+        return False
+    return meaning_of(name[1:].replace("_", "-").lower()) in ("batch_size", "global_batch_size", "accum")
+
+
+def _rank(powers: Sequence[tuple[str, float]]) -> tuple[int, int]:
+    return len(powers), -sum(name.startswith("?") for name, _ in powers)
+
+
+class _Batch:
+    """Decides whose samples one option counts, from evidence in this order: arithmetic, name, data loader, help."""
+
+    def __init__(
+        self,
+        option: DeclaredOption,
+        uses: Sequence[Use],
+        others: Sequence[str],
+        accums: Sequence[str],
+        micros: Collection[str],
+    ) -> None:
+        self.option, self.others, self.accums, self.micros = option, others, accums, micros
+        self.running = [use for use in uses if use.runs]
+        self.idle = [use for use in uses if not use.runs]
+
+    def meaning(self) -> tuple[Meaning, str]:
+        """Return the meaning and what it was read from, as a clause that is empty for the name alone."""
+        found = self._divided() or self._as_it_is() or self._described()
+        small = next((name for name in self.micros if name.startswith("micro")), None)
+        if found[0] == "batch_size" and small is not None and not _RANK_NAME.search(_name(self.option)):
+            return "step_batch_size", f"it stands beside `{small}`"
+        return found
+
+    def _divided(self) -> tuple[Meaning, str] | None:
+        for use in self.running:
+            divisor = _divisor(use)
+            if divisor is None or any(use.product.power(name) > 0 for name in self.accums):
+                continue  # the accumulation was divided
+            because = f"{use.at} divides it by the {divisor}"
+            if divisor == LOCAL_WORLD:
+                return "node_batch_size", because
+            whole = any(use.product.power(name) == -1 for name in (*self.accums, *self.others))
+            return ("global_batch_size" if whole or self.micros else "total_batch_size"), because
+        for use in self.running:
+            parts = dict(use.product.powers)
+            if len(parts) == 2 and any(parts.get(name) == -1 for name in (*self.accums, *self.micros)):
+                return "step_batch_size", f"{use.at} divides it by the accumulation"
+        return None
+
+    def _as_it_is(self) -> tuple[Meaning, str] | None:
+        if _RANK_NAME.search(_name(self.option)):
+            return "batch_size", ""
+        for use in self.running:
+            if use.product.power(WORLD) == 1:
+                return "batch_size", f"{use.at} multiplies it by the {WORLD}"
+        for use in self.idle:
+            if _divisor(use) is not None:
+                return "batch_size", f"{use.at} does not divide it in this launch"
+        for use in self.running:
+            alone = use.product.powers == ((self.option.dest, 1.0),) and use.product.constant == 1
+            if alone and use.name == "batch_size" and LOADERS.search(use.sink) and not self._is_total():
+                return "batch_size", f"{use.at} hands it to {use.sink}"
+        return None
+
+    def _described(self) -> tuple[Meaning, str]:
+        text, because = self.option.help, f"its help at {self.option.at}"
+        if _RANK_HELP.search(text):
+            return "batch_size", because
+        if _NODE_HELP.search(text):
+            return "node_batch_size", because
+        whole: Meaning = "global_batch_size" if self.micros else "total_batch_size"
+        if self._is_total():
+            return ("global_batch_size" if self.accums else whole), "its name"
+        if _TOTAL_HELP.search(text):
+            return whole, because
+        return "batch_size", ""
+
+    def _is_total(self) -> bool:
+        return candidate(self.option) == "global_batch_size"
+
+
+def _divisor(use: Use) -> str | None:
+    return next((symbol for symbol in (WORLD, LOCAL_WORLD) if use.product.power(symbol) == -1), None)
+
+
+# The rate of a part of the model, not one of a schedule.
+_PART_OF_RATES = re.compile(
+    r"(?!.*(?:min|end|final|warm|decay|drop|sched|step|gamma|policy|mult|factor|ratio|cycle|noise|mode|type|layer))"
+    r"(?:[a-z0-9]+-)*(?:lr|learning-rate)(?:-[a-z0-9]+)*"
+)
+
+
+def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, tuple[str, ...]]:
+    """Return the meanings that several options have, with the first flag of each; one number can go to one of them."""
+    found: dict[Meaning, list[str]] = {}
+    for option in options:
+        if option.meaning is not None:
+            found.setdefault(option.meaning, []).append(option.flags[0])
+    return {meaning: tuple(dict.fromkeys(flags)) for meaning, flags in found.items() if len(set(flags)) > 1}
+
+
+def ambiguous(
+    meant: Sequence[DeclaredOption], final: Sequence[DeclaredOption]
+) -> tuple[tuple[Meaning, tuple[str, ...]], ...]:
+    """Return the meanings that are left to no option, with the first flags of those that could have it."""
+    left = {option.meaning for option in final}
+    found = tuple((meaning, flags) for meaning, flags in _shared(meant).items() if meaning not in left)
+    if "lr" in left or any(meaning == "lr" for meaning, _ in found):
+        return found
+    partial = [option for option in meant if option.kind in ("float", None) and _PART_OF_RATES.fullmatch(_name(option))]
+    flags = tuple(dict.fromkeys(option.flags[0] for option in partial if option.takes_value and option.fillable))
+    return (*found, ("lr", flags)) if len(flags) > 1 else found
+
+
+def without_ambiguous(options: Sequence[DeclaredOption]) -> Iterator[DeclaredOption]:
+    """Yield the options, those of an ambiguous meaning without it unless one of them is plainly meant.
+
+    Of several learning rates that is the only one that the script does not scale, if it scales others, or the only one
+    called just ``lr`` or ``learning-rate``; of several batch sizes the only one whose name says that it is one rank's.
+    """
+    shared = _shared(options)
+    had: set[tuple[str, ...]] = set()
+    for option in options:
+        if option.meaning is not None and option.flags in had:  # declared twice: in two branches, by two parsers
+            yield replace(option, meaning=None)
+            continue
+        had.add(option.flags)
+        if option.meaning not in shared or option.flags[0] == _plain(
+            [each for each in options if each.meaning == option.meaning]
+        ):
+            yield option
+        else:
+            yield replace(option, meaning=None)
+
+
+def _plain(options: Sequence[DeclaredOption]) -> str | None:
+    """Return the first flag of the option that is plainly meant among several of one meaning, or None."""
+    if options[0].meaning == "lr":
+        named = [option for option in options if _name(option) in ("lr", "learning-rate")]
+        plain = [option for option in options if option.rule is None] if any(each.rule for each in options) else named
+    else:
+        plain = [option for option in options if _RANK_NAME.search(_name(option))]
+    return plain[0].flags[0] if len(plain) == 1 else None
+
+
+def _name(option: DeclaredOption) -> str:
+    return option.flags[0].lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+
+
+_SECONDS_OR_TOKENS = re.compile(
+    r"max-(?:duration|tokens)|(?:train-)?batch-(?:duration|tokens|size-tokens)|tokens-per-\S+"
+)
+_CONSTANTS: tuple[Meaning, ...] = ("batch_size", "lr", "accum", "warmup_steps")
+
+
+def instead(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Iterator[tuple[Meaning, str]]:
+    """Yield what the file ``script`` or its program has for a number that no option stands for, as a clause."""
+    have = {option.meaning for option in options}
+    batch = not have.isdisjoint(
+        ("batch_size", "step_batch_size", "node_batch_size", "total_batch_size", "global_batch_size")
+    )
+    declared = {option: meaning for option in options if (meaning := candidate(option)) is not None}
+    for option, meaning in declared.items():
+        if meaning not in have and (clause := without_effect(option, meaning, flow, declared)):
+            yield meaning, clause
+            have.add(meaning)
+            batch = batch or meaning in ("batch_size", "global_batch_size")
+    counted = next((option for option in options if not batch and _counts_no_samples(option)), None)
+    if counted is not None:
+        unit = "tokens" if _NOT_SAMPLES.search(f"{counted.help} {_name(counted)}") else "seconds"
+        yield "batch_size", f"`{counted.flags[0]}` counts {unit} instead of samples ({counted.at})"
+    have |= {"batch_size"} if batch or counted is not None else set()
+    left = [wanted for wanted in _CONSTANTS if wanted not in have]
+    numbers = numbers_in(flow, meaning_of) if left else {}
+    for wanted in left:
+        found = constant(wanted, numbers.get(wanted, ()), script)
+        if found is not None:
+            yield wanted, found
+
+
+def _counts_no_samples(option: DeclaredOption) -> bool:
+    name = _name(option)
+    batch = meaning_of(name) in ("batch_size", "global_batch_size")
+    return bool(_SECONDS_OR_TOKENS.fullmatch(name) or (batch and _NOT_SAMPLES.search(option.help)))

@@ -1,0 +1,399 @@
+"""What ranks noted of their first optimizer steps, and where that is not what the plan says.
+
+``agent/rank_site/ddplaunch_observer.py`` writes the notes. A difference is only told where it is certain: a rate that a
+schedule of the script's own may have changed, a batch that another DataLoader may have given, stay without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddplaunch.records.directory import note_path
+from ddplaunch.records.find import read_run
+from ddplaunch.records.json_files import objects, read_object
+from ddplaunch.values.finding import Finding, warning
+from ddplaunch.values.variable_names import PLAN
+from ddplaunch.values.words import count
+
+Note = Mapping[str, Any]
+Plan = Mapping[str, Any]
+#: What a family of findings follows from: the notes of a node, how many ranks it has, the plan.
+Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
+
+_CLOSE = 1e-4  # of a rate: scripts compute it in another order
+_BATCHES = ("batch_size", "node_batch_size", "total_batch_size", "step_batch_size", "global_batch_size")
+_OF = {"total": ", the world size", "node": ", the processes per node"}  # how the reason for such a batch ends
+_FEW_STEPS = 2
+_FEW_PASSES = 4  # a loop may well call backward() for two or three losses
+
+
+def read_notes(attempt: Path, ranks: Sequence[int]) -> list[Note]:
+    """Return the notes of those ``ranks`` that have left one, by rank."""
+    found: list[Note] = []
+    for rank in sorted(ranks):
+        with suppress(OSError, ValueError):
+            value = read_object(note_path(attempt, rank))
+            if value.get("rank") == rank:
+                found.append(value)
+    return found
+
+
+class Observed(NamedTuple):
+    """What the ranks of an attempt have noted so far; ``over`` when they will note no more."""
+
+    findings: tuple[Finding, ...]
+    over: bool
+
+
+def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored: Collection[str] = ()) -> Observed:
+    """Compare what ``ranks`` left in the folder of their ``attempt`` with the plan in the launch's ``environ``."""
+    notes = read_notes(Path(attempt), ranks)
+    if not notes:
+        return Observed((), False)
+    over = len(notes) == len(ranks) and all(note.get("over") is True for note in notes)
+    plan = {**plan_of(environ), **_ways(Path(attempt).parent)}
+    found = differences(notes, len(ranks), plan)
+    return Observed(tuple(finding for finding in found if finding.code not in ignored), over)
+
+
+def _ways(node: Path) -> dict[str, Any]:
+    """Return from the record of ``node-K`` how numbers went to the script.
+
+    Both by number: ``passed`` what was filled in, with its ``option``, ``missing`` what could not be.
+    """
+    plan = read_run(node.parent, int(node.name.removeprefix("node-"))).get("plan", {})
+    passed = {
+        str(each.get("number")): {**each, "option": str(each["arguments"][0]).partition("=")[0]}
+        for each in objects(plan.get("passed"))
+        if isinstance(each.get("arguments"), list) and each["arguments"]
+    }
+    return {"passed": passed, "missing": {str(each.get("number")): each for each in objects(plan.get("missing"))}}
+
+
+def _read(plan: Plan, numbers: Collection[str]) -> tuple[str, str, tuple[str, ...]]:
+    """Return the option that was filled in for one of ``numbers``, what was understood of it, and in which line."""
+    passed = next((each for number, each in plan.get("passed", {}).items() if number in numbers), None)
+    if passed is None:
+        return "", "", ()
+    note, at = str(passed.get("note") or ""), passed.get("at") or {}
+    line = re.match(r"(?:.*: )?(\S+:\d+) ", note)
+    where = line[1] if line else f"{at['file']}:{at['line']}" if at.get("line") else ""
+    understood = f"; `{' '.join(passed['arguments'])}` was passed ({note})" if note else ""
+    return passed["option"], understood, (where,) if where else ()
+
+
+def _not_passed(number: str, what: str, own: str, plan: Plan) -> Finding | None:
+    """Return the finding ``what`` with the reason for which the script did not get the number; None if it did."""
+    missing = plan.get("missing", {}).get(number)
+    if missing is None:
+        return None
+    meant = f"if its own is meant, `{own}` says so to the plan"
+    why = f"it was not passed: {missing['reason']}"
+    where = re.search(r"\S+:\d+", missing["reason"])
+    fix = f"{missing['fix']}; {meant}" if missing["fix"] else meant
+    return warning("numbers-differ", what, why=why, fix=fix, where=where[0].strip("()") if where else ())
+
+
+def plan_of(environ: Mapping[str, str]) -> Plan:
+    """Return the numbers of the launch as its ranks get them; nothing where there are none."""
+    try:
+        value = json.loads(environ.get(PLAN) or "{}")
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding, ...]:
+    """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
+    found: list[Finding] = []
+    rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
+    for family in (_apart, _group, rates, _among_ranks, batches, accumulation, _undivided):
+        try:
+            found += family(notes, ranks, plan)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            continue  # a note that another version wrote, or that the script has changed
+    return tuple(found)
+
+
+def _apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Ranks that train each for itself."""
+    world = notes[0]["world_size"] if notes else 1
+    alone = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
+    if world < 2 or len(alone) < ranks:
+        return
+    yield warning(
+        "no-process-group",
+        f"{world} ranks train, and none has joined a process group: these are {world} separate trainings",
+        why="without `torch.distributed.init_process_group` gradients are never averaged: each rank trains a model of "
+        "its own, with its own batch and as often as if it ran alone",
+        fix="`torch.distributed.init_process_group()` and `DistributedDataParallel(model)` in the script, or its own "
+        "switch for both; `ddplaunch run 1` for one training",
+    )
+
+
+def _group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """A process group that has not all ranks."""
+    sizes = {note["process_group"]["size"] for note in notes if note["process_group"]}
+    world = notes[0]["world_size"] if notes else 1
+    if len(sizes) == 1 and (size := sizes.pop()) != world:
+        yield warning(
+            "numbers-differ",
+            f"the process group has {count(size, 'rank')}, the plan says {world}",
+            why="ranks outside of it train on their own, and samplers divide the data by its size",
+            fix="`init_process_group()` without `world_size` and `rank`: torchrun has set WORLD_SIZE and RANK",
+        )
+
+
+class _Rate(NamedTuple):
+    """A rate before any schedule; ``sure`` if a scheduler noted it."""
+
+    value: float
+    sure: bool
+
+
+def _rate(note: Note, plan: Plan) -> Finding | None:
+    """A learning rate that is not the planned one."""
+    planned = float(plan["lr"])
+    seen = [rate for one in note["optimizers"] for name in ("lr", "initial_lr", "max_lr") for rate in one[name] if rate]
+    bases = [base for one in note["optimizers"] for base in _bases(one)]
+    if not bases or None in bases or any(_alike(rate, planned) for rate in seen):
+        return None
+    first = bases[0]
+    assert first is not None
+    ratio = first.value / planned
+    restored = any(one.get("restored") is True for one in note["optimizers"])
+    if ratio < 1 and any(map(_may_rise, note["optimizers"])):
+        return None
+    reason = _reason(ratio, plan)
+    if not reason and not _is_said(first.value, plan) and (first.value == 1 or (ratio < 1 and not first.sure)):
+        return None  # a schedule that gives the rate itself, or the warmup of one that the script has written
+    what = f"the optimizer runs at lr {_text(first.value)}, the plan says {_text(planned)}"
+    if (own := _not_passed("lr", what, f"--lr {_text(first.value)}", plan)) and not restored:
+        return own
+    option, understood, where = _read(plan, ("lr",))
+    why = "the script trains with a rate of its own default, of its own scaling or from a checkpoint, not with the one "
+    why += f"that belongs to the effective batch in the panel{understood}"
+    if restored:
+        return warning(
+            "numbers-differ",
+            f"{what} (the rate of the checkpoint)",
+            why="`optimizer.load_state_dict` brings the rate of the run that saved it, whatever the script was given",
+            fix='after it, `for group in optimizer.param_groups: group["lr"] = RATE`, and `initial_lr` too if there '
+            "is a scheduler",
+        )
+    if reason:
+        fix = f"take the factor out of the script, or `--lr {_text(planned / ratio)}`, of which it makes "
+        fix += _text(planned)
+        if understood and _sizes(note) == {ratio * plan.get("batch_size", 0)}:
+            fix = "put the batch right: the script makes the rate from it"
+        elif option and _alike(ratio, float(plan.get("lr_factor") or 1)):
+            fix = f"`--lr-option={option}:base`, as the script scales it itself; or take the factor out of it"
+        return warning("numbers-differ", f"{what} ({reason})", why=why, fix=fix, where=where)
+    fix = "put `{lr}` where the script's arguments have its rate; if its own is meant, "
+    fix += f"`--lr {_text(first.value)}` says so to the plan"
+    return warning("numbers-differ", what, why=why, fix=fix, where=where)
+
+
+def _is_said(rate: float, plan: Plan) -> bool:
+    """Return whether the rate is the number that the source has in the place of an option for it."""
+    reason = str(plan.get("missing", {}).get("lr", {}).get("reason"))
+    numbers = re.findall(r"(?<![\w.:-])\d+(?:\.\d+)?(?:e-?\d+)?(?![\w.])", reason)
+    return any(_alike(float(each), rate) for each in numbers)
+
+
+def _may_rise(optimizer: Note) -> bool:
+    """Return whether a scheduler begins at its least rate, as CyclicLR does, or may: the second step tells."""
+    scheduled = any(optimizer["initial_lr"]) and not any(optimizer["max_lr"])
+    return scheduled and (optimizer.get("rises") is True or optimizer["steps"] == 1)
+
+
+def _bases(optimizer: Note) -> Iterator[_Rate | None]:
+    """Yield the rate of each group of parameters before a schedule, None where nobody can know it."""
+    known = optimizer["steady"] and optimizer["steps"] > 1
+    for rate, initial, most in zip(optimizer["lr"], optimizer["initial_lr"], optimizer["max_lr"], strict=True):
+        scheduled = most or initial
+        if scheduled:
+            yield _Rate(scheduled, True)
+        elif rate and known:
+            yield _Rate(rate, False)
+        else:
+            yield None
+
+
+def _reason(ratio: float, plan: Plan) -> str:
+    """Return what a number that is ``ratio`` times the planned one was multiplied or divided by; "" if unknown."""
+    for key, name in (("world_size", "world size"), ("accum", "accumulation"), ("nproc", "processes per node")):
+        number = float(plan.get(key) or 1)
+        ways = ((number, "×", "the"), (1 / number, "/", "the"), (math.sqrt(number), "× √", "the root of the"))
+        for factor, sign, words in ways if number != 1 else ():
+            if _alike(ratio, factor):
+                return f"{sign}{'' if sign[-1] == '√' else ' '}{_text(number)}, {words} {name}"
+    batch = float(plan.get("global_batch_size") or 1)
+    return f"× {_text(batch)}/256, a rule for batches" if batch != 256 and _alike(ratio, batch / 256) else ""
+
+
+def _among_ranks(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Ranks with different learning rates, at the same step of the same optimizer."""
+    rates = {note["rank"]: tuple(note["optimizers"][0]["lr"]) for note in notes if note["process_group"]}
+    values = sorted({each[0] for each in rates.values()})
+    if len({len(each) for each in rates.values()}) != 1 or len(values) < 2:
+        return
+    named = ", ".join(f"{_text(each)} on rank {next(r for r in rates if rates[r][0] == each)}" for each in values[:3])
+    yield warning(
+        "numbers-differ",
+        f"ranks run at different learning rates: {named}",
+        why="after the all-reduce all ranks have the same gradients, and with different rates their models drift apart",
+        fix="make the rate from the world size, never from the rank",
+    )
+
+
+def _batch(note: Note, plan: Plan) -> Finding | None:
+    """A batch of a rank that is not the planned one."""
+    sizes, planned = _sizes(note), int(plan["batch_size"])
+    sure = bool(note["loaders"]) and all(loader["batch_size"] for loader in note["loaders"])
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or size == planned:
+        return None
+    per_step = _batches_per_step(note) if note["loaders"] else min(filter(None, note["passes"] or ()), default=None)
+    if size * (per_step or 1) == planned * int(plan.get("accum") or 1):
+        return None  # it is cut into parts by the script
+    what = f"each rank takes {count(size, 'sample')} at a time, the plan says {planned}"
+    if own := _not_passed("batch_size", what, f"--batch-size {size}", plan):
+        return own if sure else None
+    option, understood, where = _read(plan, _BATCHES)
+    reason = _reason(size / planned, plan)
+    whose = next((each for each in ("total", "node") if reason.endswith(_OF[each])), "")
+    fix = "put `{batch_size}` where the script's arguments have its batch; if its own is meant, "
+    fix += f"`--batch-size {size}` says so to the plan"
+    if whose and size < planned and (sure or size > 1):
+        fix = f"give the script what it divides, {planned * planned // size}"
+        if option and "batch_size" in plan["passed"]:
+            fix = f"`--batch-option={option}:{whose}`, as the script divides it itself"
+    elif whose and size > planned:
+        fix = f"give the script the batch of one rank, {planned}, where it does not multiply it"
+        if option and "batch_size" not in plan["passed"]:
+            fix = f"`--batch-option={option}:rank`, as the script takes it for the batch of one rank"
+    elif not sure:
+        return None
+    return warning(
+        "numbers-differ",
+        f"{what} ({reason})" if whose else what,
+        why=f"the effective batch in the panel, for which the learning rate was scaled, is not what trains{understood}",
+        fix=fix,
+        where=where,
+    )
+
+
+def _sizes(note: Note) -> set[int | None]:
+    """Return how many samples each batch has: as the DataLoaders say, else by what goes into the model."""
+    loaders = note["loaders"]
+    return {each["batch_size"] or each["first_dimension"] for each in loaders} or set(note.get("forward") or ())
+
+
+def _batches_per_step(note: Note, planned: int = 0) -> int | None:
+    """Return how many batches went into each optimizer step, the least of those seen; None where nobody can know.
+
+    Other than ``planned`` are only told of steps that agree: what fetches ahead has taken more in the first step, and
+    the last step of an epoch takes what is left.
+    """
+    given = [number for loader in note["loaders"] for step, number in loader["batches"] if step > 1]
+    least = min(given, default=None)
+    if least is None or not planned or planned in given:
+        return planned if planned in given else least
+    total = max(sum(number for _, number in loader["batches"]) for loader in note["loaders"])
+    fetched_ahead = least < planned and (len({*given}) > 1 or total >= planned * note["steps"])
+    return None if len(given) < _FEW_STEPS or fetched_ahead else least
+
+
+def _accumulated(note: Note, plan: Plan) -> Finding | None:
+    """An accumulation that is not the planned one."""
+    planned = int(plan["accum"])
+    batches, passes = _batches_per_step(note, planned), [number for number in note["passes"] or () if number]
+    if batches is not None:
+        found, what = batches, "batch"
+    elif len(note["optimizers"]) == 1 and passes:
+        found, what = min(passes), "backward pass"
+        if found > planned and (found < _FEW_PASSES or len(passes) < _FEW_STEPS):
+            return None
+    else:
+        return None
+    if found == planned or any(size and size * found == plan["batch_size"] * planned for size in _sizes(note)):
+        return None
+    after = f"after every {what}" if found == 1 else f"after {count(found, what)}"
+    world = int(plan.get("world_size") or 1)
+    _, understood, where = _read(plan, ("accum", "total_accum"))
+    reason, fix = "accumulation", "put `{accum}` where the script's arguments have its accumulation; if its own is "
+    fix += f"meant, `--accum {found}` says so to the plan"
+    if world > 1 and found * world == planned:
+        reason += f" / {world}, the world size"
+        fix = f"give the script what it divides, {planned * world}; if {found} is meant, `--accum {found}` says so"
+    difference = f"the optimizer steps {after}, the plan says after {planned}"
+    if own := _not_passed("accum", f"{difference} (accumulation)", f"--accum {found}", plan):
+        return own
+    times = f"{_text(found / planned)} times" if found > planned else f"1/{_text(planned / found)} of"
+    return warning(
+        "numbers-differ",
+        f"{difference} ({reason})",
+        why=f"the effective batch is {times} the one in the panel, for which the learning rate was scaled{understood}",
+        fix=fix,
+        where=where,
+    )
+
+
+def _undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Samplers that give every rank all samples."""
+    joined = [note for note in notes if note["ddp"] and note["process_group"]]
+    world = notes[0]["world_size"] if notes else 1
+    if world < 2 or len(joined) < 2 or len(joined) < ranks or not all(note["loaders"] for note in joined):
+        return
+    loaders = [loader for note in joined for loader in note["loaders"]]
+    samples = {loader["samples"] for loader in loaders}
+    sampler = loaders[0]["sampler"].removeprefix("torch.")
+    same_part = {(each["replicas"], each["replica"]) for each in loaders}
+    if all(_gives_all(loader) for loader in loaders) and len(samples) == 1 and None not in samples:
+        what = f"each of {world} ranks trains on all {samples.pop()} samples: its DataLoader has a {sampler}"
+        fix = "`DataLoader(dataset, sampler=DistributedSampler(dataset))` and `sampler.set_epoch(epoch)`; nothing, if "
+        fix += "the dataset of each rank is a part of its own"
+    elif len(same_part) == 1 and loaders[0]["replicas"] == world and len(loaders) >= len(joined):
+        what = f"all {world} ranks take the same part of the samples: part {loaders[0]['replica']} of {world}"
+        fix = "`DistributedSampler(dataset)` without `rank`: it takes the rank's own"
+    else:
+        return
+    why = "ranks that see the same samples do the same work side by side: an epoch takes as long as on one process"
+    yield warning("data-not-divided", what, why=why, fix=fix)
+
+
+def _gives_all(loader: Note) -> bool:
+    plain = loader["sampler"] in ("torch.RandomSampler", "torch.SequentialSampler")
+    alone = loader["sampler"] == "torch.DistributedSampler" and loader["replicas"] == 1
+    whole = loader["batch_sampler"] == "torch.BatchSampler" and loader["dataset"] != "torch.Subset"
+    return bool((plain or alone) and whole)
+
+
+def _each(judge: Callable[[Note, Plan], Finding | None], number: str) -> Family:
+    """Return what judges each rank by itself where the plan has ``number``: each finding once, with its ranks."""
+
+    def family(notes: Sequence[Note], _: int, plan: Plan) -> Iterator[Finding]:
+        found: dict[Finding, list[int]] = {}
+        for note in notes if plan.get(number) is not None else ():
+            if (one := judge(note, plan)) is not None:
+                found.setdefault(one, []).append(note["rank"])
+        for one, ranks in found.items():
+            some = () if len(ranks) == len(notes) else tuple(f"rank {rank}" for rank in ranks)
+            yield Finding(one.code, one.severity, one.what, one.why, one.fix, (*one.where, *some))
+
+    return family
+
+
+def _alike(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=_CLOSE)
+
+
+def _text(number: float) -> str:
+    return f"{number:.6g}"

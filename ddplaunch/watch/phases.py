@@ -1,0 +1,369 @@
+"""Where the time of steps goes, as ranks wrote it with ``--phases``: read, summed up, followed, and put into words.
+
+``agent/rank_site/ddplaunch_phases.py`` writes ``rank-N.phases.jsonl``. What a rank could not tell is None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+from ddplaunch.launch.settings import Settings
+from ddplaunch.machine.files import open_plain
+from ddplaunch.machine.hardware import probe_cpu
+from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.terminal import Terminal, wrap
+from ddplaunch.values.finding import Finding, warning
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import count, size_text
+from ddplaunch.watch.samples import PHASES, Progress
+
+_MOST_BYTES = 1 << 26
+_WINDOW_S = 10.0
+_AT_ONCE = 5  # steps whose median is one look at how long steps take
+_LIKE = 1.15  # two looks that differ by less are alike
+_LATER = 1.1  # a rank that works this much longer than the others is waited for ...
+_WAITED = 0.1  # ... if they wait this share of the step more than it does
+_MOST_OF_IT = 0.5  # ... and what it takes longer is this share of what they wait
+_BOUND = 0.25  # what takes this share of the time is what holds the steps back
+_COMPUTES = 0.5
+
+
+class StepLine(NamedTuple):
+    """One line: one step, or sums over ``steps`` of them. Times are in seconds, ``end_s`` since 1970."""
+
+    step: int
+    end_s: float
+    steps: int
+    wall_s: float | None
+    data_s: float | None
+    forward_s: float | None
+    backward_s: float | None
+    comm_s: float | None
+    optimizer_s: float | None
+    samples: int | None
+    peak_bytes: int | None
+
+
+class RankFile(NamedTuple):
+    """What a rank wrote so far. ``facts`` are rank, world_size, device, threads, loader, gradient_bytes."""
+
+    facts: Mapping[str, Any]
+    lines: tuple[StepLine, ...]
+
+
+@dataclass(frozen=True)
+class RankPhases:
+    """What some steps of one rank took: the median step and its tenth and ninetieth percentile, and mean shares.
+
+    ``shares`` are of the time, by the names of ``PHASES`` and "rest", which has everything that is not known too.
+    """
+
+    rank: int
+    steps: int
+    step_s: float
+    fastest_s: float
+    slowest_s: float
+    mean_s: float
+    shares: Mapping[str, float | None]
+    samples_per_s: float | None
+    peak_bytes: int | None
+    facts: Mapping[str, Any]
+
+    @property
+    def own_s(self) -> float | None:
+        """How long it works in a mean step, without waiting for communication."""
+        comm = self.shares["comm"]
+        return None if comm is None else self.mean_s * (1 - comm)
+
+
+def phases_path(attempt: Path, rank: int) -> Path:
+    """Return where a rank of an attempt writes its phases."""
+    return attempt / f"rank-{rank}.phases.jsonl"
+
+
+def read_phases(attempt: Path, ranks: Sequence[int]) -> dict[int, RankFile]:
+    """Return what those ``ranks`` wrote that wrote something."""
+    found = {}
+    for rank in sorted(ranks):
+        with suppress(OSError), open(open_plain(phases_path(attempt, rank)), "rb") as file:
+            found[rank] = parsed(file.read(_MOST_BYTES).split(b"\n")[:-1])
+    return found
+
+
+def parsed(lines: Sequence[bytes]) -> RankFile:
+    """Return what whole lines of a file say; those that no rank writes are left out."""
+    facts: dict[str, Any] = {}
+    steps = []
+    for text in lines:
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            facts.update(value)
+        elif (line := _line(value)) is not None:
+            steps.append(line)
+    return RankFile(facts, tuple(steps))
+
+
+def _line(value: Any) -> StepLine | None:
+    if not isinstance(value, list) or len(value) != len(StepLine._fields):
+        return None
+    numbers = [None if isinstance(each, bool) or not isinstance(each, (int, float)) else each for each in value]
+    if any(each is not None and not (math.isfinite(each) and each >= 0) for each in numbers):
+        return None
+    (step, end_s, steps), times = numbers[:3], numbers[3:9]
+    if step is None or end_s is None or not steps:
+        return None
+    wall, data, forward, backward, comm, optimizer = (None if each is None else each / 1e6 for each in times)
+    samples, peak = (None if each is None else int(each) for each in numbers[9:])
+    about = int(step), float(end_s), int(steps)
+    return StepLine(*about, wall, data, forward, backward, comm, optimizer, samples, peak)
+
+
+def settled(lines: Sequence[StepLine], least: int = 0) -> int | None:
+    """Return from which line on steps take what they will take, None while that is not seen yet.
+
+    That is where the medians of the next five steps and of the five after them are alike. ``least`` steps are left out.
+    """
+    walls = [line.wall_s / line.steps for line in lines if line.wall_s]
+    unknown = len(lines) - len(walls)  # the first one
+    for at in range(max(0, least - unknown), len(walls) - 2 * _AT_ONCE + 1):
+        one, other = (median(walls[begin : begin + _AT_ONCE]) for begin in (at, at + _AT_ONCE))
+        if max(one, other) <= _LIKE * min(one, other):
+            return at + unknown
+    return None
+
+
+def summed(rank: int, facts: Mapping[str, Any], lines: Sequence[StepLine]) -> RankPhases | None:
+    """Return what these steps took, None where no length of one is known."""
+    known = [line for line in lines if line.wall_s]
+    if not known:
+        return None
+    each = [(line.wall_s or 0) / line.steps for line in known]
+    wall, steps = sum(line.wall_s or 0 for line in known), sum(line.steps for line in known)
+    shares: dict[str, float | None] = {name: _share(known, f"{name}_s") for name in PHASES}
+    shares["rest"] = max(0.0, 1 - sum(share or 0 for share in shares.values()))
+    told = [line for line in known if line.samples]
+    enough = len(told) > len(known) / 2
+    tenths = quantiles(each, n=10) if len(each) > 1 else each * 9
+    return RankPhases(
+        rank=rank,
+        steps=steps,
+        step_s=median(each),
+        fastest_s=min(max(tenths[0], min(each)), median(each)),
+        slowest_s=max(min(tenths[-1], max(each)), median(each)),
+        mean_s=wall / steps,
+        shares=shares,
+        samples_per_s=sum(line.samples or 0 for line in told) / sum(line.wall_s or 0 for line in told)
+        if enough
+        else None,
+        peak_bytes=max((line.peak_bytes for line in lines if line.peak_bytes), default=None),
+        facts=facts,
+    )
+
+
+def _share(lines: Sequence[StepLine], name: str) -> float | None:
+    """Return a phase's share of the time, None unless most steps tell it."""
+    told = [line for line in lines if getattr(line, name) is not None]
+    if len(told) <= len(lines) / 2:
+        return None
+    together: float = sum(getattr(line, name) for line in told)
+    return min(1.0, together / sum(line.wall_s or 0 for line in told))
+
+
+def waited_for(ranks: Sequence[RankPhases]) -> tuple[RankPhases, float, str] | None:
+    """Return the rank that the others wait for, how long these work in a step, and the phase that takes it longest.
+
+    Ranks that end their steps together differ in how long they wait for communication: the late one hardly does.
+    """
+    own = {one.rank: one.own_s for one in ranks}
+    if len(ranks) < 2 or None in own.values():
+        return None
+    late = max(ranks, key=lambda one: one.own_s or 0)
+    others = [one for one in ranks if one is not late]
+    usual_s = median(one.own_s or 0 for one in others)
+    waits = median(one.shares["comm"] or 0 for one in others) - (late.shares["comm"] or 0)
+    if (late.own_s or 0) <= _LATER * usual_s or waits < _WAITED:
+        return None
+    communicates_s = median((one.shares["comm"] or 0) * one.mean_s for one in others)
+    if (late.own_s or 0) - usual_s < _MOST_OF_IT * communicates_s:  # they would wait without it as well
+        return None
+    more = {
+        name: (late.shares[name] or 0) * late.mean_s - median((one.shares[name] or 0) * one.mean_s for one in others)
+        for name in (*PHASES, "rest")
+        if name != "comm"
+    }
+    return late, usual_s, max(more, key=lambda name: more[name])
+
+
+#: What each phase is called in a sentence.
+WORDS = {
+    "data": "waiting for data",
+    "forward": "forward",
+    "backward": "backward",
+    "comm": "communication",
+    "optimizer": "optimizer",
+    "rest": "the rest",
+}
+
+
+def mean_shares(ranks: Sequence[RankPhases]) -> dict[str, float | None]:
+    """Return the shares of all ranks together, None for what some of them cannot tell."""
+    found: dict[str, float | None] = {}
+    for name in (*PHASES, "rest"):
+        each = [one.shares[name] for one in ranks]
+        found[name] = None if not each or None in each else sum(share or 0 for share in each) / len(each)
+    return found
+
+
+def phase_lines(ranks: Sequence[RankPhases]) -> list[str]:
+    """Return where the time went."""
+    shares = mean_shares(ranks)
+    told = [f"{WORDS[name]} {percent(share)}" for name, share in shares.items() if share is not None]
+    unknown = [WORDS[name] for name, share in shares.items() if share is None]
+    words = ", ".join(told) + (f"; unknown: {', '.join(unknown)}" if unknown else "")
+    steps = count(max(one.steps for one in ranks), "step")
+    return [f"phases: {steps} of {milliseconds(median(one.step_s for one in ranks))}: {words}"]
+
+
+def held_back(ranks: Sequence[RankPhases], cpus: int) -> Finding | None:
+    """Return what holds the steps of these ranks back most, who share ``cpus``; None where nothing stands out."""
+    shares = mean_shares(ranks)
+    threads = sum(one.facts["threads"] for one in ranks if isinstance(one.facts.get("threads"), int))
+    computes = sum(shares[name] or 0 for name in ("forward", "backward", "optimizer"))
+    # first, because such ranks are late in turn
+    if threads > cpus and computes >= _COMPUTES and all(one.facts.get("device") == "cpu" for one in ranks):
+        return warning(
+            "threads-exceed-cpus",
+            f"{count(len(ranks), 'rank')} compute with {threads} threads on {count(cpus, 'CPU')}",
+            why="threads that have to wait for a CPU hold up the others of their rank at the end of every operation",
+            fix=f"`--env OMP_NUM_THREADS={max(1, cpus // len(ranks))}`, and no `torch.set_num_threads` in the script",
+        )
+    if (late := waited_for(ranks)) is not None:
+        return _rank_late(*late)
+    if (shares["data"] or 0) >= _BOUND:
+        return _input_bound(ranks, shares["data"] or 0, cpus)
+    if (shares["comm"] or 0) >= _BOUND:
+        return _communication_bound(ranks, shares["comm"] or 0)
+    return None
+
+
+#: What may be done about a late rank, by the phase that takes it longer.
+_OF_A_LATE_ONE = {
+    "data": "look at what it loads: longer samples, a slower disk, workers without a CPU; `ddplaunch top` shows them",
+    "rest": "look at what only this rank does beside its steps: logging, saving, validation, `if rank == 0:`",
+}
+
+
+def _rank_late(late: RankPhases, usual_s: float, phase: str) -> Finding:
+    longer = f"{WORDS[phase]} takes it longer, and every step ends when the last rank is there"
+    slow = (
+        "`ddplaunch top` shows whether its CPUs or its GPU are slowed down or shared, and `ddplaunch stacks` its calls"
+    )
+    return warning(
+        "rank-late",
+        f"the others waited for rank {late.rank}: it works {milliseconds(late.own_s or 0)} in a step, they "
+        f"{milliseconds(usual_s)}",
+        why=longer,
+        fix=_OF_A_LATE_ONE.get(phase, slow),
+        where=f"rank {late.rank}",
+    )
+
+
+def _input_bound(ranks: Sequence[RankPhases], share: float, cpus: int) -> Finding:
+    loaders = [loader for one in ranks if isinstance(loader := one.facts.get("loader"), dict)]
+    workers = max((loader["workers"] for loader in loaders if isinstance(loader.get("workers"), int)), default=0)
+    each = max(1, cpus // len(ranks))
+    cheaper = "load cheaper: decode and resize once, ahead of the training, or move transforms to the GPU"
+    return warning(
+        "input-bound",
+        f"the ranks wait for data in {percent(share)} of the time, with {count(workers, 'DataLoader worker')} each",
+        why=f"the next batch is not ready when the last step is over; {count(len(ranks), 'rank')} share "
+        f"{count(cpus, 'CPU')}",
+        fix=f"`num_workers={each}` in the DataLoader; where that does not help, {cheaper}"
+        if workers < each
+        else cheaper,
+    )
+
+
+def _communication_bound(ranks: Sequence[RankPhases], share: float) -> Finding:
+    size = next((size for one in ranks if isinstance(size := one.facts.get("gradient_bytes"), int)), None)
+    each_s = median((one.shares["comm"] or 0) * one.mean_s for one in ranks)
+    gradients = "" if size is None else f", {size_text(size)} of gradients"
+    return warning(
+        "communication-bound",
+        f"communication that no computation hides takes {percent(share)} of the time: {milliseconds(each_s)} in each "
+        f"step{gradients}",
+        why="all ranks wait for each other's gradients at the end of every backward pass",
+        fix="more work for each step: a larger `--batch-size`, or `--accum 4` where the script uses `no_sync()`; "
+        "`ddplaunch doctor --comm` measures the links",
+    )
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a length of a step with three digits."""
+    return f"{seconds * 1000:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def percent(share: float) -> str:
+    """Return a share as a whole percentage."""
+    return f"{100 * share:.0f} %"
+
+
+def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -> str:
+    """Return where the time of this node's last ``attempt`` went, for stderr; "" if that was not asked for."""
+    if not settings.phases or settings.node_directory is None or attempt is None:
+        return ""
+    files = read_phases(Path(settings.node_directory) / f"attempt-{attempt}", ranks)
+    every = []
+    for rank, file in files.items():
+        if (one := summed(rank, file.facts, file.lines[settled(file.lines) or 0 :])) is not None:
+            every.append(one)
+    terminal = Terminal.of(sys.stderr)
+    if not every:
+        none = "phases: no optimizer step was seen twice; `ddplaunch.step(samples=…)` in the script marks one by hand"
+        return terminal.spell("\n".join(wrap(none, terminal.width, "", "  "))) + "\n"
+    lines = [line for text in phase_lines(every) for line in wrap(text, terminal.width, "", "  ")]
+    found = held_back(every, max(1, probe_cpu().usable))
+    told = "" if found is None else findings_text((found,), terminal) + "\n"
+    return terminal.spell("\n".join(lines)) + "\n" + told
+
+
+class FollowedPhases:
+    """Follows the files of one attempt's ranks while they train."""
+
+    def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
+        """``folder`` is ``node-K/attempt-A``. A file that is not there yet says nothing."""
+        self._paths = {rank: phases_path(folder, rank) for rank in ranks}
+        self._read: dict[int, int] = {}
+        self._recent: dict[int, deque[StepLine]] = {rank: deque() for rank in ranks}
+
+    def progress(self, now_s: float) -> dict[int, Progress]:
+        """Return the progress of each rank that steps; ``now_s`` is in seconds since 1970."""
+        found = {}
+        for rank, recent in self._recent.items():
+            self._look(rank)
+            while len(recent) > 1 and recent[0].end_s < now_s - _WINDOW_S:
+                recent.popleft()
+            if recent and (one := summed(rank, {}, recent)) is not None:
+                known = {name: round(100 * share, 1) for name in PHASES if (share := one.shares[name]) is not None}
+                rate = 0.0 if now_s - recent[-1].end_s > _WINDOW_S + 2 * one.mean_s else round(1 / one.mean_s, 4)
+                found[rank] = Progress(float(recent[-1].step), rate, known)
+        return found
+
+    def _look(self, rank: int) -> None:
+        with suppress(OSError), open(open_plain(self._paths[rank]), "rb") as file:
+            file.seek(self._read.get(rank, 0))
+            data = file.read(_MOST_BYTES)
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read[rank] = self._read.get(rank, 0) + len(whole)
+            self._recent[rank] += parsed(whole.split(b"\n")).lines

@@ -1,0 +1,176 @@
+"""Real ranks on the CPUs that were decided: cold and warm, after a restart, and where binding is not possible."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.machine.hardware import levels
+from ddplaunch.records.gpu_lock import CORES, GpuLocks
+from tests.agent.plugin_runs import DEADLINE_S
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.warm.launching import environment, launch, torchrun
+
+MINE = sorted(os.sched_getaffinity(0))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(len(MINE) < 2, reason="one CPU cannot be divided")]
+
+#: Each rank notes what it, a thread of it and a program that it starts may use.
+SCRIPT = """
+import json, os, subprocess, sys, threading
+rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+seen = [sorted(os.sched_getaffinity(0))]
+thread = threading.Thread(target=lambda: seen.append(sorted(os.sched_getaffinity(0))))
+thread.start()
+thread.join()
+code = "import os; print(*sorted(os.sched_getaffinity(0)))"
+seen.append([int(word) for word in subprocess.check_output([sys.executable, "-c", code]).split()])
+open(f"cpus-{rank}-{attempt}.json", "w").write(json.dumps([*seen, "torch" in sys.modules]))
+import torch.distributed
+torch.distributed.init_process_group("gloo")
+torch.distributed.barrier()
+os._exit(int(attempt == "0" and "fails" in sys.argv))
+"""
+
+
+def run(folder: Path, *options: str, before: Sequence[str] = (), arguments: Sequence[str] = (), **env: str) -> str:
+    """Run two ranks to their end, and return what ddplaunch said."""
+    (folder / "train.py").write_text(SCRIPT)
+    words = [*before, *ddplaunch("run", "2", "--device", "cpu", *options, "--", "train.py"), *arguments]
+    variables = clean_environment(COLUMNS="200", DDPLAUNCH_LOCK_DIR=str(folder / "locks"), **env)
+    ended = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=DEADLINE_S)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
+
+
+def cpus(folder: Path, attempt: int = 0) -> list[list[int]]:
+    """Return the CPUs of each rank, which are those of its threads and programs too."""
+    found = []
+    for rank in range(2):
+        *seen, _ = json.loads((folder / f"cpus-{rank}-{attempt}.json").read_text())
+        assert seen[0] == seen[1] == seen[2]
+        found.append(seen[0])
+    return found
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_each_rank_has_cores_of_its_own(tmp_path: Path, start: str) -> None:
+    said = run(tmp_path, "--placement", "cores", "--start", start, "--max-restarts", "1", arguments=["fails"])
+    assert "each of 2 ranks on " in said and "cold start" not in said
+    for attempt in (0, 1):
+        first, second = cpus(tmp_path, attempt)
+        assert sorted(first + second) == MINE and first and second
+        *_, warm = json.loads((tmp_path / f"cpus-1-{attempt}.json").read_text())
+        assert warm is (start == "warm")
+
+
+def test_taskset_wins_and_ranks_share_what_it_leaves(tmp_path: Path) -> None:
+    code = f"import os, sys; os.sched_setaffinity(0, [{MINE[1]}]); os.execv(sys.argv[1], sys.argv[1:])"
+    said = run(tmp_path, before=[sys.executable, "-c", code])
+    assert cpus(tmp_path) == [[MINE[1]]] * 2
+    assert f"CPUs {MINE[1]} of " in said and "bound by what started ddplaunch" in said
+    assert "warning[cpus-short]" in said
+
+
+@pytest.mark.root
+def test_a_cpuset_is_named_and_its_cpus_are_divided(tmp_path: Path) -> None:
+    """On one CPU nothing is to be divided, so ranks are not bound there; a cpuset of all CPUs is none."""
+    base = levels("cpuset")
+    folder = Path(base.folders[0]) / "ddplaunch-test-cpus" if base.folders else None
+    if folder is None or os.geteuid() != 0:
+        pytest.skip("needs root and a mounted cgroup hierarchy")
+    try:
+        folder.mkdir()
+        if base.version == 1:
+            (folder / "cpuset.mems").write_text((folder.parent / "cpuset.mems").read_text())
+        (folder / "cpuset.cpus").write_text(str(MINE[1]))
+    except OSError as error:
+        with suppress(OSError):
+            folder.rmdir()
+        pytest.skip(f"no cpuset can be made here: {error}")
+    enter = f"open('{folder}/cgroup.procs', 'w').write(str(os.getpid())); "
+    code = f"import os, sys; {enter}os.execv(sys.argv[1], sys.argv[1:])"
+    try:
+        said = run(tmp_path, "--placement", "cores", before=[sys.executable, "-c", code])
+        assert cpus(tmp_path) == [[MINE[1]]] * 2
+        assert f"not bound: 1 physical core for 2 ranks; 1 of {os.cpu_count()} CPUs by cpuset" in said
+    finally:
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_none_leaves_ranks_alone(tmp_path: Path, start: str) -> None:
+    assert "left to the kernel" in run(tmp_path, "--placement", "none", "--start", start)
+    assert cpus(tmp_path) == [MINE] * 2
+
+
+def test_a_second_run_does_not_bind_beside_the_first(tmp_path: Path) -> None:
+    locks = GpuLocks(tmp_path / "locks")
+    assert locks.try_hold(CORES, "the-first")
+    said = run(tmp_path, "--placement", "cores")
+    assert "not bound: another run on this machine has bound its ranks" in said and "the-first" in said
+    assert cpus(tmp_path) == [MINE] * 2
+    locks.release()
+    assert "of its own" in run(tmp_path, "--placement", "cores")
+    assert locks.try_hold(CORES, "the-third"), "the second let go at its end"
+    locks.release()
+
+
+def test_openmp_that_binds_at_load_makes_ranks_start_cold(tmp_path: Path) -> None:
+    said = run(tmp_path, "--placement", "cores", "--start", "warm", OMP_PROC_BIND="close")
+    assert "cold start: OMP_PROC_BIND is set" in said
+    first, second = cpus(tmp_path)
+    assert not set(first) & set(second)
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_cpus_that_are_gone_leave_ranks_unbound(tmp_path: Path, start: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    settings = {"run_id": "gone", "start": start, "cpus": ["8000", "8001"], "grace_s": 30.0}
+    env = {**environment(tmp_path), "DDPLAUNCH_AGENT": json.dumps(settings)}
+    ended = launch(torchrun(False, 2, "--logs-specs=ddplaunch", "train.py"), env, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert cpus(tmp_path) == [MINE] * 2
+    assert ended.stderr.count("ranks are not bound to CPUs: ") == 1
+
+
+#: ddplaunch's plug-in for a torchrun that sees a GPU beside each CPU.
+_GPUS = """
+import os
+from torch.numa import binding
+from ddplaunch.agent.logs_specs import CapturedLogs as Captured
+binding._get_logical_cpus_to_bind_to = lambda *, gpu_index, numa_options: {sorted(os.sched_getaffinity(0))[gpu_index]}
+"""
+_NUMACTL = """
+import os, sys
+os.sched_setaffinity(0, [int(sys.argv[1].partition("=")[2])])
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_torchruns_own_binding(tmp_path: Path, start: str) -> None:
+    pytest.importorskip("torch.numa.binding")
+    (tmp_path / "numactl").write_text(f"#!{sys.executable}{_NUMACTL}")
+    (tmp_path / "numactl").chmod(0o755)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "with_gpus.py").write_text(_GPUS)
+    facts = tmp_path / "with_gpus-0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: with-gpus\nVersion: 0\n")
+    (facts / "entry_points.txt").write_text("[torchrun.logs_specs]\nwith-gpus = with_gpus:Captured\n")
+    settings = {"run_id": "own", "start": start, "grace_s": 30.0}
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    env = {**environment(tmp_path), "DDPLAUNCH_AGENT": json.dumps(settings), "PATH": path}
+    ended = launch(torchrun(False, 2, "--logs-specs=with-gpus", "--numa-binding=node", "train.py"), env, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert "cold start" not in ended.stderr
+    assert cpus(tmp_path) == [[MINE[0]], [MINE[1]]]
+    *_, warm = json.loads((tmp_path / "cpus-0-0.json").read_text())
+    assert warm is (start == "warm")

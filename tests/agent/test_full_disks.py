@@ -1,0 +1,482 @@
+"""What is left of a run whose disk is full, whose output has no end, or whose record somebody removed."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.agent.end.conclude import conclude
+from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
+from ddplaunch.agent.guard import record_file
+from ddplaunch.agent.guard.attempt import Told
+from ddplaunch.agent.guard.record_file import LAST_BYTES, DiskWatch, RecordFile, Room, nearly_full
+from ddplaunch.launch.options import parse_options
+from ddplaunch.launch.resolve import plugin_settings
+from ddplaunch.launch.settings import Settings
+from ddplaunch.machine.files import pieces_of, read_end
+from ddplaunch.records.explain_sources import recorded_run
+from ddplaunch.records.log_files import blocks, follow, log_files, part_of
+from ddplaunch.records.outcome import RankOutcome, read_findings
+from ddplaunch.ui.logs_view import cut_text
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.words import size_text
+from ddplaunch.watch.step_rate import Steps
+from tests.agent.guarded import Guarded, until, waits_for
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.records.fake_runs import record, unique
+
+LIMIT = 1 << 20
+LINE = b"step %07d of a training that prints all day\n"
+
+
+def lines(count: int, start: int = 0) -> bytes:
+    return b"".join(LINE % number for number in range(start, start + count))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Return the directory of a run of this host, without any output."""
+    return record(tmp_path / ".ddplaunch", "r")
+
+
+def log(run: Path, limit_bytes: int = LIMIT, rank: int = 0) -> RecordFile:
+    file = RecordFile(f"{run}/node-0/attempt-0/rank-{rank}.out", limit_bytes)
+    file.open()
+    return file
+
+
+def whole(run: Path) -> bytes:
+    (file,) = log_files(run)
+    return b"".join(data for _, data in blocks([part_of(file, None)]))
+
+
+# Without end
+
+
+def test_of_endless_output_the_beginning_and_the_end_are_kept_and_the_cut_is_named(run: Path) -> None:
+    file, written = log(run), b""
+    for start in range(0, 60_000, 1000):
+        file.write(lines(1000, start))
+        written += lines(1000, start)
+        assert sum(path.stat().st_size for path in (run / "node-0/attempt-0").iterdir()) <= LIMIT + LIMIT // 8
+    file.close()
+    kept = whole(run)
+    head, notice, tail = kept.partition(
+        b"[ddplaunch: output was cut here; the last of it is in rank-0.out.from-*, as `--log-max-size` says]\n"
+    )
+    assert notice and written.startswith(head) and written.endswith(tail)
+    assert len(head) > LIMIT // 5 and len(tail) > LIMIT // 4 and head.endswith(b"\n") and tail.startswith(b"step")
+    assert file.problem is None
+    (part,) = [part_of(each, None) for each in log_files(run)]
+    assert part.cut_bytes == pytest.approx(len(written) - len(head) - len(tail), abs=200)
+    said = f"{size_text(part.cut_bytes)} between the first and the last output of rank 0 were cut, as "
+    assert cut_text([part]) == f"{said}`--log-max-size` says\n"
+    assert b"".join(data for _, data in blocks([part_of(part.file, 3)])) == lines(3, 59_997)
+    assert read_end(part.file.path, 4 * len(LINE % 0)) == lines(4, 59_996)
+
+
+def test_a_run_below_the_limit_has_one_file_for_each_stream(run: Path) -> None:
+    file = log(run)
+    file.write(lines(5000))
+    file.close()
+    assert [path.name for path in (run / "node-0/attempt-0").iterdir()] == ["rank-0.out"]
+    assert whole(run) == lines(5000) and cut_text([part_of(each, None) for each in log_files(run)]) is None
+
+
+def test_until_something_is_cut_nothing_says_so_and_all_is_there(run: Path) -> None:
+    file = log(run)
+    for start in range(0, 12_000, 100):
+        file.write(lines(100, start))
+    assert len(pieces_of(file.path or "")) == 2
+    assert whole(run) == lines(12_000)
+
+
+def test_a_second_guard_goes_on_in_the_last_piece(run: Path) -> None:
+    for start in range(0, 30_000, 500):
+        file = log(run)  # each dies without closing it
+        file.write(lines(500, start))
+    assert whole(run).endswith(lines(5000, 25_000))
+    assert len(pieces_of(file.path or "")) == 3
+
+
+def test_a_line_without_end_is_bounded_too(run: Path) -> None:
+    file = log(run)
+    for _ in range(100):
+        file.write(b"x" * 50_000)
+    assert sum(path.stat().st_size for path in (run / "node-0/attempt-0").iterdir()) < 1.5 * LIMIT
+
+
+def test_without_a_limit_nothing_is_cut(run: Path) -> None:
+    file = log(run, limit_bytes=0)
+    for start in range(0, 60_000, 1000):
+        file.write(lines(1000, start))
+    assert whole(run) == lines(60_000)
+
+
+def test_following_goes_on_in_the_next_piece(run: Path) -> None:
+    file, seen = log(run), b""
+    file.write(lines(5000))
+    stop = iter([False] * 40 + [True] * 100)
+    later = iter(range(5000, 20_000, 100))
+    for source, data in follow(run, None, {}, lambda: next(stop), poll_s=0.01, over_s=0.02):
+        seen += data
+        if source is None and (start := next(later, None)) is not None:
+            file.write(lines(100, start))
+    assert seen.startswith(lines(15_000)) and seen.endswith(lines(1000, 19_000))
+
+
+def test_steps_are_counted_in_the_next_piece(run: Path) -> None:
+    file = log(run)
+    steps = Steps(run / "node-0/attempt-0", [0])
+    file.write(lines(4000))
+    assert steps.progress(Path(file.path or "").stat().st_mtime)[0].step == 3999
+    file.write(lines(4000, 4000))
+    assert len(pieces_of(file.path or "")) == 2
+    os.utime(file.path or "", (1.0, 1.0))
+    steps.progress(10.0)
+    steps.progress(20.0)
+    assert steps.progress(Path(pieces_of(file.path or "")[-1].path).stat().st_mtime)[0].step == 7999
+
+
+def test_the_explanation_reads_the_end_and_names_its_file(run: Path) -> None:
+    file = log(run)
+    for start in range(0, 60_000, 1000):
+        file.write(lines(1000, start))
+    file.write(b"Traceback (most recent call last):\n  File 'a.py', line 1, in <module>\nKeyError: 'bird'\n")
+    file.close()
+    names = [source.name for source in recorded_run(run).sources]
+    assert names[0] == "node-0/attempt-0/rank-0.out" and len(names) == 3
+    assert names[-1].startswith("node-0/attempt-0/rank-0.out.from-")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1M", 1 << 20), ("1.5g", 3 << 29), ("2GiB", 2 << 30), ("300 MB", 300 << 20), ("none", 0)]
+)
+def test_sizes(text: str, size: int) -> None:
+    options = parse_options({"log_max_size": Resolved(text, Source("flag", "--log-max-size"))})
+    assert options.log_max_bytes is not None and options.log_max_bytes.value == size
+    settings = plugin_settings(options, Settings("r", "d"))
+    assert Settings.from_json(settings.to_json()) == settings and settings.log_max_bytes == size
+
+
+@pytest.mark.parametrize("text", ["", "5", "0G", "900K", "-1G", "1e3G", "99999999T", "٣G", "G", "1 G G"])
+def test_what_is_no_size(text: str) -> None:
+    with pytest.raises(UsageError, match="--log-max-size"):
+        parse_options({"log_max_size": Resolved(text, Source("flag", "--log-max-size"))})
+
+
+# A full disk
+
+
+class Disk:
+    """Stands in for ``os.write``: it takes ``room`` bytes and refuses the rest with ``code``."""
+
+    def __init__(self, room: int, code: int) -> None:
+        self.room, self.code = room, code
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        if not self.room:
+            raise OSError(self.code, os.strerror(self.code))
+        done = os.write(descriptor, data[: self.room])
+        self.room -= done
+        return done
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Disk:
+    disk = Disk(100, getattr(request, "param", errno.ENOSPC))
+    own = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
+    own.write = disk.write
+    monkeypatch.setattr(record_file, "os", own)
+    monkeypatch.setattr(record_file, "_AGAIN_S", 0.0)
+    return disk
+
+
+@pytest.mark.parametrize(
+    "full", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE], indirect=True, ids=errno.errorcode.get
+)
+def test_what_the_disk_does_not_take_is_kept_and_written_when_there_is_room(run: Path, full: Disk) -> None:
+    file = log(run)
+    file.write(lines(10))
+    assert file.problem == os.strerror(full.code) and file.unwritten() == lines(10)[100:]
+    file.write(lines(10, 10))
+    assert whole(run) + file.unwritten() == lines(20)
+    full.room = 1 << 30
+    file.write(lines(1, 20))
+    assert whole(run) == lines(21) and file.unwritten() == b"" and file.problem is None
+
+
+def test_of_much_that_was_not_written_the_last_is_kept_and_the_gap_named(run: Path, full: Disk) -> None:
+    file = log(run)
+    for start in range(0, 60_000, 1000):
+        file.write(lines(1000, start))
+    kept = file.unwritten()
+    missing = size_text(60_000 * len(LINE % 0) - 100 - LAST_BYTES)
+    assert kept.startswith(f"\n[ddplaunch: {missing} of output are missing here, which the disk did".encode())
+    assert kept.endswith(lines(1000, 59_000)) and LAST_BYTES <= len(kept) < LAST_BYTES + 100
+    full.room = 1 << 30
+    file.close()
+    assert whole(run) == lines(10)[:100] + kept and file.unwritten() == b""
+    assert file.problem == "No space left on device"  # there is a gap
+
+
+def test_a_disk_that_is_full_again_loses_nothing_that_fits(run: Path, full: Disk) -> None:
+    file = log(run)
+    for room in (30, 0, 7, 0, 200, 0, 1 << 20):
+        full.room = room
+        file.write(lines(3))
+    assert whole(run) == lines(3) * 7 and file.problem is None
+
+
+def test_without_a_record_the_last_words_are_kept() -> None:
+    file = RecordFile(None)
+    file.open()
+    file.write(lines(5))
+    file.close()
+    assert file.unwritten() == lines(5) and file.problem is None
+
+
+def test_last_words_in_memory_explain_a_failure_and_are_shown(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(run)
+    err = run / "node-0/attempt-0/rank-1.err"
+    err.parent.mkdir(parents=True)
+    err.write_text('Traceback (most recent call last):\n  File "train.py", line 3, in <modu')
+    rest = b"le>\n    LABELS[pet]\nKeyError: 'bird'\n"
+    ranks = tuple(
+        RankOutcome(each, each, "h", 9, each, ended_s=5.0, ended_by="itself", out=f"node-0/attempt-0/rank-{each}.out",
+                    err=f"node-0/attempt-0/rank-{each}.err")
+        for each in (0, 1)
+    )  # fmt: skip
+    attempt = EndedAttempt(0, 1.0, 9.0, ranks, 1, {"node-0/attempt-0/rank-1.err": rest})
+    ended = EndedRun("h", 0.0, 9.0, (attempt,), "failed", None, False, "", (), unrecorded="rank-1.err: it is full")
+    heard: list[str] = []
+    conclude(Settings("r", str(run)), ended, heard.append)
+    (text,) = heard
+    assert "error[script-exception]: KeyError: 'bird' at train.py:3" in text
+    assert "the last lines of rank 1, which are in no file:\n    Traceback" in text and "    KeyError: 'bird'\n" in text
+    heard.clear()
+    conclude(Settings("r", str(run), show="all"), ended, heard.append)
+    assert "KeyError: 'bird' at" in heard[0] and "in no file" not in heard[0]  # they are on the console
+
+
+def test_room_is_held_and_given_back(tmp_path: Path) -> None:
+    room = Room(str(tmp_path))
+    room.take(1 << 16)
+    (held,) = tmp_path.iterdir()
+    assert held.stat().st_blocks * 512 >= 1 << 16
+    room.give_back()
+    room.give_back()
+    assert list(tmp_path.iterdir()) == []
+    Room(None).take(5)
+
+
+# A record that is removed
+
+
+def test_a_file_that_is_removed_is_begun_again_with_its_last_words(run: Path) -> None:
+    file = log(run)
+    file.write(lines(5000))
+    shutil.rmtree(run)
+    file.check()
+    file.write(lines(5, 5000))
+    text = Path(file.path or "").read_bytes()
+    assert text.startswith(b"[ddplaunch: what came before was removed while the run went on]\n")
+    assert text.endswith(lines(1000, 4005)) and LAST_BYTES < len(text) < LAST_BYTES + 500
+    assert file.problem == "removed while the run went on"
+    file.check()
+    assert Path(file.path or "").read_bytes() == text
+
+
+def test_a_file_that_is_removed_when_it_is_complete_is_missed_too(run: Path) -> None:
+    file = log(run)
+    file.write(b"all\n")
+    file.close()
+    assert file.problem is None
+    shutil.rmtree(run)
+    file.check()
+    assert file.problem == "removed while the run went on" and not run.exists()
+
+
+@pytest.mark.slow
+def test_a_removed_record_is_said_to_be_incomplete(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    with Guarded(tmp_path, 2, 2) as guarded:
+        guarded.attempt([f"print('before')\n{waits_for(go)}print('after')"])
+        until(lambda: guarded.file("attempt-0/rank-0.out") == b"before\n", "recorded")
+        shutil.rmtree(guarded.directory)
+        go.touch()
+        guarded.wait()
+        _, ended = guarded.end()
+        assert "removed while the run went on" in str(ended.unrecorded)
+        assert guarded.file("attempt-0/rank-0.out").endswith(b"went on]\nbefore\nafter\n")
+
+
+# Noticed while the run goes on
+
+
+def disk(monkeypatch: pytest.MonkeyPatch, **values: int) -> None:
+    known = {"f_bavail": 1 << 20, "f_frsize": 4096, "f_blocks": 1 << 21, "f_files": 1 << 20, "f_favail": 1 << 19}
+    seen = SimpleNamespace(**{**known, **values})
+    own = SimpleNamespace(**{name: getattr(os, name) for name in dir(os) if not name.startswith("__")})
+    own.statvfs = lambda path: seen
+    monkeypatch.setattr(record_file, "os", own)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({}, None),
+        ({"f_bavail": 200_000, "f_blocks": 1 << 23}, "781 MiB of 32 GiB free"),
+        ({"f_bavail": 20_000, "f_blocks": 1 << 17}, None),  # a small disk
+        ({"f_bavail": 5_000, "f_blocks": 1 << 17}, "20 MiB of 512 MiB free"),
+        ({"f_favail": 999}, "999 inodes free"),
+        ({"f_favail": 0, "f_files": 0}, None),  # btrfs counts none
+    ],
+)
+def test_when_a_disk_is_nearly_full(
+    values: dict[str, int], says: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk(monkeypatch, **values)
+    found = nearly_full([str(tmp_path / "not" / "there")])
+    assert (found is None) == (says is None)
+    if found is not None and says is not None:
+        assert found.code == "disk-nearly-full" and found.what == f"the disk of {tmp_path} has {says}"
+
+
+def test_a_low_disk_and_a_lost_record_are_each_told_once(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_file, "_LOOK_EVERY_S", 0.01)
+    disk(monkeypatch, f_bavail=5)
+    heard: list[str] = []
+    trouble: list[tuple[str, str]] = []
+    streams = SimpleNamespace(check=lambda: None, trouble=lambda: trouble[0] if trouble else None)
+    settings = Settings("r", str(run))
+    told = Told(settings, heard.append)
+    watch = DiskWatch(settings, streams, told.tell)  # type: ignore[arg-type]
+
+    def looks(times: int) -> None:
+        for _ in range(times):
+            time.sleep(0.01)
+            watch.tick()
+            until(lambda: watch.due_s() is not None, "it has looked")
+
+    looks(5)
+    assert [finding.code for finding in watch.found] == ["disk-nearly-full"]
+    trouble.append((f"{run}/node-0/attempt-0/rank-1.err", "No space left on device"))
+    looks(5)
+    assert [finding.code for finding in watch.found] == ["disk-nearly-full", "record-not-written"]
+    assert len(heard) == 2 and "rank-1.err is not complete: No space left on device" in heard[1]
+    assert read_findings(run) == watch.found and len(told.whats) == 2
+
+
+# The console
+
+
+@pytest.mark.slow
+def test_a_full_disk_behind_stdout_reaches_no_rank_and_is_not_status_0(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as console, Guarded(tmp_path, console, 2) as guarded:
+        guarded.attempt(["for i in range(1000): print('line', i)"])
+        guarded.wait()
+        status, ended = guarded.end()
+        assert guarded.ranks[0].returncode == 0
+        assert guarded.file("attempt-0/rank-0.out").endswith(b"line 999\n")
+        assert (status, ended.unshown) == (1, "stdout: No space left on device")
+
+
+FAILS = """
+import os, sys, time
+rank, what, where = int(os.environ["RANK"]), sys.argv[1], sys.argv[2]
+time.sleep(120 if rank == 0 else 1)  # as a training, which does not fail before its record is begun
+if what == "checkpoint":
+    with open(where + "/model.pt", "wb", buffering=0) as file:
+        while True:
+            file.write(b"x" * 65536)
+if what == "log":
+    for number in range(400_000):
+        print("y" * 99)
+if what == "inodes":
+    for number in range(1_000_000):
+        open(f"{where}/{number}", "w").close()
+print("the pet is not known", file=sys.stderr)
+{}["bird"]
+"""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16m,nr_inodes=200", "none", str(disk)], check=False)
+    if done.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.root
+@pytest.mark.parametrize("start", ["cold", "warm"])
+@pytest.mark.parametrize(
+    ("what", "code", "says", "afterwards"),
+    [
+        ("full", "script-exception", "KeyError: 'bird'", False),
+        ("inodes-from-the-start", "script-exception", "KeyError: 'bird'", False),
+        ("checkpoint", "disk-full", "No space left on device", True),
+        ("log", "script-exception", "KeyError: 'bird'", True),
+        ("inodes", "disk-full", "could not be written", True),
+        ("tmp", "script-exception", "KeyError: 'bird'", True),
+    ],
+)
+def test_six_kinds_of_full_disk(
+    what: str, code: str, says: str, afterwards: bool, start: str, small_disk: Path, tmp_path: Path
+) -> None:
+    """``afterwards``: the record holds the explanation as well."""
+    run_id = unique("full")
+    script, records = tmp_path / "train.py", tmp_path / ".ddplaunch" if what == "tmp" else small_disk / "records"
+    script.write_text(FAILS)
+    environment = clean_environment(TMPDIR=str(small_disk)) if what == "tmp" else clean_environment()
+    if what in ("full", "tmp"):
+        with suppress(OSError), (small_disk / "fill").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+    if what == "inodes-from-the-start":
+        with suppress(OSError):
+            for number in range(1000):
+                (small_disk / f"old-{number}").touch()
+    done = subprocess.run(
+        [*ddplaunch(), "run", "2", "--device", "cpu", "--start", start, "--run-dir", str(records), "--run-id", run_id,
+         "--no-checks", "--", "train.py", what, str(small_disk)],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert f"error[{code}]: " in done.stderr and says in done.stderr, done.stderr
+    explained = subprocess.run(
+        [*ddplaunch(), "explain", "--run-dir", str(records), run_id],
+        cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
+    if afterwards:
+        assert f"error[{code}]: " in explained.stdout, explained.stdout + done.stderr
+        assert (records / "runs" / run_id / "outcome.json").exists()
+        assert not (records / "runs" / run_id / "node-0/.room").exists()
+    else:
+        assert "incomplete" in done.stderr and "outcome.json: No space left on device" in done.stderr
+        assert (
+            "the last lines of rank 1, which are in no file:" in done.stderr and "the pet is not known" in done.stderr
+        )
+        said = " ".join(explained.stdout.split()) or explained.stderr.splitlines()[0]
+        assert said in (
+            f"nothing failed in what is recorded of run {run_id}, which does not say how it ended",
+            f"error[usage]: `{run_id}` is no code, no run and no file",  # not even its folder could be made
+        )

@@ -1,0 +1,339 @@
+"""What ranks measure of their steps: real torch, in forks of one process that has it, and under torchrun."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.rank_site import ddplaunch_timeline
+from ddplaunch.agent.rank_site.ddplaunch_timeline import (
+    BACKWARD,
+    COMM,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    REST,
+    Clock,
+    Communication,
+    Events,
+    StepFile,
+    Timeline,
+)
+from ddplaunch.watch.phases import RankFile, parsed, read_phases
+from tests.agent.test_observer import FAMILIES
+from tests.hosts.launching import clean_environment, ddplaunch
+
+#: By hand, with a step that no optimizer of torch makes.
+BY_HAND = r"""
+def by_hand():
+    import ddplaunch
+    for (batch,) in DataLoader(samples, 4):
+        loss(batch).backward()
+        with torch.no_grad():
+            for each in model.parameters():
+                each -= 0.01 * each.grad
+                each.grad = None
+        ddplaunch.step(samples=7)
+
+def validated():
+    for (batch,) in DataLoader(samples, 4):
+        step(batch)
+        with torch.no_grad():
+            for (other,) in DataLoader(samples, 32):
+                loss(other)
+
+def kept_method():
+    fetch = iter(DataLoader(samples, 4)).__next__
+    for _ in range(6):
+        step(fetch()[0])
+
+folder, observed"""
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RankFile], dict[str, Any], dict[str, Any]]:
+    """The files by family, and what each printed at its end when it was measured, and when it was not."""
+    folder = tmp_path_factory.mktemp("phases")
+    text = FAMILIES.replace("ddplaunch_observer", "ddplaunch_phases").replace("\nfolder, observed", BY_HAND)
+    text = text.replace("one_step, broken)", "one_step, broken, by_hand, validated, kept_method)")
+    assert "validated, kept_method)" in text
+    text = text.replace("    assert left[0] is slice, left\n", "")  # these hooks stay
+    (folder / "families.py").write_text(text)
+    printed = []
+    for how in ("observed", "alone"):
+        environ = clean_environment(RANK="0", WORLD_SIZE="1", PYTHONPATH=str(Path(__file__).parents[2]))
+        command = [sys.executable, "families.py", str(folder), how]
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr
+        printed.append({line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())})
+    files = {path.stem: parsed(path.read_bytes().splitlines()) for path in folder.glob("*.json")}
+    return files, printed[0], printed[1]
+
+
+#: By family: steps on disk (the last one waits for the next, and they end by `os._exit`), samples of one, fetches, and
+#: whether a forward pass can be told.
+MEASURED = {
+    "plain": (15, 4, True, True),
+    "workers": (15, 4, True, True),
+    "accumulation": (4, 12, True, True),
+    "own_batches": (5, None, False, False),
+    "iterable": (11, None, True, True),
+    "two_optimizers": (15, 4, True, True),
+    "closure": (4, None, False, False),
+    "scaler_skips": (13, 4, True, True),
+    "by_hand": (15, 7, True, True),
+    "validated": (15, 4, True, True),
+    "kept_method": (5, None, False, False),
+}
+
+
+@pytest.mark.parametrize("family", MEASURED)
+def test_what_is_measured(families: Any, family: str) -> None:
+    steps, samples, fetches, forward = MEASURED[family]
+    facts, lines = families[0][family]
+    assert facts["device"] == "cpu" and facts["world_size"] == 1 and facts["threads"] >= 1
+    assert [line.step for line in lines] == list(range(1, steps + 1))
+    assert lines[0].wall_s is None, "nobody saw the first one begin"
+    for line in lines[1:]:
+        assert line.wall_s is not None and line.backward_s is not None and line.backward_s > 0
+        assert (line.data_s is not None, line.forward_s is not None) == (fetches, forward), line
+        assert line.comm_s == 0, "a rank that is alone waits for no other"
+        known = [line.data_s, line.forward_s, line.backward_s, line.comm_s, line.optimizer_s]
+        assert sum(each or 0 for each in known) <= line.wall_s
+        assert line.peak_bytes is not None and line.peak_bytes > 1 << 20
+    counted = {line.samples for line in lines[1:]}
+    assert samples in counted and counted <= {samples, 2 * (samples or 0) or None}, "a step that GradScaler skipped"
+
+
+def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Any) -> None:
+    files, measured, alone = families
+    assert measured.keys() == alone.keys() >= MEASURED.keys()
+    for family, (_, weights, drawn, _) in measured.items():
+        if family != "workers":  # their seed is drawn by chance
+            assert [weights, drawn] == alone[family][1:3], family
+        compiled, as_ever = (each[family][3].get("total", 0) for each in (measured, alone))
+        assert compiled <= as_ever, "torch.compile has compiled something of ours"
+    assert "compiled" not in files, "a compiled step calls no hook"
+
+
+def test_the_loader_is_told(families: Any) -> None:
+    files = families[0]
+    assert files["plain"].facts["loader"] == {"workers": 0, "batch_size": 4}
+    assert files["workers"].facts["loader"] == {"workers": 1, "batch_size": 4}
+    assert files["iterable"].facts["loader"] == {"workers": 0, "batch_size": None}
+
+
+class Counted(Clock):
+    """Every stamp is one microsecond later."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def stamp(self) -> int:
+        self.now += 1000
+        return self.now
+
+
+def test_a_timeline_tells_a_forward_pass_by_what_follows() -> None:
+    line = Timeline(Counted())
+    line.step()
+    line.turn(DATA)
+    line.may_be_forward()
+    line.fetched[1] = 8
+    line.backward()
+    line.back()
+    line.may_be_forward()  # a validation: nothing comes of it
+    line.turn(DATA)
+    line.back()
+    line.optimizer(True)
+    line.optimizer(False)
+    marks, end, samples = line.step()
+    times = line.times_us(marks, end)
+    assert samples == 8 and sum(each or 0 for each in times) == (end - marks[0][1]) / 1000
+    assert [times[each] for each in (DATA, FORWARD, BACKWARD, COMM, OPTIMIZER)] == [2, 1, 1, None, 1]
+
+
+def test_of_two_loaders_nobody_knows_the_samples() -> None:
+    line = Timeline(Counted())
+    line.step()
+    line.fetched.update({1: 8, 2: 4})
+    line.backward()
+    line.back()
+    assert line.step()[2] is None
+    line.fetched[1] = 8
+    line.backward()
+    assert line.step()[2] == 8
+
+
+class Event:
+    """An event of a stream that has come as far as ``reached``."""
+
+    reached = 0
+    made = 0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+        Event.made += 1
+
+    def record(self) -> None:
+        Event.reached += 1
+        self.at = Event.reached
+
+    def query(self) -> bool:
+        return self.at <= 3
+
+    def elapsed_time(self, other: Event) -> float:
+        return float(other.at - self.at)
+
+
+def test_events_are_read_when_they_are_over_and_used_again() -> None:
+    class Cuda:
+        capturing = False
+        Event = Event
+
+        def is_current_stream_capturing(self) -> bool:
+            return self.capturing
+
+    cuda = Cuda()
+    events = Events(cuda)
+    first, second = events.stamp(), events.stamp()
+    assert events.over(first) and events.between_us(first, second) == 1000
+    events.done([[REST, first]])
+    assert events.stamp() is first and Event.made == 2
+    assert not events.over(events.stamp())
+    cuda.capturing = True
+    with pytest.raises(RuntimeError, match="captured"):
+        events.stamp()
+
+
+def test_lines_are_sums_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddplaunch_timeline, "_SINGLY", 3)
+    lines = StepFile(str(tmp_path / "rank-0.phases.jsonl"))
+    for step in range(1, 14):
+        lines.step([step, 1.0, 1, 300_000.0, 100_000.0, None, 1.0, 0.0, 2.0, 4, 10])
+    lines.close()
+    read = read_phases(tmp_path, [0, 1])[0].lines
+    assert [(line.step, line.steps) for line in read] == [(1, 1), (2, 1), (3, 1), (7, 4), (11, 4), (13, 2)]
+    assert read[3].wall_s == pytest.approx(1.2) and read[3].samples == 16 and read[3].forward_s is None
+    with pytest.raises(FileExistsError):
+        StepFile(str(tmp_path / "rank-0.phases.jsonl"))
+
+
+class Module:
+    """A DistributedDataParallel, as far as it is asked what it measured."""
+
+    logger = object()
+
+    def __init__(self) -> None:
+        self.data: dict[str, int] = {"iteration": 0}
+        self.rate = 100
+
+    def _set_ddp_runtime_logging_sample_rate(self, rate: int) -> None:
+        self.rate = rate
+
+    def _get_ddp_logging_data(self) -> dict[str, int]:
+        return self.data
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_communication_is_what_the_backward_pass_does_not_hide(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ddplaunch_timeline, "_DDP_EVERY_S", 0.0)
+    module = Module()
+    comm = Communication([lambda: module])
+    comm.on_gpu = on_gpu
+    assert comm.of_step_us(1, None) is None
+    times = {"backward_comm_time": 9000, "backward_compute_comm_overlap_time": 2000, "total_parameter_size_bytes": 64}
+    module.data = {"iteration": 1, **times}
+    assert comm.of_step_us(2, None) == (None if on_gpu else 7.0)
+    assert module.rate == (100 if on_gpu else 1), "on a GPU each of its measurements waits for the GPU"
+    module.data = {"iteration": 101, **times}
+    assert comm.of_step_us(102, 1.0) == 8.0 and comm.bytes == 64
+    module.data = {"iteration": 121, **times}  # twice in every step
+    assert comm.of_step_us(112, None) == (7.0 if on_gpu else 14.0)
+
+
+TRAIN = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+class Samples(Dataset):
+    def __len__(self): return 200
+    def __getitem__(self, index):
+        time.sleep(0.004 if dist.get_rank() == 1 else 0.001)
+        return torch.full((8,), float(index))
+assert not [name for name in os.environ if name.startswith("DDPLAUNCH_PH")]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+for number, batch in enumerate(DataLoader(Samples(), 8)):
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print("loss", loss.item().hex(), flush=True)
+dist.barrier()
+os._exit(0)
+"""
+
+
+def launched(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = clean_environment(NO_COLOR="1", COLUMNS="120")
+    command = ddplaunch("run", *words, "--", "train.py")
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_a_run_says_where_its_time_went_and_who_was_late(tmp_path: Path, start: str) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    words = ["2", "--device", "cpu", "--start", start, "--no-checks", "--run-id"]
+    plain = launched(tmp_path, *words, "plain")
+    done = launched(tmp_path, *words, "r", "--phases", "--record-metrics")
+    assert (plain.returncode, done.returncode) == (0, 0), done.stderr
+    assert plain.stdout == done.stdout and "loss" in done.stdout
+    said = " ".join(done.stderr.split())
+    assert "phases: " in said and "waiting for data" in said and "unknown" not in said
+    assert "warning[rank-late]: the others waited for rank 1: it works" in said
+    assert "waiting for data takes it longer" in said
+    assert "phases:" not in plain.stderr
+    files = read_phases(tmp_path / ".ddplaunch" / "runs" / "r" / "node-0" / "attempt-0", [0, 1])
+    assert len(files) == 2 and files[0].facts["gradient_bytes"] == 36 and files[1].facts["loader"]["batch_size"] == 8
+    late, other = (sum(line.data_s or 0 for line in files[rank].lines) for rank in (1, 0))
+    assert late > 2 * other
+    assert sum(line.comm_s or 0 for line in files[0].lines) > 2 * sum(line.comm_s or 0 for line in files[1].lines)
+
+
+@pytest.mark.slow
+def test_a_script_without_steps_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nprint('done')\n")
+    done = launched(tmp_path, "1", "--device", "cpu", "--phases")
+    assert done.returncode == 0 and "no optimizer step was seen twice" in " ".join(done.stderr.split())
+
+
+def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    from ddplaunch.agent.rank_site import taking_part
+
+    (tmp_path / "train.py").write_text(
+        "import os, sys, torch\nmodel = torch.nn.Linear(1, 1)\nsgd = torch.optim.SGD(model.parameters())\n"
+        "for _ in range(3):\n    model(torch.ones(1, 1)).sum().backward()\n    sgd.step()\n"
+        "print(sorted(name for name in sys.modules if name.startswith('ddplaunch')), 'PYTHONPATH' in os.environ)\n"
+    )
+    environ = clean_environment()
+    inside = taking_part(environ, phases=str(tmp_path / "gone" / "rank-0"))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "train.py"],
+        cwd=tmp_path,
+        env={**environ, **inside},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (0, "['ddplaunch_phases'] False\n"), done.stderr
+    assert [each.name for each in tmp_path.iterdir()] == ["train.py"]

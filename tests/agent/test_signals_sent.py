@@ -1,0 +1,319 @@
+"""Signals as people and schedulers send them to real runs: Ctrl-C, Ctrl-Z, SIGUSR1, SIGKILL to a whole group."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.cli.execute import interruptible
+from ddplaunch.machine.processes.process_table import read_stat
+from tests.agent.guarded import Guarded, at_rest, runs, until
+from tests.agent.plugin_runs import RUN_ID, Run, of_folder, on_terminal, within
+from tests.hosts.launching import clean_environment, ddplaunch
+
+WAITING = "ddplaunch: waiting up to 30 s for 2 ranks to save; Ctrl-C again kills them"
+WAIT = "import time\nprint('up')\ntime.sleep(300)"
+
+
+def state(pid: int) -> str:
+    """The state of a process, as ps(1) shows it."""
+    seen = read_stat(pid)
+    return seen.state if seen else ""
+
+
+def ranks(run: Run) -> list[int]:
+    return [int((run.folder / f"running-{rank}-0").read_text()) for rank in range(2)]
+
+
+# A whole process group dies
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_nothing_survives_the_death_of_the_process_group(start: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "workers", "--start", start, start_new_session=True)
+    run.wait_for("running-0-0", "running-1-0")
+    run.announced()
+    os.killpg(run.process.pid, signal.SIGKILL)
+    assert run.process.wait() == -signal.SIGKILL
+    within(lambda: not of_folder(tmp_path))
+    run.process.communicate()
+    assert run.outcome["state"] == "killed" and "cold start" not in run.err
+    assert {rank["ended_by"] for rank in run.outcome["attempts"][0]["ranks"]} == {"launcher"}
+
+
+@pytest.mark.slow
+def test_nothing_survives_timeout_s_kill(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import time\nopen('up', 'w').close()\ntime.sleep(300)")
+    words = ddplaunch("run", "2", "--device", "cpu", "--", "train.py")
+    timed = ["timeout", "-s", "KILL", "20", *words]
+    launch = subprocess.Popen(
+        timed, cwd=tmp_path, env=clean_environment(), start_new_session=True, stderr=subprocess.PIPE
+    )
+    launch.communicate()
+    assert launch.returncode == -signal.SIGKILL and (tmp_path / "up").exists()
+    within(lambda: not of_folder(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_ranks_end_with_torchrun_where_no_guard_is_left(start: str, tmp_path: Path) -> None:
+    run = Run(tmp_path, "wait", "--start", start)
+    run.wait_for("running-0-0", "running-1-0")
+    guard = run.announced()
+    os.kill(guard, signal.SIGSTOP)  # it would be replaced after a while, and goes on when torchrun is gone
+    os.kill(guard, signal.SIGKILL)
+    run.process.kill()
+    run.process.communicate()
+    within(lambda: not of_folder(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_stopped_guard_holds_up_neither_the_ranks_nor_the_end(tmp_path: Path) -> None:
+    run = Run(tmp_path, "released")
+    run.wait_for("running-0-0", "running-1-0")
+    guard = run.announced()
+    os.kill(guard, signal.SIGSTOP)
+    until(lambda: state(guard) == "T", "the guard is stopped")
+    until(lambda: state(guard) != "T", "the guard was told to go on")
+    os.kill(guard, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    assert run.end() == 0
+    assert run.out.startswith("before\n") and run.out.endswith("after\n") and "done after" in run.err
+    within(lambda: not of_folder(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_guard_that_stays_stopped_is_replaced(tmp_path: Path) -> None:
+    run = Run(tmp_path, "released")
+    run.wait_for("running-0-0", "running-1-0")
+    guard = run.announced()
+    tracing = subprocess.Popen([sys.executable, "-c", STOPS, str(guard)])  # as a debugger does
+    until(lambda: state(guard) == "t", "the guard is traced")
+    (tmp_path / "go").touch()
+    assert run.end() == 0
+    assert run.out.endswith("after\n") and run.outcome["state"] == "succeeded"
+    assert not runs(guard) and tracing.wait(60) == 0, "the debugger has seen it end"
+
+
+STOPS = """
+import ctypes, os, sys, time
+libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])
+assert libc.ptrace(16, pid, None, None) == 0, os.strerror(ctypes.get_errno())  # PTRACE_ATTACH
+while os.WIFSTOPPED(os.waitpid(pid, 0)[1]): pass
+"""
+
+
+@pytest.mark.slow
+def test_a_stopped_guard_goes_on_when_torchrun_is_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, "workers")
+    run.wait_for("running-0-0", "running-1-0")
+    guard = run.announced()
+    os.kill(guard, signal.SIGSTOP)
+    until(lambda: state(guard) == "T", "the guard is stopped")
+    run.process.kill()
+    run.process.communicate()
+    within(lambda: not of_folder(tmp_path))
+    assert run.outcome["state"] == "killed"
+
+
+# Ctrl-C
+
+
+@pytest.mark.slow
+def test_interrupt_says_what_is_waited_for_and_ends_in_one_line(tmp_path: Path) -> None:
+    run = Run(tmp_path, "saves", start_new_session=True)
+    run.wait_for("running-0-0", "running-1-0")
+    run.announced()
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 130
+    said = [line for line in run.err.splitlines() if line.startswith(("ddplaunch:", "error"))]
+    assert said[-2] == WAITING and re.match(
+        r"ddplaunch: interrupted \(exit status 130\) after .*, record in ", said[-1]
+    )
+    assert run.err.rstrip().endswith(said[-1]), "nothing is said behind it"
+
+
+@pytest.mark.slow
+def test_the_end_names_the_ranks_that_had_to_be_killed(tmp_path: Path) -> None:
+    run = Run(tmp_path, "stubborn", "--grace", "600", start_new_session=True)
+    run.wait_for("running-0-0", "running-1-0")
+    run.announced()
+    os.killpg(run.process.pid, signal.SIGINT)
+    until(lambda: at_rest(run.process.pid), "torchrun has got it")
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.end() == 130
+    assert "waiting up to 600 s for 2 ranks to save; Ctrl-C again kills them" in run.err
+    assert "  had to be killed: ranks 0, 1; a checkpoint that they were writing may be incomplete" in run.err
+
+
+@pytest.mark.slow
+def test_the_grace_holds_for_the_death_of_a_rank(tmp_path: Path) -> None:
+    (tmp_path / "deaf.py").write_text(
+        "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "open('deaf-' + os.environ['RANK'], 'w').close()\n"
+        "while os.environ['RANK'] == '1' and not os.path.exists('deaf-0'): time.sleep(0.01)\n"
+        "if os.environ['RANK'] == '1': sys.exit(3)\ntime.sleep(300)"
+    )
+    words = ddplaunch("run", "2", "--device", "cpu", "--grace", "1", "--run-id", RUN_ID, "--", "deaf.py")
+    done = subprocess.run(words, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 3 and "rank 1" in done.stderr
+    deaf, died = json.loads((tmp_path / ".ddplaunch/runs" / RUN_ID / "outcome.json").read_text())["attempts"][0][
+        "ranks"
+    ]
+    assert deaf["signal"] == "SIGKILL"
+    assert deaf["ended_s"] - died["ended_s"] < 25, "torchrun itself waits 30 s for the others"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.03, 0.1, 0.2, 0.4, 0.8, 1.6])
+def test_an_early_interrupt_prints_no_traceback(after_s: float, tmp_path: Path) -> None:
+    """Whether it comes in ddplaunch, in torchrun's import of torch, or when ranks run, which are no Python here."""
+    begins = "import os; from ddplaunch.__main__ import main; os.write(1, b'up'); main()"
+    words = ddplaunch("run", "2", "--device", "cpu", "--show", "1", "--", "sleep", "300")
+    words[1:3] = ["-c", begins]
+    ends: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    launch = subprocess.Popen(words, cwd=tmp_path, env=clean_environment(), **ends)
+    assert launch.stdout and launch.stdout.read(2) == b"up"
+    time.sleep(after_s)
+    launch.send_signal(signal.SIGINT)
+    _, err = launch.communicate(timeout=120)
+    assert launch.returncode in (130, -signal.SIGINT), err
+    assert b"Traceback" not in err and b"KeyboardInterrupt" not in err
+    within(lambda: not of_folder(tmp_path))
+
+
+def test_torchrun_reads_what_makes_it_interruptible_and_nothing_of_it_stays(tmp_path: Path) -> None:
+    shows = "import json, os, signal; print(json.dumps([signal.getsignal(2) == signal.SIG_DFL, dict(os.environ)]))"
+    (tmp_path / "shows.py").write_text(shows)
+    for before in ({}, {"PYTHONPATH": str(tmp_path)}):
+        given = {**clean_environment(), "PYTHONPATH": "", **before}
+        argv = (sys.executable, "-P", "-m", "shows")
+        more = interruptible(argv, given)
+        done = subprocess.run(argv, cwd=tmp_path, env={**given, **more}, capture_output=True, text=True)
+        if before:
+            assert json.loads(done.stdout) == [True, {**json.loads(done.stdout)[1], **before}]
+            assert not {"DDPLAUNCH_SITE", "DDPLAUNCH_INTERRUPTIBLE"} & set(json.loads(done.stdout)[1])
+    assert interruptible((sys.executable, "-I", "-m", "shows"), {}) == {} == interruptible((sys.executable, "x"), {})
+
+
+# Ctrl-Z
+
+STANDS = """
+import os, signal, sys, time
+from pathlib import Path
+rank, beats = os.environ["RANK"], Path("beats-" + os.environ["RANK"])
+number = 0
+while not Path("go").exists():
+    number += 1
+    beats.write_text(str(number))
+    sum(range(200_000))
+    time.sleep(0.02)
+print("after", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_terminal_stops_stands_still_and_goes_on_with_fg(tmp_path: Path) -> None:
+    """A real shell on a terminal; the pause is longer than what is called a hang, and than the run may take."""
+    (tmp_path / "train.py").write_text(STANDS)
+    beats = [tmp_path / f"beats-{rank}" for rank in range(2)]
+    words = ddplaunch(
+        *("run", "2", "--device", "cpu", "--hang-timeout", "3", "--on-hang", "stop", "--timeout", "40"),
+        *("--", "train.py"),
+    )
+    typed: list[str] = []
+    stood: list[list[str]] = []
+    begun_s = time.monotonic()
+
+    def react(shown: bytes, terminal: int) -> None:
+        if not typed and b"bash-" in shown:
+            typed.append("run")
+            os.write(terminal, shlex.join(words).encode() + b"\n")
+        elif typed[-1:] == ["run"] and all(map(Path.exists, beats)) and (tmp_path / ".ddplaunch").exists():
+            time.sleep(2)
+            typed.append("stop")
+            os.write(terminal, b"\x1a")
+        elif typed[-1:] == ["stop"] and b"Stopped" in shown:
+            until(lambda: stands_still(beats), "the ranks stand still")
+            stood.append([each.read_text() for each in beats])
+            time.sleep(max(8.0, begun_s + 45 - time.monotonic()))
+            stood.append([each.read_text() for each in beats])
+            typed.append("fg")
+            os.write(terminal, b"fg\n")
+        elif typed[-1:] == ["fg"] and stood and [each.read_text() for each in beats] != stood[-1]:
+            time.sleep(2)
+            typed.append("go")
+            (tmp_path / "go").touch()
+        elif typed[-1:] == ["go"] and b"ddplaunch: done after" in shown:
+            typed.append("exit")
+            os.write(terminal, b"exit\n")
+
+    _, shown = on_terminal(["bash", "--norc", "--noprofile", "-i"], tmp_path, react)
+    text = shown.decode()
+    assert typed[-1] == "exit", text
+    assert stood[0] == stood[1], "they stood still all the time"
+    assert "ddplaunch: done after" in text and "error[" not in text and "warning[hang" not in text, text
+    within(lambda: not of_folder(tmp_path))
+
+
+def stands_still(files: list[Path]) -> bool:
+    before = [each.read_text() for each in files]
+    time.sleep(0.5)
+    return [each.read_text() for each in files] == before
+
+
+# What schedulers and users give a meaning
+
+CATCHES = """
+import os, signal, time
+from pathlib import Path
+rank = os.environ["RANK"]
+if rank == "0":
+    for each in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        signal.signal(each, lambda number, _: Path(f"caught-{number}").touch())
+Path("up-" + rank).touch()
+while not Path("go").exists():
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_ranks_get_what_they_catch_and_nothing_else_happens(start: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(CATCHES)
+    words = ddplaunch("run", "2", "--device", "cpu", "--start", start, "--", "train.py")
+    launch = subprocess.Popen(words, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True)
+    within(lambda: all((tmp_path / f"up-{rank}").exists() for rank in range(2)))
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT):
+        launch.send_signal(number)
+        within(lambda number=number: (tmp_path / f"caught-{number}").exists())  # type: ignore[misc]
+    (tmp_path / "go").touch()
+    _, err = launch.communicate(timeout=120)
+    assert launch.returncode == 0
+    assert "ddplaunch: SIGUSR1 passed on to 1 rank\n" in err and "error[" not in err
+
+
+def test_a_signal_that_no_rank_catches_does_nothing_and_one_that_all_processes_got_is_not_passed_on(
+    tmp_path: Path,
+) -> None:
+    with (tmp_path / "err").open("wb") as err, Guarded(tmp_path, 2, err) as guarded:
+        guarded.attempt([WAIT])
+        until(lambda: b"up" in guarded.file("attempt-0/rank-0.out"), "the rank runs")
+        guarded.signalled(signal.SIGUSR1)
+        until(lambda: b"SIGUSR1 came" in (tmp_path / "err").read_bytes(), "it is said")
+        assert (tmp_path / "err").read_bytes() == b"ddplaunch: SIGUSR1 came, and no rank catches it: nothing is done\n"
+        guarded.guard.send_signal(signal.SIGUSR2)
+        guarded.signalled(signal.SIGUSR2)
+        time.sleep(1)
+        assert guarded.ranks[0].poll() is None and b"SIGUSR2" not in (tmp_path / "err").read_bytes()

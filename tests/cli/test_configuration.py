@@ -1,0 +1,143 @@
+"""Profiles and environment files: what they may say, and what is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.cli.configuration import merge, parse_file, said_in_profile, said_in_table
+from ddplaunch.launch.options import parse_options
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
+
+FLAG = Source("flag")
+
+
+def test_a_table_sets_options_with_their_source() -> None:
+    table = {"batch-size": 8, "base-lr": 1, "data": ["a", "b"], "nccl-ib": False}
+    options = parse_options(said_in_table(table, "ddplaunch.toml"))
+    source = Source("profile", "ddplaunch.toml")
+    assert options.batch_size == Resolved(8, source)
+    assert options.base_lr == Resolved(1.0, source)
+    assert options.data == (Resolved("a", source), Resolved("b", source))
+    assert options.nccl_ib == Resolved(False, source)
+
+
+def test_nproc_may_be_written_as_a_number() -> None:
+    assert parse_options(said_in_table({"nproc": 4}, "f")).nproc == Resolved(4, Source("profile", "f"))
+
+
+@pytest.mark.parametrize(
+    ("table", "expected"),
+    [
+        ({"batch-sise": 8}, "batch-size"),
+        ({"batch-size": "8"}, "an integer"),
+        ({"batch-size": True}, "an integer"),
+        ({"lr": "fast"}, "a number"),
+        ({"forward": 1}, "true or false"),
+        ({"gpus": 1.5}, "text"),
+        ({"data": [1.5]}, "text"),
+    ],
+)
+def test_unknown_keys_and_wrong_types_are_refused(table: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        said_in_table(table, "ddplaunch.toml")
+    finding = caught.value.findings[0]
+    assert expected in f"{finding.what} {finding.why} {finding.fix}"
+
+
+def test_a_profile_wins_over_the_base_and_flags_over_both() -> None:
+    document = {"batch-size": 4, "accum": 2, "profiles": {"big": {"batch-size": 16}}}
+    chosen = said_in_profile(document, "big", "ddplaunch.toml")
+    assert chosen["batch_size"] == Resolved(16, Source("profile", "ddplaunch.toml, big"))
+    assert chosen["accum"].value == 2
+    assert merge({"batch_size": Resolved(32, FLAG)}, chosen)["batch_size"] == Resolved(32, FLAG)
+
+
+@pytest.mark.parametrize(
+    ("flags", "table", "gone"),
+    [
+        ({"lr": 0.1}, {"base-lr": 1e-4, "lr-scaling": "sqrt", "base-batch-size": 8}, ("base_lr", "lr_scaling")),
+        ({"base_lr": 0.1}, {"lr": 1e-4}, ("lr",)),
+        ({"device": "cpu"}, {"gpus": "0,1"}, ("gpus",)),
+        ({"gpus": "0"}, {"device": "cpu"}, ("device",)),
+        ({"nnodes": "2"}, {"nproc": "4x8"}, ("nproc",)),
+    ],
+)
+def test_a_flag_takes_away_what_would_contradict_it(
+    flags: dict[str, Any], table: dict[str, Any], gone: tuple[str, ...]
+) -> None:
+    said: dict[str, Any] = {
+        name: (Resolved(str(value), FLAG),) if name in ("lr", "base_lr") else Resolved(value, FLAG)
+        for name, value in flags.items()
+    }
+    merged = merge(said, said_in_table(table, "f"))
+    assert not merged.keys() & {*gone}
+    assert merged | said == merged
+
+
+def test_scaling_stays_where_a_warmup_is_left_to_scale() -> None:
+    table = {"base-lr": 1e-4, "base-warmup": 100, "lr-scaling": "sqrt"}
+    merged = merge({"lr": (Resolved("0.1", FLAG),)}, said_in_table(table, "f"))
+    assert "base_lr" not in merged and "lr_scaling" in merged
+
+
+@pytest.mark.parametrize("value", [{"a": 3e-5, "b": 1}, ["a=3e-5", "b=1"]], ids=lambda value: type(value).__name__)
+def test_learning_rates_with_names_stand_in_a_table_or_a_list(value: object) -> None:
+    options = parse_options(said_in_table({"base-lr": value}, "f"))
+    assert [item.value for item in options.named_base_lr] == [("a", 3e-5), ("b", 1.0)]
+    assert options.named_base_lr[0].source == Source("profile", "f") and options.base_lr is None
+
+
+def test_a_flag_wins_over_the_profile_for_its_own_learning_rate() -> None:
+    table = said_in_table({"base-lr": {"a": 1e-5, "b": 2e-5}, "lr-scaling": "sqrt", "base-warmup": 5}, "f")
+    scaled = parse_options(merge({"base_lr": (Resolved("b=1", FLAG),)}, table))
+    assert [item.value for item in scaled.named_base_lr] == [("a", 1e-5), ("b", 1.0)]
+    final = parse_options(merge({"lr": (Resolved("b=1", FLAG),), "warmup": Resolved(7, FLAG)}, table))
+    assert [item.value for item in final.named_base_lr] == [("a", 1e-5)] and final.lr_scaling is not None
+    assert [item.value for item in final.named_lr] == [("b", 1.0)]
+    assert final.warmup == Resolved(7, FLAG) and final.base_warmup is None
+
+
+def test_two_profiles_say_one_learning_rate_and_the_named_one_wins() -> None:
+    document = {"lr": 1e-3, "profiles": {"big": {"lr": 1e-2}}}
+    assert parse_options(said_in_profile(document, "big", "f")).lr == Resolved(1e-2, Source("profile", "f, big"))
+
+
+def test_an_unknown_profile_is_refused_with_the_near_miss() -> None:
+    with pytest.raises(UsageError) as caught:
+        said_in_profile({"profiles": {"big": {}}}, "bigg", "ddplaunch.toml")
+    assert "`big`" in caught.value.findings[0].fix
+
+
+def test_repeatable_options_are_joined_and_the_flag_comes_last() -> None:
+    first = {"env": (Resolved("A=flag", FLAG),)}
+    second = said_in_table({"env": ["A=file"]}, "f")
+    assert [item.value for item in parse_options(merge(first, second)).env] == [("A", "file"), ("A", "flag")]
+
+
+@pytest.mark.parametrize("text", ["A", "=1", "1A=2", "A B=1", "", "A-B=1"])
+def test_env_without_a_name_or_a_value_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_options({"env": (Resolved(text, FLAG),)})
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\0")))
+def test_any_value_arrives_unharmed(value: str) -> None:
+    (pair,) = parse_options({"env": (Resolved(f"NAME={value}", FLAG),)}).env
+    assert pair.value == ("NAME", value)
+
+
+def test_an_environment_file_is_read_line_by_line() -> None:
+    text = "# comment\n\nA=1\nexport B='two words' # why\nC=\"x=y\"\nD=\n"
+    assert parse_file(text, ".env") == (("A", "1"), ("B", "two words"), ("C", "x=y"), ("D", ""))
+
+
+@pytest.mark.parametrize("line", ["A", "A B=1", "A='x", "A='x' y"])
+def test_a_bad_line_is_named_by_its_number(line: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_file(f"OK=1\n{line}\n", "vars.env")
+    assert "vars.env:2" in caught.value.findings[0].what

@@ -1,0 +1,135 @@
+"""Interpreters that ddplaunch starts for itself import nothing from the working directory."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from ddplaunch.cli.flags import HELP
+from ddplaunch.hosts.ssh import command
+from ddplaunch.values.variable_names import own_command
+
+PACKAGE = Path(ddplaunch.__file__).parent
+PROGRAM = str(Path(sys.executable).with_name("ddplaunch"))
+# Names that the standard library and ddplaunch import early, in the child interpreters too.
+NAMES = ("json", "signal", "runpy", "typing", "dataclasses", "logging", "types", "ddplaunch", "torch", "psutil", "yaml")
+TRAP = "import os\nwith open(os.environ['TRAPPED'], 'a') as file:\n    file.write(__file__ + '\\n')\n"
+# A list of words that starts an interpreter may begin with these: `-I` implies what `-P` does.
+SAFE = ("-P", "-I", "-ISE")
+
+
+def trapped(tmp_path: Path, words: list[str], **more: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run ``words`` where a file lies for each of NAMES; return also which of them were executed."""
+    folder = tmp_path / "somebody's files"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(TRAP)
+    log = tmp_path / "trapped"
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONSAFEPATH")}
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=environment | {"TRAPPED": str(log)} | more,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done, log.read_text() if log.exists() else ""
+
+
+def test_the_trap_works(tmp_path: Path) -> None:
+    """A plain `-m`, as a start that this page is about would have, falls into it."""
+    _, executed = trapped(tmp_path, [sys.executable, "-m", "ddplaunch.machine"])
+    assert "ddplaunch.py" in executed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--comm", "--comm-timeout", "60"]], ids=" ".join)
+def test_doctor_executes_no_file_of_the_working_directory(tmp_path: Path, words: list[str]) -> None:
+    done, executed = trapped(tmp_path, [PROGRAM, *words])
+    assert executed == "", executed
+    assert done.returncode in (0, 1), done.stderr
+    assert "passed" in done.stdout, done.stderr
+
+
+ARGUMENTS = {
+    "run": ["1", "--dry-run", "--", "true"],
+    "submit": ["--dry-run", "--nodes", "1", "--", "train.py"],
+    "plan": ["2", "--batch-size", "8"],
+    "doctor": ["--list"],
+    "explain": ["-"],
+    "top": ["--count", "1"],
+    "clean": ["--dry-run"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(HELP))
+def test_no_command_executes_a_file_of_the_working_directory(tmp_path: Path, name: str) -> None:
+    done, executed = trapped(tmp_path, [PROGRAM, name, *ARGUMENTS.get(name, [])])
+    assert executed == "", executed
+    assert done.returncode != 3, done.stderr
+
+
+@pytest.mark.slow
+def test_a_run_executes_none_outside_of_its_ranks(tmp_path: Path) -> None:
+    """torchrun, the guard and its children; the rank is a program that is no Python."""
+    done, executed = trapped(tmp_path, [PROGRAM, "run", "2", "--device", "cpu", "--record-metrics", "--", "true"])
+    assert executed == "" or sys.version_info < (3, 11), executed
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("version", [(3, 10), (3, 11)])
+def test_both_ways_of_starting_a_module_keep_the_directory_out(tmp_path: Path, version: tuple[int, ...]) -> None:
+    if version >= (3, 11) > sys.version_info:
+        pytest.skip("this interpreter has no `-P`")
+    done, executed = trapped(tmp_path, own_command(sys.executable, "ddplaunch.machine", version=version))
+    assert executed == "", executed
+    assert done.stdout.startswith("{"), done.stderr
+
+
+def test_over_ssh_too(tmp_path: Path) -> None:
+    """The last word is for the shell of the other side, in whatever directory its login ends up."""
+    service = command("node-1", sys.executable, "ddplaunch.machine")[-1]
+    done, executed = trapped(tmp_path, ["sh", "-c", service])
+    assert executed == "", executed
+    assert done.stdout.startswith("{"), done.stderr
+
+
+def interpreters() -> list[tuple[str, list[ast.expr]]]:
+    """Return the elements of every list or tuple in the source that is a command line of Python."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.List | ast.Tuple) and node.elts and isinstance(node.ctx, ast.Load):
+                first = ast.unparse(node.elts[0])
+                modules = [each for each in node.elts[1:] if isinstance(each, ast.Constant) and each.value == "-m"]
+                if first in ("sys.executable", "python") or modules:
+                    found.append((f"{path.relative_to(PACKAGE)}:{node.lineno}", node.elts))
+    return found
+
+
+# Command lines that are not started, or that are the user's own again.
+NO_START = {
+    "cli/commands/run.py": "(sys.executable, *sys.orig_argv[1:]) of a relaunch: this one, as the user typed it",
+    "cli/prepare.py": "interpreter(): with -P where there is one",
+    "values/variable_names.py": "own_command",
+}
+
+
+def test_every_interpreter_in_the_source_is_started_safely() -> None:
+    """A new start goes through ``own_command`` or ``interpreter()``, or begins with a flag of SAFE."""
+    unsafe = []
+    for place, words in interpreters():
+        texts = [ast.unparse(word) for word in words]
+        flags = [word.value for word in words[1:2] if isinstance(word, ast.Constant)]
+        by_us = any(text.startswith(("*interpreter()", "*python")) for text in texts)
+        if len(words) > 1 and not by_us and place.split(":")[0] not in NO_START and not {*flags} & {*SAFE}:
+            unsafe.append(f"{place}: {', '.join(texts)}")
+    assert unsafe == []

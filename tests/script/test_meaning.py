@@ -1,0 +1,580 @@
+"""What the numbers of a script mean, on sources that do with them what real trainings do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent, indent
+
+import pytest
+
+from ddplaunch.script.read import read_script
+from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, ScriptReport
+
+
+def read(folder: Path, text: str, *args: str, torch: str | None = "2.5.1+cu121", **others: str) -> ScriptReport:
+    for name, content in others.items():
+        (folder / f"{name}.py").write_text(dedent(content))
+    script = folder / "train.py"
+    script.write_text(dedent(text))
+    return read_script(script, folder, args=args, torch=torch)
+
+
+def option(report: ScriptReport, flag: str) -> DeclaredOption:
+    return next(item for item in report.options if flag in item.flags)
+
+
+def script(declarations: str, body: str) -> str:
+    """Return a training with the options of ``declarations`` and ``body`` in its main function."""
+    head = "import argparse, math, os\nimport torch\nimport torch.distributed as dist\n"
+    return (
+        f"{head}p = argparse.ArgumentParser()\n{dedent(declarations)}\nargs = p.parse_args()\n"
+        f"def main(args):\n{indent(dedent(body), '    ')}\nmain(args)\n"
+    )
+
+
+BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
+
+
+@pytest.mark.parametrize(
+    ("declaration", "body", "meaning", "because"),
+    [
+        (BATCH, "x = 1", "batch_size", ""),
+        (BATCH, "loader = DataLoader(data, batch_size=args.batch_size)", "batch_size", "hands it to DataLoader"),
+        (BATCH, "local = args.batch_size // dist.get_world_size()", "total_batch_size", "divides it by the world size"),
+        (BATCH, 'local = args.batch_size / int(os.environ["WORLD_SIZE"])', "total_batch_size", "divides it"),
+        (BATCH, "n = dist.get_world_size()\nargs.batch_size //= n", "total_batch_size", "divides it"),
+        (BATCH, "b, n = args.batch_size, args.world_size\nlocal = int(b / n)", "total_batch_size", "divides it"),
+        (BATCH, "args.batch_size = int(args.batch_size / torch.cuda.device_count())", "node_batch_size", "per node"),
+        (BATCH, "total = args.batch_size * dist.get_world_size()", "batch_size", "multiplies it by the world size"),
+        (BATCH, "print(args.batch_size / dist.get_world_size())", "batch_size", ""),
+        (BATCH, "steps = len(data) // (args.batch_size * dist.get_world_size())", "batch_size", ""),
+        (
+            BATCH + '\np.add_argument("--micro-batch-size", type=int)',
+            "accum = args.batch_size // args.micro_batch_size\naccum = accum // dist.get_world_size()",
+            "global_batch_size",
+            "divides it by the world size",
+        ),
+        (
+            'p.add_argument("--batch-size", type=int, help="total batch size of all GPUs")',
+            "x = 1",
+            "total_batch_size",
+            "its help at train.py:5",
+        ),
+        (
+            'p.add_argument("--batch-size", type=int, help="images " "per GPU, the total is larger")',
+            "x = 1",
+            "batch_size",
+            "its help at train.py:5",
+        ),
+        (
+            BATCH + '\np.add_argument("--accum", type=int, default=1)',
+            "args.batch_size = args.batch_size // args.accum",
+            "step_batch_size",
+            "divides it by the accumulation",
+        ),
+        (
+            BATCH + '\np.add_argument("--microbatch", type=int, default=-1)',
+            "for start in range(0, len(batch), args.microbatch):\n    step(start)",
+            "step_batch_size",
+            "beside `microbatch`",
+        ),
+        (
+            'p.add_argument("--batch", type=int, help="total batch size")\np.add_argument("--batch-gpu", type=int)',
+            "x = 1",
+            "global_batch_size",
+            "its help at train.py:5",
+        ),
+        (BATCH, "args.batch_size = 32", None, ""),
+        (BATCH, "if args.debug:\n    args.batch_size = 2", "batch_size", ""),
+        ('p.add_argument("--batch-size", type=int, help="in tokens")', "x = 1", None, ""),
+        ('p.add_argument("--global-batch-size", type=int)', "x = 1", "total_batch_size", "its name"),
+    ],
+)
+def test_whose_samples_a_batch_size_counts(
+    tmp_path: Path, declaration: str, body: str, meaning: str | None, because: str
+) -> None:
+    found = read(tmp_path, script(declaration, body)).options[0]
+    assert found.meaning == meaning
+    assert because in found.because if because else not found.because
+
+
+def test_a_value_is_followed_through_parameters_methods_and_files(tmp_path: Path) -> None:
+    report = read(
+        tmp_path,
+        """
+        import argparse
+        from engine import Trainer
+        p = argparse.ArgumentParser()
+        p.add_argument("--batch_size", type=int)
+        args = p.parse_args()
+        Trainer(args.batch_size).run()
+        """,
+        engine="""
+        import os
+        import torch.distributed as dist
+        class Trainer:
+            def __init__(self, batch):
+                self.batch = batch
+            def run(self):
+                self.start(world=dist.get_world_size(), batch=self.batch)
+            def start(self, batch, world):
+                self.local = batch // world
+        """,
+    )
+    found = option(report, "--batch_size")
+    assert (found.meaning, found.because) == ("total_batch_size", "engine.py:10 divides it by the world size")
+
+
+SPAWNS = """
+    if args.spawn:
+        args.gpu = int(os.environ["LOCAL_RANK"])
+    if args.gpu is not None:
+        args.batch_size = int(args.batch_size / torch.cuda.device_count())
+"""
+SPAWN_OPTIONS = """
+    p.add_argument("--batch-size", type=int, help="the total batch size of all GPUs on the node")
+    p.add_argument("--spawn", action="store_true")
+    p.add_argument("--gpu", type=int, default=None)
+"""
+
+
+def test_a_division_under_a_condition_that_does_not_hold_does_not_count(tmp_path: Path) -> None:
+    text = script(SPAWN_OPTIONS, SPAWNS)
+    assert option(read(tmp_path, text), "--batch-size").meaning == "batch_size"
+    assert option(read(tmp_path, text, "--spawn"), "--batch-size").meaning == "node_batch_size"
+    assert option(read(tmp_path, text, "--gpu", "0"), "--batch-size").meaning == "node_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("condition", "torch", "exists"),
+    [
+        ("int(torch.__version__.split('.')[0]) < 2", "2.5.1+cu121", False),
+        ("int(torch.__version__.split('.')[0]) < 2", "1.13.0", True),
+        ("version.parse(torch.__version__) < version.parse('2.0')", "2.10.0", False),
+        ("torch.__version__ >= '2.9'", "2.10.0", True),
+        ("sys.version_info >= (3, 8)", None, True),
+        ("sys.version_info[0] == 2", None, False),
+        ("torch.__version__ < '2'", None, True),
+        ("unknown()", "2.5.1", True),
+    ],
+)
+def test_an_option_exists_where_its_condition_may_hold(
+    tmp_path: Path, condition: str, torch: str | None, exists: bool
+) -> None:
+    text = f"""
+        import argparse, sys, torch
+        p = argparse.ArgumentParser()
+        if {condition}:
+            p.add_argument("--local_rank", type=int, required=True)
+    """
+    report = read(tmp_path, text, torch=torch)
+    assert bool(report.options) is exists
+    certain = torch == "1.13.0" or condition == "sys.version_info >= (3, 8)" or "2.9" in condition
+    assert (report.demands_local_rank is not None) is certain
+
+
+RATE = 'p.add_argument("--lr", type=float, default=0.0005)'
+
+
+@pytest.mark.parametrize(
+    ("body", "constant", "powers"),
+    [
+        ("opt = SGD(m, lr=args.lr * dist.get_world_size())", 1.0, {WORLD: 1.0}),
+        ("args.lr *= dist.get_world_size()", 1.0, {WORLD: 1.0}),
+        ("args.lr = args.lr * math.sqrt(args.world_size)", 1.0, {WORLD: 0.5}),
+        ("args.lr = args.lr * args.world_size ** 0.5", 1.0, {WORLD: 0.5}),
+        ("rate = args.lr * args.batch_size * dist.get_world_size() / 256.", 1 / 256, {WORLD: 1.0, "batch_size": 1.0}),
+        (
+            "whole = args.batch_size * args.world_size\nargs.lr = args.lr * whole / 512",
+            1 / 512,
+            {WORLD: 1.0, "batch_size": 1.0},
+        ),
+        ("args.lr = args.lr * torch.cuda.device_count()", 1.0, {LOCAL_WORLD: 1.0}),
+        ("opt = SGD(m, lr=args.lr)", None, {}),
+        ("rate = args.lr * 0.1 ** (epoch // 30)", None, {}),
+        ("print('base', args.lr * args.world_size)", None, {}),
+        ("base = args.lr * 256 / (args.batch_size * args.world_size)", None, {}),
+        ("if args.batch_size < 1:\n    args.lr = args.lr * args.world_size", None, {}),
+    ],
+)
+def test_a_learning_rate_that_the_script_scales(
+    tmp_path: Path, body: str, constant: float | None, powers: dict[str, float]
+) -> None:
+    rule = option(read(tmp_path, script(RATE + "\n" + BATCH, body)), "--lr").rule
+    assert (rule is None) is (constant is None)
+    if rule is not None:
+        assert rule.constant == pytest.approx(constant)
+        assert dict(rule.powers) == powers
+
+
+def test_of_two_learning_rates_the_final_one_is_meant(tmp_path: Path) -> None:
+    declarations = 'p.add_argument("--lr", type=float)\np.add_argument("--blr", type=float, default=1e-3)\n' + BATCH
+    body = "if args.lr is None:\n    args.lr = args.blr * args.batch_size * dist.get_world_size() / 256"
+    report = read(tmp_path, script(declarations, body))
+    assert (option(report, "--lr").meaning, option(report, "--lr").rule) == ("lr", None)
+    assert option(report, "--blr").meaning is None
+    assert report.ambiguous == ()
+
+
+def test_rates_of_parts_are_no_learning_rate(tmp_path: Path) -> None:
+    declarations = 'p.add_argument("--matrix-lr", type=float)\np.add_argument("--lr-biases", type=float)\n'
+    report = read(tmp_path, script(declarations + 'p.add_argument("--min-lr", type=float)', "x = 1"))
+    assert report.ambiguous == (("lr", ("--matrix-lr", "--lr-biases")),)
+
+
+def test_what_several_options_could_mean_is_said(tmp_path: Path) -> None:
+    declarations = 'p.add_argument("--peak-lr", type=float)\np.add_argument("--max-lr", type=float)'
+    report = read(tmp_path, script(declarations, "x = 1"))
+    assert report.ambiguous == (("lr", ("--peak-lr", "--max-lr")),)
+    assert [item.meaning for item in report.options] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("declaration", "meaning"),
+    [
+        ('"--warmup", type=int, help="epochs to warm up"', "warmup_epochs"),
+        ('"--warmup-steps", type=int, help="epochs, if the scheduler counts them"', "warmup_steps"),
+        ('"--warmup-epochs", type=float', "warmup_epochs"),
+        ('"--warmup", type=int, help="number of steps of an epoch"', "warmup_steps"),
+        ('"--warmup-ratio", type=float', "warmup_ratio"),
+        ('"--update_freq", type=int', "accum"),
+        ('"--accum-freq", type=int', "accum"),
+        ('"--batch", type=int, default=8', "batch_size"),
+        ('"--batch", default="first"', None),
+        ('"--per-rank-train-batch-size", type=int', "batch_size"),
+        ('"--train-bs-per-gpu", type=int', "batch_size"),
+        ('"--batch-per-device", default=4', "batch_size"),
+        ('"--overall_batch_size", type=int', "total_batch_size"),
+        ('"--train-lr", type=float', "lr"),
+        ('"--num-grad-acc-steps", type=int', "accum"),
+        ('"--grad-acc", type=int', "accum"),
+        ('"--lr-num-warmup-iterations", type=int', "warmup_steps"),
+        ('"--test-batch-size", type=int', None),
+        ('"--lr-decay", type=float', None),
+        ('"--batch-norm", type=int', None),
+        ('"--batches", type=int', None),
+    ],
+)
+def test_names_and_units(tmp_path: Path, declaration: str, meaning: str | None) -> None:
+    assert read(tmp_path, script(f"p.add_argument({declaration})", "x = 1")).options[0].meaning == meaning
+
+
+def test_a_parameter_of_a_command_is_followed(tmp_path: Path) -> None:
+    report = read(
+        tmp_path,
+        """
+        import click
+        import torch.distributed as dist
+        @click.command()
+        @click.option("--batch", type=int, help="batch size")
+        def main(batch):
+            local = batch // dist.get_world_size()
+        main()
+        """,
+    )
+    assert option(report, "--batch").meaning == "total_batch_size"
+
+
+@pytest.mark.parametrize(
+    ("body", "meaning"),
+    [
+        ("steps = args.accum // dist.get_world_size()", "total_accum"),
+        ("args.accum //= args.world_size", "total_accum"),
+        ("loss = loss / args.accum / dist.get_world_size()", "accum"),
+        ("total = args.accum * dist.get_world_size()", "accum"),
+    ],
+)
+def test_whose_passes_an_accumulation_counts(tmp_path: Path, body: str, meaning: str) -> None:
+    assert read(tmp_path, script('p.add_argument("--accum", type=int)', body)).options[0].meaning == meaning
+
+
+@pytest.mark.parametrize(
+    ("declarations", "body", "meaning", "clause"),
+    [
+        (BATCH, "\nargs.batch_size = 16", "batch_size", "train.py:9 sets `batch_size` to 16 itself"),
+        ("", "loader = DataLoader(data, batch_size=24)", "batch_size", "`batch_size` is 24 at train.py:8"),
+        ("", "batch_size = 8\nDataLoader(d, batch_size=24)", "batch_size", "`batch_size` is 24 at train.py:9"),
+        (
+            "",
+            "val_loader = DataLoader(d, batch_size=24)\nbatch_size = 8",
+            "batch_size",
+            "`batch_size` is 8 at train.py:9",
+        ),
+        ("", "opt = torch.optim.AdamW(model.parameters(), lr=3e-4)", "lr", "`lr` is 0.0003 at train.py:8"),
+        ("", 'config = {"lr": 0.1, "steps": 3}', "lr", "`lr` is 0.1 at train.py:8"),
+        ("", "config = dict(learning_rate=0.1)", "lr", "`learning_rate` is 0.1 at train.py:8"),
+        (
+            'p.add_argument("--max-duration", type=int)',
+            "x = 1",
+            "batch_size",
+            "`--max-duration` counts seconds instead of",
+        ),
+        (
+            'p.add_argument("--batch-size", help="in tokens")',
+            "x = 1",
+            "batch_size",
+            "`--batch-size` counts tokens instead",
+        ),
+        ("", "for group in opt.param_groups:\n    group['lr'] = rate", "lr", None),
+        (BATCH, "DataLoader(d, batch_size=24)", "batch_size", None),
+    ],
+)
+def test_what_stands_in_the_place_of_an_option(
+    tmp_path: Path, declarations: str, body: str, meaning: str, clause: str | None
+) -> None:
+    found = dict(read(tmp_path, script(declarations, body)).instead).get(meaning)  # type: ignore[call-overload]
+    assert found is None if clause is None else found is not None and found.startswith(clause)
+
+
+def test_a_constant_of_another_file_counts_if_it_is_handed_on(tmp_path: Path) -> None:
+    helper = "import torch\nbatch_size = 4\ndef make(m):\n    return torch.optim.SGD(m, lr=0.5)\n"
+    report = read(tmp_path, "import os\nimport helper\nos.environ\nhelper.make(1)\n", helper=helper + "n_gpus = 1\n")
+    assert report.instead == (("lr", "`lr` is 0.5 at helper.py:4"),)
+
+
+def test_circles_and_depth_end(tmp_path: Path) -> None:
+    chain = "\n".join(f"def f{n}(x):\n    return f{n + 1}(x * f{n + 1}(x)) / f{n + 2}(x)" for n in range(60))
+    text = script(BATCH, "args.batch_size = args.batch_size / f0(args.batch_size)\nx = y\ny = x\nx = x * y")
+    assert option(read(tmp_path, chain + "\n" + text), "--batch-size").meaning == "batch_size"
+
+
+def test_a_number_of_gpus_that_is_counted_otherwise_scales_the_rate_too(tmp_path: Path) -> None:
+    declarations = 'p.add_argument("--lr", type=float)\np.add_argument("--gpus")'
+    text = script(declarations, 'ngpu = len(args.gpus.strip(",").split(","))\nrate = args.lr * ngpu')
+    rule = option(read(tmp_path, text), "--lr").rule
+    assert rule is not None and rule.powers == ((LOCAL_WORLD, 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("switch", "meaning"),
+    [
+        ('p.add_argument("--local_rank", type=int, default=-1)', "total_batch_size"),
+        ('p.add_argument("--ddp", dest="local_rank", type=int, default=-1)', "batch_size"),
+    ],
+)
+def test_a_number_beside_a_process_group_that_waits_for_a_local_rank_is_the_one_that_it_will_be(
+    tmp_path: Path, switch: str, meaning: str
+) -> None:
+    body = "if args.local_rank != -1:\n    dist.init_process_group()\n"
+    report = read(tmp_path, script(f"{BATCH}\n{switch}", f"{body}    args.batch_size //= dist.get_world_size()"))
+    assert option(report, "--batch-size").meaning == meaning
+    assert report.switched_off is not None
+
+
+MADE = """
+    p.add_argument("--bs", type=int, default=256)
+    p.add_argument("--base_lr", type=float, default=2e-4)
+    p.add_argument("--lr", type=float)
+    p.add_argument("--batch_size_per_gpu", type=int, default=0)
+"""
+
+
+def test_an_option_that_the_script_computes_from_others_takes_no_number(tmp_path: Path) -> None:
+    body = (
+        "args.batch_size_per_gpu = args.bs // dist.get_world_size()\n"
+        "args.lr = args.base_lr * args.batch_size_per_gpu * dist.get_world_size() / 256\n"
+        "loader = DataLoader(data, batch_size=args.batch_size_per_gpu)\noptimizer = SGD(model, lr=args.lr)"
+    )
+    report = read(tmp_path, script(MADE, body))
+    meanings = {item.flags[0]: item.meaning for item in report.options}
+    assert meanings == {"--bs": "total_batch_size", "--base_lr": "lr", "--lr": None, "--batch_size_per_gpu": None}
+    rule = option(report, "--base_lr").rule
+    assert rule is not None
+    assert rule.constant == pytest.approx(1 / 256)
+    assert rule.powers == (("bs", 1.0),)
+    kept = read(tmp_path, script(MADE, "if args.lr is None:\n    args.lr = args.base_lr * 2"))
+    assert {item.flags[0] for item in kept.options if item.meaning} >= {"--lr", "--batch_size_per_gpu"}
+
+
+@pytest.mark.parametrize(
+    ("declaration", "meaning"),
+    [
+        ('"--ac", type=int, default=1, help="gradient accumulation"', "accum"),
+        ('"--ac", type=int, default=1, help="gradient accumulation of the second model"', None),
+        ('"--tblr", type=float, default=1e-4, help="base lr"', "lr"),
+        ('"--tblr", type=int, default=1, help="base lr"', None),
+        ('"--n", type=int, default=4, help="Batch size per GPU. [default: 4]"', "batch_size"),
+        ('"--batch_size", type=int, default=4, help="[automatically set; leave it] samples"', None),
+    ],
+)
+def test_a_help_that_says_nothing_else_names_the_number(tmp_path: Path, declaration: str, meaning: str | None) -> None:
+    assert read(tmp_path, script(f"p.add_argument({declaration})", "x = 1")).options[0].meaning == meaning
+
+
+def test_a_name_that_speaks_of_a_number_wins_over_the_help_of_another_option(tmp_path: Path) -> None:
+    two = 'p.add_argument("--accum", type=int)\np.add_argument("--ac", type=int, help="gradient accumulation")'
+    assert [item.meaning for item in read(tmp_path, script(two, "x = 1")).options] == ["accum", None]
+
+
+@pytest.mark.parametrize(
+    ("default", "powers"),
+    [
+        ("", (("batch_size", 1.0), (WORLD, 1.0))),
+        (", default=0", (("batch_size", 1.0), (WORLD, 1.0))),
+        (", default=-1", (("batch_size", 1.0), (WORLD, 1.0))),
+        (", default=64", ((WORLD, 1.0),)),
+    ],
+)
+def test_a_condition_on_an_option_that_the_plan_may_pass_can_hold(
+    tmp_path: Path, default: str, powers: tuple[tuple[str, float], ...]
+) -> None:
+    test = "args.batch_size" if "64" not in default else "not args.batch_size"
+    body = (
+        f"cfg.SIZE = 128\nif {test}:\n    cfg.SIZE = args.batch_size\n"
+        "rate = args.lr * cfg.SIZE * dist.get_world_size() / 512"
+    )
+    declared = f'p.add_argument("--batch-size", type=int{default})\np.add_argument("--lr", type=float, default=0.1)'
+    rule = option(read(tmp_path, script(declared, body)), "--lr").rule
+    assert rule is not None
+    assert rule.powers == powers
+
+
+def test_a_batch_size_that_was_not_found_leaves_the_factor_open(tmp_path: Path) -> None:
+    body = "rate = args.lr * cfg.DATA.BATCH_SIZE * dist.get_world_size() / 512 * cfg.DECAY"
+    rule = option(read(tmp_path, script('p.add_argument("--lr", type=float)', body)), "--lr").rule
+    assert rule is not None
+    assert rule.powers == (("?BATCH_SIZE", 1.0), (WORLD, 1.0))
+
+
+def test_a_batch_size_that_only_a_rate_is_scaled_from_is_none(tmp_path: Path) -> None:
+    other = 'p.add_argument("--bs_per_gpu", type=int, default=32, help="images per GPU for auto-rescale learning rate")'
+    report = read(tmp_path, script(f"{BATCH}\n{other}", "local = args.batch_size // dist.get_world_size()"))
+    assert [item.meaning for item in report.options] == ["total_batch_size", None]
+
+
+NUMBERS = BATCH + '\np.add_argument("--lr", type=float)\np.add_argument("--accum-steps", type=int, default=1)'
+
+
+@pytest.mark.parametrize(
+    ("body", "read_by_nothing"),
+    [
+        ("DataLoader(d, batch_size=args.batch_size)\nprint(args)", True),
+        ("DataLoader(d, batch_size=args.batch_size)\nprint(f'accumulates {args.accum_steps}')", True),
+        ("SGD(m, lr=args.lr)\nlog.info('%s', vars(args))\ntorch.save({'args': args, 'm': m}, 'f')", True),
+        ("SGD(m, lr=args.lr)\nfor k, v in vars(args).items():\n    print(k, v)", True),
+        ("SGD(m, lr=args.lr)\nhelper.show(args)", True),
+        ("SGD(m, lr=args.lr)\nhelper.use(args)", False),
+        ("SGD(m, lr=args.lr)\nloss = loss / args.accum_steps", False),
+        ("SGD(m, lr=args.lr)\nsteps = getattr(args, 'accum_steps')", False),
+        ("SGD(m, lr=args.lr)\nsteps = getattr(args, name)", False),
+        ("SGD(m, lr=args.lr)\nbuild(args)", False),
+        ("SGD(m, lr=args.lr)\ntrainer = Trainer(**vars(args))", False),
+        ("SGD(m, lr=args.lr)\nconfig = vars(args)\nbuild(config)", False),
+        ("SGD(m, lr=args.lr)\nfor k, v in vars(args).items():\n    setattr(config, k, v)", False),
+        ("x = 1", False),  # no training at all
+    ],
+)
+def test_an_accumulation_that_nothing_reads_is_none(tmp_path: Path, body: str, read_by_nothing: bool) -> None:
+    """LlamaGen declares one so. What goes to a function of a library may be read there."""
+    helper = "import lib\ndef show(options):\n    print(options)\ndef use(given):\n    lib.train(given)\n"
+    report = read(tmp_path, "import helper\n" + script(NUMBERS, body), helper=helper)
+    assert option(report, "--accum-steps").meaning == (None if read_by_nothing else "accum")
+    clause = {"accum": "nothing reads `--accum-steps` (train.py:8)"} if read_by_nothing else {}
+    assert {meaning: text for meaning, text in report.instead if meaning == "accum"} == clause
+
+
+OWN_LOOP = """
+from dataclasses import dataclass
+from transformers import HfArgumentParser, TrainingArguments{more}
+import deepspeed
+@dataclass
+class Own(TrainingArguments):
+    tag: str = ""
+args, = HfArgumentParser((Own,)).parse_args_into_dataclasses()
+for batch in DataLoader(data, batch_size=args.per_device_train_batch_size, sampler=GroupedSampler({group})):
+    {step}
+"""
+
+
+@pytest.mark.parametrize(
+    ("changes", "meaning"),
+    [
+        ({}, None),
+        ({"group": "args.per_device_train_batch_size * args.gradient_accumulation_steps"}, None),
+        ({"step": "loss = loss / args.gradient_accumulation_steps"}, "accum"),
+        ({"more": ", Trainer"}, "accum"),
+        ({"step": "transformers.Trainer(model, args).train()"}, "accum"),
+    ],
+)
+def test_accumulation_of_hugging_face_needs_its_trainer_or_a_loop_that_reads_it(
+    tmp_path: Path, changes: dict[str, str], meaning: str | None
+) -> None:
+    report = read(tmp_path, OWN_LOOP.format(**{"more": "", "group": "4", "step": "pass", **changes}))
+    assert option(report, "--gradient_accumulation_steps").meaning == meaning
+
+
+@pytest.mark.parametrize(
+    ("declaration", "body", "meaning"),
+    [
+        ('"--ga", type=int, default=1', 'ds = {"gradient_accumulation_steps": args.ga}', "accum"),
+        ('"--ga", type=int, default=1', "a = Accelerator(gradient_accumulation_steps=args.ga)", "accum"),
+        ('"--ga", type=str', 'ds = {"gradient_accumulation_steps": args.ga}', None),
+        ('"--eta", type=float', "o = torch.optim.SGD(m, lr=args.eta)", "lr"),
+        ('"--eta", type=float', "s = CosineLR(o, lr=args.eta)", None),
+        ('"--images", type=int', "loader = DataLoader(d, batch_size=args.images)", "batch_size"),
+        ('"--images", type=int', "val_loader = DataLoader(d, batch_size=args.images)", None),
+        ('"--images-val", type=int', "loader = DataLoader(d, batch_size=args.images_val)", None),
+    ],
+)
+def test_an_option_is_what_it_is_handed_on_as(tmp_path: Path, declaration: str, body: str, meaning: str | None) -> None:
+    """DALLE-pytorch calls its accumulation `--ga_steps`."""
+    assert read(tmp_path, script(f"p.add_argument({declaration})", body)).options[0].meaning == meaning
+
+
+def test_of_two_options_that_are_handed_on_as_one_number_none_is_meant(tmp_path: Path) -> None:
+    two = 'p.add_argument("--eta", type=float)\np.add_argument("--rho", type=float)'
+    body = "one, two = torch.optim.SGD(m, lr=args.eta), torch.optim.SGD(n, lr=args.rho)"
+    assert [item.meaning for item in read(tmp_path, script(two, body)).options] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("body", "clause"),
+    [
+        ("DataLoader(d, batch_size=args.batch_size)\nSGD(m, lr=0.1)", "nothing reads `--lr` (train.py:6)"),
+        ("DataLoader(d, batch_size=args.batch_size)\nprint(args.lr)", None),  # perhaps a stand-in for a training
+        ("SGD(m, lr=args.lr)", None),
+    ],
+)
+def test_a_rate_that_nothing_reads_is_none(tmp_path: Path, body: str, clause: str | None) -> None:
+    report = read(tmp_path, script(NUMBERS, body))
+    assert option(report, "--lr").meaning == (None if clause else "lr")
+    assert dict(report.instead).get("lr") == clause
+
+
+def test_the_accumulation_of_a_trainer_that_adds_its_own_options(tmp_path: Path) -> None:
+    text = "import argparse\nimport {0}\np = argparse.ArgumentParser()\np = {0}.Trainer.add_argparse_args(p)\n"
+    report = read(tmp_path, text.format("pytorch_lightning") + "args = p.parse_args()\n")
+    assert [(item.flags, item.meaning) for item in report.options] == [(("--accumulate_grad_batches",), "accum")]
+    assert not read(tmp_path, text.format("other") + "args = p.parse_args()\n").complete
+
+
+TWO = 'p.add_argument("--batch-size", type=int)\np.add_argument("--lr", type=float)'
+HEAD = (
+    f"import argparse\nimport torch.distributed as dist\np = argparse.ArgumentParser()\n{TWO}\nargs = p.parse_args()\n"
+)
+SHARED = "args.batch_size = args.batch_size // dist.get_world_size()\n"
+MAKE = "def make(args):\n    return SGD(m, lr=args.lr * args.batch_size * dist.get_world_size() / 256)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "powers"),
+    [
+        (f"{MAKE}{SHARED}make(args)\n", (("batch_size", 1.0),)),
+        (
+            f"{MAKE}def main():\n    make(args)\nif __name__ == '__main__':\n    {SHARED}    main()\n",
+            (("batch_size", 1.0),),
+        ),
+        (SHARED + MAKE.partition("\n")[2].replace("    return ", "o = "), (("batch_size", 1.0),)),
+        (f"{MAKE}make(args)\n{SHARED}", (("batch_size", 1.0), (WORLD, 1.0))),
+        (f"{MAKE}if x:\n    {SHARED}make(args)\n", (("batch_size", 1.0), (WORLD, 1.0))),
+    ],
+)
+def test_a_rate_is_made_of_the_batch_that_is_there_by_then(
+    tmp_path: Path, body: str, powers: tuple[tuple[str, float], ...]
+) -> None:
+    """SlotCon divides its batch by the world size first, and multiplies it again where it scales the rate."""
+    report = read(tmp_path, HEAD + body)
+    assert option(report, "--batch-size").meaning == "total_batch_size"
+    rule = option(report, "--lr").rule
+    assert rule is not None
+    assert (rule.constant, rule.powers) == (1 / 256, powers)

@@ -1,0 +1,685 @@
+"""Numbers into configurations: the words that a script takes for the keys of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from ddplaunch.launch.launch import Target, Topology
+from ddplaunch.launch.options import Options
+from ddplaunch.launch.script_numbers.as_said import understood_as_said
+from ddplaunch.launch.script_numbers.forward import Forwarded, forward
+from ddplaunch.launch.script_numbers.handed_out import Plan, complete_from_script
+from ddplaunch.scaling.numbers import Numbers
+from ddplaunch.script.read import read_script
+from ddplaunch.script.report import ScriptReport
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
+
+FLAG = Source("flag")
+PLAN = Plan(
+    Numbers(
+        world_size=Resolved(4, FLAG),
+        batch_size=Resolved(8, FLAG),
+        accum=Resolved(2, FLAG),
+        global_batch_size=Resolved(64, FLAG),
+        lr=Resolved(0.004, FLAG),
+        warmup_steps=Resolved(100, FLAG),
+    ),
+    4,
+    1,
+    frozenset({"batch_size", "lr", "accum", "warmup_steps"}),
+)
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(dedent(text))
+
+
+def read(folder: Path, *args: str) -> ScriptReport:
+    return read_script(folder / "train.py", folder, args=args)
+
+
+def launched(folder: Path, *args: str) -> Forwarded:
+    return forward(args, PLAN, read(folder, *args))
+
+
+HYDRA = """
+    import hydra
+    @hydra.main(version_base=None, config_path="conf", config_name="config")
+    def main(cfg):
+        loader = DataLoader(data, batch_size=cfg.data.batch_size)
+    main()
+"""
+HYDRA_FILES = {
+    "train.py": HYDRA,
+    "conf/config.yaml": """
+        defaults:
+          - data: digits
+          - optimizer: sgd
+          - _self_
+        test:
+          batch_size: 100
+        hydra:
+          job: {lr: 3}
+    """,
+    "conf/data/digits.yaml": "batch_size: 64  # of one process\n",
+    "conf/data/faces.yaml": "loader:\n  batch_size: 16\n",
+    "conf/optimizer/sgd.yaml": "lr: 0.1\nweight_decay: 0\n",
+    "conf/optimizer/adam.yaml": "# @package _global_\nadam:\n  learning_rate: 1e-3\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("args", "final"),
+    [
+        ((), ("data.batch_size=8", "optimizer.lr=0.004")),
+        (("data=faces",), ("data=faces", "data.loader.batch_size=8", "optimizer.lr=0.004")),
+        (("optimizer=adam",), ("optimizer=adam", "data.batch_size=8", "adam.learning_rate=0.004")),
+        (
+            ("seed=1", "--config-name", "config"),
+            ("seed=1", "data.batch_size=8", "optimizer.lr=0.004", "--config-name", "config"),
+        ),
+        (("data.batch_size=8",), ("data.batch_size=8", "optimizer.lr=0.004")),
+    ],
+)
+def test_hydra_takes_the_keys_of_what_it_composes(
+    tmp_path: Path, args: tuple[str, ...], final: tuple[str, ...]
+) -> None:
+    write(tmp_path, HYDRA_FILES)
+    assert launched(tmp_path, *args).args == final
+
+
+def test_an_override_of_the_user_contradicts_the_plan(tmp_path: Path) -> None:
+    write(tmp_path, HYDRA_FILES)
+    with pytest.raises(UsageError) as caught:
+        launched(tmp_path, "optimizer.lr=0.1")
+    assert caught.value.findings[0].code == "option-given-twice"
+    assert "conf/optimizer/sgd.yaml:1" in caught.value.findings[0].why
+
+
+def test_a_number_without_a_key_names_the_files(tmp_path: Path) -> None:
+    write(tmp_path, HYDRA_FILES)
+    missing = next(each for each in launched(tmp_path).missing if each.number == "accum")
+    assert missing.reason == "conf/config.yaml, conf/data/digits.yaml and conf/optimizer/sgd.yaml have no key for it"
+    assert "--accum-option=KEY" in (missing.fix or "")
+
+
+def test_a_key_that_the_user_names_is_passed_as_the_others_are(tmp_path: Path) -> None:
+    write(tmp_path, HYDRA_FILES)
+    said = Options(accum_option=Resolved("steps.many", FLAG), lr_option=Resolved("net.lr", FLAG))
+    report = understood_as_said(read(tmp_path), said, Target("script", "train.py"))
+    assert forward(("seed=1",), PLAN, report).args == ("seed=1", "data.batch_size=8", "steps.many=2", "net.lr=0.004")
+
+
+def test_a_default_names_its_file_and_key(tmp_path: Path) -> None:
+    write(tmp_path, HYDRA_FILES)
+    topology = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
+    found = complete_from_script(Options(), Target("script", "train.py"), topology, read(tmp_path))
+    assert found.batch_size == Resolved(64, Source("script", "conf/data/digits.yaml: data.batch_size"))
+    assert found.lr == Resolved(0.1, Source("script", "conf/optimizer/sgd.yaml: optimizer.lr"))
+
+
+def test_an_override_in_the_defaults_list_decides_which_file_is_read(tmp_path: Path) -> None:
+    files = {
+        **HYDRA_FILES,
+        "conf/config.yaml": "defaults:\n  - data: digits\n  - optimizer: sgd\n  - experiment: small\n  - _self_\n",
+        "conf/experiment/small.yaml": "# @package _global_\ndefaults:\n  - override /data: faces\n",
+    }
+    write(tmp_path, files)
+    assert launched(tmp_path).args == ("data.loader.batch_size=8", "optimizer.lr=0.004")
+
+
+def test_a_chosen_file_may_name_others_of_its_group_and_itself(tmp_path: Path) -> None:
+    others = "".join(f"  - other{number}\n" for number in range(8))
+    files = {
+        **HYDRA_FILES,
+        "conf/experiment/small.yaml": f"# @package _global_\ndefaults:\n  - _self_\n  - small\n{others}",
+        **{f"conf/experiment/other{number}.yaml": f"defaults:\n{others}" for number in range(8)},
+    }
+    write(tmp_path, files)
+    found = launched(tmp_path, "+experiment=small").args
+    assert found == ("+experiment=small", "data.batch_size=8", "optimizer.lr=0.004")
+
+
+def test_a_class_that_the_configuration_names_tells_whose_samples_are_counted(tmp_path: Path) -> None:
+    files = {
+        **HYDRA_FILES,
+        "conf/data/digits.yaml": "_target_: parts.digits.Digits\nbatch_size: 64\n",
+        "parts/digits.py": """
+            class Digits:
+                def __init__(self, batch_size):
+                    self.batch_size = batch_size
+                def loader(self):
+                    return DataLoader(self.data, batch_size=self.batch_size // self.trainer.world_size)
+        """,
+    }
+    write(tmp_path, files)
+    assert launched(tmp_path).args == ("data.batch_size=32", "optimizer.lr=0.004")
+
+
+def test_a_lightning_trainer_of_the_configuration_takes_accumulation(tmp_path: Path) -> None:
+    files = {**HYDRA_FILES, "conf/config.yaml": "trainer:\n  _target_: lightning.pytorch.Trainer\n  max_epochs: 3\n"}
+    write(tmp_path, files)
+    assert launched(tmp_path).args == ("+trainer.accumulate_grad_batches=2",)
+
+
+OMEGACONF = """
+    import sys
+    from dataclasses import dataclass, field
+    from omegaconf import OmegaConf
+    @dataclass
+    class Optim:
+        lr: float = 3e-4
+        warmup: int = 2000
+    @dataclass
+    class Data:
+        batch_size: int = 2
+    @dataclass
+    class Config:
+        name: str = ""
+        grad_acc_steps: int = 1
+        data: Data = field(default_factory=Data)
+        optim: Optim = field(default_factory=Optim)
+    cfg = OmegaConf.merge(OmegaConf.structured(Config()), OmegaConf.from_cli())
+"""
+
+
+def test_omegaconf_takes_the_fields_of_nested_classes(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": OMEGACONF, "run.yaml": "optim:\n  lr: 1e-3\n"})
+    final = ("grad_acc_steps=2", "data.batch_size=8", "optim.warmup=100", "optim.lr=0.004")
+    assert launched(tmp_path).args == final
+    assert launched(tmp_path, "config=run.yaml").args == ("config=run.yaml", *final)
+    rate = next(each for each in read(tmp_path, "config=run.yaml").options if each.meaning == "lr")
+    assert (rate.default, str(rate.default_at)) == ("1e-3", "run.yaml:2")
+
+
+FROM_YAML = """
+    import sys
+    from omegaconf import OmegaConf as om
+    def build(cfg):
+        return SGD(lr=cfg.lr)
+    def main(cfg):
+        build(cfg.optimizer)
+        DataLoader(x, batch_size=cfg.get("per_rank").batch_size)
+    yaml_path, args_list = sys.argv[1], sys.argv[2:]
+    cfg = om.merge(om.load(yaml_path), om.from_cli(args_list))
+    main(cfg)
+"""
+
+
+def test_keys_come_from_the_file_in_the_arguments_or_else_from_the_code(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": FROM_YAML, "a.yaml": "train: {batch_size: 4}\noptim: {lr: 0.1, warmup: 10}\n"})
+    final = ("a.yaml", "train.batch_size=8", "optim.warmup=100", "optim.lr=0.004")
+    assert launched(tmp_path, "a.yaml").args == final
+    assert launched(tmp_path, "b.yaml").args == ("b.yaml", "per_rank.batch_size=8", "optimizer.lr=0.004")
+
+
+def test_a_key_that_the_script_sets_before_it_reads_it_is_none(tmp_path: Path) -> None:
+    own = "cfg.train_batch_size = cfg.per_rank.batch_size\n        fit(cfg.train_batch_size)"
+    write(tmp_path, {"train.py": FROM_YAML.replace("build(cfg.optimizer)", own)})
+    assert launched(tmp_path, "b.yaml").args == ("b.yaml", "per_rank.batch_size=8")
+
+
+def test_words_that_a_parser_leaves_over_stand_behind_its_positional(tmp_path: Path) -> None:
+    script = """
+        import argparse
+        from omegaconf import OmegaConf
+        p = argparse.ArgumentParser()
+        p.add_argument("config")
+        opt, unknown = p.parse_known_args()
+        config = OmegaConf.merge(OmegaConf.load(opt.config), OmegaConf.from_dotlist(unknown))
+    """
+    write(tmp_path, {"train.py": script, "a.yaml": "data:\n  batch_size: 4\n"})
+    assert launched(tmp_path, "a.yaml").args == ("a.yaml", "data.batch_size=8")
+
+
+def test_words_that_a_parser_leaves_over_stand_before_an_option_for_many(tmp_path: Path) -> None:
+    script = """
+        import argparse
+        from omegaconf import OmegaConf
+        p = argparse.ArgumentParser()
+        p.add_argument("--base", nargs="*")
+        opt, unknown = p.parse_known_args()
+        config = OmegaConf.merge(*[OmegaConf.load(each) for each in opt.base], OmegaConf.from_dotlist(unknown))
+    """
+    write(tmp_path, {"train.py": script, "a.yaml": "data:\n  batch_size: 4\n"})
+    assert launched(tmp_path, "--base", "a.yaml").args == ("data.batch_size=8", "--base", "a.yaml")
+
+
+REPORT = "import json\nprint(json.dumps(found))\n"
+YACS = """
+    import argparse
+    from defaults import _C
+    p = argparse.ArgumentParser()
+    p.add_argument("--cfg")
+    p.add_argument({opts}, nargs=argparse.REMAINDER)
+    args = p.parse_args()
+    _C.merge_from_list(args.opts)
+    rate = _C.TRAIN.LR * dist.get_world_size()
+    found = dict(zip(args.opts[::2], args.opts[1::2]))
+"""
+YACS_DEFAULTS = """
+    from yacs.config import CfgNode as CN
+    _C = CN()
+    _C.TRAIN = CN()
+    _C.TRAIN.LR = 0.1
+    _C.TRAIN.BATCH_SIZE_PER_GPU = 32
+    _C.TEST = CN()
+    _C.TEST.BATCH_SIZE_PER_GPU = 32
+"""
+
+
+@pytest.mark.parametrize(
+    ("opts", "args", "final"),
+    [
+        ("'opts'", ("--cfg", "x.yaml"), ("--cfg", "x.yaml", "TRAIN.BATCH_SIZE_PER_GPU", "8", "TRAIN.LR", "0.001")),
+        ("'--opts'", (), ("--opts", "TRAIN.BATCH_SIZE_PER_GPU", "8", "TRAIN.LR", "0.001")),
+        (
+            "'--opts'",
+            ("--opts", "SEED", "3"),
+            ("--opts", "TRAIN.BATCH_SIZE_PER_GPU", "8", "TRAIN.LR", "0.001", "SEED", "3"),
+        ),
+    ],
+)
+def test_yacs_takes_pairs_behind_everything_else(
+    tmp_path: Path, opts: str, args: tuple[str, ...], final: tuple[str, ...]
+) -> None:
+    write(tmp_path, {"train.py": YACS.format(opts=opts), "defaults.py": YACS_DEFAULTS})
+    assert launched(tmp_path, *args).args == final
+
+
+MMCV = """
+    import argparse
+    from mmcv import Config, DictAction
+    p = argparse.ArgumentParser()
+    p.add_argument("config")
+    p.add_argument("--options", nargs="+", action=DictAction)
+    args = p.parse_args()
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.options)
+"""
+
+
+def test_the_samples_per_gpu_of_mmcv_are_no_samples_to_look_at(tmp_path: Path) -> None:
+    net = "data = dict(samples_per_gpu=2, val=dict(samples_per_gpu=1))\noptimizer = dict(lr=0.1)\n"
+    write(tmp_path, {"train.py": MMCV, "net.py": net + "sampling = dict(batch_size=4)\n"})
+    assert launched(tmp_path, "net.py").args == ("net.py", "--options", "data.samples_per_gpu=8", "optimizer.lr=0.004")
+
+
+DETECTRON = """
+    from detectron2.config import LazyConfig, get_cfg
+    from detectron2.engine import default_argument_parser, default_setup
+    args = default_argument_parser().parse_args()
+    cfg = get_cfg()
+    cfg.merge_from_file(args.config_file)
+    {overrides}
+    default_setup(cfg, args)
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (
+            "cfg.merge_from_list(args.opts)",
+            ("SOLVER.IMS_PER_BATCH", "32", "SOLVER.WARMUP_ITERS", "100", "SOLVER.BASE_LR", "0.004"),
+        ),
+        (
+            "cfg = LazyConfig.apply_overrides(cfg, args.opts)",
+            ("dataloader.train.total_batch_size=32", "optimizer.lr=0.004"),
+        ),
+    ],
+)
+def test_the_keys_of_detectron2_stand_at_the_end(tmp_path: Path, overrides: str, words: tuple[str, ...]) -> None:
+    write(tmp_path, {"train.py": DETECTRON.format(overrides=overrides)})
+    assert launched(tmp_path, "--config-file", "x.yaml").args == ("--config-file", "x.yaml", *words)
+
+
+def test_a_yacs_file_in_the_arguments_gives_the_defaults(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {"train.py": YACS.format(opts="'opts'"), "defaults.py": YACS_DEFAULTS, "x.yaml": "TRAIN:\n  LR: 0.5\n"},
+    )
+    rate = next(each for each in read(tmp_path, "--cfg", "x.yaml").options if each.meaning == "lr")
+    assert (rate.default, str(rate.default_at)) == ("0.5", "x.yaml:2")
+
+
+@pytest.mark.parametrize(("scale", "rate"), [("True", "0.001"), ("False", "0.004")])
+def test_a_switch_of_the_configuration_decides_whether_the_rate_is_scaled(
+    tmp_path: Path, scale: str, rate: str
+) -> None:
+    script = YACS.format(opts="'opts'").replace("rate = _C", "if _C.TRAIN.SCALE_LR:\n        rate = _C")
+    defaults = YACS_DEFAULTS + "    _C.TRAIN.SCALE_LR = True\n"
+    write(tmp_path, {"train.py": script, "defaults.py": defaults, "x.yaml": f"TRAIN:\n  SCALE_LR: {scale}\n"})
+    assert launched(tmp_path, "--cfg", "x.yaml").args[-2:] == ("TRAIN.LR", rate)
+
+
+def test_a_module_in_a_directory_that_the_script_adds_to_its_path(tmp_path: Path) -> None:
+    paths = "import os, sys\nhere = os.path.dirname(__file__)\nsys.path.insert(0, os.path.join(here, '..', 'lib'))\n"
+    script = "import _init_paths\n" + dedent(YACS.format(opts="'opts'"))
+    write(tmp_path, {"tools/_init_paths.py": paths, "tools/train.py": script, "lib/defaults.py": YACS_DEFAULTS})
+    report = read_script(tmp_path / "tools/train.py", tmp_path)
+    assert "TRAIN.LR" in [each.flags[0] for each in report.options]
+
+
+MM = """
+    import argparse
+    from mmengine.config import Config, DictAction
+    p = argparse.ArgumentParser()
+    p.add_argument("config")
+    p.add_argument("--cfg-options", nargs="+", action=DictAction)
+    args = p.parse_args()
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options)
+"""
+MM_FILES = {
+    "train.py": MM,
+    "net.py": """
+        _base_ = ["./base/../base/schedule.py"]
+        batch = 4
+        train_dataloader = dict(batch_size=batch, dataset=dict(type="Digits"))
+        val_dataloader = dict(batch_size=1)
+    """,
+    "base/schedule.py": 'optim_wrapper = dict(optimizer=dict(type="SGD", lr=0.1, momentum=0.9))\n',
+}
+
+
+def test_mmengine_takes_the_keys_of_a_python_file_and_its_bases(tmp_path: Path) -> None:
+    write(tmp_path, MM_FILES)
+    ours = ("optim_wrapper.accumulative_counts=2", "optim_wrapper.optimizer.lr=0.004")
+    final = launched(tmp_path, "net.py").args
+    assert final[:2] == ("net.py", "--cfg-options")
+    assert sorted(final[2:]) == sorted((*ours, "train_dataloader.batch_size=8"))
+    beside = launched(tmp_path, "net.py", "--cfg-options", "a=1").args
+    assert beside[1] == "--cfg-options" and beside[-1] == "a=1"
+    rate = next(each for each in read(tmp_path, "net.py").options if each.meaning == "lr")
+    assert (rate.default, str(rate.at)) == ("0.1", "base/schedule.py:1")
+
+
+@pytest.mark.parametrize(
+    ("library", "known"), [("mmengine.config", True), ("mmcv", True), ("util.copied_config", False)]
+)
+def test_without_a_file_only_the_library_itself_has_its_documented_keys(
+    tmp_path: Path, library: str, known: bool
+) -> None:
+    write(tmp_path, {"train.py": MM.replace("mmengine.config", library)})
+    assert bool([each for each in read(tmp_path).options if each.meaning == "lr"]) is known
+
+
+HPARAMS = """
+    import argparse
+    from hparams import create
+    p = argparse.ArgumentParser()
+    p.add_argument("--hparams", type=str)
+    args = p.parse_args()
+    found = create(args.hparams)
+"""
+
+
+def test_name_value_pairs_in_one_word_are_joined(tmp_path: Path) -> None:
+    settings = (
+        "def create(text):\n    h = HParams(batch_size=64, learning_rate=1e-3, epochs=5)\n    return h.parse(text)\n"
+    )
+    write(tmp_path, {"train.py": HPARAMS, "hparams.py": settings})
+    assert launched(tmp_path).args == ("--hparams", "batch_size=8,learning_rate=0.004")
+    assert launched(tmp_path, "--hparams", "epochs=2").args == (
+        "--hparams",
+        "batch_size=8,learning_rate=0.004,epochs=2",
+    )
+    assert launched(tmp_path, "--hparams=batch_size=8").args == ("--hparams=learning_rate=0.004,batch_size=8",)
+
+
+CONFIGURATOR = """
+    import sys
+    from ast import literal_eval
+    for arg in sys.argv[1:]:
+        if "=" not in arg:
+            exec(open(arg).read())
+        else:
+            key, value = arg[2:].split("=")
+            assert type(literal_eval(value)) is type(globals()[key])
+            globals()[key] = literal_eval(value)
+"""
+GLOBALS = """
+    import json, os
+    batch_size = 12
+    gradient_accumulation_steps = 5 * 8
+    learning_rate = 6e-4
+    exec(open("configurator.py").read())
+    world_size = int(os.environ.get("WORLD_SIZE", "4"))
+    gradient_accumulation_steps //= world_size
+    print(json.dumps([batch_size, gradient_accumulation_steps, learning_rate]))
+"""
+
+
+def ran(folder: Path, args: tuple[str, ...]) -> object:
+    """Return what the script itself prints for the arguments."""
+    done = subprocess.run(
+        [sys.executable, "train.py", *args], cwd=folder, capture_output=True, text=True, check=True, timeout=120
+    )
+    return json.loads(done.stdout)
+
+
+def test_module_level_names_are_overridden_behind_a_file_of_them(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": GLOBALS, "configurator.py": CONFIGURATOR, "small.py": "learning_rate = 0.5\n"})
+    found = launched(tmp_path, "small.py")
+    assert found.args[0] == "small.py"
+    assert ran(tmp_path, found.args) == [8, 2, 0.004]
+    rate = next(each for each in read(tmp_path, "small.py").options if each.meaning == "lr")
+    assert (rate.default, str(rate.default_at)) == ("0.5", "small.py:1")
+
+
+def test_a_file_that_sets_a_name_leaves_what_the_script_does_with_it(tmp_path: Path) -> None:
+    small = "gradient_accumulation_steps = 1\n"
+    write(tmp_path, {"train.py": GLOBALS, "configurator.py": CONFIGURATOR, "config/small.py": small})
+    found = launched(tmp_path, "config/small.py")
+    assert ran(tmp_path, found.args) == [8, 2, 0.004]
+    assert next(item.number for item in found.passed if "accum" in item.number) == "total_accum"
+
+
+def test_a_key_of_a_file_is_changed_there(tmp_path: Path) -> None:
+    script = "import yaml\nhyp = yaml.safe_load(open('hyp.yaml'))\n"
+    write(tmp_path, {"train.py": script, "hyp.yaml": "lr0: 0.01\nwarmup_epochs: 3\n"})
+    fixes = {item.number: item.fix for item in launched(tmp_path).missing}
+    assert fixes["lr"] == "change `lr0` in hyp.yaml, or name another file"
+    assert fixes["warmup_steps"] == "change `warmup_epochs` in hyp.yaml"
+
+
+LOOP = """
+    import argparse, json
+    from util import add_dict_to_argparser
+    def more():
+        found = dict(dropout=0.1)
+        found["x"] = 1
+        return found
+    def parser():
+        defaults = dict(data_dir="", lr=3e-4, batch_size=1)
+        defaults.update(more())
+        p = argparse.ArgumentParser()
+        add_dict_to_argparser(p, defaults)
+        return p
+    args = parser().parse_args()
+    print(json.dumps([args.batch_size, args.lr]))
+"""
+LOOP_UTIL = """
+    def add_dict_to_argparser(parser, default_dict):
+        for k, v in default_dict.items():
+            parser.add_argument(f"--{k}", default=v, type=type(v))
+"""
+
+
+def test_options_made_in_a_loop_over_a_dictionary(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": LOOP, "util.py": LOOP_UTIL})
+    assert ran(tmp_path, launched(tmp_path).args) == [8, 0.004]
+
+
+def test_an_ini_file_of_defaults(tmp_path: Path) -> None:
+    script = "from prefigure.prefigure import get_all_args\nargs = get_all_args()\n"
+    write(tmp_path, {"train.py": script, "defaults.ini": "[DEFAULTS]\n# each\nbatch_size = 4\naccum_batches = 1\n"})
+    found = launched(tmp_path, "--name", "x")
+    assert found.args == ("--batch-size", "8", "--accum-batches", "2", "--name", "x")
+    assert str(found.passed[0].at) == "defaults.ini:3"
+
+
+LIGHTNING = """
+    from lightning.pytorch.cli import LightningCLI
+    class Net:
+        def __init__(self, width: int = 3, learning_rate: float = 0.1):
+            self.learning_rate = learning_rate
+    class Digits:
+        def __init__(self, batch_size: int = 64):
+            self.batch_size = batch_size
+        def train_dataloader(self):
+            return DataLoader(self.data, batch_size=self.batch_size)
+    LightningCLI(Net, Digits)
+"""
+
+
+def test_lightnings_command_line_takes_parameters_behind_the_subcommand(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": LIGHTNING})
+    final = launched(tmp_path, "fit").args
+    assert final[0] == "fit"
+    assert sorted(zip(final[1::2], final[2::2], strict=True)) == [
+        ("--data.batch_size", "8"),
+        ("--model.learning_rate", "0.004"),
+        ("--trainer.accumulate_grad_batches", "2"),
+    ]
+
+
+NESTED = """
+    from dataclasses import dataclass, field
+    import tyro
+    @dataclass
+    class Optim:
+        lr: float = 1e-3
+    @dataclass
+    class Config:
+        batch_size: int = 4
+        optim: Optim = field(default_factory=Optim)
+    config = tyro.cli(Config)
+"""
+
+
+def test_a_section_of_nested_classes_stands_in_the_name(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": NESTED})
+    assert launched(tmp_path).args == ("--batch-size", "8", "--optim.lr", "0.004")
+    write(
+        tmp_path,
+        {
+            "train.py": NESTED.replace("import tyro", "import simple_parsing").replace(
+                "tyro.cli", "simple_parsing.parse"
+            )
+        },
+    )
+    assert launched(tmp_path).args == ("--batch_size", "8", "--lr", "0.004")
+
+
+FILE_ONLY = """
+    import argparse, {library}
+    p = argparse.ArgumentParser()
+    p.add_argument("--config")
+    p.add_argument("--batch-size", type=int)
+    args = p.parse_args()
+    with open(args.config, "rb") as file:
+        hyp = {library}.{load}(file)
+    optimizer = SGD(net.parameters(), lr=hyp["train"]["lr"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "load", "name", "text", "line"),
+    [
+        ("yaml", "safe_load", "hyp.yaml", "train:\n  epochs: 3\n  lr: {}\n", 3),
+        ("json", "load", "hyp.json", '{{"lr_end": 0, "train":\n {{"epochs": 3,\n "lr": {}}}}}\n', 3),
+        ("tomllib", "load", "hyp.toml", "[train]\nepochs = 3\nlr = {}\n", 3),
+    ],
+)
+def test_a_file_that_nothing_overrides_is_compared(
+    tmp_path: Path, library: str, load: str, name: str, text: str, line: int
+) -> None:
+    write(tmp_path, {"train.py": FILE_ONLY.format(library=library, load=load), name: text.format("0.01")})
+    found = launched(tmp_path, "--config", name)
+    assert found.args == ("--batch-size", "8", "--config", name)
+    missing = next(each for each in found.missing if each.number == "lr")
+    assert missing.reason == f"{name}:{line} says train.lr 0.01, and no argument overrides it"
+    assert missing.fix == f"change `train.lr` in {name}, or name another file"
+    write(tmp_path, {name: text.format("0.004")})
+    same = launched(tmp_path, "--config", name)
+    assert [str(each.at) for each in same.passed if each.number == "lr"] == [f"{name}:{line}"]
+    assert "lr" not in [each.number for each in same.missing]
+
+
+HF = """
+    from transformers import HfArgumentParser, TrainingArguments
+    import sys
+    parser = HfArgumentParser((TrainingArguments,))
+    if len(sys.argv) == 2 and sys.argv[1].endswith(".json"):
+        args, = parser.parse_json_file(sys.argv[1])
+    else:
+        args, = parser.parse_args_into_dataclasses()
+"""
+
+
+def test_a_json_file_alone_is_all_that_hugging_faces_parser_reads(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": HF, "args.json": '{"per_device_train_batch_size": 8,\n "learning_rate": 1e-5}\n'})
+    found = launched(tmp_path, "args.json")
+    assert found.args == ("args.json",)
+    assert [each.reason for each in found.missing if each.number == "lr"] == [
+        "args.json:2 says learning_rate 1e-5, and no argument overrides it"
+    ]
+    assert [str(each.at) for each in found.passed] == ["args.json:1"]
+    assert launched(tmp_path).args[:2] == ("--per_device_train_batch_size", "8")
+
+
+def test_a_file_gives_the_defaults_of_options(tmp_path: Path) -> None:
+    script = """
+        import argparse, yaml
+        p = argparse.ArgumentParser()
+        p.add_argument("-c")
+        p.add_argument("--batch-size", type=int, default=64)
+        known, rest = p.parse_known_args()
+        p.set_defaults(**yaml.safe_load(open(known.c)))
+        args = p.parse_args(rest)
+    """
+    write(tmp_path, {"train.py": script, "a.yaml": "seed: 1\nbatch_size: 16\n"})
+    report = read(tmp_path, "-c", "a.yaml")
+    topology = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
+    found = complete_from_script(Options(), Target("script", "train.py", ("-c", "a.yaml")), topology, report)
+    assert found.batch_size == Resolved(16, Source("script", "a.yaml: batch-size"))
+
+
+def test_yaml_is_imported_only_where_a_yaml_file_is_read(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": FILE_ONLY.format(library="json", load="load"), "a.json": "{}", "a.yaml": "lr: 1\n"})
+    code = (
+        "import sys; from pathlib import Path; from ddplaunch.script.read import read_script\n"
+        "read_script(Path('train.py').absolute(), Path.cwd(), args=('--config', sys.argv[1]))\n"
+        "print('yaml' in sys.modules)"
+    )
+    for name, imported in (("a.json", "False"), ("a.yaml", "True")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, name], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+        )
+        assert done.stdout.strip() == imported
+
+
+def test_a_file_that_has_no_such_key_is_not_spoken_of(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": FILE_ONLY.format(library="json", load="load"), "classes.json": '{"cat": 0}\n'})
+    missing = next(each for each in launched(tmp_path, "--config", "classes.json").missing if each.number == "lr")
+    assert missing.reason == "train.py declares no option for it"
+
+
+@pytest.mark.parametrize("text", ["a: [1\n", "\x00", "- 1\n- 2\n", "", "lr: ${other}\n", "lr: *x\n"])
+def test_a_file_that_cannot_be_read_or_has_no_keys_is_left_alone(tmp_path: Path, text: str) -> None:
+    write(tmp_path, {"train.py": FILE_ONLY.format(library="yaml", load="safe_load")})
+    (tmp_path / "a.yaml").write_text(text)
+    found = launched(tmp_path, "--config", "a.yaml")
+    assert found.args == ("--batch-size", "8", "--config", "a.yaml")
+    assert "lr" in [each.number for each in found.missing]

@@ -1,0 +1,165 @@
+"""One filter between what others wrote and the terminal: colours stay, what a terminal would act on does not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import ddplaunch
+from ddplaunch.values.escapes import HarmlessPieces, harmless, harmless_bytes, harmless_line
+
+ACTED_ON = [
+    ("a title", "\x1b]0;evil\x07"),
+    ("a title with ST", "\x1b]2;evil\x1b\\"),
+    ("a title with 8-bit ST", "\x1b]2;evil\x9c"),
+    ("the clipboard", "\x1b]52;c;ZXZpbA==\x07"),
+    ("a hyperlink", "\x1b]8;;http://evil\x1b\\"),
+    ("the cursor up", "\x1b[5A"),
+    ("the cursor home", "\x1b[H"),
+    ("the cursor anywhere", "\x1b[3;4f"),
+    ("the screen cleared", "\x1b[2J"),
+    ("the line cleared", "\x1b[2K"),
+    ("history cleared", "\x1b[3J"),
+    ("a reset", "\x1bc"),
+    ("a soft reset", "\x1b[!p"),
+    ("a saved cursor", "\x1b7"),
+    ("the alternate screen", "\x1b[?1049h"),
+    ("the mouse", "\x1b[?1000h"),
+    ("bracketed paste", "\x1b[?2004l"),
+    ("an answer that is typed", "\x1b[6n"),
+    ("a window report", "\x1b[21t"),
+    ("keys, which end as colours do", "\x1b[>4;1m"),
+    ("private modes, which end as colours do", "\x1b[?4m"),
+    ("graphics", "\x1bPq#0;2;0;0;0#0~~@@vv\x1b\\"),
+    ("a program command", "\x1b_Gf=100;AAAA\x1b\\"),
+    ("a private message", "\x1b^x\x1b\\"),
+    ("another character set", "\x1b(0"),
+    ("shift out", "\x0e"),
+    ("a bell", "\x07"),
+    ("backspaces", "\x08\x08"),
+    ("a form feed", "\x0c"),
+    ("a vertical tab", "\x0b"),
+    ("delete", "\x7f"),
+    ("8-bit CSI", "\x9b2J"),
+    ("8-bit OSC", "\x9d0;evil\x07"),
+    ("8-bit DCS", "\x90q\x9c"),
+    ("8-bit next line", "\x85"),
+    ("a nul", "\x00"),
+    ("an unfinished CSI", "\x1b[12;"),
+    ("a bare escape", "\x1b"),
+    ("an escape in an escape", "\x1b\x1b]0;x\x07"),
+]
+BIDI = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+KEPT = [
+    "plain",
+    "tab\tand line\nand\r",
+    "\x1b[31mred\x1b[0m",
+    "\x1b[1;38;5;208mbold\x1b[m",
+    "\x1b[38:2::1:2:3mx\x1b[39m",
+    "Grüße, 世界, 👩‍🔬, ██▏ 10%",
+    "[0m is no sequence",
+]
+
+
+@pytest.mark.parametrize(("what", "sequence"), ACTED_ON, ids=[what for what, _ in ACTED_ON])
+def test_what_a_terminal_acts_on_is_left_out(what: str, sequence: str) -> None:
+    assert harmless(f"a{sequence}\nb") == "a\nb"
+    assert harmless_bytes(f"é{sequence}\nb".encode()) == "é\nb".encode()
+    inside = HarmlessPieces()  # a byte at a time, as a pipe may bring it
+    shown = b"".join(inside.feed(bytes([byte])) for byte in f"a{sequence}\nb".encode())
+    assert shown == b"a\nb"
+
+
+@pytest.mark.parametrize("text", KEPT)
+def test_colours_and_text_stay(text: str) -> None:
+    assert harmless(text) == text
+    assert harmless_bytes(text.encode()) == text.encode()
+    inside = HarmlessPieces()
+    assert b"".join(inside.feed(bytes([byte])) for byte in f"{text}\n".encode()) == f"{text}\n".encode()
+
+
+def test_marks_of_direction_are_spelled_out() -> None:
+    assert harmless("a\u202eb") == "a\\u202eb"
+    assert not set(BIDI) & set(harmless(BIDI))
+
+
+def test_bytes_that_are_no_text_stay_but_for_8_bit_controls() -> None:
+    assert harmless_bytes(b"\xff\xfe caf\xe9") == b"\xff\xfe caf\xe9"
+    assert harmless_bytes(b"a\x9b2Jb\x9d") == b"a2Jb"
+
+
+def test_colours_end_with_their_line() -> None:
+    assert harmless_line(b"\x1b[31mred") == b"\x1b[31mred\x1b[0m"
+    assert harmless_line(b"\x1b[31mred\x1b[0m") == b"\x1b[31mred\x1b[0m"
+    assert harmless_line(b"\x1b[8mhidden\x1b]0;t\x07") == b"\x1b[8mhidden\x1b[0m"
+    assert harmless_line(b"plain") == b"plain"
+
+
+SAFE = re.compile(r"(?:\x1b\[[0-9;:]{0,64}m|[\t\n\r]|[^\x00-\x1f\x7f-\x9f\udc80-\udc9f" + BIDI + r"])*")
+
+
+@given(
+    st.text(alphabet=st.sampled_from("\x1b[]();?>0123mJHPX^_\\\x07\x9b\x9d\x9c\x90\n\r\x08\u202eab\udc9b"), max_size=40)
+)
+def test_nothing_else_ever_passes(text: str) -> None:
+    assert SAFE.fullmatch(harmless(text))
+    assert harmless(harmless(text)) == harmless(text)
+
+
+@given(st.lists(st.binary(max_size=12), max_size=8))
+def test_nothing_else_ever_passes_in_pieces(pieces: list[bytes]) -> None:
+    inside = HarmlessPieces()
+    shown = b"".join(map(inside.feed, pieces))
+    assert SAFE.fullmatch(shown.decode("utf-8", "surrogateescape"))
+
+
+def test_an_unended_string_does_not_swallow_what_follows() -> None:
+    inside = HarmlessPieces()
+    assert inside.feed(b"a\x1b]0;never ended") == b"a"
+    assert inside.feed(b" at all\nb\n") == b"\nb\n"
+    long = HarmlessPieces()
+    assert len(b"".join(long.feed(b"\x1b]" + b"x" * 1000) for _ in range(1000))) < 1 << 20
+    assert long.feed(b"\nb\n").endswith(b"\nb\n")
+
+
+def test_the_filter_is_light() -> None:
+    code = "import sys; before = set(sys.modules); import ddplaunch.values.escapes; print(*set(sys.modules) - before)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert not {"dataclasses", "pathlib", "json", "unicodedata"} & set(run.stdout.split())
+
+
+#: Who writes to the launcher's stdout or stderr, and why what it writes is harmless there.
+WRITERS = {
+    "ui/terminal.py": "the filter of every command",
+    "watch/screen.py": "the filter of `top`",
+    "agent/guard/output.py": "its callers filter; rank 0 alone is byte for byte",
+    "cli/hosts/hosts_console.py": "filters; rank 0 alone is byte for byte",
+    "agent/plugin/outlets.py": "filters, where the guard is gone",
+    "agent/plugin/torchrun_end.py": "ddplaunch's own line",
+    "agent/logs_specs.py": "ddplaunch's own line",
+    "agent/rank_site/__init__.py": "in the rank, whose output it is",
+    "machine/__main__.py": "JSON in ASCII, and ddplaunch's own lines",
+}
+WRITES = re.compile(
+    r"sys\.std(?:out|err)\.(?:write|buffer)|(?<![\w.\"'])print\(|os\.write\((?:1|2|sink|descriptor, view"
+    r"|self\.descriptor|descriptor, f\"ddplaunch)|self\._out\.write|\bstream\.write\("
+)
+
+
+def test_nothing_writes_to_a_terminal_past_the_filter() -> None:
+    root = Path(ddplaunch.__file__).parent
+    found = set()
+    for path in root.rglob("*.py"):
+        name = str(path.relative_to(root))
+        if name.startswith(("examples/", "explain/signatures/")):
+            continue
+        code = "\n".join(line.partition("  # ")[0] for line in path.read_text(encoding="utf-8").splitlines())
+        if WRITES.search(code):
+            found.add(name)
+    assert found == set(WRITERS)

@@ -1,0 +1,292 @@
+"""One detector of secrets: what must not be shown, what must stay readable, and what a well-kept set of rules knows."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import shlex
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.values.secrets import hide_text, hide_value, hide_words, is_secret, names_a_secret
+
+# Arguments as typed, and the part that nobody may see. The tokens are made up, in their makers' formats.
+A, H = "aB3dE5gH7jK9mN1pQ3sT", "0123456789abcdef"
+POSITIVES = [
+    ("--hf-token {}", "hunter2"),
+    ("--hf-token {}", "-X"),
+    ("--hf_token={}", "hunter2"),
+    ("--password {}", "1234"),
+    ("--password={}", "0000"),
+    ("--db-password '{}'", "a b;c,d"),
+    ("--api-key {}", "x"),
+    ("--apiKey {}", "x"),
+    ("--wandb_key {}", "x1"),
+    ("--key {}", "a8f5f167f44f4964e6c998dee827110c"),
+    ("--secret {}", "tiger"),
+    ("--client-secret={}", "tiger"),
+    ("--aws_secret_access_key {}", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
+    ("--auth {}", "ada:lovelace"),
+    ("--cookie {}", "session=1"),
+    ("--passphrase '{}'", "open sesame"),
+    ("--pin {}", "4711"),
+    ("--otp {}", "123456"),
+    ("-p {}", "hunter2"),
+    ("-p {}", "4711"),
+    ("-u ada:{}", "lovelace"),
+    ("DB_PW={}", "x"),
+    ("CARD_PIN={}", "4711"),
+    ("--env DB_PW={}", "x"),
+    ("--env=WANDB_API_KEY={}", "x=y"),
+    ("PGPASSWORD={}", "x"),
+    ("MY_TOKEN_2={}", "x"),
+    ("db.password={}", "x"),
+    ("+trainer.logger.api_key={}", "x"),
+    ("++secrets.pin={}", "4711"),
+    ("https://ada:{}@host/x", "lovelace"),
+    ("https://{}@github.com/a/b", "ghp_" + A * 2),
+    ("https://{}@example.org/a", "lovelace1815"),
+    ("postgres://ada:{}@db:5432/runs", "love@lace"),
+    ("mysql+pymysql://ada:{}@db/runs", "1815"),
+    ("redis://:{}@cache:6379/0", "1815"),
+    ("--tracker=mongodb+srv://ada:{}@cluster.example.org", "lovelace"),
+    ("ada:{}@db.example.org:5432/runs", "lovelace"),
+    ("'host=db user=ada password={} dbname=runs'", "lovelace"),
+    ("'Server=db;User Id=ada;Password={};Database=runs'", "love&lace"),
+    ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey={}", "Zm9vYmFy" * 11),
+    ("""'{{"password": "{}", "lr": 1}}'""", "love, lace"),
+    ("""'{{"password": {}, "lr": 1}}'""", "1815"),
+    ("""'{{"db": {{"pin":"{}"}}}}'""", "1815"),
+    (r"""'{{\"api_key\": \"{}\"}}'""", "lovelace"),
+    ('''"{{'token': '{}'}}"''', "lovelace"),
+    ("'auth: {{password: {}}}'", "lovelace"),
+    ("""--config '{{"logger": {{"wandb_api_key": "{}"}}}}'""", "lovelace"),
+    ("https://host/x?token={}", "abc"),
+    ("'https://host/x?user=1&api_key={}&lr=1'", "abc"),
+    ("'https://account.blob.core.windows.net/c?sv=2022&sig={}'", "aB3%2Fx"),
+    ("'https://bucket.s3.amazonaws.com/o?X-Amz-Signature={}'", H * 4),
+    ("https://hooks.slack.com/services/{}", "T00000000/B00000000/" + A),
+    ("--notify=https://hooks.slack.com/workflows/{}", "T00000000/" + A),
+    ("https://discord.com/api/webhooks/{}", "123456789/" + A),
+    ("https://example.webhook.office.com/webhookb2/{}", H + "@" + H),
+    ("https://api.telegram.org/bot{}/sendMessage", "123456789:" + A + "aB3dE5gH7jK9mN1"),
+    ("WEBHOOK_URL={}", "https://chat.example.org/x1"),
+    ("-H 'Authorization: {}'", "Bearer " + A),
+    ("-H 'X-Api-Key: {}'", "lovelace"),
+    ("'Bearer {}'", A),
+    ("{}", "hf_" + A),
+    ("--note {}", "ghp_" + A),
+    ("--note {}", "github_pat_" + A),
+    ("--note {}", "glpat-" + A),
+    ("--note {}", "sk-" + A * 2),
+    ("--note {}", "sk-ant-api03-" + A + "-" + A),
+    ("--note {}", "sk-proj-ab-cd_ef-" + A),
+    ("--note {}", "xoxb-123456789-" + A),
+    ("--note {}", "AKIA" + "ABCDEFGH12345678"),
+    ("--note {}", "AIza" + A + "aB3dE5gH7jK9mN1"),
+    ("--note {}", "nvapi-" + A),
+    ("--note {}", "sk_live_" + A),
+    ("--note {}", "npm_" + A),
+    ("--note {}", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2ln"),
+    ("--note {}", "SG." + A + "." + A),
+    ("'{}'", "-----BEGIN RSA PRIVATE KEY-----\nMIIEow"),
+    ("bash -c 'HF_TOKEN={} python train.py'", "hunter2"),
+    ("bash -c 'python train.py --db-password {} --lr 1'", "hunter2"),
+    ("bash -c 'sshpass -p {} scp a b'", "hunter2"),
+    ("//registry.example.org/:_authToken={}", "lovelace"),
+    ("tokens=[{}]", "abc,def"),
+]
+
+#: Arguments as trainings have them. Every word stays as it is.
+ORDINARY = (
+    """
+--lr 1e-4|--batch-size 512|--max-tokens 512|--max_tokens=4096|--num-tokens 1e9|--tokens 300B|--train-tokens 1_000_000
+--eos-token </s>|--pad_token=<pad>|--mask-token [MASK]|--image-token <image>|--pad-token-id 0|--eos_token_id=50256
+--tokenizer gpt2|--tokenizer-path /data/tok.json|TOKENIZERS_PARALLELISM=false|--token-dropout 0.1
+--tokens-per-batch 65536|--token-mixer conv
+--pin-memory true|--pin_memory=1|--no-pin-mem|PIN_MEMORY=1|data.pin_memory=True|--pinned
+--sort-key name|--text-key text|--label_key=label|--image-key image_0|--key layer4|--cache-key v2|dataset.key=caption
+--keys a,b,c|--monkey 3|--keyframes 12|--num-keypoints 17|--key-padding-mask|--query-key-norm true
+--passes 3|--num-pass 2|--single-pass 1|--bypass true|--compass north|--pass-through
+--author ada|--authority local|--auth none|--auth-type basic|--use-auth-token True|--use_auth_token
+--password-file /run/secrets/db|--token-file=token.txt|--credentials /home/ada/cred.json
+GOOGLE_APPLICATION_CREDENTIALS=/k/g.json|AWS_SHARED_CREDENTIALS_FILE=/a
+--private-key ~/.ssh/id_ed25519|SSH_AUTH_SOCK=/tmp/ssh-1/agent.1|--cookie-jar|--secretary ada|--secret-santa
+--hf-token $HF_TOKEN|--password ${DB_PASSWORD}|--api-key|HF_TOKEN=|--token --lr
+-p 0.5|-p 8|-p out/dir|-p 1e-3|-u|-H|-m train|-c 4
+train.py|configs/gpt2_small.yaml|/data/secret/part-00001.tar|s3://bucket/tokens/part-0|gs://bucket/key/x.parquet
+https://huggingface.co/gpt2|http://proxy:3128|tcp://10.0.0.1:29500|ssh://git@github.com/a/b|git@github.com:a/b.git|file:///a@b
+image:tag@sha256:0123456789abcdef|ada@example.org|node-1:29500|http://host:8080/a@b|docker.io/a/b:1.2@sha256:ab
+hf_checkpoint|hf_model_checkpoint_v2|--ckpt sk-learn-pipeline-baseline|/usr/bin:/sk-tools/bin|pypi-mirror-internal
+9f86d081884c7d659a2feaa0c55ad015a3bf4f1b|20261121-143012-x7k2q9|550e8400-e29b-41d4-a716-446655440000|1e-05|-1
+model.layers=[1,2,3]|{"lr": 0.1, "eos_token": "</s>", "pin_memory": true}|optimizer.lr=0.1|a=b=c|'--lr=1e-3'
+loss: 0.1|key: value|--prompt "the token of the lock"|basic training|Token embeddings|epoch=3-step=100.ckpt
+PATH=/usr/bin:/bin|PWD=/home/ada/x|NCCL_SOCKET_IFNAME==eth0|HTTP_PROXY=http://proxy:3128|LS_COLORS=*.au=00;36:*.tar=01;31
+""".replace("\n", "|")
+    .strip("|")
+    .split("|")
+)
+
+
+@pytest.mark.parametrize(("typed", "secret"), POSITIVES, ids=lambda text: text[:30])
+def test_a_secret_is_hidden_wherever_it_stands(typed: str, secret: str) -> None:
+    words = shlex.split(typed.format(secret)) if "'" not in secret else [typed.format(secret)]
+    assert secret in " ".join(words)
+    seen: list[str] = []
+    hidden = hide_words(words, seen.append)
+    assert "***" in " ".join(hidden)
+    for piece in re.findall(r"[\w%/-]{2,}|\b\w\b", secret):
+        if piece not in typed and not piece.startswith("Bearer"):
+            assert not re.search(rf"(?<!\w){re.escape(piece)}(?!\w)", " ".join(hidden)), hidden
+    assert seen
+
+
+@pytest.mark.parametrize("typed", ORDINARY, ids=lambda text: text[:30])
+def test_an_ordinary_argument_stays_readable(typed: str) -> None:
+    words = typed.split(" ", 1)
+    assert hide_words(words) == words
+    assert hide_words([typed]) == [typed]
+    name, equals, value = typed.partition("=")
+    if equals and name.isidentifier():
+        assert hide_value(name, value) == value
+
+
+def test_the_tables_are_long_and_what_is_around_a_secret_stays() -> None:
+    assert len(POSITIVES) >= 60 <= len(ORDINARY)
+    assert hide_words(["postgres://ada:x@db/runs", "--lr", "1"]) == ["postgres://ada:***@db/runs", "--lr", "1"]
+    assert hide_words(['{"password": "x", "lr": 1}']) == ['{"password": "***", "lr": 1}']
+    assert hide_words(["https://h/x?token=a&lr=1"]) == ["https://h/x?token=***&lr=1"]
+    assert hide_words(["host=db password=x dbname=runs"]) == ["host=db password=*** dbname=runs"]
+    assert hide_text("train.py --api-key s3cret --lr 1") == "train.py --api-key *** --lr 1"
+
+
+def rules() -> list[tuple[str, re.Pattern[str]]]:
+    """Return the formats of tokens that detect-secrets knows, by the name of its plug-in."""
+    plugins = pytest.importorskip("detect_secrets.plugins")
+    found = []
+    for module in pkgutil.iter_modules(plugins.__path__):
+        loaded = importlib.import_module(f"detect_secrets.plugins.{module.name}")
+        for name, kind in vars(loaded).items():
+            patterns = getattr(kind, "denylist", ()) if isinstance(kind, type) else ()
+            if isinstance(patterns, (list, tuple)):
+                found += [(name, each) for each in patterns if isinstance(each, re.Pattern)]
+    return found
+
+
+#: These find code in a source file, not words of a command line: a name, an operator and a value in quotes.
+OF_SOURCE_CODE = {
+    "KeywordDetector",
+    "IbmCloudIamDetector",
+    "IbmCosHmacDetector",
+    "SoftlayerDetector",
+    "CloudantDetector",
+}
+#: An address is no secret, and one with a name in front of it is in the table above.
+NO_SECRETS = {"IPPublicDetector"}
+
+
+def test_the_formats_of_a_well_kept_set_of_rules_are_known() -> None:
+    missed, seen = [], set()
+    for name, pattern in rules():
+        if name in OF_SOURCE_CODE | NO_SECRETS or "aws.{0,20}" in pattern.pattern:
+            continue
+        seen.add(name)
+        for token in drawn(re.compile(pattern.pattern, pattern.flags & re.IGNORECASE | re.ASCII)):
+            real = len(token) > 20 and not re.search(r"[\s'\"<>{}]", token)
+            if real and hide_words(["--note", token]) == ["--note", token]:
+                missed.append((name, token))
+    assert missed == [] and len(seen) > 12
+
+
+def drawn(pattern: re.Pattern[str]) -> list[str]:
+    """Return examples of a pattern."""
+    found: list[str] = []
+
+    @settings(max_examples=25, database=None, derandomize=True)
+    @given(st.from_regex(pattern, fullmatch=True))
+    def draw(token: str) -> None:
+        found.append(token)
+
+    draw()
+    return found
+
+
+HOSTILE = (
+    "://",
+    "://a:",
+    "password=",
+    "a:",
+    "keykey",
+    'key="',
+    "key=[",
+    "sk-aa-",
+    "https://hooks.",
+    "a=",
+    "x-",
+    "curl ",
+)
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_a_word_as_long_as_the_kernel_allows_takes_no_minutes(piece: str) -> None:
+    began = time.process_time()
+    hide_words([piece * (131_071 // len(piece))])
+    assert time.process_time() - began < 60
+
+
+@settings(max_examples=200)
+@given(st.text(alphabet="pasword-=:/@\"'{}[] ,;&?12hf_", max_size=60))
+def test_what_is_hidden_stays_hidden_and_nothing_else_changes(text: str) -> None:
+    seen: list[str] = []
+    hidden = hide_text(text, seen.append)
+    rest = hidden.split("***")
+    assert len(rest) == len(seen) + 1 or "***" in text
+    if "***" not in text:
+        assert "".join(part + secret for part, secret in zip(rest, [*seen, ""], strict=True)) == text
+    json.dumps(hidden)
+
+
+def test_names() -> None:
+    for name in ("HF_TOKEN", "hf-token", "hfToken", "MY_PW", "CARD_PIN", "db.password", "AWS_SECRET_ACCESS_KEY"):
+        assert names_a_secret(name, "4711"), name
+    for name in (
+        "TOKENIZERS_PARALLELISM",
+        "pin_memory",
+        "max_tokens",
+        "sort_key",
+        "PWD",
+        "author",
+        "bypass",
+        "tokenizer",
+    ):
+        assert not names_a_secret(name, "4711"), name
+
+
+VARIABLES = [
+    ("WANDB_API_KEY", "1", "***"), ("HF_TOKEN", "x", "***"), ("MASTER_PASSWORD", "x", "***"), ("apiToken", "x", "***"),
+    ("DB_PASS", "x", "***"), ("AWS_CREDENTIALS", "x", "***"),
+    ("X", "http://user:pw@proxy:3128", "http://user:***@proxy:3128"),
+    ("X", "see hf_abcdefghijklmnopqrst", "see ***"), ("X", "https://h/x?token=abc", "https://h/x?token=***"),
+    ("X", "postgres://u:p@h/db", "postgres://u:***@h/db"), ("X", "-----BEGIN RSA PRIVATE KEY-----", "***"),
+    ("SENTRY_DSN", "https://abc@sentry.io/1", "***"), ("DB_PW", "1234", "***"), ("DB_PIN", "1234", "***"),
+]  # fmt: skip
+HARMLESS = [
+    ("TOKENIZERS_PARALLELISM", "false"), ("MASTER_ADDR", "10.0.0.1"), ("NCCL_SOCKET_IFNAME", "=eth0"), ("PWD", "/x"),
+    ("HTTP_PROXY", "http://proxy:3128"), ("HF_TOKEN", ""), ("PIN_MEMORY", "1"), ("SSH_AUTH_SOCK", "/tmp/ssh-1/agent.2"),
+    ("PATH", "/usr/bin:/sk-tools/bin"), ("WANDB_MODE", "offline"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value", "shown"), VARIABLES)
+def test_secrets_of_variables_are_hidden(name: str, value: str, shown: str) -> None:
+    assert is_secret(name, value) and hide_value(name, value) == shown
+
+
+@pytest.mark.parametrize(("name", "value"), HARMLESS)
+def test_harmless_values_stay(name: str, value: str) -> None:
+    assert not is_secret(name, value) and hide_value(name, value) == value

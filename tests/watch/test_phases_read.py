@@ -1,0 +1,182 @@
+"""What the phases of ranks mean: settled steps, shares, who is late; and scripts with one fault each."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.ui.speech import findings_text
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.watch.phases import (
+    FollowedPhases,
+    RankPhases,
+    StepLine,
+    held_back,
+    mean_shares,
+    parsed,
+    phase_lines,
+    phases_path,
+    settled,
+    summed,
+    waited_for,
+)
+from tests.conftest import Golden
+from tests.hosts.launching import clean_environment, ddplaunch
+
+
+def line(step: int, wall: float, *times: float | None, samples: int | None = 8) -> StepLine:
+    data, forward, backward, comm, optimizer = (*times, *(0.0,) * 5)[:5]
+    return StepLine(step, 100.0 + step, 1, wall, data, forward, backward, comm, optimizer, samples, 1 << 20)
+
+
+def rank(number: int, wall: float, *times: float | None, threads: int = 1, workers: int = 0) -> RankPhases:
+    facts = {
+        "device": "cpu",
+        "threads": threads,
+        "gradient_bytes": 4 << 20,
+        "loader": {"workers": workers, "batch_size": 8},
+    }
+    found = summed(number, facts, [line(step, wall, *times) for step in range(20)])
+    assert found is not None
+    return found
+
+
+def test_what_no_rank_writes_is_left_out() -> None:
+    texts = [
+        b'{"schema": 1, "rank": 0}',
+        b"[1,1.5,1,null,null,null,null,null,null,null,null]",
+        b"[2,2.5,1,20000,null,1000,2000,0,500,8,1024]",
+        b"[3,3.5,1,20000]",
+        b"[3,3.5,0,20000,1,1,1,1,1,1,1]",
+        b"[3,-3.5,1,20000,1,1,1,1,1,1,1]",
+        b"[true,3.5,1,20000,1,1,1,1,1,1,1]",
+        b"[3,3.5,1,1e999,1,1,1,1,1,1,1]",
+        b"[" * 5000,
+        b"torn",
+    ]
+    facts, lines = parsed(texts)
+    assert facts == {"schema": 1, "rank": 0} and [each.step for each in lines] == [1, 2]
+    assert lines[0].wall_s is None and lines[1].wall_s == 0.02 and lines[1].data_s is None
+
+
+def test_steps_settle_where_two_looks_are_alike() -> None:
+    first = line(0, 0.0)._replace(wall_s=None)
+    warm = [line(step, wall) for step, wall in enumerate((0.9, 0.5, 0.4, 0.3, 0.25), 1)]
+    steady = [line(step, 0.1 + 0.002 * (step % 3)) for step in range(6, 30)]
+    at = settled([first, *warm, *steady])
+    assert at is not None and 3 <= at <= 6, at
+    assert settled([first, *warm, *steady], least=12) == 12
+    assert settled([first, *warm, *steady[:3]]) is None
+
+
+def test_shares_are_of_the_time_and_unknown_where_ranks_cannot_tell() -> None:
+    one = rank(0, 0.1, 0.04, None, 0.03, 0.02, 0.005)
+    assert one.shares["forward"] is None and one.shares["data"] == pytest.approx(0.4)
+    assert one.shares["rest"] == pytest.approx(0.05) and one.own_s == pytest.approx(0.08)
+    assert one.samples_per_s == pytest.approx(80) and one.step_s == one.fastest_s == one.slowest_s == 0.1
+    assert mean_shares([one, rank(1, 0.1, 0.0)])["forward"] is None
+    (text,) = phase_lines([one])
+    assert text == (
+        "phases: 20 steps of 100 ms: waiting for data 40 %, backward 30 %, communication 20 %, optimizer 5 %, "
+        "the rest 5 %; unknown: forward"
+    )
+    assert summed(0, {}, [line(1, 0.0)]) is None
+
+
+def test_who_is_late_hardly_waits() -> None:
+    late, other = rank(1, 0.1, 0.01, 0.05, 0.03, 0.001), rank(0, 0.1, 0.01, 0.01, 0.03, 0.04)
+    found = waited_for([other, late])
+    assert found is not None and found[0] is late and found[2] == "forward"
+    assert waited_for([late]) is None and waited_for([other, rank(2, 0.1, 0.01, 0.01, 0.03, 0.04)]) is None
+    unknown = rank(1, 0.1, 0.01, 0.05, 0.03, None)
+    assert waited_for([other, unknown]) is None
+
+
+#: Ranks and CPUs, and what holds them back.
+HELD = {
+    "rank-late": ([rank(0, 0.1, 0.01, 0.02, 0.02, 0.05), rank(1, 0.1, 0.06, 0.02, 0.02)], 8),
+    "input-bound": ([rank(0, 0.1, 0.06, 0.02, 0.02), rank(1, 0.1, 0.06, 0.02, 0.01, 0.01)], 8),
+    "threads-exceed-cpus": ([rank(0, 0.1, 0.0, 0.04, 0.05, threads=8), rank(1, 0.1, 0.0, 0.04, 0.05, threads=8)], 8),
+    "communication-bound": ([rank(0, 0.1, 0.0, 0.02, 0.03, 0.04), rank(1, 0.1, 0.0, 0.02, 0.03, 0.04)], 8),
+}
+
+
+@pytest.mark.parametrize("code", HELD)
+def test_what_holds_ranks_back(code: str, golden: Golden) -> None:
+    ranks, cpus = HELD[code]
+    found = held_back(ranks, cpus)
+    assert found is not None and found.code == code
+    golden(f"phases-{code}", findings_text((found,), Terminal(80)) + "\n")
+
+
+def test_nothing_is_said_of_ranks_that_compute() -> None:
+    healthy = [rank(number, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4) for number in range(2)]
+    assert held_back(healthy, 8) is None
+    assert held_back(healthy[:1], 8) is None
+    few = rank(0, 0.1, 0.06, 0.02, 0.02, workers=8)
+    found = held_back([few], 8)
+    assert found is not None and "num_workers" not in found.fix, "there is no CPU left for another one"
+
+
+def test_files_are_followed_while_they_grow(tmp_path: Path) -> None:
+    followed = FollowedPhases(tmp_path, [0, 1])
+    assert followed.progress(100.0) == {}
+    path = phases_path(tmp_path, 0)
+    path.write_text('{"schema": 1}\n[1,100.0,1,null,null,null,null,null,null,null,null]\n')
+    assert followed.progress(100.0) == {}
+    with path.open("a") as file:
+        file.write("[2,100.5,1,500000,250000,100000,100000,0,5000,8,9]\n[3,101.0,1,5000")
+    progress = followed.progress(101.0)[0]
+    assert progress.step == 2 and progress.rate == 2
+    assert progress.phases == {"data": 50, "forward": 20, "backward": 20, "comm": 0, "optimizer": 1}
+    with path.open("a") as file:
+        file.write("00,null,100000,100000,0,5000,8,9]\n")
+    assert followed.progress(101.0)[0].step == 3
+    assert followed.progress(200.0)[0].rate == 0, "it stands still"
+
+
+#: Scripts with one fault each.
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+fault = sys.argv[1]
+dist.init_process_group("gloo")
+class Samples(Dataset):
+    def __len__(self): return 320
+    def __getitem__(self, index):
+        time.sleep(0.02 if fault == "input-bound" else 0)
+        return torch.ones(64)
+width = 2500 if fault == "communication-bound" else 64
+model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, width), torch.nn.Linear(width, width)))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+if fault == "threads-exceed-cpus":
+    torch.set_num_threads(64)
+    many = torch.ones(600, 600)
+for number, batch in enumerate(DataLoader(Samples(), 8)):
+    if fault == "rank-late" and dist.get_rank() == 1:
+        time.sleep(0.15)
+    if fault == "threads-exceed-cpus":
+        batch = batch + (many @ many @ many)[0, 0] * 0
+    model(batch).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", HELD)
+def test_a_script_with_one_fault_is_told_it(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = ddplaunch("run", "2", "--device", "cpu", "--phases", "--no-checks", "--", "train.py", fault)
+    environ = clean_environment(NO_COLOR="1", COLUMNS="120")
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    told = [each for each in HELD if f"warning[{each}]" in done.stderr]
+    assert told == [fault], done.stderr
