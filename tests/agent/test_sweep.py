@@ -140,6 +140,18 @@ def test_a_signal_reaches_only_the_process_that_was_meant() -> None:
     assert send_signal(seen, signal.SIGKILL) == "gone"
 
 
+def test_the_command_line_of_a_process_is_known_from_its_start() -> None:
+    cpus = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cpus)})  # so that the process is not through its execve when Popen returns
+    try:
+        with subprocess.Popen(["sleep", "60"]) as new:
+            owner = Owner(new.pid, read_stat(new.pid))
+            new.kill()
+    finally:
+        os.sched_setaffinity(0, cpus)
+    assert owner.command == (b"sleep", b"60")
+
+
 def test_the_status_of_a_process_that_was_reaped_is_right_where_the_kernel_keeps_it() -> None:
     for command, expected in (("exit 5", 5 << 8), ("kill -9 $$", 9), ("exit 0", 0)):
         child = subprocess.Popen(["sh", "-c", command])

@@ -63,7 +63,7 @@ def test_nothing_is_written_where_nothing_can_be(settings: Settings) -> None:
 def test_the_last_rank_divides_the_phase_of_its_script() -> None:
     phases = [("start the ranks", 1.0, 2.0), ("script", 2.0, 9.0), ("script", 11.0, 12.0), ("end", 12.0, 13.0)]
     cold = [{"python_s": 2.5, "torch_s": 4.0, "collective_s": 5.0}, {"python_s": 2.25, "torch_s": 4.5}]
-    forked = [{"python_s": 10.0, "torch_s": 10.0, "collective_s": 11.5}]
+    forked = [{"collective_s": 11.5}]
     assert with_parts(phases, [cold, forked]) == [
         phases[0],
         ("Python in the ranks", 2.0, 2.5),

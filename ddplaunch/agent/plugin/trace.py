@@ -97,7 +97,7 @@ def read_marks(attempt: Path) -> list[Marks]:
 def with_parts(phases: Sequence[Phase], attempts: Sequence[Sequence[Marks]]) -> list[Phase]:
     """Divide the phase of each attempt's script where the last rank had Python, torch, and its first collective.
 
-    A part that some rank has not noted, or that was over before, as with ranks that were forked, is left out.
+    A part that some rank has not noted, as ranks that were forked have not noted the first two, is left out.
     """
     found: list[Phase] = []
     left = iter(attempts)

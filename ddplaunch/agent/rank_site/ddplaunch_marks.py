@@ -122,13 +122,18 @@ def count_work(memory: int) -> None:
 
 
 def begin(path: str) -> None:
-    """Note that Python is there, and write all notes to ``path`` after the last ``atexit`` handler."""
-    marks = {"python_s": time.time()}
+    """Note that Python is there, and write all notes to ``path`` after the last ``atexit`` handler.
+
+    A rank that was forked with torch in it had both before it began, and notes neither.
+    """
+    marks: dict[str, float] = {}
 
     def torch_has_run(_: Any) -> None:
         marks["torch_s"] = time.time()
 
-    after_import({"torch": torch_has_run})
+    if "torch" not in sys.modules:
+        marks["python_s"] = time.time()
+        after_import({"torch": torch_has_run})
     owner = os.getpid()
 
     def write() -> None:
