@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 MODULES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}  # where the module's name is not the package's
 
@@ -57,6 +59,7 @@ def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "[]"
 
 
+@pytest.mark.slow
 def test_torchrun_loads_nothing_that_compares_notes() -> None:
     """The plug-in, at torchrun's start, only names the files; the guard reads them when all are there."""
     code = "import ddplaunch.agent.logs_specs, sys; print([name for name in sys.modules if 'ddplaunch.watch' in name])"

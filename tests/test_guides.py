@@ -193,6 +193,7 @@ def test_the_tables_are_read() -> None:
     ) in COMMANDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("exported", "words"), COMMANDS, ids=[shlex.join(words) for _, words in COMMANDS])
 def test_every_command_of_the_page_works(
     tmp_path: Path, fake_nvml: FakeNvml, exported: dict[str, str], words: list[str]

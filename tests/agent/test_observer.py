@@ -295,6 +295,7 @@ def test_what_goes_into_a_distributed_model_is_noted_where_no_loader_is(families
     assert seen == {"own_batches_of_a_distributed_model": [6]}
 
 
+@pytest.mark.slow
 def test_what_follows_from_the_shapes_of_real_scripts(families: Any) -> None:
     """timm's loader fetches ahead, to the end of an epoch; accelerate loads an optimizer with what it had."""
 

@@ -92,6 +92,7 @@ MEASURED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", MEASURED)
 def test_what_is_measured(families: Any, family: str) -> None:
     steps, samples, fetches, forward = MEASURED[family]
@@ -110,6 +111,7 @@ def test_what_is_measured(families: Any, family: str) -> None:
     assert samples in counted and counted <= {samples, 2 * (samples or 0) or None}, "a step that GradScaler skipped"
 
 
+@pytest.mark.slow
 def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Any) -> None:
     files, measured, alone = families
     assert measured.keys() == alone.keys() >= MEASURED.keys()
@@ -121,6 +123,7 @@ def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Any) 
     assert "compiled" not in files, "a compiled step calls no hook"
 
 
+@pytest.mark.slow
 def test_the_loader_is_told(families: Any) -> None:
     files = families[0]
     assert files["plain"].facts["loader"] == {"workers": 0, "batch_size": 4}
@@ -318,6 +321,7 @@ def test_a_script_without_steps_is_told_so(tmp_path: Path) -> None:
     assert done.returncode == 0 and "no optimizer step was seen twice" in " ".join(done.stderr.split())
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
     from ddplaunch.agent.rank_site import taking_part
 

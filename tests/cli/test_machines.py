@@ -46,6 +46,7 @@ def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fa
     assert b"note" in shown.stdout and b"counts positions in CUDA_VISIBLE_DEVICES=6,7" in shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "status", "code"),
     [
@@ -80,6 +81,7 @@ def torchless(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": f"{Path(__file__).parents[2]}:{place}"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "status"), [(["run", "2"], 4), (["doctor", "2"], 1), (["plan", "2"], 0)])
 def test_torch_is_missing(folder: Path, torchless: dict[str, str], words: list[str], status: int) -> None:
     command = [sys.executable, "-S", "-m", "ddplaunch", *words, "--", "train.py"]

@@ -70,6 +70,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(HELP))
 def test_no_command_executes_a_file_of_the_working_directory(tmp_path: Path, name: str) -> None:
     done, executed = trapped(tmp_path, [PROGRAM, name, *ARGUMENTS.get(name, [])])

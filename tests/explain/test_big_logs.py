@@ -59,7 +59,8 @@ def test_bytes_that_are_no_text_and_a_missing_last_newline(tmp_path: Path) -> No
     assert found is not None and found.evidence[0].line == 5
 
 
-@pytest.mark.parametrize("own", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [True, False])
 def test_ten_thousand_failed_ranks_take_no_time_that_grows_with_their_square(own: bool) -> None:
     last = (
         "KeyError: 'x'"

@@ -17,6 +17,9 @@ __all__ = ["call", "folder"]  # fixtures
 Submit = Callable[..., tuple[Said, FakeSlurm]]
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def submit(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Submit:
     """Submit with these options to a cluster where jobs live through ``story``, and wait."""

@@ -56,6 +56,7 @@ def complete(base: Path) -> Path:
     return directory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FILES)
 def test_a_record_with_such_a_file(call: Call, folder: Path, name: str, kind: str) -> None:
@@ -69,6 +70,7 @@ def test_a_record_with_such_a_file(call: Call, folder: Path, name: str, kind: st
         assert said.status in (ExitStatus.DONE, ExitStatus.FINDINGS, ExitStatus.USAGE), (words, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "folder"])
 @pytest.mark.parametrize("name", ["ddplaunch.toml", "pyproject.toml"])
 def test_such_a_configuration(folder: Path, name: str, kind: str) -> None:

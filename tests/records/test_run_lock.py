@@ -78,6 +78,7 @@ CASES: tuple[tuple[Holder, str, Holder, Launch, bool], ...] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("there", "which", "holder", "mine", "welcome"), CASES)
 def test_who_may_have_the_id_of_a_live_run(
     tmp_path: Path, there: Holder, which: str, holder: Holder, mine: Launch, welcome: bool

@@ -190,6 +190,7 @@ OF_SOURCE_CODE = {
 NO_SECRETS = {"IPPublicDetector"}
 
 
+@pytest.mark.slow
 def test_the_formats_of_a_well_kept_set_of_rules_are_known() -> None:
     missed, seen = [], set()
     for name, pattern in rules():
