@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ddplaunch.script.flow import TALK, Flow
-from ddplaunch.script.names import FunctionNodes, at, last, string
+from ddplaunch.script.names import FunctionNodes, at, last, meaning_of, string
 from ddplaunch.script.program import is_main_guard
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, Meaning
@@ -58,7 +58,6 @@ def handed_on(
     options: Sequence[DeclaredOption],
     candidates: Sequence[Meaning | None],
     flow: Flow,
-    meaning_of: Callable[[str], str | None],
     fits: Callable[[str, str, DeclaredOption], bool],
 ) -> list[Meaning | None]:
     """Return the candidates, and for a number that no option is called after the one that is handed on as it."""
@@ -119,8 +118,8 @@ def _overwritten(name: str, flow: Flow) -> tuple[DeclaredAt, str] | None:
     return None
 
 
-def numbers_in(flow: Flow, meaning_of: Callable[[str], str | None]) -> dict[str, list[Number]]:
-    """Return the numbers that stand in the source under a name, by what ``meaning_of`` says the name speaks of."""
+def numbers_in(flow: Flow) -> dict[str, list[Number]]:
+    """Return the numbers that stand in the source under a name, by what the name speaks of."""
     found: dict[str, list[Number]] = {}
     for part in flow.parts:
         for node in part.of(ast.Call, ast.Dict, ast.Assign):

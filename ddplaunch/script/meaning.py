@@ -5,55 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from ddplaunch.script.constants import LOADERS, constant, handed_on, numbers_in, without_effect
 from ddplaunch.script.flow import Flow, Use
+from ddplaunch.script.names import is_one_of_names, meaning_of
 from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning
 
-# Names that the patterns below do not have, or whose type they would not be sure of.
-_NAMES: dict[str, str] = {
-    "batch_size": "b samples-per-gpu batch-per-gpu imgs-per-gpu images-per-gpu ims-per-gpu batch-gpu",
-    "global_batch_size": "global-batch total-batch ims-per-batch",
-    "lr": "blr lr0",
-    "accum": "gradient-accumulation grad-accumulation grad-accum grad-acc accum accumulate accumulation update-freq "
-    "accumulate-gradients accum-grad acc-grad iters-to-accumulate batch-split accumulative-counts",
-    "warmup_steps": "warmup warm-up warm-steps t-warmup",
-    "warmup_epochs": "warmup-ep warmup-e",
-    "warmup_ratio": "warmup-ratio warmup-proportion warmup-fraction warmup-frac lr-warmup-ratio warmup-percent",
-    "world_size": "world-size",
-}
-_MEANINGS = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
-_UNIT = "gpu|device|rank|proc|process|replica|worker|card"
-_SIZE = "batch-?size|bsz?|batch"
-_COMPOSED: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "batch_size",
-        re.compile(
-            rf"(?:(?:per-)?(?:{_UNIT})-|(?:local|micro|mini)-?)?(?:train(?:ing|er)?-)?(?:(?:local|micro|mini)-?)?(?:{_SIZE})"
-            rf"(?:-train(?:ing)?)?(?:-(?:per-)?(?:{_UNIT}))?(?:-train(?:ing)?)?"
-        ),
-    ),
-    ("global_batch_size", re.compile(rf"(?:global|total|effective|overall)-(?:train(?:ing)?-)?(?:{_SIZE})")),
-    (
-        "lr",
-        re.compile(
-            r"(?:(?:base|init|initial|peak|max|start|train)-)?(?:lr|learning-?rate)(?:-(?:base|init|peak|max))?"
-        ),
-    ),
-    (
-        "accum",
-        re.compile(
-            r"(?:n-|num-)?(?:grad(?:ient)?s?-)?(?:acc|accum|accumulate|accumulation)(?:-grad(?:ient)?s?)?"
-            r"-(?:batches|steps?|iters?|iterations?|freq|num|count|factor)"
-        ),
-    ),
-    (
-        "warmup_steps",
-        re.compile(r"(?:lr-)?(?:n-|num-)?(?:lr-)?warm-?up-(?:num-)?(?:steps?|iters?|iterations?|updates?|batches)"),
-    ),
-    ("warmup_epochs", re.compile(r"(?:lr-)?(?:n-|num-)?(?:lr-)?warm-?up-(?:num-)?epochs?")),
-)
 _UNSURE = frozenset(
     {"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"}
 )  # the type must fit too
@@ -105,13 +62,6 @@ def candidate(option: DeclaredOption) -> Meaning | None:
     return None
 
 
-@lru_cache
-def meaning_of(name: str) -> str | None:
-    """Return the number that a name in lower case with dashes speaks of."""
-    composed = (meaning for meaning, pattern in _COMPOSED if pattern.fullmatch(name))
-    return _MEANINGS.get(name) or next(composed, None)
-
-
 def _fits(name: str, meaning: str, option: DeclaredOption) -> bool:
     default = option.default
     integral = default is not None and default.replace("_", "").lstrip("+-").isdigit()
@@ -119,7 +69,7 @@ def _fits(name: str, meaning: str, option: DeclaredOption) -> bool:
         return False
     if meaning in ("lr", "warmup_ratio"):
         return option.kind != "int"
-    if name in _UNSURE or (name not in _MEANINGS and not re.search("size|bs|lr|rate|warm|acc", name)):
+    if name in _UNSURE or (not is_one_of_names(name) and not re.search("size|bs|lr|rate|warm|acc", name)):
         return option.kind == "int" or (option.kind is None and integral)
     fraction = default is not None and _is_number(default) and not integral
     return meaning == "warmup_epochs" or (option.kind != "float" and not fraction)
@@ -134,7 +84,7 @@ def _by_help(name: str, meaning: str, option: DeclaredOption) -> Meaning | None:
         _NOT_SAMPLES.search(option.help) or _FOR_RATES.search(option.help)
     ):
         return None
-    return meaning  # type: ignore[return-value]  # a key of _NAMES
+    return meaning  # type: ignore[return-value]  # a meaning
 
 
 def _is_number(text: str) -> bool:
@@ -148,7 +98,7 @@ def _is_number(text: str) -> bool:
 def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[DeclaredOption]:
     """Yield each option with what it stands for."""
     candidates = _by_help_alone(options, [candidate(option) for option in options])
-    candidates = handed_on(options, candidates, flow, meaning_of, _fits)
+    candidates = handed_on(options, candidates, flow, _fits)
     numbers = [option for option, meaning in zip(options, candidates, strict=True) if meaning is not None]
     made = {option.dest for option in options if _SET_ITSELF.search(option.help)}
     for index, option in enumerate(options):
@@ -387,7 +337,7 @@ def instead(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Itera
         yield "batch_size", f"`{counted.flags[0]}` counts {unit} instead of samples ({counted.at})"
     have |= {"batch_size"} if batch or counted is not None else set()
     left = [wanted for wanted in _CONSTANTS if wanted not in have]
-    numbers = numbers_in(flow, meaning_of) if left else {}
+    numbers = numbers_in(flow) if left else {}
     for wanted in left:
         found = constant(wanted, numbers.get(wanted, ()), script)
         if found is not None:

@@ -1,10 +1,11 @@
-"""Import statements and the local files behind them, and the names and literals in expressions."""
+"""Import statements and the local files behind them, names and literals in expressions, and what numbers are called."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from ddplaunch.script.report import DeclaredAt
@@ -263,3 +264,60 @@ def destination(flags: Iterable[str]) -> str:
     """Return the name that argparse gives to the value of an option: that of its first long flag."""
     long = [flag for flag in flags if flag.startswith("--")]
     return (long or list(flags))[0].lstrip("-").replace("-", "_") if flags else ""
+
+
+# Names that the patterns below do not have, or whose type they would not be sure of.
+_NAMES: dict[str, str] = {
+    "batch_size": "b samples-per-gpu batch-per-gpu imgs-per-gpu images-per-gpu ims-per-gpu batch-gpu",
+    "global_batch_size": "global-batch total-batch ims-per-batch",
+    "lr": "blr lr0",
+    "accum": "gradient-accumulation grad-accumulation grad-accum grad-acc accum accumulate accumulation update-freq "
+    "accumulate-gradients accum-grad acc-grad iters-to-accumulate batch-split accumulative-counts",
+    "warmup_steps": "warmup warm-up warm-steps t-warmup",
+    "warmup_epochs": "warmup-ep warmup-e",
+    "warmup_ratio": "warmup-ratio warmup-proportion warmup-fraction warmup-frac lr-warmup-ratio warmup-percent",
+    "world_size": "world-size",
+}
+_MEANINGS = {name: meaning for meaning, names in _NAMES.items() for name in names.split()}
+_UNIT = "gpu|device|rank|proc|process|replica|worker|card"
+_SIZE = "batch-?size|bsz?|batch"
+_COMPOSED: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "batch_size",
+        re.compile(
+            rf"(?:(?:per-)?(?:{_UNIT})-|(?:local|micro|mini)-?)?(?:train(?:ing|er)?-)?(?:(?:local|micro|mini)-?)?(?:{_SIZE})"
+            rf"(?:-train(?:ing)?)?(?:-(?:per-)?(?:{_UNIT}))?(?:-train(?:ing)?)?"
+        ),
+    ),
+    ("global_batch_size", re.compile(rf"(?:global|total|effective|overall)-(?:train(?:ing)?-)?(?:{_SIZE})")),
+    (
+        "lr",
+        re.compile(
+            r"(?:(?:base|init|initial|peak|max|start|train)-)?(?:lr|learning-?rate)(?:-(?:base|init|peak|max))?"
+        ),
+    ),
+    (
+        "accum",
+        re.compile(
+            r"(?:n-|num-)?(?:grad(?:ient)?s?-)?(?:acc|accum|accumulate|accumulation)(?:-grad(?:ient)?s?)?"
+            r"-(?:batches|steps?|iters?|iterations?|freq|num|count|factor)"
+        ),
+    ),
+    (
+        "warmup_steps",
+        re.compile(r"(?:lr-)?(?:n-|num-)?(?:lr-)?warm-?up-(?:num-)?(?:steps?|iters?|iterations?|updates?|batches)"),
+    ),
+    ("warmup_epochs", re.compile(r"(?:lr-)?(?:n-|num-)?(?:lr-)?warm-?up-(?:num-)?epochs?")),
+)
+
+
+@lru_cache
+def meaning_of(name: str) -> str | None:
+    """Return the number that a name in lower case with dashes speaks of."""
+    composed = (meaning for meaning, pattern in _COMPOSED if pattern.fullmatch(name))
+    return _MEANINGS.get(name) or next(composed, None)
+
+
+def is_one_of_names(name: str) -> bool:
+    """Return whether a name stands in the list of names, with no pattern that it follows."""
+    return name in _MEANINGS
