@@ -55,9 +55,10 @@ _SIMPLE = frozenset({"int", "float", "str", "bool", "Path", "Optional", "Union",
 
 def configured_options(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:
     """Yield the options of configuration classes and functions; None if their source is not in the program."""
-    for call in part.calls_of(*_MAKERS):
+    own = [each for each in part.calls if last(each.func) not in _MAKERS and _is_own_parser(each, program, part)]
+    for call in (*part.calls_of(*_MAKERS), *own):
         name = dotted(call.func, part.aliases)
-        if last(call.func) in _HF_PARSERS:
+        if last(call.func) in _HF_PARSERS or call in own:
             given = call.args[0] if call.args else keyword(call, "dataclass_types")
             for item in _each_of(given, part.source):
                 yield from _of(program, part, item, "transformers", at(call, part.source))
@@ -69,6 +70,14 @@ def configured_options(program: Program, part: ReachablePart) -> Iterator[Declar
             yield from _of(program, part, target, _CALLS[name], at(call, part.source))
         elif last(call.func) == "add_arguments" and call.args and "simple_parsing" in str(part.aliases.values()):
             yield from _of(program, part, call.args[0], "simple_parsing", at(call, part.source))
+
+
+def _is_own_parser(call: ast.Call, program: Program, part: ReachablePart) -> bool:
+    """Return whether a class of the program is called that extends Hugging Face's parser."""
+    named = isinstance(call.func, ast.Name) and "Parser" in call.func.id
+    found = find_definition(program, part.source, last(call.func)) if named else None
+    bases = found[0].bases if found is not None and isinstance(found[0], ast.ClassDef) else []
+    return any(last(base) in _HF_PARSERS for base in bases)
 
 
 def tap_options(program: Program, part: ReachablePart) -> Iterator[DeclaredOption | None]:

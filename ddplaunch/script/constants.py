@@ -9,9 +9,11 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from ddplaunch.script.commands import parameters
+from ddplaunch.script.configured import find_definition
 from ddplaunch.script.flow import TALK, Flow
-from ddplaunch.script.names import FunctionNodes, at, last, meaning_of, string
-from ddplaunch.script.program import is_main_guard
+from ddplaunch.script.names import FunctionNodes, at, dotted, last, meaning_of, string
+from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, Meaning
 from ddplaunch.script.source import ParsedFile
@@ -169,6 +171,8 @@ _PARSE = frozenset({"parse_args", "parse_known_args", "parse_intermixed_args", "
 # Functions of libraries that only show, keep or copy all values, and those of Python that look at them by name.
 _KEEP = TALK | {"str", "repr", "pprint", "pformat", "save", "dump", "dumps", "safe_dump", "init", "isinstance", "len"}
 _KEEP |= {"hasattr", "setattr", "delattr", "add_text", "add_hparams", "log_hyperparams", "log_params", "update", "id"}
+# It reads the name of its file from the arguments.
+_READ_NO_NUMBERS = frozenset({"deepspeed.initialize"})
 _KEEP |= {"sorted", "save_config", "add_params", "warn", "error", "critical"}
 # A sampler that groups samples by length takes the accumulation for the size of its groups.
 _SAMPLER = re.compile(r"Sampler$")
@@ -195,17 +199,29 @@ def _is_unread(option: DeclaredOption, flow: Flow, numbers: Iterable[DeclaredOpt
     """Return whether the program, which reads others of the numbers, does nothing with this one in any of its files."""
     if option.parser not in ("argparse", "transformers") or len(option.dest) < 2:
         return False
-    if any(_does(option.dest, part.of(ast.Attribute), part.source) for part in flow.parts):
-        return False
     program, others = flow.program, {each.dest for each in numbers} - {option.dest}
-    if not any(node.attr in others for part in flow.parts for node in part.of(ast.Attribute)):  # type: ignore[attr-defined]
+    if any(_does(option.dest, part.of(ast.Attribute), part.source, program) for part in flow.parts):
         return False
-    if not program.complete or (option.parser == "transformers" and not _is_own_loop(flow, option)):
+    if not others or not any(_mentions(others, file.text) for file in program.files.values()):
         return False
-    for file in program.files.values():
-        if option.dest in file.text and (file.source is None or _does(option.dest, file.source.nodes, file.source)):
-            return False
-    return not _Arguments(flow).go_to_a_library()
+    if option.parser == "transformers" and not _is_own_loop(flow, option):
+        return False
+    known = set(program.files)
+    if _is_read_in(list(program.files.values()), option.dest, program) or not program.whole():
+        return False
+    rest = [file for path, file in program.files.items() if path not in known]
+    return not _is_read_in(rest, option.dest, program) and not _Arguments(flow).go_to_a_library()
+
+
+def _mentions(names: Iterable[str], text: str) -> bool:
+    """Return whether a source reads an attribute with one of the names, as far as its text tells."""
+    return re.search(rf"\.(?:{'|'.join(map(re.escape, names))})\b", text) is not None
+
+
+def _is_read_in(files: Iterable[LocalFile], dest: str, program: Program) -> bool:
+    """Return whether one of the files does something with the value of an option; one that cannot be parsed may."""
+    trees = (program.tree_of(file.path) for file in files if dest in file.text)
+    return any(source is None or _does(dest, source.nodes, source, program) for source in trees)
 
 
 def _is_own_loop(flow: Flow, option: DeclaredOption) -> bool:
@@ -221,7 +237,7 @@ def _is_defined(name: str, flow: Flow) -> bool:
     return any(name in file.definitions for file in flow.program.files.values())
 
 
-def _does(dest: str, nodes: Iterable[ast.AST], source: ParsedFile) -> bool:
+def _does(dest: str, nodes: Iterable[ast.AST], source: ParsedFile, program: Program) -> bool:
     """Return whether one of the nodes takes the value of ``dest`` for anything but to show it."""
     for node in nodes:
         if isinstance(node, ast.Attribute):
@@ -230,9 +246,32 @@ def _does(dest: str, nodes: Iterable[ast.AST], source: ParsedFile) -> bool:
             named = node.id == dest and isinstance(node.ctx, ast.Load)
         else:
             named = string(node) == dest
-        if named and not _is_shown(node, source, "accum" in dest):
+        if named and not (_is_shown(node, source, "accum" in dest) or _is_dropped(node, source, program)):
             return True
     return False
+
+
+def _is_dropped(node: ast.AST, source: ParsedFile, program: Program) -> bool:
+    """Return whether a value is handed to a parameter that its function, one of the program, never reads."""
+    parent = source.parents.get(node)
+    call = source.parents.get(parent) if isinstance(parent, ast.keyword) else parent
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        return False
+    found = find_definition(program, source, call.func.id)
+    if (
+        found is None
+        or not isinstance(found[0], FunctionNodes)
+        or any(isinstance(item, ast.Starred) for item in call.args)
+    ):
+        return False
+    arguments = found[0].args
+    names = [item.arg for item in (*arguments.posonlyargs, *arguments.args)]
+    index = next((place for place, item in enumerate(call.args) if item is node), len(names))
+    name = parent.arg if isinstance(parent, ast.keyword) else next(iter(names[index:]), None)
+    if name not in (*names, *(item.arg for item in arguments.kwonlyargs)):
+        return False
+    read = {each.id for each in ast.walk(found[0]) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return read.isdisjoint((name, "locals"))
 
 
 def _is_augmented(node: ast.AST, source: ParsedFile) -> bool:
@@ -275,7 +314,7 @@ class _Arguments:
 
     def _follow(self, part: ReachablePart) -> None:
         for call in part.calls:
-            self._into(call)
+            self._into(call, part)
         for node in part.of(ast.Assign, ast.AnnAssign, ast.Return):
             value = getattr(node, "value", None)
             if value is not None and self._holds(value):
@@ -285,7 +324,7 @@ class _Arguments:
                     each = target.elts if isinstance(target, ast.Tuple) else [target]
                     self.names.update({last(item) for item in each} - {""})
 
-    def _into(self, call: ast.Call) -> None:
+    def _into(self, call: ast.Call, part: ReachablePart) -> None:
         """Follow the arguments into the parameters of a function of the program."""
         places = [index for index, item in enumerate(call.args) if self._holds(item)]
         named = {item.arg for item in call.keywords if item.arg and self._holds(item.value)}
@@ -293,14 +332,17 @@ class _Arguments:
         if not (places or named) or name in _KEEP or not self._is_defined(name):
             return
         self.names |= named
-        for part in self.parts:
-            for node in part.of(ast.FunctionDef, ast.AsyncFunctionDef):
-                owner = part.source.parents.get(node)
+        of_module = isinstance(call.func, ast.Attribute) and last(call.func.value) in part.aliases
+        for each in self.parts:
+            for node in each.of(ast.FunctionDef, ast.AsyncFunctionDef):
+                owner = each.source.parents.get(node)
                 method = isinstance(owner, ast.ClassDef)
+                if method and of_module and node.name != "__init__":  # type: ignore[attr-defined]  # of a function
+                    continue
                 called = owner.name if isinstance(owner, ast.ClassDef) and node.name == "__init__" else node.name  # type: ignore[attr-defined]
                 if isinstance(node, FunctionNodes) and called == name:
                     arguments = [item.arg for item in (*node.args.posonlyargs, *node.args.args)]
-                    skipped = int(method and not any(last(each) == "staticmethod" for each in node.decorator_list))
+                    skipped = int(method and not any(last(item) == "staticmethod" for item in node.decorator_list))
                     self.names.update(
                         arguments[index + skipped] for index in places if index + skipped < len(arguments)
                     )
@@ -336,7 +378,14 @@ class _Arguments:
         name = last(parent.func)
         if name == "getattr":
             return len(parent.args) > 1 and string(parent.args[1]) is not None
-        return name in _KEEP or name in _COPIES or self._is_defined(name)
+        kept = name in _KEEP or name in _COPIES or dotted(parent.func, part.aliases) in _READ_NO_NUMBERS
+        return kept or self._is_defined(name) or self._is_handed(parent, part)
+
+    def _is_handed(self, call: ast.Call, part: ReachablePart) -> bool:
+        """Return whether a parameter is called whose default is a function or class of the program."""
+        function = self.flow.function_of(call, part) if isinstance(call.func, ast.Name) else None
+        defaults = [each.default for each in parameters(function) if each.name == last(call.func)] if function else []
+        return any(self._is_defined(last(default)) for default in defaults)
 
     def _is_defined(self, name: str) -> bool:
         """Return whether a function or class of the program has the name; its file is looked through from then on."""

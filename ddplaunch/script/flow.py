@@ -56,7 +56,8 @@ _BUDGET = 20_000
 class Use:
     """A product that the script computes: where, what for (the name that it is assigned or passed to), and if it runs.
 
-    ``sink`` is the function whose keyword or argument it is, empty for an assignment.
+    ``sink`` is the function whose keyword or argument it is, empty for an assignment. It happens only ``without`` a
+    value of these options.
     """
 
     product: Product
@@ -64,6 +65,7 @@ class Use:
     name: str
     sink: str
     runs: bool
+    without: frozenset[str] = frozenset()
 
 
 class Flow:
@@ -124,7 +126,8 @@ class Flow:
                         continue
                     for product in self._products(value, part):
                         if any(product.power(each) for each in wanted):
-                            yield Use(product, at(node, part.source), name, sink, self._runs(node, part))
+                            place, runs = at(node, part.source), self._runs(node, part)
+                            yield Use(product, place, name, sink, runs, self.known.absent(node, part))
 
     def made_of(self, value: ast.expr, part: ReachablePart) -> frozenset[str] | None:
         """Return the options and numbers of ranks that an expression is a product of; None of any other expression."""
@@ -323,7 +326,10 @@ class Flow:
         found = False
         for value, where in bound:
             if self.known.runs(value, where):
+                without = name in self.known.absent(value, where)
                 for product in self._products(value, where, depth):
+                    if without and product.power(name):
+                        continue  # it is assigned where the option has no value
                     found = True
                     counted = (
                         _LOCAL_NAME.fullmatch(name) and product.powers[:1] and product.powers[0][0].startswith("?")

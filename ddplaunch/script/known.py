@@ -87,6 +87,16 @@ class Known:
             self._around[id(node)] = around
         return self._around[id(node)]
 
+    def absent(self, node: ast.AST, part: ReachablePart) -> frozenset[str]:
+        """Return the names that conditions around ``node`` want to have no value: ``if args.accum is None``."""
+        return frozenset(
+            last(item.left)
+            for test, wanted in self.conditions(node, part)
+            for item in (test.values if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And) else [test])
+            if wanted and isinstance(item, ast.Compare) and isinstance(item.ops[0], ast.Is)
+            if isinstance(item.comparators[0], ast.Constant) and item.comparators[0].value is None
+        )
+
     def options_behind(self, test: ast.expr, part: ReachablePart, depth: int = 5) -> frozenset[str]:
         """Return the destinations of the options that a condition depends on."""
         found: set[str] = set()

@@ -118,7 +118,7 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[Declar
     micros = {option.dest for option in options if option.dest in batches and _RANK_NAME.search(_name(option))}
     for option, own_meaning in zip(options, candidates, strict=True):
         meaning = None if own_meaning is None else names[option.dest]  # of those with one destination, the last one's
-        own = [use for use in uses if use.product.power(option.dest) == 1]
+        own = [use for use in uses if use.product.power(option.dest) == 1 and option.dest not in use.without]
         if meaning == "lr":
             yield replace(option, meaning=meaning, rule=_rule(own, batches, accums))
         elif option.dest in batches and meaning is not None:
@@ -198,14 +198,17 @@ class _Batch:
         return found
 
     def _divided(self) -> tuple[Meaning, str] | None:
-        for use in self.running:
-            divisor = _divisor(use)
-            if divisor is None or any(use.product.power(name) > 0 for name in self.accums):
-                continue  # the accumulation was divided
-            because = f"{use.at} divides it by the {divisor}"
+        # where the accumulation is multiplied in, it is what was divided
+        divided = [
+            use for use in self.running if _divisor(use) and all(use.product.power(each) <= 0 for each in self.accums)
+        ]
+        if divided:
+            divisor = _divisor(divided[0])
+            because = f"{divided[0].at} divides it by the {divisor}"
             if divisor == LOCAL_WORLD:
                 return "node_batch_size", because
-            whole = any(use.product.power(name) == -1 for name in (*self.accums, *self.others))
+            parts_of_it = (*self.accums, *self.others)
+            whole = any(use.product.power(each) == -1 for use in divided for each in parts_of_it)
             return ("global_batch_size" if whole or self.micros else "total_batch_size"), because
         for use in self.running:
             parts = dict(use.product.powers)
@@ -282,7 +285,8 @@ def without_ambiguous(options: Sequence[DeclaredOption]) -> Iterator[DeclaredOpt
     """Yield the options, those of an ambiguous meaning without it unless one of them is plainly meant.
 
     Of several learning rates that is the only one that the script does not scale, if it scales others, or the only one
-    called just ``lr`` or ``learning-rate``; of several batch sizes the only one whose name says that it is one rank's.
+    called just ``lr`` or ``learning-rate``; of several batch sizes the only one whose name says that it is one rank's:
+    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``.
     """
     shared = _shared(options)
     had: set[tuple[str, ...]] = set()
@@ -306,6 +310,7 @@ def _plain(options: Sequence[DeclaredOption]) -> str | None:
         plain = [option for option in options if option.rule is None] if any(each.rule for each in options) else named
     else:
         plain = [option for option in options if _RANK_NAME.search(_name(option))]
+        plain = plain if len(plain) == 1 else [option for option in plain if "-per-" in _name(option)]
     return plain[0].flags[0] if len(plain) == 1 else None
 
 

@@ -295,6 +295,16 @@ def test_hugging_face(tmp_path: Path) -> None:
     assert str(report.initialises) == "train.py:3"
 
 
+def test_a_parser_that_extends_hugging_faces(tmp_path: Path) -> None:
+    """Many trainings have one that also reads YAML files."""
+    more = "class OwnParser(HfArgumentParser):\n    def parse(self): ...\n"
+    conf = f"from transformers import HfArgumentParser\n{more}"
+    changed = HUGGING_FACE.replace("HfArgumentParser(", "OwnParser(")
+    report = read(tmp_path, f"from conf import OwnParser\n{dedent(changed)}", conf=conf)
+    assert meanings(report)["batch_size"] == "--per_device_train_batch_size"
+    assert "batch_size" not in meanings(read(tmp_path, changed.replace("OwnParser(", "UnknownParser(")))
+
+
 def test_a_class_that_extends_training_arguments_in_another_file(tmp_path: Path) -> None:
     report = read(
         tmp_path,

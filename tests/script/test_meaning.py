@@ -73,6 +73,12 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
             "divides it by the accumulation",
         ),
         (
+            BATCH + '\np.add_argument("--accum", type=int, default=1)',
+            "args.local = args.batch_size // args.world_size\nchunk = args.local // args.accum",
+            "global_batch_size",
+            "divides it by the world size",
+        ),
+        (
             BATCH + '\np.add_argument("--microbatch", type=int, default=-1)',
             "for start in range(0, len(batch), args.microbatch):\n    step(start)",
             "step_batch_size",
@@ -222,6 +228,12 @@ def test_rates_of_parts_are_no_learning_rate(tmp_path: Path) -> None:
     assert report.ambiguous == (("lr", ("--matrix-lr", "--lr-biases")),)
 
 
+def test_of_two_batches_of_one_rank_the_name_that_says_so_in_full_is_meant(tmp_path: Path) -> None:
+    """Trainings with both have the shorter one for older command lines."""
+    text = 'p.add_argument("--micro-batch-size", type=int)\np.add_argument("--micro-batch-size-per-gpu", type=int)'
+    assert [each.meaning for each in read(tmp_path, script(text, "x = 1")).options] == [None, "batch_size"]
+
+
 def test_what_several_options_could_mean_is_said(tmp_path: Path) -> None:
     declarations = 'p.add_argument("--peak-lr", type=float)\np.add_argument("--max-lr", type=float)'
     report = read(tmp_path, script(declarations, "x = 1"))
@@ -282,10 +294,25 @@ def test_a_parameter_of_a_command_is_followed(tmp_path: Path) -> None:
         ("args.accum //= args.world_size", "total_accum"),
         ("loss = loss / args.accum / dist.get_world_size()", "accum"),
         ("total = args.accum * dist.get_world_size()", "accum"),
+        ("if args.accum is None:\n    args.accum = (args.accum or 1) // args.world_size", "accum"),
     ],
 )
 def test_whose_passes_an_accumulation_counts(tmp_path: Path, body: str, meaning: str) -> None:
     assert read(tmp_path, script('p.add_argument("--accum", type=int)', body)).options[0].meaning == meaning
+
+
+def test_an_accumulation_that_follows_from_other_options_where_it_is_left_out_is_one_ranks(tmp_path: Path) -> None:
+    """GaLore takes the batch, the accumulation and the total, and computes what is left out."""
+    options = f'{BATCH}\np.add_argument("--accum", type=int)\np.add_argument("--total-batch-size", type=int)'
+    body = """
+        if args.total_batch_size is None:
+            args.accum = args.accum or 1
+            args.total_batch_size = args.batch_size * args.accum
+        if args.accum is None:
+            args.accum = args.total_batch_size // (args.batch_size * args.world_size)
+    """
+    report = read(tmp_path, script(options, dedent(body)))
+    assert [each.meaning for each in report.options] == ["batch_size", "accum", "global_batch_size"]
 
 
 @pytest.mark.parametrize(
@@ -453,6 +480,9 @@ NUMBERS = BATCH + '\np.add_argument("--lr", type=float)\np.add_argument("--accum
         ("SGD(m, lr=args.lr)\nlog.info('%s', vars(args))\ntorch.save({'args': args, 'm': m}, 'f')", True),
         ("SGD(m, lr=args.lr)\nfor k, v in vars(args).items():\n    print(k, v)", True),
         ("SGD(m, lr=args.lr)\nhelper.show(args)", True),
+        ("SGD(m, lr=args.lr)\nfrom helper import step\nstep(m, args.accum_steps)", True),
+        ("SGD(m, lr=args.lr)\nfrom helper import step\nstep(args.accum_steps, 1)", False),
+        ("import deepspeed\nSGD(m, lr=args.lr)\ndeepspeed.initialize(args=args, model=m)", True),
         ("SGD(m, lr=args.lr)\nhelper.use(args)", False),
         ("SGD(m, lr=args.lr)\nloss = loss / args.accum_steps", False),
         ("SGD(m, lr=args.lr)\nsteps = getattr(args, 'accum_steps')", False),
@@ -467,6 +497,7 @@ NUMBERS = BATCH + '\np.add_argument("--lr", type=float)\np.add_argument("--accum
 def test_an_accumulation_that_nothing_reads_is_none(tmp_path: Path, body: str, read_by_nothing: bool) -> None:
     """LlamaGen declares one so. What goes to a function of a library may be read there."""
     helper = "import lib\ndef show(options):\n    print(options)\ndef use(given):\n    lib.train(given)\n"
+    helper += "def step(model, accum):\n    model(1)  # / accum\n"
     report = read(tmp_path, "import helper\n" + script(NUMBERS, body), helper=helper)
     assert option(report, "--accum-steps").meaning == (None if read_by_nothing else "accum")
     clause = {"accum": "nothing reads `--accum-steps` (train.py:8)"} if read_by_nothing else {}
@@ -539,6 +570,15 @@ def test_a_rate_that_nothing_reads_is_none(tmp_path: Path, body: str, clause: st
     report = read(tmp_path, script(NUMBERS, body))
     assert option(report, "--lr").meaning == (None if clause else "lr")
     assert dict(report.instead).get("lr") == clause
+
+
+@pytest.mark.parametrize(("name", "meaning"), [("lr", "lr"), ("rate", None)])
+def test_a_file_that_is_imported_far_away_may_read_a_rate(tmp_path: Path, name: str, meaning: str | None) -> None:
+    """Only the files near the script are followed; that nothing reads an option is looked for in all of them."""
+    far = {f"m{number}": f"import m{number + 1}\n" for number in range(6)}
+    far |= {"m6": f"def go(o):\n    step(o.{name})\n", "used": "def data(o):\n    return load(o.batch_size)\n"}
+    body = "import m0, used\nused.data(args)\nSGD(m, lr=0.1)"
+    assert option(read(tmp_path, script(NUMBERS, body), **far), "--lr").meaning == meaning
 
 
 def test_the_accumulation_of_a_trainer_that_adds_its_own_options(tmp_path: Path) -> None:
