@@ -74,25 +74,28 @@ def script_spawns_processes(script: ScriptReport, launch: Launch) -> Iterator[Fi
 
 
 def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[Finding]:
-    """The script requires --local-rank, which torchrun does not pass.
+    """The script needs --local-rank, which torchrun does not pass.
 
     torch.distributed.launch appended it to the arguments; torchrun sets LOCAL_RANK in the environment of each rank and
-    passes the same arguments to all, so every rank ends with a usage error. Remedy: read LOCAL_RANK in the script, or
-    put a shell in between that passes the option.
+    passes the same arguments to all, so every rank ends with a usage error, or takes the GPU that the default names,
+    the same one. Remedy: read LOCAL_RANK in the script, or put a shell in between that passes the option.
     https://docs.pytorch.org/docs/stable/elastic/run.html#transitioning-from-torch-distributed-launch-to-torchrun
     """
-    if script.demands_local_rank is None:
+    options = [each for each in script.options if not set(_LOCAL_RANK_FLAGS).isdisjoint(each.flags)]
+    flag = next((flag for each in options for flag in each.flags if flag in _LOCAL_RANK_FLAGS), _LOCAL_RANK_FLAGS[0])
+    target, demanded, taken = launch.target, script.demands_local_rank, script.takes_local_rank
+    passed = target is not None and any(given(target.args, each, script.options) for each in options)
+    if demanded is None and (taken is None or passed or launch.topology.nproc_per_node.value == 1):
         return
-    spellings = [flag for option in script.options for flag in option.flags if flag in _LOCAL_RANK_FLAGS]
-    flag = spellings[0] if spellings else _LOCAL_RANK_FLAGS[0]
-    target = launch.target
-    yield error(
+    ends = "argparse ends the script with a usage error"
+    same = "with the option's default every rank of a node takes the same GPU"
+    yield (error if demanded else warning)(
         "script-demands-local-rank",
-        f"{script.path} requires `{flag}`, which torchrun does not pass",
-        why="torchrun sets LOCAL_RANK in the environment instead, and argparse ends the script with a usage error",
-        fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))` and without `required=True`; or let a '
-        f"shell pass it: {_shell_passes(script.path, flag, target)}",
-        where=str(script.demands_local_rank),
+        f"{script.path} {'requires' if demanded else 'chooses its GPU by'} `{flag}`, which torchrun does not pass",
+        why=f"torchrun sets LOCAL_RANK in the environment instead, and {ends if demanded else same}",
+        fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))`{" and without `required=True`" if demanded else ""}'
+        f"; or let a shell pass it: {_shell_passes(script.path, flag, target)}",
+        where=str(demanded or taken),
     )
 
 

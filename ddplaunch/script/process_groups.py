@@ -11,13 +11,14 @@ from ddplaunch.script.configured import is_training_arguments
 from ddplaunch.script.flow import TALK, Flow
 from ddplaunch.script.names import Function, FunctionNodes, as_text, at, dotted, keyword, last, string
 from ddplaunch.script.program import Program, is_main_guard
-from ddplaunch.script.reachable import ReachablePart
+from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
 from ddplaunch.script.report import FRAMEWORKS, DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 _TRANSFORMERS = re.compile(r"Trainer$|TrainingArguments$|^HfArgumentParser$")
 _LAUNCHERS = ("torchrun", "torch.distributed.launch", "torch.distributed.run", "accelerate launch")
 _RANK_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "GROUP_RANK"})
+_OWN_RANK = re.compile(r"[\"']LOCAL_RANK[\"']")
 _OF_MPI = frozenset({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "MV2_COMM_WORLD_RANK"})
 _ENVIRONMENT = re.compile("environ|getenv")
 _SETS_UP = frozenset({"init_process_group", "init_device_mesh"})
@@ -55,21 +56,6 @@ def _trains(names: Iterable[tuple[str, str]], text: str) -> bool:
     return any(_TRANSFORMERS.search(name) or is_training_arguments(f"trl.{name}") for name, _ in names) or (
         not names and re.search(r"\.\w*(?:Trainer|TrainingArguments)\b", text) is not None
     )
-
-
-def environment_names(part: ReachablePart) -> Iterator[str]:
-    """Yield the literal names of environment variables that the part reads."""
-    for node in part.of(ast.Subscript, ast.Call, ast.Compare) if _ENVIRONMENT.search(part.source.text) else ():
-        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and _is_environ(node.value, part):
-            name = string(node.slice)
-        elif isinstance(node, ast.Call) and node.args and _looks_up(node, part):
-            name = string(node.args[0])
-        elif isinstance(node, ast.Compare) and any(_is_environ(item, part) for item in node.comparators):
-            name = string(node.left)
-        else:
-            continue
-        if name is not None:
-            yield name
 
 
 # Fields of ``ddplaunch.current()`` that are numbers of the plan.
@@ -123,16 +109,6 @@ def _function_over(node: ast.AST | None, part: ReachablePart) -> ast.expr | None
     return parent.func if isinstance(parent, ast.Call) and parent.func is not node else None
 
 
-def _is_environ(node: ast.AST, part: ReachablePart) -> bool:
-    return dotted(node, part.aliases) == "os.environ"
-
-
-def _looks_up(call: ast.Call, part: ReachablePart) -> bool:
-    if dotted(call.func, part.aliases) == "os.getenv":
-        return True
-    return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and _is_environ(call.func.value, part)
-
-
 @dataclass(frozen=True)
 class GroupSetUp:
     """How a script's ranks come to know of each other.
@@ -179,6 +155,20 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
                 return GroupSetUp(off=at(call, part.source), switches=switches, condition=as_text(obstacle[0]))
     started = next(iter(outside.spawns), None) if _SPAWN in obstacles else None
     return GroupSetUp() if started is None else GroupSetUp(at(started[0], started[1].source), True)
+
+
+def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: DeclaredOption) -> DeclaredAt | None:
+    """Return where the script takes its GPU from ``option``, its local rank, and from nothing that torchrun sets."""
+    if option.computed or any(_OWN_RANK.search(part.source.text) for part in parts):
+        return None
+    for part in parts:
+        for call in part.calls_of("set_device", "device", "cuda", "to", "DistributedDataParallel", "DDP"):
+            chosen = [keyword(call, "device_ids")] if last(call.func) in ("DistributedDataParallel", "DDP") else call.args
+            nodes = (node for item in chosen if item is not None for node in ast.walk(item))
+            named = (node for node in nodes if isinstance(node, (ast.Name, ast.Attribute)))
+            if any(flow.made_of(node, part) == {option.dest} for node in named) and flow.known.runs(call, part):
+                return at(call, part.source)
+    return None
 
 
 def _set_ups(parts: Sequence[ReachablePart]) -> list[tuple[ast.Call, ReachablePart]]:
@@ -313,7 +303,7 @@ def _says_rank(call: ast.Call) -> bool:
 def _sets_rank(part: ReachablePart) -> bool:
     """Return whether a part says itself which rank it is: ``os.environ["RANK"] = str(rank)``."""
     nodes = (node for node in part.of(ast.Subscript) if isinstance(node, ast.Subscript))
-    own = (node for node in nodes if isinstance(node.ctx, ast.Store) and _is_environ(node.value, part))
+    own = (node for node in nodes if isinstance(node.ctx, ast.Store) and is_environ(node.value, part))
     return any(string(node.slice) == "RANK" for node in own)
 
 

@@ -6,16 +6,19 @@ Functions that nothing refers to, and the `main` of an imported module, may decl
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 
-from ddplaunch.script.names import aliases_of, dotted
+from ddplaunch.script.names import aliases_of, dotted, string
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
 
 # Three of four nodes are of these kinds, for which few look.
 _SMALL: frozenset[type[ast.AST]] = frozenset({ast.Name, ast.Constant, ast.Attribute, ast.keyword, ast.arg})
+_ENVIRONMENT = re.compile("environ|getenv")
 _Definition = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
@@ -70,6 +73,32 @@ class ReachablePart:
     @cached_property
     def _of_kinds(self) -> dict[tuple[type[ast.AST], ...], tuple[ast.AST, ...]]:
         return {}
+
+
+def environment_names(part: ReachablePart) -> Iterator[str]:
+    """Yield the literal names of environment variables that the part reads."""
+    for node in part.of(ast.Subscript, ast.Call, ast.Compare) if _ENVIRONMENT.search(part.source.text) else ():
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and is_environ(node.value, part):
+            name = string(node.slice)
+        elif isinstance(node, ast.Call) and node.args and _looks_up(node, part):
+            name = string(node.args[0])
+        elif isinstance(node, ast.Compare) and any(is_environ(item, part) for item in node.comparators):
+            name = string(node.left)
+        else:
+            continue
+        if name is not None:
+            yield name
+
+
+def is_environ(node: ast.AST, part: ReachablePart) -> bool:
+    """Return whether this is ``os.environ``."""
+    return dotted(node, part.aliases) == "os.environ"
+
+
+def _looks_up(call: ast.Call, part: ReachablePart) -> bool:
+    if dotted(call.func, part.aliases) == "os.getenv":
+        return True
+    return isinstance(call.func, ast.Attribute) and call.func.attr == "get" and is_environ(call.func.value, part)
 
 
 def reachable_parts(program: Program) -> list[ReachablePart]:

@@ -19,14 +19,14 @@ from ddplaunch.script.meaning import ambiguous, candidate, instead, understood, 
 from ddplaunch.script.names import dotted, last, records_of, string
 from ddplaunch.script.process_groups import (
     asked_for,
-    environment_names,
+    device_from_option,
     framework,
     initialisation,
     rank_of_another_launcher,
     ranks_of,
 )
 from ddplaunch.script.program import Program, add_classes, follow, show
-from ddplaunch.script.reachable import ReachablePart, reachable_parts
+from ddplaunch.script.reachable import ReachablePart, environment_names, reachable_parts
 from ddplaunch.script.report import FRAMEWORKS, HARMLESS, OWN_WAYS, DeclaredAt, DeclaredOption, Import, ScriptReport
 from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
 
@@ -88,7 +88,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args)}, torch)
     options = tuple(_under_conditions(options, known, parts))
     required = [option for option in options if option.required and option.default is None]
-    demanding = [option for option in required if _LOCAL_RANK & set(option.flags)]
+    local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
     used = framework(program)
     initialised = initialisation(program)
     if initialised is None and used is not None:
@@ -111,7 +111,8 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         ranks_from=rank_of_another_launcher(parts, flow),
         switched_off=ranks.off if used is None else None,
         switches=ranks.switches if used is None else (),
-        demands_local_rank=demanding[0].at if demanding else None,
+        demands_local_rank=local.at if local is not None and local in required else None,
+        takes_local_rank=device_from_option(parts, flow, local) if local is not None and used is None else None,
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=asked_for(parts, flow),
         ambiguous=ambiguous(meant, final),

@@ -115,7 +115,7 @@ class ScriptReport:
     ``ranks_from`` is what the script takes its rank from if torchrun does not set it (MPI, Horovod), and where.
     ``switched_off`` is where a process group would be set up if the ``switches``, spellings of options, had other
     values than in this launch. ``demands_local_rank`` is a
-    *required* ``--local-rank``/``--local_rank`` option. ``reads_env`` are the names of environment variables that
+    *required* ``--local-rank``/``--local_rank`` option, ``takes_local_rank`` where the GPU is chosen by one alone. ``reads_env`` are the names of environment variables that
     appear as literals in environment look-ups, ``asks_for`` the numbers that are read from ``ddplaunch.current()``.
     ``ambiguous`` are meanings that several options could have, with these.
     ``instead`` says for meanings that no option has what the source has in its place, as a clause.
@@ -135,6 +135,7 @@ class ScriptReport:
     switched_off: DeclaredAt | None = None
     switches: tuple[str, ...] = ()
     demands_local_rank: DeclaredAt | None = None
+    takes_local_rank: DeclaredAt | None = None
     reads_env: tuple[str, ...] = ()
     asks_for: tuple[str, ...] = ()
     ambiguous: tuple[tuple[Meaning, tuple[str, ...]], ...] = ()

@@ -85,6 +85,17 @@ def test_script_demands_local_rank() -> None:
     assert found(CHECKS, "script-demands-local-rank", script=optional) is None
 
 
+def test_a_gpu_that_only_the_local_rank_option_chooses() -> None:
+    report = healthy_script(options=(DeclaredOption(("--local_rank",), HERE),), takes_local_rank=HERE)
+    finding = found(CHECKS, "script-demands-local-rank", script=report)
+    assert finding and finding.severity is Severity.WARNING
+    assert "chooses its GPU by `--local_rank`" in finding.what and '--local_rank "$LOCAL_RANK"' in finding.fix
+    assert "required" not in finding.fix
+    assert found(CHECKS, "script-demands-local-rank", launch=healthy_launch(1), script=report) is None
+    passed = healthy_launch(target=Target("script", "train.py", ("--local_rank", "0")))  # contradicts the launch
+    assert found(CHECKS, "script-demands-local-rank", launch=passed, script=report) is None
+
+
 def test_the_shell_line_for_local_rank_runs_as_printed() -> None:
     """Pasted into a shell, with echo in python's place, it passes the arguments and the rank on unharmed."""
     import subprocess

@@ -477,3 +477,30 @@ SETS_RANK = "os.environ['RANK'] = str(MPI.COMM_WORLD.Get_rank())\ndist.init_proc
 def test_the_rank_of_another_launcher(tmp_path: Path, body: str, asked: tuple[str, int] | None) -> None:
     found = read(tmp_path, body).ranks_from
     assert (found and (found[0], found[1].line)) == asked
+
+
+DEVICE = "import argparse, os, torch\np = argparse.ArgumentParser()\np.add_argument('--local_rank', type=int, default=0)\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ("args = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n", 5),
+        ("args = p.parse_args()\ndevice = torch.device('cuda', args.local_rank)\n", 5),
+        ("args = p.parse_args()\nd = torch.device(f'cuda:{args.local_rank}')\n", 5),
+        ("args = p.parse_args()\ncfg = Config()\ncfg.RANK_HERE = args.local_rank\ntorch.cuda.set_device(cfg.RANK_HERE)", 7),
+        ("def run(gpu):\n    DDP(model, device_ids=[gpu])\nrun(p.parse_args().local_rank)\n", 5),
+        ("args = p.parse_args()\nprint(args.local_rank)\n", None),
+        ("args = p.parse_args()\nif args.local_rank > 0:\n    torch.cuda.set_device(args.local_rank)\n", None),
+        (
+            "args = p.parse_args()\nargs.local_rank = int(os.environ['LOCAL_RANK'])\n"
+            "torch.cuda.set_device(args.local_rank)\n",
+            None,
+        ),
+        ("args = p.parse_args()\nargs.gpu = int(os.environ['RANK'])\ntorch.cuda.set_device(args.gpu)\n", None),
+        ("import accelerate\nargs = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n", None),
+    ],
+)
+def test_where_an_option_alone_chooses_the_gpu(tmp_path: Path, body: str, line: int | None) -> None:
+    found = read(tmp_path, DEVICE + body).takes_local_rank
+    assert (None if found is None else found.line) == line
