@@ -89,12 +89,13 @@ def script_demands_local_rank(script: ScriptReport, launch: Launch) -> Iterator[
         return
     ends = "argparse ends the script with a usage error"
     same = "with the option's default every rank of a node takes the same GPU"
+    optional = " and without `required=True`" if demanded else ""
     yield (error if demanded else warning)(
         "script-demands-local-rank",
         f"{script.path} {'requires' if demanded else 'chooses its GPU by'} `{flag}`, which torchrun does not pass",
         why=f"torchrun sets LOCAL_RANK in the environment instead, and {ends if demanded else same}",
-        fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))`{" and without `required=True`" if demanded else ""}'
-        f"; or let a shell pass it: {_shell_passes(script.path, flag, target)}",
+        fix=f'declare it with `default=int(os.environ.get("LOCAL_RANK", 0))`{optional}; or let a '
+        f"shell pass it: {_shell_passes(script.path, flag, target)}",
         where=str(demanded or taken),
     )
 
@@ -222,10 +223,11 @@ def distributed_switch_off(script: ScriptReport, launch: Launch) -> Iterator[Fin
         return
     args = launch.target.args if launch.target else ()
     passed = {flag for each in script.options if given(args, each, script.options) for flag in each.flags}
-    switches = [flag for flag in script.switches if flag not in passed] or script.switches
-    fix = f"pass what turns it on behind `--`: {listed([f'`{flag}`' for flag in switches], last=' or ')}"
-    if len(switches) == 1:
-        fix = f"pass `{switches[0]}` behind `--` as the script wants it for several processes"
+    switches = [flag for flag in script.switches if flag not in passed]
+    named = listed([f"`{flag}`" for flag in switches or script.switches], last=" or ")
+    fix = f"pass {named} behind `--` as the script wants it for several processes"
+    if not switches:
+        fix = f"leave {named} out, or give it another value"
     own = next((flag for flag in switches if flag in _LOCAL_RANK_FLAGS), "")  # one literal value is that of all ranks
     if own and launch.target is not None and launch.target.kind == "script":
         fix = f"let a shell pass each rank its own: {_shell_passes(script.path, own, launch.target)}"

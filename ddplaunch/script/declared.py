@@ -22,7 +22,9 @@ from ddplaunch.script.names import (
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import DeclaredAt, DeclaredOption
 
-_NO_VALUE = frozenset({"store_true", "store_false", "store_const", "append_const", "count", "help", "version"})
+#: The kind of a switch that turns something off.
+STORE_FALSE = "store_false"
+_NO_VALUE = frozenset({"store_true", STORE_FALSE, "store_const", "append_const", "count", "help", "version"})
 _NO_VALUE |= {"BooleanOptionalAction"}
 
 
@@ -75,9 +77,9 @@ def _argparse_option(part: ReachablePart, call: ast.Call, flags: list[str], subc
         at(call, part.source),
         takes_value=not no_value,
         required=is_true(keyword(call, "required")),
-        default=literal(default, part.source),
+        default="True" if action == STORE_FALSE and default is None else literal(default, part.source),
         computed=is_computed(default),
-        kind=last(keyword(call, "type")) or None,
+        kind=STORE_FALSE if action == STORE_FALSE else last(keyword(call, "type")) or None,
         help=text_of(keyword(call, "help")),
         dest=string(keyword(call, "dest")) or destination(flags),
         fillable=not several and not subcommand,
@@ -277,7 +279,7 @@ def _values(args: list[str], option: DeclaredOption, declared: Sequence[Declared
         name, equals, attached = token.partition("=")
         if _names(name, option, declared):
             if not option.takes_value:
-                yield "False" if _is_negation(name, option) else "True"
+                yield "False" if option.kind == STORE_FALSE or _is_negation(name, option) else "True"
             elif equals:
                 yield attached
             elif position + 1 < len(args) and _is_value(args[position + 1]):

@@ -33,11 +33,15 @@ from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOpti
 from ddplaunch.values.frozen import dataclass
 
 _WORLD_NAME = re.compile(
-    r"(?i)_?(?:world_?size|num_?(?:tasks|processes|ranks|replicas|workers_total)|n_?(?:procs|ranks)|nprocs?)"
+    r"(?i)_?(?:world_?size|num_?(?:tasks|processes|ranks|replicas|workers_total)|n_?(?:procs|ranks)|nprocs?"
+    r"|(?:total|all)_(?:n_?|num_?)?(?:gpus|ranks|devices|processes))"
 )
 _LOCAL_NAME = re.compile(
     r"(?i)_?(?:n_?gpus?(?:_per_node)?|num_?gpus?(?:_per_node)?|gpus?_(?:num|count)|device_count|local_world_size)"
 )
+_DEVICE_LIST = re.compile(r"(?i)_?(?:\w+_)?(?:gpu|device|cuda)(?:s|_?ids?|_list)")
+#: The symbol of how many devices a list of the script's own names.
+UNREAD_DEVICES = "?devices"
 _WORLD_CALLS = frozenset({"get_world_size", "num_processes", "get_data_parallel_world_size", "get_ddp_world_size"})
 _THROUGH = frozenset({"int", "float", "round", "max", "min", "abs", "ceil", "floor", "str", "tensor"})
 _ROOTS = frozenset({"sqrt"})
@@ -287,6 +291,8 @@ class Flow:
             yield from (product.raised(0.5) for product in self._products(node.args[0], part, depth))
         elif name == "pow" and len(node.args) == 2:
             yield from self._binary(node.args[0], ast.Pow(), node.args[1], part, depth)
+        elif name == "len" and node.args and _DEVICE_LIST.fullmatch(last(node.args[0])):
+            yield Product(powers=((UNREAD_DEVICES, 1.0),))
         elif name == "getattr" and len(node.args) > 1 and string(node.args[1]):
             yield from self._symbol(string(node.args[1]) or "", node, part, depth)
         else:

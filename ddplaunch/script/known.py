@@ -113,6 +113,14 @@ class Known:
         """Return whether ``node`` stands under a condition that cannot be decided, other than the main guard."""
         return any(self.decide(test, part) is None for test, _ in self.conditions(node, part))
 
+    def likely(self, node: ast.AST, part: ReachablePart) -> bool:
+        """Return whether the conditions around ``node`` are switches of the user's, all set as it needs them.
+
+        The script may still change one of them where nobody can tell.
+        """
+        around = [(test, wanted) for test, wanted in self.conditions(node, part) if self.decide(test, part) is None]
+        return bool(around) and all(self._options.get(last(test)) is wanted for test, wanted in around)
+
     def decide(self, test: ast.expr, part: ReachablePart) -> bool | None:
         """Return whether the condition holds, or None."""
         if id(test) not in self._decided:

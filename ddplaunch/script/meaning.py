@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ddplaunch.script.constants import LOADERS, constant, handed_on, numbers_in, without_effect
-from ddplaunch.script.flow import Flow, Use
-from ddplaunch.script.names import is_one_of_names, meaning_of
+from ddplaunch.script.flow import UNREAD_DEVICES, Flow, Use
+from ddplaunch.script.names import is_number, is_one_of_names, last_word, meaning_of
 from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning
 
 _UNSURE = frozenset(
@@ -51,12 +51,12 @@ def candidate(option: DeclaredOption) -> Meaning | None:
     if not option.fillable or not option.takes_value or _SET_ITSELF.search(option.help):
         return None
     for flag in option.flags:
-        name = flag.lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+        name = last_word(flag)
         meaning = meaning_of(name) if flag.startswith("--") or len(name) > 1 else None
         if meaning is None:
             continue
         if not _fits(name, meaning, option):
-            ratio = meaning == "warmup_steps" and (option.kind == "float" or _is_number(option.default or ""))
+            ratio = meaning == "warmup_steps" and (option.kind == "float" or is_number(option.default or ""))
             return "warmup_ratio" if ratio else None
         return _by_help(name, meaning, option)
     return None
@@ -71,7 +71,7 @@ def _fits(name: str, meaning: str, option: DeclaredOption) -> bool:
         return option.kind != "int"
     if name in _UNSURE or (not is_one_of_names(name) and not re.search("size|bs|lr|rate|warm|acc", name)):
         return option.kind == "int" or (option.kind is None and integral)
-    fraction = default is not None and _is_number(default) and not integral
+    fraction = default is not None and is_number(default) and not integral
     return meaning == "warmup_epochs" or (option.kind != "float" and not fraction)
 
 
@@ -85,14 +85,6 @@ def _by_help(name: str, meaning: str, option: DeclaredOption) -> Meaning | None:
     ):
         return None
     return meaning  # type: ignore[return-value]  # a meaning
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[DeclaredOption]:
@@ -164,10 +156,14 @@ def _rule(uses: Sequence[Use], batches: Sequence[str], accums: Sequence[str]) ->
 
 
 def _is_unread(name: str) -> bool:
-    """Return whether a symbol is a name of samples or accumulation whose value was not found."""
+    """Return whether a symbol is a name of samples, accumulation or devices whose value was not found."""
     if not name.startswith("?"):
         return False
-    return meaning_of(name[1:].replace("_", "-").lower()) in ("batch_size", "global_batch_size", "accum")
+    return name == UNREAD_DEVICES or meaning_of(name[1:].replace("_", "-").lower()) in (
+        "batch_size",
+        "global_batch_size",
+        "accum",
+    )
 
 
 def _rank(powers: Sequence[tuple[str, float]]) -> tuple[int, int]:
@@ -315,7 +311,7 @@ def _plain(options: Sequence[DeclaredOption]) -> str | None:
 
 
 def _name(option: DeclaredOption) -> str:
-    return option.flags[0].lstrip("-").rpartition(".")[2].replace("_", "-").lower()
+    return last_word(option.flags[0])
 
 
 _SECONDS_OR_TOKENS = re.compile(

@@ -321,3 +321,17 @@ def meaning_of(name: str) -> str | None:
 def is_one_of_names(name: str) -> bool:
     """Return whether a name stands in the list of names, with no pattern that it follows."""
     return name in _MEANINGS
+
+
+def last_word(flag: str) -> str:
+    """Return the end of a flag or key in lower case with dashes: ``batch-size`` of ``--data.batch_size``."""
+    return flag.lstrip("-").replace(":", ".").rpartition(".")[2].replace("_", "-").lower()
+
+
+def is_number(text: str) -> bool:
+    """Return whether a text reads as a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -144,7 +144,8 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
         if started is not None:
             return GroupSetUp(at(started[0], started[1].source), alone=bool(set_ups), unsure=not set_ups)
     if not alone or certain is not None:
-        return GroupSetUp()
+        likely = next((each for each in outside.spawns if flow.known.likely(*each)), None) if certain is None else None
+        return GroupSetUp() if likely is None else GroupSetUp(at(likely[0], likely[1].source), unsure=True)
     if set_ups and outside.spawns and not any(outside.is_reached(call, part) for call, part in set_ups):
         return GroupSetUp(at(outside.spawns[0][0], outside.spawns[0][1].source), True)
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
@@ -163,10 +164,14 @@ def device_from_option(parts: Sequence[ReachablePart], flow: Flow, option: Decla
         return None
     for part in parts:
         for call in part.calls_of("set_device", "device", "cuda", "to", "DistributedDataParallel", "DDP"):
-            chosen = [keyword(call, "device_ids")] if last(call.func) in ("DistributedDataParallel", "DDP") else call.args
+            chosen = (
+                [keyword(call, "device_ids")] if last(call.func) in ("DistributedDataParallel", "DDP") else call.args
+            )
             nodes = (node for item in chosen if item is not None for node in ast.walk(item))
             named = (node for node in nodes if isinstance(node, (ast.Name, ast.Attribute)))
-            if any(flow.made_of(node, part) == {option.dest} for node in named) and flow.known.runs(call, part):
+            if any(flow.made_of(node, part) == frozenset({option.dest}) for node in named) and flow.known.runs(
+                call, part
+            ):
                 return at(call, part.source)
     return None
 

@@ -14,7 +14,7 @@ from ddplaunch.script.configuration.overrides import configuration
 from ddplaunch.script.configured import configured_options, tap_options
 from ddplaunch.script.declared import absl_options, argparse_options, docopt_options, given, lightning_options
 from ddplaunch.script.flow import Flow
-from ddplaunch.script.known import Known, known_value
+from ddplaunch.script.known import UNKNOWN, Known, known_value
 from ddplaunch.script.meaning import ambiguous, candidate, instead, understood, without_ambiguous
 from ddplaunch.script.names import dotted, last, records_of, string
 from ddplaunch.script.process_groups import (
@@ -85,7 +85,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         flow = Flow(program, parts)
     options = config.added_to(declared)
     flow.forget(config.settled)
-    known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args)}, torch)
+    known = flow.use_conditions(options, {**dict(config.facts), **_known_values(options, args, parts)}, torch)
     options = tuple(_under_conditions(options, known, parts))
     required = [option for option in options if option.required and option.default is None]
     local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
@@ -93,7 +93,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     initialised = initialisation(program)
     if initialised is None and used is not None:
         initialised = used[1]
-    ranks = ranks_of(parts, flow, options)
+    ranks = ranks_of(parts, flow, (*options, *config.switches))
     if used is None and not _LOCAL_RANK.isdisjoint(ranks.switches):
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
     meant = tuple(understood(options, flow))
@@ -124,22 +124,29 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     )
 
 
-def _known_values(options: Sequence[DeclaredOption], args: Sequence[str]) -> dict[str, object]:
+def _known_values(
+    options: Sequence[DeclaredOption], args: Sequence[str], parts: Sequence[ReachablePart]
+) -> dict[str, object]:
     """Return the values that options will have, as far as they show: what is passed, or a literal default.
 
     An option that a number of the plan may be passed to, and that has no number by default, can have any value.
     """
-    passed = {option.dest: given(args, option, options) for option in options}
-    values = {
-        option.dest: known_value(option.default, passed[option.dest], option.takes_value)
-        for option in options
-        if passed[option.dest] or not option.computed
-    }
+    values: dict[str, object] = {}
+    passed: set[str] = set()
+    for option in options:
+        words = given(args, option, options)
+        if words or (option.dest not in values and not option.computed):  # of one destination the first default holds
+            values[option.dest] = known_value(option.default, words, option.takes_value)
+        passed.update({option.dest} if words else ())
+    for part in parts:
+        for item in (each for call in part.calls_of("set_defaults") for each in call.keywords):
+            if item.arg in values and item.arg not in passed:
+                values[item.arg] = item.value.value if isinstance(item.value, ast.Constant) else UNKNOWN
     empty = {
         name for name, value in values.items() if value is None or (isinstance(value, (int, float)) and value <= 0)
     }
     for option in options:
-        if option.dest in empty and not passed[option.dest] and candidate(option) not in (None, "world_size"):
+        if option.dest in empty and option.dest not in passed and candidate(option) not in (None, "world_size"):
             values.pop(option.dest, None)
     return values
 

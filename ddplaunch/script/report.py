@@ -114,9 +114,10 @@ class ScriptReport:
     process group is set up but between these, ``spawns_unsure`` whether it might leave that under torchrun.
     ``ranks_from`` is what the script takes its rank from if torchrun does not set it (MPI, Horovod), and where.
     ``switched_off`` is where a process group would be set up if the ``switches``, spellings of options, had other
-    values than in this launch. ``demands_local_rank`` is a
-    *required* ``--local-rank``/``--local_rank`` option, ``takes_local_rank`` where the GPU is chosen by one alone. ``reads_env`` are the names of environment variables that
-    appear as literals in environment look-ups, ``asks_for`` the numbers that are read from ``ddplaunch.current()``.
+    values than in this launch. ``demands_local_rank`` is a *required* ``--local-rank``/``--local_rank`` option,
+    ``takes_local_rank`` where such a one alone chooses the GPU. ``reads_env`` are the names of environment variables
+    that appear as literals in environment look-ups, ``asks_for`` the numbers that are read from
+    ``ddplaunch.current()``.
     ``ambiguous`` are meanings that several options could have, with these.
     ``instead`` says for meanings that no option has what the source has in its place, as a clause.
     ``configs`` are the configuration files whose keys are among the options or their defaults. ``code`` has the files

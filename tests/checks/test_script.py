@@ -70,9 +70,13 @@ def test_distributed_switch_off_names_what_is_left_to_pass() -> None:
     report = healthy_script(switched_off=HERE, switches=("--resume", "--local_rank"))
     finding = found(CHECKS, "distributed-switch-off", launch=launch, script=report)
     assert finding and "local_rank" in finding.fix and "$LOCAL_RANK" in finding.fix
+    report = replace(report, switches=("-opt",), options=(option,))
+    finding = found(CHECKS, "distributed-switch-off", launch=launch, script=report)
+    assert finding and finding.fix == "leave `-opt` out, or give it another value"
+    report = replace(report, switches=("--resume", "--local_rank"), options=())
     module = healthy_launch(target=Target("module", "pkg.train", ()))
     finding = found(CHECKS, "distributed-switch-off", launch=module, script=report)
-    assert finding and finding.fix.endswith("`--resume` or `--local_rank`")
+    assert finding and finding.fix.startswith("pass `--resume` or `--local_rank` behind")
 
 
 def test_script_demands_local_rank() -> None:

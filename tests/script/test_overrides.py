@@ -683,3 +683,75 @@ def test_a_file_that_cannot_be_read_or_has_no_keys_is_left_alone(tmp_path: Path,
     found = launched(tmp_path, "--config", "a.yaml")
     assert found.args == ("--batch-size", "8", "--config", "a.yaml")
     assert "lr" in [each.number for each in found.missing]
+
+
+BY_HAND = """
+    import argparse, yaml
+    import torch.distributed as dist
+    p = argparse.ArgumentParser()
+    p.add_argument("--cfg")
+    p.add_argument({option}, nargs={nargs})
+    args = p.parse_args()
+    cfg = yaml.safe_load(open(args.cfg))
+    {body}
+    if cfg.train.parallel:
+        dist.init_process_group("gloo")
+        cfg.train.batch_size //= dist.get_world_size()
+"""
+PAIRS = """def merge(cfg, words):
+        for key, value in zip(words[0::2], words[1::2]):
+            put(cfg, key.split("."), value)
+    merge(cfg, args.opts)"""
+SPLIT = """for word in args.set or ():
+        keys, value = word.split("=")
+        put(cfg, keys.split(":"), value)"""
+
+
+@pytest.mark.parametrize(
+    ("option", "nargs", "body", "words"),
+    [
+        ('"opts"', "argparse.REMAINDER", PAIRS, ("train.batch_size", "{batch}", "train.lr", "0.004")),
+        (
+            '"--set", dest="opts"',
+            "'*'",
+            PAIRS,
+            ("--set", "train.batch_size", "{batch}", "train.lr", "0.004"),
+        ),
+        ('"opts"', "argparse.REMAINDER", "from lib import cfg_from_list; cfg_from_list(args.opts, cfg)", None),
+        ('"--set"', "'+'", SPLIT, ("--set", "train:batch_size={batch}", "train:lr=0.004")),
+    ],
+)
+def test_words_that_a_script_merges_by_hand(
+    tmp_path: Path, option: str, nargs: str, body: str, words: tuple[str, ...] | None
+) -> None:
+    text = BY_HAND.format(option=option, nargs=nargs, body=body)
+    write(tmp_path, {"train.py": text, "a.yaml": "train:\n  batch_size: 2\n  lr: 0.1\n  parallel: false\n"})
+    wanted = words or ("train.batch_size", "{batch}", "train.lr", "0.004")
+    assert launched(tmp_path, "--cfg", "a.yaml").args == (
+        "--cfg",
+        "a.yaml",
+        *(word.format(batch=8) for word in wanted),
+    )
+    off = read(tmp_path, "--cfg", "a.yaml")
+    assert off.switched_off and ("train:parallel" if ":" in wanted[-1] else "train.parallel") in off.switches
+
+
+def test_a_switch_of_the_configuration_that_an_argument_overrides(tmp_path: Path) -> None:
+    text = BY_HAND.format(option='"opts"', nargs="'*'", body=PAIRS)
+    write(tmp_path, {"train.py": text, "a.yaml": "train:\n  batch_size: 2\n  lr: 0.1\n  parallel: false\n"})
+    given = ("--cfg", "a.yaml", "train.parallel", "True")
+    assert launched(tmp_path, *given).args == (*given, "train.batch_size", "32", "train.lr", "0.004")
+    assert read(tmp_path, *given).switched_off is None
+
+
+def test_files_that_a_yaml_file_is_based_on(tmp_path: Path) -> None:
+    base = "_BASE_: {loop}\nSOLVER:\n  IMS_PER_BATCH: 16\n  BASE_LR: 0.1\n"
+    files = {
+        "train.py": DETECTRON.format(overrides="pass"),
+        "conf/base.yaml": base.format(loop="deep/a.yaml"),
+        "conf/deep/a.yaml": "_BASE_: ../base.yaml\nSOLVER:\n  BASE_LR: 0.2\n",
+    }
+    write(tmp_path, files)
+    options = {each.flags[0]: each for each in read(tmp_path, "--config-file", "conf/deep/a.yaml").options}
+    assert options["SOLVER.BASE_LR"].default == "0.2" and str(options["SOLVER.BASE_LR"].at) == "conf/deep/a.yaml:3"
+    assert str(options["SOLVER.IMS_PER_BATCH"].at) == "conf/base.yaml:3"

@@ -340,12 +340,22 @@ def test_a_process_group_outside_of_own_processes_is_none_of_them(tmp_path: Path
     assert (report.spawns, report.spawns_alone, report.switched_off) == (None, False, None)
 
 
+# A switch that the script turns off where that cannot be known.
+OWN_RANKS = (
+    "def work(rank):\n    dist.init_process_group('nccl', rank=rank)\n"
+    "p = argparse.ArgumentParser()\np.add_argument('--spawn', action='store_false')\nargs = p.parse_args()\n"
+    "if unknown():\n    args.spawn = False\nif args.spawn:\n    mp.spawn(work, nprocs=4)\nelse:\n    work(0)\n"
+)
+
+
 @pytest.mark.parametrize(
     ("body", "line", "unsure"),
     [
         (SETS + "run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", 8, True),
         ("run = mp.start_processes\nif config.local:\n    run(work, nprocs=config.gpus)\n", None, False),
         (SETS + READS + "if config.local:\n    mp.spawn(work, nprocs=config.gpus)\n", None, False),
+        (READS + OWN_RANKS, 15, True),
+        (READS + OWN_RANKS.replace("store_false", "store_true"), None, False),
         (SETS + PARSE + "if 1 and args.n_gpu == 2:\n    mp.spawn(work, nprocs=4)\n", None, False),
         ("import submitit\nexecutor = submitit.AutoExecutor('jobs')\nexecutor.submit(work)\n", 5, False),
         (READS + "import submitit\ne = submitit.AutoExecutor('a')\ndist.init_process_group()\n", 8, False),
@@ -360,6 +370,11 @@ def test_ranks_that_a_script_likely_starts_or_submits_itself(
 
 
 SWITCH = "p.add_argument('--distributed', action='store_true')\nargs = p.parse_args()\n"
+OFF = "p.add_argument('--single', dest='distributed', action='store_false')\nargs = p.parse_args()\n"
+BOTH = (
+    "p.add_argument('--ddp', dest='distributed', action='store_true')\n"
+    "p.add_argument('--no-ddp', dest='distributed', action='store_false')\nargs = p.parse_args()\n"
+)
 RANK = "p.add_argument('--local_rank', type=int, default=-1)\nargs = p.parse_args()\n"
 URL = (
     "p.add_argument('--dist-url', default='tcp://10.0.0.1:1')\np.add_argument('--world-size', type=int, default=-1)\n"
@@ -376,6 +391,16 @@ GUARDED = "def main():\n    if args.distributed:\n        dist.init_process_grou
         (SWITCH + GUARDED, ["--distributed"], ()),
         (SWITCH + "args.distributed = os.environ.get('WORLD_SIZE', '1') != '1'\n" + GUARDED, [], ()),
         (RANK + "args.distributed = args.local_rank != -1\n" + GUARDED, [], ("--local_rank",)),
+        (OFF + GUARDED, [], ()),
+        (OFF + GUARDED, ["--single"], ("--single",)),
+        (BOTH + GUARDED, [], ("--ddp", "--no-ddp")),
+        (BOTH + GUARDED, ["--ddp"], ()),
+        (BOTH.replace("args =", "p.set_defaults(distributed=True)\nargs =") + GUARDED, [], ()),
+        (
+            BOTH.replace("args =", "p.set_defaults(distributed=True)\nargs =") + GUARDED,
+            ["--no-ddp"],
+            ("--ddp", "--no-ddp"),
+        ),
         (URL + GUARDED, [], ("--dist-url", "--world-size")),
         (URL + GUARDED, ["--dist-url", "env://"], ()),
         (SWITCH + "if 'RANK' in os.environ:\n    dist.init_process_group('nccl')\n", [], ()),
@@ -479,7 +504,9 @@ def test_the_rank_of_another_launcher(tmp_path: Path, body: str, asked: tuple[st
     assert (found and (found[0], found[1].line)) == asked
 
 
-DEVICE = "import argparse, os, torch\np = argparse.ArgumentParser()\np.add_argument('--local_rank', type=int, default=0)\n"
+DEVICE = (
+    "import argparse, os, torch\np = argparse.ArgumentParser()\np.add_argument('--local_rank', type=int, default=0)\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -488,7 +515,10 @@ DEVICE = "import argparse, os, torch\np = argparse.ArgumentParser()\np.add_argum
         ("args = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n", 5),
         ("args = p.parse_args()\ndevice = torch.device('cuda', args.local_rank)\n", 5),
         ("args = p.parse_args()\nd = torch.device(f'cuda:{args.local_rank}')\n", 5),
-        ("args = p.parse_args()\ncfg = Config()\ncfg.RANK_HERE = args.local_rank\ntorch.cuda.set_device(cfg.RANK_HERE)", 7),
+        (
+            "args = p.parse_args()\nc = Config()\nc.HERE = args.local_rank\ntorch.cuda.set_device(c.HERE)",
+            7,
+        ),
         ("def run(gpu):\n    DDP(model, device_ids=[gpu])\nrun(p.parse_args().local_rank)\n", 5),
         ("args = p.parse_args()\nprint(args.local_rank)\n", None),
         ("args = p.parse_args()\nif args.local_rank > 0:\n    torch.cuda.set_device(args.local_rank)\n", None),

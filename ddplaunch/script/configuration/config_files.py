@@ -24,6 +24,7 @@ from ddplaunch.values.frozen import dataclass
 ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".py")
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
+_BASE = re.compile(r"(?i)_+base(?:_config)?_*")
 _DEPTH = 12
 _MOST_FILES, _MOST_ENTRIES = 100, 5000
 
@@ -56,7 +57,7 @@ def read_entries(path: Path, shown: str) -> list[Entry]:
             return list(_toml(read.text, shown))
         if path.suffix == ".json":
             return list(_json(read.text, shown))
-        return list(islice(_yaml(read.text, shown), _MOST_ENTRIES))
+        return list(islice(_yaml(path, read.text, shown), _MOST_ENTRIES))
     except (ValueError, RecursionError, OSError):  # what its own reader would refuse too
         return []
 
@@ -113,9 +114,20 @@ def _compose(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _yaml(text: str, shown: str) -> Iterator[Entry]:
-    lines = text.splitlines()
-    for key, node in _scalars(_compose(text)):
+def _yaml(path: Path, text: str, shown: str, depth: int = 5) -> Iterator[Entry]:
+    """Yield the entries of a YAML file; those of files that it names in ``_BASE_`` come first, as others overrule them.
+
+    https://detectron2.readthedocs.io/en/latest/modules/config.html says what it means.
+    """
+    lines, root = text.splitlines(), _compose(text)
+    for _, value in (pair for pair in _pairs(root) if depth and _BASE.fullmatch(pair[0])):
+        for each in [value] if isinstance(value.value, str) else value.value:
+            name = each.value if isinstance(getattr(each, "value", None), str) else ""
+            read = read_text(path.parent / name) if name else None
+            if read is not None:
+                where = os.path.normpath(Path(shown).parent / name)
+                yield from _yaml(path.parent / name, read.text, where, depth - 1)
+    for key, node in _scalars(root):
         yield _yaml_entry(key, node, lines, shown)
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Composed, Entry
 from ddplaunch.script.configured import Bound, class_options
-from ddplaunch.script.meaning import candidate
 from ddplaunch.script.names import at, dotted, keyword, last, string
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
@@ -38,7 +37,9 @@ _TORCHTUNE = ("batch_size", "gradient_accumulation_steps", "optimizer.lr", "lr_s
 
 
 # What reads words of the command line into a configuration.
-_READERS = frozenset({"from_cli", "from_dotlist", "merge_from_list", "DictAction", "add_argument", "HParams", "exec"})
+_READERS = frozenset(
+    {"from_cli", "from_dotlist", "merge_from_list", "cfg_from_list", "DictAction", "add_argument", "HParams", "exec"}
+)
 _READERS |= {"apply_overrides", "get_all_args", "ConfigManager", "LightningCLI"}
 
 
@@ -46,8 +47,8 @@ _READERS |= {"apply_overrides", "get_all_args", "ConfigManager", "LightningCLI"}
 class Way:
     """How overrides are spelled, and where keys can be besides the files that the arguments name.
 
-    ``entries``, ``classes`` and ``composed`` hold keys; ``known`` are those that the library documents, ``roots`` the
-    names of the whole configuration in the script.
+    ``entries``, ``classes`` and ``composed`` hold keys, whose words are joined by ``separator``; ``known`` are those
+    that the library documents, ``roots`` the names of the whole configuration in the script.
     """
 
     spelling: Spelling
@@ -61,6 +62,7 @@ class Way:
     composed: Composed | None = None
     known: tuple[str, ...] = ()
     roots: tuple[str, ...] = ()
+    separator: str = "."
 
 
 class Ways:
@@ -89,6 +91,44 @@ class Ways:
             for call in part.calls_of(*_READERS):
                 if last(call.func) in _READERS:
                     yield from self._called(call, part)
+            yield from self._by_hand(part)
+
+    def _by_hand(self, part: ReachablePart) -> Iterator[Way]:
+        """Yield the ways that the script has written itself.
+
+        A function takes pairs, ``zip(words[0::2], words[1::2])``; a loop over an option's words splits each at ``=``.
+        """
+        lists = {dest: flag for flag, dest in self._lists()}
+        for function in part.of(ast.FunctionDef) if "::2]" in part.source.text else ():
+            if not any(_pairs_up(node) for node in ast.walk(function)):
+                continue
+            for each in self.parts:
+                for call in each.calls_of(function.name):  # type: ignore[attr-defined]  # of a function
+                    handed = [last(item) for item in call.args if last(item) in lists]
+                    if handed:
+                        behind = lists[handed[0]]
+                        yield Way("k v", at(call, each.source), "yacs", behind, entries=tuple(self._yacs()))
+        for loop in part.of(ast.For) if lists else ():
+            named = (last(node) for node in ast.walk(loop.iter))  # type: ignore[attr-defined]  # of a loop
+            flag = next((lists[name] for name in named if name in lists), None)
+            splits = set() if flag is None else {_split_at(node) for node in ast.walk(loop)}
+            if "=" in splits:
+                separator = ":" if ":" in splits else "."
+                yield Way("k=v", at(loop, part.source), "words", flag or "", separator=separator)
+
+    def _lists(self) -> Iterator[tuple[str, str]]:
+        """Yield the flag, empty for none, and the destination of each option that takes any number of words."""
+        for part in self.parts:
+            for call in part.calls_of("add_argument"):
+                several = last(keyword(call, "nargs")) == "REMAINDER" or string(keyword(call, "nargs")) in (
+                    "*",
+                    "+",
+                    "...",
+                )
+                flags = [text for item in call.args if (text := string(item))]
+                if last(call.func) == "add_argument" and several and flags:
+                    dest = string(keyword(call, "dest")) or flags[0].lstrip("-").replace("-", "_")
+                    yield (flags[0] if flags[0].startswith("-") else ""), dest
 
     def _decorated(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, item: ast.expr, part: ReachablePart
@@ -132,7 +172,7 @@ class Ways:
         where = at(call, part.source)
         if name in ("from_cli", "from_dotlist") and full.startswith("omegaconf."):
             yield self._omegaconf(call, part, where)
-        elif name in ("merge_from_list", "apply_overrides") and call.args:
+        elif name in ("merge_from_list", "cfg_from_list", "apply_overrides") and call.args:
             yield from self._listed(call, part, where)
         elif name == "DictAction" or (name == "add_argument" and last(keyword(call, "action")) == "DictAction"):
             flag = next((each for item in call.args if (each := string(item) or "").startswith("--")), "")
@@ -156,9 +196,9 @@ class Ways:
 
     def _listed(self, call: ast.Call, part: ReachablePart, where: DeclaredAt) -> Iterator[Way]:
         """Yield the way of words in a list: yacs' pairs of keys and values, or detectron2's lazy configurations."""
-        behind, front = self._source_of(call.args[-1], part)
+        behind, front = self._source_of(call, part)
         packages = {value.partition(".")[0] for each in self.parts for value in each.aliases.values()}
-        if last(call.func) == "merge_from_list":
+        if last(call.func) != "apply_overrides":
             known = _DETECTRON if "detectron2" in packages else ()
             yield Way("k v", where, "yacs", behind, front, entries=tuple(self._yacs()), known=known)
         elif "detectron2" in packages:
@@ -211,21 +251,12 @@ class Ways:
 
     def _source_of(self, node: ast.AST, part: ReachablePart) -> tuple[str, bool]:
         """Return the flag that overrides follow, and whether a parser left them over, so that they may stand first."""
-        rests = [
-            call
-            for each in self.parts
-            for call in each.calls_of("add_argument")
-            if last(call.func) == "add_argument"
-            and (last(keyword(call, "nargs")) == "REMAINDER" or string(keyword(call, "nargs")) in ("*", "+", "..."))
-        ]
         wanted = {last(inner) for inner in ast.walk(node) if isinstance(inner, (ast.Attribute, ast.Name))}
         names = ("opts", "options", "overrides", "override", "cfg_options", "opt", "set", "cfg_overrides")
         for own in (wanted, set(names)):
-            for call in rests:
-                flags = [text for item in call.args if (text := string(item))]
-                dest = string(keyword(call, "dest")) or (flags[0].lstrip("-").replace("-", "_") if flags else "")
+            for flag, dest in self._lists():
                 if dest in own:
-                    return (flags[0] if flags[0].startswith("-") else ""), False
+                    return flag, False
         left_over = any(
             last(call.func) == "parse_known_args" for each in self.parts for call in each.calls_of("parse_known_args")
         )
@@ -285,66 +316,20 @@ class Ways:
         kept = [replace(each, parser="jsonargparse") for each in found if each.flags[0].lstrip("-") not in linked]
         return Way("--k v", where, "jsonargparse", prefix="--", classes=tuple(kept))
 
-    def is_set_by_script(self, name: str) -> bool:
-        """Return whether the first thing that the script does with an attribute is to assign it anew."""
-        first = self._first_uses.get(name)
-        return first is not None and isinstance(first.ctx, ast.Store) and self._is_assigned(first)
 
-    def _is_assigned(self, node: ast.Attribute) -> bool:
-        root = self.program.root.source
-        return root is not None and isinstance(root.parents.get(node), ast.Assign)
-
-    @cached_property
-    def _first_uses(self) -> dict[str, ast.Attribute]:
-        """The first use of each attribute in the script, a use of its value before an assignment on the same line."""
-        parts = [part for part in self.parts if part.source is self.program.root.source]
-        uses = [node for part in parts for node in part.of(ast.Attribute) if isinstance(node, ast.Attribute)]
-        uses.sort(key=lambda node: (node.lineno, not isinstance(node.ctx, ast.Load)))
-        return {node.attr: node for node in reversed(uses) if last(node.value) != "self"}
-
-    def keys_in_code(self, way: Way) -> Iterator[tuple[str, DeclaredAt]]:
-        """Yield the keys that the script itself reads from its configuration, as far as they could matter."""
-        for part in self.parts:
-            for node in part.of(ast.Attribute, ast.Subscript, ast.Call):
-                name = _key_of(node)
-                if name is None or candidate(DeclaredOption((name,), way.at)) is None:
-                    continue
-                path = self._path(node, part, way, 8)
-                if path:
-                    yield ".".join(path), at(node, part.source)
-
-    def _path(self, node: ast.AST, part: ReachablePart, way: Way, depth: int) -> tuple[str, ...] | None:
-        """Return the keys from the whole configuration down to ``node``; None if it is not a part of it."""
-        if depth == 0:
-            return None
-        if isinstance(node, ast.Call) and last(node.func) == "cast" and len(node.args) == 2:
-            return self._path(node.args[1], part, way, depth - 1)
-        if isinstance(node, ast.Call) and dotted(node.func, part.aliases).startswith("omegaconf.OmegaConf."):
-            return () if last(node.func) in ("merge", "from_cli", "from_dotlist", "to_object", "to_container") else None
-        key = _key_of(node)
-        if key is not None:
-            owner = node.func.value if isinstance(node, ast.Call) else node.value  # type: ignore[attr-defined]
-            above = self._path(owner, part, way, depth - 1)
-            if above is not None:
-                return (*above, key)
-        if isinstance(node, ast.Name) and node.id in way.roots and part.source.shown == way.at.file:
-            return ()
-        for value, where in self.bound(node, part)[:6]:
-            path = self._path(value, where, way, depth - 1)
-            if path is not None:
-                return path
-        return None
+def _pairs_up(node: ast.AST) -> bool:
+    """Return whether this is ``zip(words[0::2], words[1::2])``."""
+    sliced = node.args if isinstance(node, ast.Call) and last(node.func) == "zip" and len(node.args) == 2 else []
+    steps = [
+        item.slice.step for item in sliced if isinstance(item, ast.Subscript) and isinstance(item.slice, ast.Slice)
+    ]
+    return len(steps) == 2 and all(isinstance(step, ast.Constant) and step.value == 2 for step in steps)
 
 
-def _key_of(node: ast.AST) -> str | None:
-    """Return ``lr`` of ``config.lr``, ``config["lr"]`` and ``config.get("lr", 0.1)``."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.Subscript):
-        return string(node.slice)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop"):
-        return string(node.args[0]) if node.args else None
-    return None
+def _split_at(node: ast.AST) -> str | None:
+    """Return ``=`` of ``word.split("=")`` and of ``word.partition("=")``."""
+    splits = isinstance(node, ast.Call) and last(node.func) in ("split", "partition") and node.args
+    return string(node.args[0]) if splits else None  # type: ignore[attr-defined]  # of a call
 
 
 def _after(args: Sequence[str], flags: Sequence[str]) -> str:

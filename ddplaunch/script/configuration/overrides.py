@@ -10,6 +10,7 @@ import ast
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from ddplaunch.script.configuration import config_files
@@ -19,8 +20,9 @@ from ddplaunch.script.configured import looped_options
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
 from ddplaunch.script.meaning import candidate
-from ddplaunch.script.names import dotted, last
+from ddplaunch.script.names import at, dotted, last, string
 from ddplaunch.script.program import Program, show
+from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
@@ -60,14 +62,15 @@ class Configured:
     """What the script's configuration adds.
 
     ``options`` stand for its keys, ``files`` were read, ``targets`` are classes that it names, ``facts`` are values of
-    switches, ``defaults`` entries that are defaults of the options with these names. ``settled`` are lines whose values
-    are among the entries, as they stand or overruled.
+    ``switches``, which arguments can override, ``defaults`` entries that are defaults of the options with these names.
+    ``settled`` are lines whose values are among the entries, as they stand or overruled.
     """
 
     options: tuple[DeclaredOption, ...] = ()
     files: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     facts: tuple[tuple[str, object], ...] = ()
+    switches: tuple[DeclaredOption, ...] = ()
     defaults: tuple[Entry, ...] = ()
     settled: frozenset[DeclaredAt] = frozenset()
 
@@ -105,18 +108,18 @@ class _Overrides:
             options[way.prefix + entry.key] = self._option(entry, way, options.get(way.prefix + entry.key))
         for key in way.known:
             section = key.rpartition(".")[0]
-            if not entries or (section and any(name.startswith(section) for name in options)):
+            if not entries or way.parser == "yacs" or (section and any(name.startswith(section) for name in options)):
                 options.setdefault(way.prefix + key, self._option(Entry(key, None, way.at), way, None))
         if not options:
-            options = {
-                key: self._option(Entry(key, None, where), way, None) for key, where in self.ways.keys_in_code(way)
-            }
-        read = [option for option in options.values() if not self.ways.is_set_by_script(option.dest)]
+            options = {key: self._option(Entry(key, None, where), way, None) for key, where in self._keys_in_code(way)}
+        read = [option for option in options.values() if not self._is_set_by_script(option.dest)]
+        switches = (self._option(entry, way, None) for entry in entries if _is_switch(entry))
         return Configured(
-            tuple(_chosen(read, self.declared)),
+            tuple(_joined_by(way.separator, _chosen(read, self.declared))),
             (*composed.files, *(name for name, _ in files)),
             tuple(config_files.classes_in(entries)),
-            tuple(_facts(entries)),
+            tuple(_facts(entries, self.args)),
+            switches=tuple(_joined_by(way.separator, switches)),
             settled=frozenset(entry.at for entry in way.entries),
         )
 
@@ -163,7 +166,7 @@ class _Overrides:
             return Configured(tuple(options.values()), tuple(name for name, _ in files))
         chosen = tuple(_chosen(options.values(), self.declared))
         names_read = tuple(name for name, _ in files) if chosen else ()
-        return Configured(chosen, names_read, (), tuple(_facts(entries)) if chosen else ())
+        return Configured(chosen, names_read, (), tuple(_facts(entries, self.args)) if chosen else ())
 
     def _files(self, python: bool) -> list[tuple[str, list[Entry]]]:
         """Return the entries of the files that the script names, and then of those that its arguments name."""
@@ -181,6 +184,71 @@ class _Overrides:
                 found.append((show(path, self.cwd), config_files.read_entries(path, show(path, self.cwd))))
         return found[-_FILES:]
 
+    def _is_set_by_script(self, name: str) -> bool:
+        """Return whether the first thing that the script does with an attribute is to assign it anew."""
+        first = self._first_uses.get(name)
+        return first is not None and isinstance(first.ctx, ast.Store) and self._is_assigned(first)
+
+    def _is_assigned(self, node: ast.Attribute) -> bool:
+        root = self.ways.program.root.source
+        return root is not None and isinstance(root.parents.get(node), ast.Assign)
+
+    @cached_property
+    def _first_uses(self) -> dict[str, ast.Attribute]:
+        """The first use of each attribute in the script, a use of its value before an assignment on the same line."""
+        parts = [part for part in self.parts if part.source is self.ways.program.root.source]
+        uses = [node for part in parts for node in part.of(ast.Attribute) if isinstance(node, ast.Attribute)]
+        uses.sort(key=lambda node: (node.lineno, not isinstance(node.ctx, ast.Load)))
+        return {node.attr: node for node in reversed(uses) if last(node.value) != "self"}
+
+    def _keys_in_code(self, way: Way) -> Iterator[tuple[str, DeclaredAt]]:
+        """Yield the keys that the script itself reads from its configuration, as far as they could matter."""
+        for part in self.parts:
+            for node in part.of(ast.Attribute, ast.Subscript, ast.Call):
+                name = _key_of(node)
+                if name is None or candidate(DeclaredOption((name,), way.at)) is None:
+                    continue
+                path = self._path(node, part, way, 8)
+                if path:
+                    yield ".".join(path), at(node, part.source)
+
+    def _path(self, node: ast.AST, part: ReachablePart, way: Way, depth: int) -> tuple[str, ...] | None:
+        """Return the keys from the whole configuration down to ``node``; None if it is not a part of it."""
+        if depth == 0:
+            return None
+        if isinstance(node, ast.Call) and last(node.func) == "cast" and len(node.args) == 2:
+            return self._path(node.args[1], part, way, depth - 1)
+        if isinstance(node, ast.Call) and dotted(node.func, part.aliases).startswith("omegaconf.OmegaConf."):
+            return () if last(node.func) in ("merge", "from_cli", "from_dotlist", "to_object", "to_container") else None
+        key = _key_of(node)
+        if key is not None:
+            owner = node.func.value if isinstance(node, ast.Call) else node.value  # type: ignore[attr-defined]
+            above = self._path(owner, part, way, depth - 1)
+            if above is not None:
+                return (*above, key)
+        if isinstance(node, ast.Name) and node.id in way.roots and part.source.shown == way.at.file:
+            return ()
+        for value, where in self.ways.bound(node, part)[:6]:
+            path = self._path(value, where, way, depth - 1)
+            if path is not None:
+                return path
+        return None
+
+
+def _key_of(node: ast.AST) -> str | None:
+    """Return ``lr`` of ``config.lr``, ``config["lr"]`` and ``config.get("lr", 0.1)``."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Subscript):
+        return string(node.slice)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("get", "pop"):
+        return string(node.args[0]) if node.args else None
+    return None
+
+
+def _joined_by(separator: str, options: Iterable[DeclaredOption]) -> Iterator[DeclaredOption]:
+    return (replace(each, flags=(each.flags[0].replace(".", separator),)) for each in options)
+
 
 def _is_small_file(path: Path) -> bool:
     try:
@@ -196,14 +264,23 @@ def _in_file(option: DeclaredOption, entry: Entry | None) -> DeclaredOption:
     return replace(option, flags=(option.dest,), spelling="file", default=entry.text, at=entry.at, default_at=entry.at)
 
 
-def _facts(entries: Iterable[Entry]) -> Iterator[tuple[str, object]]:
-    """Yield the switches of the configuration by their last name, where only one has it."""
+_SWITCHED = {"true": True, "false": False}
+
+
+def _is_switch(entry: Entry) -> bool:
+    return (entry.text or "").lower() in _SWITCHED
+
+
+def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Yield the switches of the configuration by their last name, where only one has it, as ``args`` override them."""
+    texts = {entry.key: entry.text or "" for entry in entries}
+    for position, word in enumerate(args):
+        key, equals, value = word.lstrip("-+").partition("=")
+        if key in texts:
+            texts[key] = value if equals else next(iter(args[position + 1 : position + 2]), "")
     found: dict[str, set[object]] = {}
-    for entry in {entry.key: entry for entry in entries}.values():
-        words = {"true": True, "false": False}
-        text = (entry.text or "").lower()
-        value = words.get(text, UNKNOWN) if entry.text else UNKNOWN
-        found.setdefault(entry.key.rpartition(".")[2], set()).add(value)
+    for key, text in texts.items():
+        found.setdefault(key.rpartition(".")[2], set()).add(_SWITCHED.get(text.lower(), UNKNOWN))
     for name, values in found.items():
         if len(values) == 1 and UNKNOWN not in values:
             yield name, next(iter(values))
