@@ -34,7 +34,7 @@ from ddplaunch.values.frozen import dataclass
 
 _WORLD_NAME = re.compile(
     r"(?i)_?(?:world_?size|num_?(?:tasks|processes|ranks|replicas|workers_total)|n_?(?:procs|ranks)|nprocs?"
-    r"|(?:total|all)_(?:n_?|num_?)?(?:gpus|ranks|devices|processes))"
+    r"|(?:total|all)_(?:n_?|num_?)?(?:gpus|ranks|devices|processes)|(?:dp|data_parallel)_(?:world_)?size)"
 )
 _LOCAL_NAME = re.compile(
     r"(?i)_?(?:n_?gpus?(?:_per_node)?|num_?gpus?(?:_per_node)?|gpus?_(?:num|count)|device_count|local_world_size)"

@@ -64,6 +64,10 @@ class Known:
         self._open: set[str] = set()
         self._around: dict[int, tuple[tuple[ast.expr, bool], ...]] = {}
 
+    def option(self, dest: str) -> object:
+        """Return the value of an option, or ``UNKNOWN``."""
+        return self._options.get(dest, UNKNOWN)
+
     def runs(self, node: ast.AST, part: ReachablePart) -> bool:
         """Return False if a condition around ``node`` certainly does not hold."""
         return self.obstacle(node, part) is None

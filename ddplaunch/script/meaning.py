@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 from ddplaunch.script.constants import LOADERS, constant, handed_on, numbers_in, without_effect
 from ddplaunch.script.flow import UNREAD_DEVICES, Flow, Use
-from ddplaunch.script.names import is_number, is_one_of_names, last_word, meaning_of
+from ddplaunch.script.known import UNKNOWN
+from ddplaunch.script.names import is_number, is_one_of_names, last, last_word, meaning_of, string
 from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning
 
 _UNSURE = frozenset(
@@ -92,6 +94,8 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[Declar
     candidates = _by_help_alone(options, [candidate(option) for option in options])
     candidates = handed_on(options, candidates, flow, _fits)
     numbers = [option for option, meaning in zip(options, candidates, strict=True) if meaning is not None]
+    if any(meaning in _BATCHES for meaning in candidates) and unit_of_batches(flow):
+        candidates = [None if meaning in _BATCHES else meaning for meaning in candidates]
     made = {option.dest for option in options if _SET_ITSELF.search(option.help)}
     for index, option in enumerate(options):
         meant = candidates[index]
@@ -125,6 +129,28 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[Declar
             yield replace(option, meaning="accum" if divided is None else "total_accum", because=because)
         else:
             yield replace(option, meaning=meaning)
+
+
+_BATCHES = frozenset({"batch_size", "global_batch_size"})
+# What says in which unit a batch is counted, and the units that are samples.
+_UNIT_NAME = re.compile(r"batch_(?:size_)?(?:type|unit)")
+_SAMPLES = re.compile(
+    r"(?i)samples?|sentences?|sents?|examples?|sequences?|seqs?|utt(?:erance)?s?|static|(?:un)?sorted"
+)
+
+
+def unit_of_batches(flow: Flow) -> str:
+    """Return what says that batches are counted in another unit than samples, with its value; empty if nothing does."""
+    for part in flow.parts:
+        if not _UNIT_NAME.search(part.source.text):
+            continue
+        for node in part.of(ast.Attribute, ast.Constant, ast.keyword):
+            name = node.arg if isinstance(node, ast.keyword) else string(node) or last(node)
+            if name is not None and _UNIT_NAME.fullmatch(name):
+                value = flow.known.option(name)
+                if not (isinstance(value, str) and _SAMPLES.fullmatch(value)):
+                    return f"`{name}`" if value in (UNKNOWN, None) else f"`{name}`, {value},"
+    return ""
 
 
 def _by_help_alone(options: Sequence[DeclaredOption], candidates: Sequence[Meaning | None]) -> list[Meaning | None]:
@@ -328,8 +354,10 @@ def instead(options: Sequence[DeclaredOption], flow: Flow, script: str) -> Itera
     )
     declared = {option: meaning for option in options if (meaning := candidate(option)) is not None}
     for option, meaning in declared.items():
-        if meaning not in have and (clause := without_effect(option, meaning, flow, declared)):
-            yield meaning, clause
+        unit = unit_of_batches(flow) if meaning in _BATCHES and meaning not in have else ""
+        counted_in = f"`{option.flags[0]}` counts what {unit} says" if unit else ""
+        if meaning not in have and (clause := counted_in or without_effect(option, meaning, flow, declared)):
+            yield ("batch_size" if unit else meaning), clause
             have.add(meaning)
             batch = batch or meaning in ("batch_size", "global_batch_size")
     counted = next((option for option in options if not batch and _counts_no_samples(option)), None)

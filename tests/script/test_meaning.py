@@ -44,6 +44,7 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
         (BATCH, "total_gpus, rank = setup()\nargs.batch_size //= total_gpus", "total_batch_size", "divides it"),
         (BATCH, 'local = args.batch_size / int(os.environ["WORLD_SIZE"])', "total_batch_size", "divides it"),
         (BATCH, "n = dist.get_world_size()\nargs.batch_size //= n", "total_batch_size", "divides it"),
+        (BATCH, "local = args.batch_size // dp_size", "total_batch_size", "divides it by the world size"),
         (BATCH, "b, n = args.batch_size, args.world_size\nlocal = int(b / n)", "total_batch_size", "divides it"),
         (BATCH, "args.batch_size = int(args.batch_size / torch.cuda.device_count())", "node_batch_size", "per node"),
         (BATCH, "total = args.batch_size * dist.get_world_size()", "batch_size", "multiplies it by the world size"),
@@ -353,6 +354,23 @@ def test_what_stands_in_the_place_of_an_option(
 ) -> None:
     found = dict(read(tmp_path, script(declarations, body)).instead).get(meaning)  # type: ignore[call-overload]
     assert found is None if clause is None else found is not None and found.startswith(clause)
+
+
+@pytest.mark.parametrize(
+    ("declaration", "passed", "clause"),
+    [
+        ('p.add_argument("--batch-type", default="token")', "", "`--batch-size` counts what `batch_type`, token, says"),
+        ('p.add_argument("--batch-type", default="sentence")', "", None),
+        ('p.add_argument("--batch-type", default="token")', "--batch-type=sents", None),
+        ("conf = load()\nargs.batch_type = conf.unit", "", "`--batch-size` counts what `batch_type` says"),
+    ],
+)
+def test_a_batch_is_counted_in_what_says_so(tmp_path: Path, declaration: str, passed: str, clause: str | None) -> None:
+    """Translation and speech trainings fill batches up to a number of tokens, frames or seconds."""
+    body = 'sampler = Tokens(d, args.batch_size) if args.batch_type == "token" else Samples(d, args.batch_size)'
+    report = read(tmp_path, script(f"{BATCH}\n{declaration}", body), *([passed] if passed else []))
+    assert option(report, "--batch-size").meaning == (None if clause else "batch_size")
+    assert dict(report.instead).get("batch_size") == clause
 
 
 def test_a_constant_of_another_file_counts_if_it_is_handed_on(tmp_path: Path) -> None:

@@ -108,7 +108,10 @@ def test_an_override_of_the_user_contradicts_the_plan(tmp_path: Path) -> None:
 def test_a_number_without_a_key_names_the_files(tmp_path: Path) -> None:
     write(tmp_path, HYDRA_FILES)
     missing = next(each for each in launched(tmp_path).missing if each.number == "accum")
-    assert missing.reason == "conf/config.yaml, conf/data/digits.yaml and conf/optimizer/sgd.yaml have no key for it"
+    assert (
+        missing.reason
+        == "no key for it was found in conf/config.yaml, conf/data/digits.yaml and conf/optimizer/sgd.yaml"
+    )
     assert "--accum-option=KEY" in (missing.fix or "")
 
 
@@ -615,6 +618,30 @@ def test_a_file_that_nothing_overrides_is_compared(
     same = launched(tmp_path, "--config", name)
     assert [str(each.at) for each in same.passed if each.number == "lr"] == [f"{name}:{line}"]
     assert "lr" not in [each.number for each in same.missing]
+
+
+@pytest.mark.parametrize(
+    ("declaration", "reason"),
+    [
+        (
+            "",
+            "hyp.yaml:1 says train.lr 0.01, hyp.yaml:2 says schedule.lr 0.02, and no argument overrides it",
+        ),
+        (
+            'p.add_argument("--change", action="append", default=[], help="override a key of the YAML file")',
+            "hyp.yaml:1 says train.lr 0.01, hyp.yaml:2 says schedule.lr 0.02, unless `--change` says otherwise",
+        ),
+    ],
+)
+def test_two_rates_of_a_file_are_changed_there(tmp_path: Path, declaration: str, reason: str) -> None:
+    changed = FILE_ONLY.format(library="yaml", load="safe_load").replace(
+        "    args = p", f"    {declaration}\n    args = p"
+    )
+    write(tmp_path, {"train.py": changed, "hyp.yaml": "train: {lr: 0.01}\nschedule: {lr: 0.02}\n"})
+    missing = next(each for each in launched(tmp_path, "--config", "hyp.yaml").missing if each.number == "lr")
+    assert missing.reason == reason
+    fixes = ("change `train.lr` or `schedule.lr` in hyp.yaml, or name another file", "pass `--change` behind `--`")
+    assert missing.fix == fixes[bool(declaration)]
 
 
 HF = """

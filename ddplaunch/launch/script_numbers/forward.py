@@ -227,9 +227,12 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
         return Missing(family, value, f"the options of the program cannot be read ({script.reason})", placed)
     option = next((option for option in script.options if option.meaning in FAMILIES[family]), None)
     if option is not None:
-        reason, fix = _why_not_in(option, family, plan, value)
+        reason, fix = _why_not_in(option, family, plan, value, script)
         return Missing(family, value, reason, fix or read)
     shared = next((flags for meaning, flags in script.ambiguous if meaning in FAMILIES[family]), ())
+    written = [each for each in script.options if each.spelling == "file" and each.flags[0] in shared]
+    if written:
+        return Missing(family, value, *_in_file(written, script))
     if shared:
         could = listed([f"`{each}`" for each in shared], last=" and ")
         choices = " or ".join(f"`{flag}={each}`" for each in shared)
@@ -243,15 +246,13 @@ def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavail
     if script.complete:
         return Missing(family, value, f"{script.path} declares no option for it", read)
     if script.configs:
-        reason = (
-            f"{listed(script.configs[:3], last=' and ')} {'has' if len(script.configs) == 1 else 'have'} no key for it"
-        )
+        reason = f"no key for it was found in {listed(script.configs[:3], last=' and ')}"
         return Missing(family, value, reason, f"name its key or option, `{flag}=KEY`; or {read}")
     reason = f"no option for it was found, and a part of {script.path} cannot be read"
     return Missing(family, value, reason, f"name its option, `{flag}=NAME`; or {placed}")
 
 
-def _why_not_in(option: DeclaredOption, family: str, plan: Plan, value: str) -> tuple[str, str]:
+def _why_not_in(option: DeclaredOption, family: str, plan: Plan, value: str, script: ScriptReport) -> tuple[str, str]:
     """Return why the option that is there for a number cannot take it, and what helps if that is known."""
     name = option.flags[0]
     if option.meaning in _UNITS:
@@ -267,11 +268,7 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan, value: str) -> 
             return reason, f"`--warmup {whole}`, or another multiple of {epoch.value}; or {fix}"
         return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix
     if option.spelling == "file":
-        at = option.default_at or option.at
-        says = (
-            f"{at} says {name} {option.default}" if option.default is not None else f"it would be {name} in {at.file}"
-        )
-        return f"{says}, and no argument overrides it", f"change `{name}` in {at.file}, or name another file"
+        return _in_file([option], script)
     if not plan.automatic:
         return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` behind `--`, or no `--no-forward`"
     if option.rule is None:
@@ -280,6 +277,27 @@ def _why_not_in(option: DeclaredOption, family: str, plan: Plan, value: str) -> 
         return f"the script scales `{name}`, and nothing says from what", "give `--base-lr` in the place of `--lr`"
     reason = f"{option.rule.at} scales `{name}` by what cannot be computed here"
     return reason, f"pass `{name}` yourself behind `--`; or, if it is final all the same, `--lr-option={name}:final`"
+
+
+# What an option for changes of the configuration is called, and what it is said to change.
+_OVERRIDES = re.compile(r"(?i)overrid")
+_CONFIGURATION = re.compile(r"(?i)conf|cfg|ya?ml|json|param|setting|option|key")
+
+
+def _in_file(options: Sequence[DeclaredOption], script: ScriptReport) -> tuple[str, str]:
+    """Return what a file says in the place of a number, and how to change it."""
+    says = []
+    for option in options:
+        at, name = option.default_at or option.at, option.flags[0]
+        it_would_be = f"it would be {name} in {at.file}"
+        says.append(it_would_be if option.default is None else f"{at} says {name} {option.default}")
+    names = listed([f"`{option.flags[0]}`" for option in options], last=" or ")
+    file = (options[0].default_at or options[0].at).file
+    texts = ((each.flags[0], f"{each.flags[0]} {each.help}") for each in script.options if each.takes_value)
+    other = next((flag for flag, text in texts if _OVERRIDES.search(text) and _CONFIGURATION.search(text)), "")
+    if other:
+        return f"{', '.join(says)}, unless `{other}` says otherwise", f"pass `{other}` behind `--`"
+    return f"{', '.join(says)}, and no argument overrides it", f"change {names} in {file}, or name another file"
 
 
 def _variable(family: str, script: ScriptReport | Unavailable) -> str:
