@@ -140,7 +140,7 @@ def shown(output: str, folder: str = "") -> str:
     output = re.sub(r"^\S+( \(\S+\))?(?=, Python 3)", "node-1", output, flags=re.MULTILINE)
     lost = r"(^\[rank\d+\]: Traceback .*\n)(?:.*\n)*?(?=^ddplaunch: |\Z)"
     output = re.sub(lost, r"\1...\n", output, flags=re.MULTILINE)
-    return re.sub(rf"^warning\[(?:{OF_THE_MACHINE})\]:.*?\n\n", "", output, flags=re.MULTILINE | re.DOTALL)
+    return re.sub(rf"^warning\[(?:{OF_THE_MACHINE})\]:.*\n(?:  .*\n)*\n?", "", output, flags=re.MULTILINE)
 
 
 def comparable(block: Block, text: str) -> str:

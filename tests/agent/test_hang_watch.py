@@ -26,7 +26,7 @@ from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.agent.guarded import Guarded, until
 from tests.agent.plugin_runs import RUN_ID, of_folder
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library
 
 __all__ = ["fake_nvml", "fake_nvml_library"]
@@ -281,9 +281,7 @@ class Ended:
 
     def __init__(self, folder: Path, mode: str, processes: int, *options: str) -> None:
         (folder / "train.py").write_text(SCRIPT)
-        words = ddplaunch(
-            "run", str(processes), "--device", "cpu", "--run-id", RUN_ID, *options, "--", "train.py", mode
-        )
+        words = ddplaunch("run", str(processes), *ANYWHERE, "--run-id", RUN_ID, *options, "--", "train.py", mode)
         environment = clean_environment(NO_COLOR="1", COLUMNS="300", TERM="dumb")
         done = subprocess.run(
             words, cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False

@@ -12,7 +12,7 @@ import pytest
 
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.watch.observed import differences
-from tests.hosts.launching import clean_environment, ddplaunch
+from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
 
 #: Forks itself for each family, as a warm start does, so that torch is imported once.
 FAMILIES = r"""
@@ -418,7 +418,7 @@ def train(folder: Path, fault: str, *options: str) -> tuple[subprocess.Completed
     (folder / "train.py").write_text(TRAIN)
     run_id = f"observed-{fault}"
     numbers = ("--batch-size", "8", "--base-lr", "0.01")
-    words = ("run", "2", "--device", "cpu", "--run-id", run_id, *numbers, *options, "--", "train.py")
+    words = ("run", "2", *ANYWHERE, "--run-id", run_id, *numbers, *options, "--", "train.py")
     environ = clean_environment(NO_COLOR="1", COLUMNS="200")
     words = (*ddplaunch(*words), *(["--fault", fault] if fault else []))
     done = subprocess.run(words, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)

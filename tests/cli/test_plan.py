@@ -176,7 +176,8 @@ def test_compare(call: Call) -> None:
 @pytest.mark.slow
 def test_the_dry_run_runs_when_pasted(call: Call, folder: Path) -> None:
     said = call(
-        "run", "2", "--batch-size", "3", "--show", "all", "--dry-run", "--", "train.py", "--note", "it's {lr", "--", "x"
+        *("run", "2", "--ignore", "cpus-short", "--batch-size", "3", "--show", "all", "--dry-run"),
+        *("--", "train.py", "--note", "it's {lr", "--", "x"),
     )
     assert said.status == 0 and said.err == ""
     result = subprocess.run(
@@ -188,7 +189,7 @@ def test_the_dry_run_runs_when_pasted(call: Call, folder: Path) -> None:
 
 
 def test_a_launch_that_would_be_refused_is_still_shown(call: Call) -> None:
-    said = call("run", "2", "--data", "nowhere", "--dry-run", "--json", "--", "train.py")
+    said = call("run", "2", "--ignore", "cpus-short", "--data", "nowhere", "--dry-run", "--json", "--", "train.py")
     assert said.status == 4 and "error[data-missing]" in said.err
     assert [finding["code"] for finding in json.loads(said.out)["findings"]] == ["data-missing"]
 

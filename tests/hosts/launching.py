@@ -16,6 +16,8 @@ from ddplaunch.hosts.session.links import Links
 #: What an outer launcher, or a user, may have left; the launches of the tests decide it anew.
 _LEFT = ("PET_", "MASTER_", "DDPLAUNCH_", "NCCL_", "GLOO_", "TORCHELASTIC_", "OMP_", "SLURM_")
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK")
+#: Options of a launch of which no warning is expected, also where there is one CPU.
+ANYWHERE = ("--device", "cpu", "--ignore", "cpus-short")
 
 
 def ddplaunch(*words: str | bytes) -> list[str]:

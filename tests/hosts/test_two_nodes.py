@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.launching import clean_environment, ddplaunch, finish
+from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch, finish
 from tests.hosts.namespaces import DECOY, INTERFACE, Node, nodes
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -68,7 +68,7 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def words(node_rank: int, address: str, *more: str) -> list[str]:
     """The command on one node, up to the script."""
     place = ["--nnodes", "2", "--node-rank", str(node_rank), "--master-addr", address]
-    return ddplaunch("run", "2", "--device", "cpu", *place, *more)
+    return ddplaunch("run", "2", *ANYWHERE, *place, *more)
 
 
 def train(pair: Pair, folder: Path, address: str, *more: str, **environment: str) -> list[dict[str, Any]]:
