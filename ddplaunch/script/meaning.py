@@ -32,6 +32,7 @@ _NODE_HELP = re.compile(r"(?i)\bper[- _](?:node|machine|host)\b|\b(?:each|every|
 _FOR_RATES = re.compile(r"(?i)\bfor (?:auto[- ]?)?(?:re)?scal(?:e|ing) (?:of )?(?:the )?(?:lr\b|learning[- ]rate)")
 _NOT_SAMPLES = re.compile(r"(?i)\btokens?\b")
 _SET_ITSELF = re.compile(r"(?i)\b(?:set|updated|computed) automatically|automatically (?:set|updated|computed)")
+_DEPRECATED = re.compile(r"(?i)\bdeprecated\b|\bobsolete\b|\b(?:do not|don't) use\b|\bno longer used\b")
 # A whole help that says what an option is whose name does not.
 _HELP_ALONE: dict[Meaning, re.Pattern[str]] = {
     "accum": re.compile(r"(?i)(?:the )?(?:number of )?grad(?:ient)?[- ]accumulation(?: steps| iterations| iters)?"),
@@ -48,9 +49,11 @@ _RATIO_HELP = re.compile(r"(?i)\b(?:ratio|fraction|proportion|percent\w*)\b")
 def candidate(option: DeclaredOption) -> Meaning | None:
     """Return the number that the option's name, type and help speak of, or None.
 
-    None also for a count whose type or default is a fraction, and for text.
+    None also for one that its help advises against, for a count whose type or default is a fraction, and for text.
     """
     if not option.fillable or not option.takes_value or _SET_ITSELF.search(option.help):
+        return None
+    if _DEPRECATED.search(option.help):
         return None
     for flag in option.flags:
         name = last_word(flag)
@@ -132,8 +135,8 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[Declar
 
 
 _BATCHES = frozenset({"batch_size", "global_batch_size"})
-# What says in which unit a batch is counted, and the units that are samples.
-_UNIT_NAME = re.compile(r"batch_(?:size_)?(?:type|unit)")
+#: What says in which unit a batch is counted.
+UNIT_NAME = re.compile(r"batch_(?:size_)?(?:type|unit)")
 _SAMPLES = re.compile(
     r"(?i)samples?|sentences?|sents?|examples?|sequences?|seqs?|utt(?:erance)?s?|static|(?:un)?sorted"
 )
@@ -142,11 +145,11 @@ _SAMPLES = re.compile(
 def unit_of_batches(flow: Flow) -> str:
     """Return what says that batches are counted in another unit than samples, with its value; empty if nothing does."""
     for part in flow.parts:
-        if not _UNIT_NAME.search(part.source.text):
+        if not UNIT_NAME.search(part.source.text):
             continue
         for node in part.of(ast.Attribute, ast.Constant, ast.keyword):
             name = node.arg if isinstance(node, ast.keyword) else string(node) or last(node)
-            if name is not None and _UNIT_NAME.fullmatch(name):
+            if name is not None and UNIT_NAME.fullmatch(name):
                 value = flow.known.option(name)
                 if not (isinstance(value, str) and _SAMPLES.fullmatch(value)):
                     return f"`{name}`" if value in (UNKNOWN, None) else f"`{name}`, {value},"
@@ -222,7 +225,9 @@ class _Batch:
     def _divided(self) -> tuple[Meaning, str] | None:
         # where the accumulation is multiplied in, it is what was divided
         divided = [
-            use for use in self.running if _divisor(use) and all(use.product.power(each) <= 0 for each in self.accums)
+            use
+            for use in self.running
+            if _divisor(use) and self._is_of_samples(use) and all(use.product.power(each) <= 0 for each in self.accums)
         ]
         if divided:
             divisor = _divisor(divided[0])
@@ -238,6 +243,11 @@ class _Batch:
                 return "step_batch_size", f"{use.at} divides it by the accumulation"
         return None
 
+    def _is_of_samples(self, use: Use) -> bool:
+        """Return whether no other option is in a product: ``heads // tensor_parallel * batch`` counts no samples."""
+        own = (self.option.dest, *self.others, *self.accums, WORLD, LOCAL_WORLD)
+        return all(name in own or name.startswith("?") for name, _ in use.product.powers)
+
     def _as_it_is(self) -> tuple[Meaning, str] | None:
         if _RANK_NAME.search(_name(self.option)):
             return "batch_size", ""
@@ -245,7 +255,7 @@ class _Batch:
             if use.product.power(WORLD) == 1:
                 return "batch_size", f"{use.at} multiplies it by the {WORLD}"
         for use in self.idle:
-            if _divisor(use) is not None:
+            if _divisor(use) is not None and self._is_of_samples(use):
                 return "batch_size", f"{use.at} does not divide it in this launch"
         for use in self.running:
             alone = use.product.powers == ((self.option.dest, 1.0),) and use.product.constant == 1
@@ -308,11 +318,17 @@ def without_ambiguous(options: Sequence[DeclaredOption]) -> Iterator[DeclaredOpt
 
     Of several learning rates that is the only one that the script does not scale, if it scales others, or the only one
     called just ``lr`` or ``learning-rate``; of several batch sizes the only one whose name says that it is one rank's:
-    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``.
+    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``. Without a batch of one rank that of all
+    alone would not make the one that was planned.
     """
     shared = _shared(options)
     had: set[tuple[str, ...]] = set()
+    own = [option for option in options if option.meaning == "batch_size"]
+    torn = "batch_size" in shared and _plain(own) is None
     for option in options:
+        if torn and option.meaning == "global_batch_size":
+            yield replace(option, meaning=None)
+            continue
         if option.meaning is not None and option.flags in had:  # declared twice: in two branches, by two parsers
             yield replace(option, meaning=None)
             continue

@@ -38,6 +38,8 @@ _DYNAMIC_METHODS = frozenset({"parse_known_args", "parse_known_intermixed_args",
 _DYNAMIC = frozenset(name.rpartition(".")[2] for name in _DYNAMIC_CALLS) | _DYNAMIC_METHODS
 _DYNAMIC |= {"import_module", "__import__"}
 _PARSING_METHODS = frozenset({"parse_args", "parse_args_into_dataclasses", "run", "cli", "main"})
+# Characters to parse where no options were found: some 50 ms.
+_MORE = 120_000
 _KNOWN_PACKAGES = HARMLESS | FRAMEWORKS | sys.stdlib_module_names
 
 
@@ -77,6 +79,9 @@ def read_script(
 def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str], torch: str | None) -> ScriptReport:
     parts = reachable_parts(program)
     found = [option for part in parts for option in _declared(program, part)]
+    if not found and any("add_argument" in file.text for file in program.files.values()):
+        parts = reachable_parts(program, _MORE)  # what calls the parser is in a file that was too large
+        found = [option for part in parts for option in _declared(program, part)]
     declared = tuple(dict.fromkeys(option for option in found if option is not None))
     flow = Flow(program, parts)
     config = configuration(flow, program, declared, args, cwd)

@@ -47,6 +47,12 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
         (BATCH, "local = args.batch_size // dp_size", "total_batch_size", "divides it by the world size"),
         (BATCH, "b, n = args.batch_size, args.world_size\nlocal = int(b / n)", "total_batch_size", "divides it"),
         (BATCH, "args.batch_size = int(args.batch_size / torch.cuda.device_count())", "node_batch_size", "per node"),
+        (
+            BATCH + '\np.add_argument("--heads", type=int)',
+            "n = args.heads / dist.get_world_size() * args.batch_size",
+            "batch_size",
+            "",
+        ),
         (BATCH, "total = args.batch_size * dist.get_world_size()", "batch_size", "multiplies it by the world size"),
         (BATCH, "print(args.batch_size / dist.get_world_size())", "batch_size", ""),
         (BATCH, "steps = len(data) // (args.batch_size * dist.get_world_size())", "batch_size", ""),
@@ -268,6 +274,8 @@ def test_what_several_options_could_mean_is_said(tmp_path: Path) -> None:
         ('"--lr-decay", type=float', None),
         ('"--batch-norm", type=int', None),
         ('"--batches", type=int', None),
+        ('"--batch-size", type=int, help="old name, do not use: --micro-batch-size"', None),
+        ('"--batch-size", type=int, help="Deprecated."', None),
     ],
 )
 def test_names_and_units(tmp_path: Path, declaration: str, meaning: str | None) -> None:

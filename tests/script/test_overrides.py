@@ -97,6 +97,43 @@ def test_hydra_takes_the_keys_of_what_it_composes(
     assert launched(tmp_path, *args).args == final
 
 
+@pytest.mark.parametrize("own", ["64", "${eval:16 if ${gpu_mem} < 20 else 32}"])
+def test_of_two_batches_the_one_that_the_accumulation_is_computed_from_is_meant(tmp_path: Path, own: str) -> None:
+    """S4 and what came from it have `dataset.batch_size` beside that of a loader which it does not use."""
+    text = f"""
+        gpu_mem: 24
+        loader: {{batch_size: 50}}
+        dataset: {{batch_size: "{own}"}}
+        total: {{global_batch_size: 256}}
+        trainer: {{accumulate_grad_batches: "BY"}}
+    """
+    computed = "${div:${total.global_batch_size},${eval:${trainer.devices} * ${dataset.batch_size}}}"
+    write(tmp_path, {"train.py": HYDRA, "conf/config.yaml": text.replace("BY", computed)})
+    assert set(launched(tmp_path).args) == {
+        "dataset.batch_size=8",
+        "total.global_batch_size=64",
+        "trainer.accumulate_grad_batches=2",
+    }
+    write(tmp_path, {"conf/config.yaml": text.replace("BY", "1")})
+    if own == "64":  # nothing tells, and a total alone would not make the planned batch
+        found = launched(tmp_path)
+        assert found.args == ("trainer.accumulate_grad_batches=2",)
+        reasons = [each.reason for each in found.missing if each.number == "batch_size"]
+        assert reasons[0].startswith("`loader.batch_size` and `dataset.batch_size` could take it")
+
+
+@pytest.mark.parametrize(("unit", "words"), [("frame", ()), ("sample", ("data.batch_size=8",))])
+def test_a_key_says_what_batches_are_counted_in(tmp_path: Path, unit: str, words: tuple[str, ...]) -> None:
+    loop = "    if cfg.data.batch_size_type == 'frame':\n        sampler = Frames(cfg.data.batch_size)\n    main"
+    script = HYDRA.replace("    main", loop)
+    config = f"data: {{batch_size: 64, batch_size_type: {unit}}}\n"
+    write(tmp_path, {"train.py": script, "conf/config.yaml": config})
+    found = launched(tmp_path)
+    assert found.args == words
+    reasons = [each.reason for each in found.missing if each.number == "batch_size"]
+    assert reasons == ([] if words else ["`data.batch_size` counts what `batch_size_type`, frame, says"])
+
+
 def test_an_override_of_the_user_contradicts_the_plan(tmp_path: Path) -> None:
     write(tmp_path, HYDRA_FILES)
     with pytest.raises(UsageError) as caught:
@@ -634,12 +671,17 @@ def test_a_file_that_nothing_overrides_is_compared(
     ],
 )
 def test_two_rates_of_a_file_are_changed_there(tmp_path: Path, declaration: str, reason: str) -> None:
-    changed = FILE_ONLY.format(library="yaml", load="safe_load").replace(
-        "    args = p", f"    {declaration}\n    args = p"
+    with_default = FILE_ONLY.replace('"--config"', '"--config", default="hyp.yaml"').replace("args = p", "args, _ = p")
+    changed = (
+        with_default.replace("parse_args", "parse_known_args")
+        .format(library="yaml", load="safe_load")
+        .replace("    args, _", f"    {declaration}\n    args, _")
     )
     write(tmp_path, {"train.py": changed, "hyp.yaml": "train: {lr: 0.01}\nschedule: {lr: 0.02}\n"})
-    missing = next(each for each in launched(tmp_path, "--config", "hyp.yaml").missing if each.number == "lr")
+    found = launched(tmp_path, "--config", "./hyp.yaml")
+    missing = next(each for each in found.missing if each.number == "lr")
     assert missing.reason == reason
+    assert "no key for it was found in hyp.yaml" in [each.reason for each in found.missing]
     fixes = ("change `train.lr` or `schedule.lr` in hyp.yaml, or name another file", "pass `--change` behind `--`")
     assert missing.fix == fixes[bool(declaration)]
 

@@ -261,6 +261,15 @@ def test_executables_count_if_python_runs_them(tmp_path: Path) -> None:
     assert locate("executable", "absent", tmp_path, []) == Unavailable("not a Python file")
 
 
+def test_a_large_file_may_call_the_parser_of_another(tmp_path: Path) -> None:
+    """Megatron's `training.py` is left out for its size, and calls what parses the arguments."""
+    large = "from args import parse\n" + "x = 1  # world_size\n" * 4_000 + "def train():\n    parse()\n"
+    first = {f"rest{number}": "import os\nos.environ\n" + "x = 1\n" * 10_000 for number in range(2)}
+    imports = "".join(f"import {name}\n" for name in first)
+    report = read(tmp_path, f"{imports}from large import train\ntrain()\n", args=PARSER, large=large, **first)
+    assert [option.flags for option in report.options] == [("--lr",)]
+
+
 def test_what_is_parsed_has_a_limit(tmp_path: Path) -> None:
     report = read(tmp_path, "import big\nbig.parse()\n", big=PARSER + "x = 1\n" * 30_000)
     assert report.options == ()

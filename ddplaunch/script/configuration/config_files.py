@@ -24,6 +24,7 @@ from ddplaunch.values.frozen import dataclass
 ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".py")
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
+_REFERENCE = re.compile(r"\$\{(\w[\w.]*)\}")
 _BASE = re.compile(r"(?i)_+base(?:_config)?_*")
 _DEPTH = 12
 _MOST_FILES, _MOST_ENTRIES = 100, 5000
@@ -33,7 +34,8 @@ _MOST_FILES, _MOST_ENTRIES = 100, 5000
 class Entry:
     """A value that is no section: ``key`` is its path (``optim.lr``), ``text`` its literal value or None.
 
-    ``computed`` is True for a reference to another value, and for what only running the file would tell.
+    ``computed`` is True for a reference to another value, and for what only running the file would tell; ``refers`` are
+    the keys that it names in full.
     """
 
     key: str
@@ -41,6 +43,7 @@ class Entry:
     at: DeclaredAt
     computed: bool = False
     comment: str = ""
+    refers: tuple[str, ...] = ()
 
 
 def read_entries(path: Path, shown: str) -> list[Entry]:
@@ -136,9 +139,8 @@ def _yaml_entry(key: str, node: Any, lines: Sequence[str], shown: str) -> Entry:
     comment = re.search(r"\s#\s*(.*)$", lines[line][node.end_mark.column :]) if line < len(lines) else None
     reference = _NOT_LITERAL.search(node.value) is not None
     empty = reference or node.tag.endswith(":null")
-    return Entry(
-        key, None if empty else node.value, DeclaredAt(shown, line + 1), reference, comment[1] if comment else ""
-    )
+    text, refers = None if empty else node.value, tuple(_REFERENCE.findall(node.value)) if reference else ()
+    return Entry(key, text, DeclaredAt(shown, line + 1), reference, comment[1] if comment else "", refers)
 
 
 def _scalars(node: Any, prefix: str = "", depth: int = _DEPTH) -> Iterator[tuple[str, Any]]:

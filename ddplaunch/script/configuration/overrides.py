@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from ddplaunch.script.configuration.override_ways import Way, Ways
 from ddplaunch.script.configured import looped_options
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, known_value
-from ddplaunch.script.meaning import candidate
+from ddplaunch.script.meaning import UNIT_NAME, candidate
 from ddplaunch.script.names import at, dotted, last, string
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
@@ -115,7 +115,7 @@ class _Overrides:
         read = [option for option in options.values() if not self._is_set_by_script(option.dest)]
         switches = (self._option(entry, way, None) for entry in entries if _is_switch(entry))
         return Configured(
-            tuple(_joined_by(way.separator, _chosen(read, self.declared))),
+            tuple(_joined_by(way.separator, _chosen(read, self.declared, _behind_accumulation(entries)))),
             (*composed.files, *(name for name, _ in files)),
             tuple(config_files.classes_in(entries)),
             tuple(_facts(entries, self.args)),
@@ -177,12 +177,14 @@ class _Overrides:
             for node in part.of(ast.Constant)
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.endswith(endings[:-1])
         ]
-        found, beside = [], self.ways.program.root.path.parent
+        found: dict[str, list[Entry]] = {}
+        beside = self.ways.program.root.path.parent
         for word in dict.fromkeys([*texts, *(arg.rpartition("=")[2] for arg in self.args if arg.endswith(endings))]):
             path = next((each for each in (self.cwd / word, beside / word) if _is_small_file(each)), None)
             if path is not None:
-                found.append((show(path, self.cwd), config_files.read_entries(path, show(path, self.cwd))))
-        return found[-_FILES:]
+                shown = show(path, self.cwd)
+                found[shown] = found.pop(shown, []) or config_files.read_entries(path, shown)
+        return list(found.items())[-_FILES:]
 
     def _is_set_by_script(self, name: str) -> bool:
         """Return whether the first thing that the script does with an attribute is to assign it anew."""
@@ -272,7 +274,10 @@ def _is_switch(entry: Entry) -> bool:
 
 
 def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str, object]]:
-    """Yield the switches of the configuration by their last name, where only one has it, as ``args`` override them."""
+    """Yield the switches of the configuration by their last name, where only one has it, as ``args`` override them.
+
+    What batches are counted in is among them.
+    """
     texts = {entry.key: entry.text or "" for entry in entries}
     for position, word in enumerate(args):
         key, equals, value = word.lstrip("-+").partition("=")
@@ -280,14 +285,25 @@ def _facts(entries: Iterable[Entry], args: Sequence[str]) -> Iterator[tuple[str,
             texts[key] = value if equals else next(iter(args[position + 1 : position + 2]), "")
     found: dict[str, set[object]] = {}
     for key, text in texts.items():
-        found.setdefault(key.rpartition(".")[2], set()).add(_SWITCHED.get(text.lower(), UNKNOWN))
+        name = key.rpartition(".")[2]
+        other = text if text and UNIT_NAME.fullmatch(name) else UNKNOWN
+        found.setdefault(name, set()).add(_SWITCHED.get(text.lower(), other))
     for name, values in found.items():
         if len(values) == 1 and UNKNOWN not in values:
             yield name, next(iter(values))
 
 
-def _chosen(options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption]) -> Iterator[DeclaredOption]:
-    """Yield the keys that a number of the plan can mean, of several the one in a section for training.
+def _behind_accumulation(entries: Iterable[Entry]) -> set[str]:
+    """Return the keys that the configuration computes its accumulation from."""
+    return {
+        key for each in entries if candidate(DeclaredOption((each.key,), each.at)) == "accum" for key in each.refers
+    }
+
+
+def _chosen(
+    options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption], meant: Collection[str] = ()
+) -> Iterator[DeclaredOption]:
+    """Yield the keys that a number of the plan can mean, of several one that is ``meant`` or in a section for training.
 
     A number that an option of the command line takes is none of the configuration.
     """
@@ -304,8 +320,10 @@ def _chosen(options: Iterable[DeclaredOption], declared: Sequence[DeclaredOption
         ):
             groups.setdefault(meaning, []).append(option)
     for group in groups.values():
+        keys = [option.flags[0].lstrip("-+") for option in group]
         ranks = [
-            (option.computed, not _OWN_SECTION.search(option.flags[0]), option.flags[0].count(".")) for option in group
+            (key not in meant, option.computed, not _OWN_SECTION.search(option.flags[0]), key.count("."))
+            for key, option in zip(keys, group, strict=True)
         ]
         yield from (option for option, rank in zip(group, ranks, strict=True) if rank == min(ranks))
 
