@@ -13,6 +13,7 @@ from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 
+CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _COMPUTED = Source("computed", "")
 _TYPED = re.compile(r"`(-[^`]+)` behind `--`")
 _NO_HALF = (
@@ -21,8 +22,11 @@ _NO_HALF = (
 )
 
 
-def command_fixes(code: str, facts: RunFacts | None) -> tuple[str, ...]:
-    """Return what can be typed after a failure with ``code``; empty unless the command was a known ``run``."""
+def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tuple[str, ...]:
+    """Return what can be typed after a failure with ``code``; empty unless the command was a known ``run``.
+
+    ``dumped``: the stack of Python is in the log.
+    """
     if facts is None or not facts.argv or facts.argv[1:2] != ("run",):
         return ()
     words = ("ddplaunch", *facts.argv[1:])
@@ -35,12 +39,27 @@ def command_fixes(code: str, facts: RunFacts | None) -> tuple[str, ...]:
     if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):
         free = (*_with(own, "--master-port", None), *behind)
         return (f"without the port, a free one is taken: `{shlex.join(free)}`",)
-    if code == "segmentation-fault" and not _sets(facts, "PYTHONFAULTHANDLER"):
+    if code == "segmentation-fault" and not dumped and not _sets(facts, "PYTHONFAULTHANDLER"):
         return (f"where in Python it was: `{shlex.join((*own, '--env', 'PYTHONFAULTHANDLER=1', *behind))}`",)
     return ()
 
 
-def already_followed(fix: str, facts: RunFacts | None) -> bool:
+def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> tuple[str, ...]:
+    """Return ``fixes`` without those that the run had followed; ``dumped``: the stack of Python is in the log.
+
+    Where that stack is known already, the native one is the next measurement.
+    """
+    left = []
+    for fix in fixes:
+        followed = _already_followed(fix, facts)
+        if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
+            left.append(CORE_DUMP)
+        elif not followed:
+            left.append(fix)
+    return tuple(dict.fromkeys(left))
+
+
+def _already_followed(fix: str, facts: RunFacts | None) -> bool:
     """Return whether the run that failed had done what ``fix`` says, or had nothing that it could undo."""
     if facts is None or (facts.plan is None and not facts.ranks):
         return False

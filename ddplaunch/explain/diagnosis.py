@@ -103,10 +103,14 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The root cause of a log or run, None if nothing failed, and what followed from it."""
+    """The root cause of a log or run, None if nothing failed, and what followed from it.
+
+    ``stops_at``: the last line of a log in which nothing failed, where it reports a step before the last one.
+    """
 
     diagnosis: Diagnosis | None
     cascade: tuple[Echo, ...] = ()
+    stops_at: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.decide import RootCause, decide
+from ddplaunch.explain.decide.endings import stops_short
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
 from ddplaunch.explain.read.lines import Line, Speaker, numbered_lines, read_lines
 from ddplaunch.explain.read.scan import scan
@@ -19,8 +20,12 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
 
     Raises OSError if a file cannot be read.
     """
-    cause = decide(scan(_lines(sources)), facts)
-    return Explanation(None) if cause is None else Explanation(worded(cause, facts), _echoes(cause))
+    scanned = scan(_lines(sources))
+    cause = decide(scanned, facts)
+    if cause is not None:
+        return Explanation(worded(cause, facts), _echoes(cause))
+    last = stops_short(scanned.lines) if facts is None else None
+    return Explanation(None, stops_at=last.text.strip() if last is not None else "")
 
 
 def _lines(sources: Sequence[LogSource]) -> Iterator[Line]:

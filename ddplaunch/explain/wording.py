@@ -7,10 +7,10 @@ import signal
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ddplaunch.explain.command_fixes import already_followed, another_port, command_fixes
+from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do
 from ddplaunch.explain.decide.candidates import NOISE
-from ddplaunch.explain.decide.collectives import Left, Stuck, Waited, uneven
-from ddplaunch.explain.decide.decide import RootCause
+from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
+from ddplaunch.explain.decide.decide import RootCause, own_abort_echo
 from ddplaunch.explain.decide.endings import BareExit, status_text
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line
@@ -25,7 +25,6 @@ _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
 _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
-_CORE = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
 _ASKED = "if it was not you: ask the scheduler (`sacct -j JOBID -o State,ExitCode,Reason`); save checkpoints on SIGTERM"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
 _TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
@@ -33,6 +32,8 @@ _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS o
 
 #: What an exception means that a rank raises because of a process that it had started or was connected to, and a fix.
 _LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
+_SINGLE = "run once with `num_workers=0`: what ends the worker then shows in the rank"
+_LOST_WORKER = ("lost a DataLoader worker that handed over a batch: it left by itself, crashed or was killed", _SINGLE)
 _OF_EXCEPTIONS = {
     "CalledProcessError": (
         "started a program that failed; the program printed its own reason above the traceback, if any",
@@ -40,7 +41,7 @@ _OF_EXCEPTIONS = {
     ),
     "DataLoader worker": (
         "lost a process of its DataLoader that left by itself, by `os._exit` or in native code",
-        "run once with `num_workers=0`: what ends the worker then shows in the rank",
+        _SINGLE,
     ),
     "DistStoreError": (
         "waited for a key of the store that its script chose, and no rank had set it by then",
@@ -69,10 +70,11 @@ class _Words(NamedTuple):
 def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
     words = _words(cause, facts)
-    concrete = command_fixes(cause.code, facts)
     line = cause.candidate.line.text if cause.candidate is not None else ""
-    left = [fix for fix in words.fixes if not (already_followed(fix, facts) or (concrete and _GENERAL.search(fix)))]
-    general = tuple(another_port(fix, line) for fix in left)
+    dumped = bool(cause.dumped) or "Fatal Python error" in line
+    concrete = command_fixes(cause.code, facts, dumped)
+    left = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
+    general = tuple(another_port(fix, line) for fix in still_to_do(left, facts, dumped))
     raised = cause.candidate.raised if cause.candidate is not None else None
     return Diagnosis(
         cause.code,
@@ -117,6 +119,7 @@ def _evidence(cause: RootCause) -> tuple[Evidence, ...]:
     found += [each.line for each in cause.mismatched or ()]
     found += [] if cause.left is None or cause.left.line is None else [cause.left.line]
     found += [] if cause.witness is None else [cause.witness.line]
+    found += [] if cause.cut is None else [cause.cut]
     found = [*cause.ended.said, *found] if cause.ended is not None and cause.outside is None else found
     if not found and cause.echoes:
         found.append(cause.echoes[0].line)
@@ -125,10 +128,11 @@ def _evidence(cause: RootCause) -> tuple[Evidence, ...]:
 
 def _own_echo(cause: RootCause) -> Hit | None:
     """Return how a rank whose end nothing explains reported that it had lost another one."""
-    if cause.code != "unknown" or cause.ended is None or cause.rank is None:
+    if cause.code != "unknown" or cause.ended is None:
         return None
-    own = (hit for hit in cause.echoes if hit.line.speaker.rank == cause.rank)
-    return next((hit for hit in own if hit.signature.code not in NOISE), None)
+    told = own_abort_echo(cause.ended, cause.rank, cause.echoes)
+    own = (hit for hit in cause.echoes if hit.line.speaker.rank == cause.rank is not None)
+    return told or next((hit for hit in own if hit.signature.code not in NOISE), None)
 
 
 def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
@@ -165,14 +169,18 @@ def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
 def _exception(cause: RootCause, raised: Raised) -> _Words:
     name = raised.type.rpartition(".")[2]
     special = _OF_EXCEPTIONS.get("DataLoader worker" if raised.message.startswith("DataLoader worker (") else name)
+    if special is _LOST and cause.candidate is not None and cause.candidate.in_loader:
+        special = _LOST_WORKER
     said = f"{name}: {raised.message}" if raised.message else name
     what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
     who = f"rank {cause.rank}" if cause.rank is not None else "the script"
-    where = f"look at `{raised.frame.split(' ')[0]}`" if raised.frame else "look at the traceback above this line"
-    if cause.candidate is not None and cause.candidate.bare:
-        where = "its traceback is not here: look in the whole output of that rank"
+    where = "look at the traceback above this line: the script's own frames are not in it"
+    if raised.frame:
+        where = f"look at `{raised.frame.split(' ')[0]}`: the exception is raised there or in what it calls"
+    elif cause.candidate is not None and cause.candidate.bare:
+        where = "look in the whole output of that rank for the traceback, which is not in this log"
     why = f"{who} ended by an uncaught exception; errors on other ranks are consequences"
-    fixes = (where + ": the exception is raised there or in what it calls",)
+    fixes = (where,)
     return _Words(what, f"{who} {special[0]}" if special else why, (special[1], *fixes) if special else fixes)
 
 
@@ -196,10 +204,16 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
             "a C, C++ or CUDA library read or wrote memory that is not its own; Python cannot say which",
             (*again, "look at extensions built for another torch, and at libraries that were updated last"),
         )
+    if ended.code == "aborted" and (echo := _own_echo(cause)) is not None:
+        return _Words(
+            f"{who} ended by {how} after: {filled(echo.signature.what, echo.groups)}",
+            "NCCL and gloo abort a rank whose communication failed: the other side ended, or the network failed",
+            ("`ddplaunch explain` with the logs of all ranks and nodes; `--nccl-debug INFO` says what failed", _DMESG),
+        )
     if ended.code == "aborted":
         reason = "native code called abort(); the last lines of the rank should say why"
         silent = "native code called abort(); usually C++ prints the reason in a line above, but here is none"
-        record = (_NATIVE, _RECORD) if not ended.exit.seen else (_read_words(ended), _CORE)
+        record = (_NATIVE, _RECORD) if not ended.exit.seen else (_read_words(ended), CORE_DUMP)
         return _Words(f"{who} ended by {how}{said or ' without a message'}{at}", reason if said else silent, record)
     if ended.exit.code == -signal.SIGBUS:
         shm = "`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`"
@@ -230,6 +244,10 @@ def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words
     if ended.exit.seen and ended.exit.code - 128 in _CRASHES:
         signalled = signal_name(ended.exit.code - 128)
         why = f"the rank itself got no signal; a shell gives this status where {signalled} ended a command of it"
+    if ended.exit.code == 255:
+        why = (
+            "no exception and no signal: `sys.exit(-1)` and `exit -1` give 255, and so does ssh where a session failed"
+        )
     if cause.code == "script-not-found":
         why = "status 127 is what a shell and `env` give where a command is not there"
         return _Words(
@@ -305,6 +323,12 @@ def _unknown(cause: RootCause) -> _Words:
             "these lines are printed by survivors; the cause is in the log of the rank or host that they lost",
             ("`ddplaunch explain` with the logs of all nodes; else look for its exit status, and " + _DMESG, _RECORD),
         )
+    if cause.cut is not None:
+        return _Words(
+            "an exception ended a rank, and its type and message are not in this log",
+            "its traceback is cut off, or the hook that was to report it failed over that",
+            ("look at the whole output of that rank, or at what the script's logger or tracker kept of it", _RECORD),
+        )
     return _Words(
         "the log ends without saying how the run ended",
         "no error, no exit status and no sign of completion: it still runs, hangs, or was cut off",
@@ -316,7 +340,7 @@ def _left_early(left: Left, stuck: Stuck | None) -> _Words:
     """Return the words for ranks that ended with status 0 while another one still waited for them."""
     waits = stuck.waited if stuck is not None else ()
     waited = next((each for each in waits if each.rank == left.waiting), None)
-    call = _call(waited) if waited is not None and waited.op else left.call
+    call = waited.described if waited is not None and waited.op else left.call
     where = f" in {call}" if call else " in a collective"
     who, they = ranks_text(left.ranks), "they" if len(left.ranks) > 1 else "it"
     what = f"{who} left with status 0 while rank {left.waiting} still waited{where}"
@@ -337,13 +361,13 @@ def _stuck(cause: RootCause, found: Stuck) -> _Words | None:
         return _mismatch(cause, found)
     if cause.code == "gpu-p2p-broken":
         return _Words(
-            f"all {len(found.waited)} ranks hang in their first collective ({_call(first)})",
+            f"all {len(found.waited)} ranks hang in their first collective ({first.described})",
             "setting up worked, moving data between the GPUs does not: peer-to-peer transport, ACS or IOMMU, NVLink",
             (_P2P, "`--nccl-debug INFO` prints which transport each pair of GPUs took", _STACKS),
         )
     if cause.code == "collective-timeout" and cause.rank is not None and cause.rank in found.absent:
         return _Words(
-            f"rank {cause.rank} did not come to {_call(first)}; {waiting} waited in vain",
+            f"rank {cause.rank} did not come to {first.described}; {waiting} waited in vain",
             "a collective needs all ranks: the one that is missing was still computing or loading, hung, or had left",
             (f"look at what rank {cause.rank} did last; {_STACKS}", EQUAL_BATCHES),
         )
@@ -354,12 +378,12 @@ def _mismatch(cause: RootCause, found: Stuck) -> _Words | None:
     why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
     if cause.mismatched is not None:
         first, other = cause.mismatched
-        what = f"rank {first.rank} waited in {_call(first)}, rank {other.rank} in {_call(other)}"
+        what = f"rank {first.rank} waited in {first.described}, rank {other.rank} in {other.described}"
         detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
         return _Words(what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
     if found.left and cause.rank is not None:
         waiting = ranks_text([each.rank for each in found.waited])
-        what = f"rank {cause.rank} was done while {waiting} still waited in {_call(found.waited[0])}"
+        what = f"rank {cause.rank} was done while {waiting} still waited in {found.waited[0].described}"
         return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))
     apart = uneven(found)
     if apart is None:
@@ -368,11 +392,3 @@ def _mismatch(cause: RootCause, found: Stuck) -> _Words | None:
     fewest, fewer_than = found.enqueued[least], found.enqueued[most]
     what = f"rank {least} had started {fewest} collectives when rank {most} had started {fewer_than}"
     return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))
-
-
-def _call(waited: Waited) -> str:
-    name = waited.call or waited.op or "the collective"
-    if waited.seq is None:
-        return name
-    size = f", {waited.numel} elements" if waited.numel is not None else ""
-    return f"{name} (number {waited.seq}{size})"

@@ -25,6 +25,7 @@ _INDENT = "      "
 _WIDEST_PLACE = 40
 _EXAMPLE = 200  # characters of a line that shows a code
 _VALUE = 200  # characters
+_SHORT = "the training still runs, or it was cut off or killed, and then its exit status and the scheduler say how"
 _STATES = {"succeeded": "succeeded", "failed": "failed", "terminated": "was ended", "killed": "was killed"}
 _CERTAINTY = {"observed": "", "likely": " (likely)", "unknown": ""}
 
@@ -33,7 +34,10 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
     """Return the whole answer; ``names`` says in a word or two which logs were read, ``record`` where a run's lie."""
     found = explanation.diagnosis
     if found is None:
-        return "\n".join(wrap(visible(f"nothing failed in {names}"), terminal.width)) + "\n"
+        said = f"nothing failed in {names}"
+        if explanation.stops_at:
+            said += f"; it stops before the last step, at `{explanation.stops_at[-_EXAMPLE:]}`: {_SHORT}"
+        return "\n".join(wrap(visible(said), terminal.width)) + "\n"
     lines = [*_head(found, terminal), *calls_text(found.calls, terminal, _CALLS), *_evidence(found, record, terminal)]
     lines += _followed(explanation.cascade, terminal)
     lines += labelled("  why: ", found.why, terminal)

@@ -95,11 +95,11 @@ def _raised(found: Diagnosis, terminal: Terminal) -> list[str]:
 
 def _last_lines(outcome: RunOutcome, terminal: Terminal, most: int) -> list[str]:
     """Return what the failed rank said at the end, in at most ``most`` lines, none if the diagnosis repeats it all."""
-    from ddplaunch.explain.decide.endings import says_something
+    from ddplaunch.explain.decide.endings import telling
 
     found, ranks = outcome.diagnosis, {each.rank: each for each in outcome.last_ranks}
     rank = found.rank if found is not None and found.rank is not None else outcome.first_failed_rank
-    said = [text.strip() for text in ranks[rank].last_lines if says_something(text)] if rank in ranks else []
+    said = [text.strip() for text in telling(ranks[rank].last_lines)] if rank in ranks else []
     if found is None or all(text in found.what for text in said):
         return []
     lines = [cut(f"      {visible(text)}", terminal.width) for text in said[-max(1, most - 1) :]]

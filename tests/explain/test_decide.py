@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddplaunch.explain.decide.endings import telling
 from ddplaunch.explain.diagnosis import RankEnd
 from tests.explain.logs import diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
 
@@ -326,3 +327,63 @@ def test_what_cuda_told_nccl_is_the_cause_and_not_ncclunhandledcudaerror() -> No
     gave_up = "[rank0]: ncclUnhandledCudaError: Call to CUDA function failed.\n"
     assert diagnosed(told_it + gave_up).code == "gpu-fault"
     assert diagnosed(gave_up).code == "unknown"
+
+
+def test_an_uncaught_exception_that_is_not_in_the_log_is_no_good_end() -> None:
+    cut_off = raised(None, "").rstrip("\n") + "\n"
+    for text in (ALL_STEPS + cut_off, ALL_STEPS + "training finished\n" + "Error in sys.excepthook:\n" + cut_off):
+        found = diagnosed(text)
+        assert found.code == "unknown" and found.what.startswith("an exception ended a rank"), text
+        assert "Traceback" in found.evidence[0].text or "excepthook" in found.evidence[0].text
+    assert explained(cut_off + ALL_STEPS).diagnosis is None, "the work went on"
+    ignored = "Exception ignored in: <function Pool.__del__ at 0x7f2>\n" + cut_off
+    assert explained(ALL_STEPS + "training finished\n" + ignored).diagnosis is None
+    both = "Error in sys.excepthook:\n" + cut_off + "\nOriginal exception was:\n" + raised(None, "KeyError: 'label'")
+    assert diagnosed(ALL_STEPS + both).what.startswith("KeyError: 'label'")
+
+
+def test_a_training_whose_log_just_stops_has_not_failed_there() -> None:
+    going = "".join(f"step {step}/5000 loss 0.5\n" for step in range(100, 120))
+    bars = "".join(f" {step // 50}%|#  | {step}/5000 [00:09<41:00, 1.9it/s]\n" for step in range(100, 120))
+    dicts = "".join(f"{{'loss': 1.4, 'epoch': 0.{step}}}\n" for step in range(10, 40))
+    for text in (going, bars, dicts):
+        assert explained(text).diagnosis is None, text
+    assert explained(going).stops_at == "step 119/5000 loss 0.5"
+    assert explained(ALL_STEPS).stops_at == ""
+    assert diagnosed(going + lost(0)).code == "unknown", "a rank that complains is no running training"
+    assert diagnosed(going[: len(going) // 10]).code == "unknown"
+
+
+def test_what_native_code_said_before_it_aborted_is_the_reason() -> None:
+    gave_up = (
+        "terminate called after throwing an instance of 'std::runtime_error'\n"
+        "  what():  NCCL error: unhandled system error, NCCL version 2.10.3\n"
+    )
+    found = diagnosed(gave_up + failed(-6, 0, 517))
+    assert found.code == "unknown" and "NCCL gave up" in found.what and "without a message" not in found.what
+    assert any("NCCL error" in each.text for each in found.evidence)
+    other = diagnosed(lost(1) + failed(-6, 0, 517))
+    assert (other.code, other.rank) == ("aborted", 0), "what another rank prints is no reason for this one"
+
+
+def test_an_exception_without_its_traceback_is_not_said_to_be_raised_there() -> None:
+    bare = diagnosed("ValueError: 3 classes expected, 4 found\n" + failed(1, 0, 10))
+    assert bare.code == "script-exception" and "not in this log" in bare.fixes[0]
+    assert not any("in what it calls" in fix for fix in bare.fixes)
+    assert "in what it calls" in diagnosed(raised(0, "KeyError: 'a'")).fixes[0]
+
+
+def test_the_stack_of_python_is_not_asked_for_where_it_is_in_the_log() -> None:
+    crashed = "Fatal Python error: Segmentation fault\n\n"
+    stack = 'Current thread 0x00007f (most recent call first):\n  File "/home/kim/train.py", line 9 in main\n'
+    found = diagnosed(crashed + stack + failed(-11, 1, 11))
+    assert not any("PYTHONFAULTHANDLER" in fix for fix in found.fixes)
+    assert any("coredumpctl" in fix for fix in found.fixes)
+    assert any("PYTHONFAULTHANDLER" in fix for fix in diagnosed(failed(-11, 1, 11)).fixes)
+
+
+def test_the_source_below_a_warning_is_no_last_word() -> None:
+    warned = ["/opt/env/torch/tensor.py:368: UserWarning: no numpy (Triggered at x.cpp:84.)", "  cpu = convert(dense)"]
+    assert telling([*warned, "loading shards"]) == ["loading shards"]
+    assert telling(warned[1:]) == [], "the warning itself is not among the last lines"
+    assert telling(["usage:", "  train.py --lr LR"]) == ["usage:", "  train.py --lr LR"]

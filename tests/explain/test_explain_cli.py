@@ -74,7 +74,17 @@ def test_a_healthy_file_is_one_line(folder: Path, call: Call) -> None:  # noqa: 
     (folder / "ok.log").write_text("step 1\nstep 2\ntraining finished\n")
     said = call("explain", "ok.log")
     assert (said.status, said.out) == (0, "nothing failed in ok.log\n")
-    assert json.loads(call("explain", "--json", "ok.log").out) == {"schema": 1, "diagnosis": None, "cascade": []}
+    nothing: dict[str, object] = {"schema": 1, "diagnosis": None, "cascade": [], "stops_at": ""}
+    assert json.loads(call("explain", "--json", "ok.log").out) == nothing
+
+
+def test_a_training_that_stops_before_its_last_step_failed_in_nothing_here(folder: Path, call: Call) -> None:  # noqa: F811
+    bar = "".join(f" {step}%|#  | {step}/100 [00:{step:02}<01:10, 1.4it/s]\n" for step in range(20, 40))
+    (folder / "going.log").write_text(bar)
+    said = call("explain", "going.log")
+    assert said.status == 0 and "stops before the last step, at `39%|#  | 39/100" in said.out.replace("\n", " ")
+    (folder / "begun.log").write_text(bar[: 2 * len(bar) // 20])
+    assert json.loads(call("explain", "--json", "begun.log").out)["diagnosis"]["code"] == "unknown"
 
 
 def test_several_files_and_a_folder_of_torchrun(folder: Path, call: Call) -> None:  # noqa: F811

@@ -145,7 +145,7 @@ def test_of_ranks_that_exit_alike_the_one_that_speaks_for_itself_is_named() -> N
     ("text", "status", "taken"),
     [
         ("train.py: error: unrecognized arguments: --lrr", 2, "--no-forward"),
-        ("Fatal Python error: Segmentation fault", "SIGSEGV", "PYTHONFAULTHANDLER"),
+        ("Segmentation fault (core dumped)", "SIGSEGV", "PYTHONFAULTHANDLER"),
         ("double free or corruption (!prev)", "SIGABRT", "PYTHONFAULTHANDLER"),
         ("RuntimeError: [::]:29501 (errno: 98 - Address already in use)", 1, "--master-port 29501"),
     ],
@@ -278,3 +278,33 @@ def test_no_gpu_fails_in_a_run_on_the_cpu() -> None:
     cpu = {"device": {"value": "cpu", "source": {"kind": "flag"}}}
     assert recorded((text, ended(0, 3)), ("", told(1)), plan=cpu).code == "unknown"
     assert recorded((text, ended(0, 3)), ("", told(1))).code == "cuda-out-of-memory"
+
+
+def test_a_lost_connection_inside_a_dataloader_is_one_of_its_workers() -> None:
+    loader = f'  File "{TORCH}/utils/data/dataloader.py", line 1291, in _try_get_data\n    data = queue.get()\n'
+    text = raised(None, "ConnectionResetError: [Errno 104] Connection reset by peer")
+    found = recorded(("", told(0)), (text.replace("    step()\n", "    step()\n" + loader), ended(1, 1)))
+    assert (found.code, found.rank) == ("script-exception", 1)
+    assert "DataLoader worker" in found.why and "num_workers=0" in found.fixes[0]
+    plain = recorded(("", told(0)), (text, ended(1, 1)))
+    assert "DataLoader" not in plain.why and "num_workers" not in " ".join(plain.fixes)
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("prepare: shards/0003.bin has the wrong size", True),
+        ("tokenizer and model do not agree on the vocabulary", True),
+        ("reading shards from /data", False),
+        ("wrong 3/128 | step 40 loss 0.31", False),
+    ],
+)
+def test_a_last_line_is_the_reason_where_it_reads_like_one(said: str, reason: bool) -> None:
+    found = recorded(("", told(0)), (f"{said}\n", ended(1, 7)))
+    assert found.code == ("script-exception" if reason else "unknown") and said in found.what
+    assert ("no line says why" in found.what) is not reason
+
+
+def test_status_255_is_known_as_minus_one() -> None:
+    assert "sys.exit(-1)" in recorded(("", told(0)), ("done with it\n", ended(1, 255))).why
+    assert "sys.exit(-1)" not in recorded(("", told(0)), ("done with it\n", ended(1, 3))).why

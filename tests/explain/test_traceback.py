@@ -120,3 +120,38 @@ def test_what_the_interpreter_ignores_is_marked() -> None:
     assert tracebacks("Exception in thread Thread-3:\n" + raised(None, "OSError: once"))[0].side
     plain = tracebacks("INFO: step 3\n" + lost(0))[0]
     assert not (plain.handled or plain.logged or plain.side)
+
+
+def test_what_ranks_without_a_prefix_write_at_once_is_read_as_one_exception() -> None:
+    frame = 'Traceback (most recent call last):\n  File "/home/kim/train.py", line 3, in main\n    go()\n'
+    for said, name, message in (
+        ("KeyErrorKeyErrorKeyError: : : 'a''a''a'", "KeyError", "'a'"),
+        (": data.BadShardErrordata.BadShardError: : shard 3shard 4", "data.BadShardError", "shard 3shard 4"),
+        ("ValueErrorValueError", "ValueError", ""),
+    ):
+        (found,) = tracebacks(frame + frame + said + "\n")
+        assert (found.raised.type, found.raised.message, found.raised.frame) == (name, message, "train.py:3 in main")
+    (other,) = tracebacks(frame + "HTTPErrorHandlerError: x\n")
+    assert other.raised.type == "HTTPErrorHandlerError"
+
+
+def test_frames_and_a_message_that_a_hook_prints_have_the_type_that_was_raised() -> None:
+    frames = '  File "/home/kim/train.py", line 9, in main\n    raise ValueError(\n'
+    (found,) = tracebacks("epoch 1\n" + frames + "the tokenizer has no padding token\n")
+    assert (found.raised.type, found.raised.message) == ("ValueError", "the tokenizer has no padding token")
+    assert found.raised.frame == "train.py:9 in main"
+    assert not tracebacks(frames + "\n" * 3 + "epoch 2\n"), "another line of the log is no message"
+    assert not tracebacks(frames.replace("raise ValueError(", "go(") + "epoch 2\n")
+
+
+def test_a_traceback_without_its_exception_is_known_as_cut() -> None:
+    for text, cut in (
+        (raised(None, "KeyError: 'a'"), 0),
+        (raised(None, ""), 1),
+        (raised(1, "") + raised(2, "OSError"), 1),
+    ):
+        collector = Tracebacks()
+        for line in lines_of(text):
+            collector.feed(line)
+        collector.finish()
+        assert len(collector.cut) == cut, text

@@ -109,3 +109,11 @@ def test_the_status_that_an_editor_shows(said: str, code: int) -> None:
     (found,) = exits(f"step 3\nProcess finished with exit code {said}\n")
     assert found.code == code
     assert not exits("Process finished with exit code 0\n")
+
+
+def test_deepspeed_names_the_process_whose_end_made_it_stop_the_others() -> None:
+    (found,) = exits(
+        "[2024-04-22 23:11:21] [ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = -15\n"
+    )
+    assert (found.code, found.by_agent) == (-15, False)
+    assert exits("srun: error: n1: tasks 0-3: Terminated\n")[0].by_agent, "srun ends all tasks of a step"

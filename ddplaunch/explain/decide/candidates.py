@@ -27,14 +27,7 @@ _LOST = frozenset(
 )
 #: Exceptions that a rank raises because another rank is gone.
 _LOST_PEER = frozenset(
-    (
-        "DistNetworkError",
-        "DistBackendError",
-        "DistStoreError",
-        "ActorDiedError",
-        "RayActorError",
-        "WorkerCrashedError",
-    )
+    ("DistNetworkError", "DistBackendError", "DistStoreError", "ActorDiedError", "RayActorError", "WorkerCrashedError")
 )
 #: Exceptions that end a process which was asked to end, or whose input ended.
 _ASKED_TO_END = frozenset(("KeyboardInterrupt", "SystemExit", "CancelledError"))
@@ -91,7 +84,8 @@ class Candidate:
     ``speaker`` is the rank that failed, which may be another one than printed ``line``. ``side``: raised in a thread,
     or possibly because of other ranks. ``survivor``: raised because of other ranks, or of another process where it is
     ``maybe_own``. ``logged``: printed as a warning. ``old``: quoted, or older than the exception that ended the rank.
-    ``calls`` led to the exception; ``bare``: its traceback is not in the log.
+    ``calls`` led to the exception; ``bare``: its traceback is not in the log. ``in_loader``: a DataLoader raised it as
+    it took a batch from one of its workers.
     """
 
     tier: Tier
@@ -106,6 +100,7 @@ class Candidate:
     old: bool = False
     calls: tuple[UserCall, ...] = ()
     bare: bool = False
+    in_loader: bool = False
 
     @property
     def code(self) -> str:
@@ -273,6 +268,7 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
         survivor=lost_rank or lost,
         logged=traceback.logged,
         bare=traceback.bare,
+        in_loader=traceback.in_loader,
         maybe_own=lost and not (lost_rank or traceback.side or traceback.bare),
     )
     return survived(found) if traceback.logged else found

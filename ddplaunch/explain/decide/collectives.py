@@ -57,6 +57,15 @@ class Waited:
     group: str = ""
     call: str = ""
 
+    @property
+    def described(self) -> str:
+        """The collective in words, with its number and size where they are known."""
+        name = self.call or self.op or "the collective"
+        if self.seq is None:
+            return name
+        size = f", {self.numel} elements" if self.numel is not None else ""
+        return f"{name} (number {self.seq}{size})"
+
 
 @dataclass(frozen=True)
 class Stuck:

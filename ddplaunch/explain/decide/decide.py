@@ -29,6 +29,7 @@ from ddplaunch.explain.decide.endings import (
     recovered,
     said_done,
     unexplained,
+    unfinished_report,
     with_last_words,
 )
 from ddplaunch.explain.decide.outside_logs import (
@@ -72,7 +73,7 @@ class RootCause:
     ``told``: the record of the run says it. ``outside``: what the kernel or the cgroup says, which is in no log.
     ``witness``: the exception of a survivor, where nothing else is known. ``losers`` are the other candidates.
     ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed below the cause.
-    ``left``: the ranks that left early.
+    ``left``: the ranks that left early. ``cut``: an uncaught exception is reported there, and the report is cut off.
     """
 
     code: str
@@ -89,6 +90,7 @@ class RootCause:
     witness: Candidate | None = None
     dumped: tuple[UserCall, ...] = ()
     left: Left | None = None
+    cut: Line | None = None
 
     @property
     def frame(self) -> str | None:
@@ -132,9 +134,12 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
         return _with_memory_facts(_of_candidate(found, echoes, scanned, waits), facts)
     if ended is not None:
         return _with_memory_facts(_of_exit(with_last_words(ended, scanned.lines), found, echoes, scanned, waits), facts)
-    if not failed and ended_well(scanned, after, any(hit.signature.code not in NOISE for hit in echoes), facts):
+    cut = unfinished_report(scanned, after)
+    if not (failed or cut) and ended_well(
+        scanned, after, any(hit.signature.code not in NOISE for hit in echoes), facts
+    ):
         return None
-    return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes))
+    return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
 
 
 def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
@@ -298,8 +303,9 @@ def _of_exit(
     rank = exit_rank(ended.exit, scanned) if len(alike) <= 1 or _says_alone(ended, scanned) else None
     first = scanned.lines[0].at if scanned.lines else 0
     own = (dumped_calls(scanned.lines[line.at - first :]) for line in ended.said)
+    code = "unknown" if own_abort_echo(ended, rank, echoes) is not None else _code_of_exit(ended)
     return RootCause(
-        _code_of_exit(ended),
+        code,
         rank,
         ended.exit.host,
         ended=ended,
@@ -308,6 +314,14 @@ def _of_exit(
         losers=tuple(found),
         dumped=next(filter(None, own), ()),
     )
+
+
+def own_abort_echo(ended: BareExit, rank: int | None, echoes: Sequence[Hit]) -> Hit | None:
+    """Return what native code said of a broken communication before it aborted the rank; then that is the reason."""
+    if ended.code != "aborted":
+        return None
+    before = [hit for hit in echoes if hit.line.at < ended.exit.line.at and hit.line.speaker.rank in (rank, None)]
+    return max((hit for hit in before if hit.signature.code not in NOISE), key=lambda hit: hit.line.at, default=None)
 
 
 def _says_alone(ended: BareExit, scanned: Scanned) -> bool:

@@ -34,7 +34,7 @@ _PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"
     r"\d+%\|"
 )
-_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+)")
+_STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+(?:\.\d+)?)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")
 _NOISE = re.compile(
     r"warn|Warning|^wandb: (?!.*\(success\))"
@@ -44,6 +44,7 @@ _NOISE = re.compile(
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
 )
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
+_WORK = 8  # steps that are reported by a training that got going
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
 
@@ -51,6 +52,7 @@ _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at mos
 _REASON = re.compile(
     r"(?i)\b(?:error|fatal|fail(?:s|ed|ure)?|cannot|can't|could not|unable|unknown|invalid|unsupported|missing|must"
     r"|below|not (?:found|a)|no \w+|nothing|denied|refus\w+|abort\w*|panick?ed|exception|expect\w*"
+    r"|wrong|bad|corrupt(?:ed)?|illegal|broken|too (?:small|large|big|few|many|long|short)|do(?:es)?(?: not|n't)"
     r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^[EF]\d{4} "
 )
 _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):")
@@ -158,12 +160,32 @@ def ended_well(scanned: Scanned, after: Afterwards, echoes: bool, facts: RunFact
     if not echoes and any(each.code == "teardown-noise" and "destroy" in line.text for each, line, *_ in scanned.hits):
         return True  # an interpreter that comes to its end says it
     said = _said(lines[-400:])
-    return not echoes and (not said or not _unfinished(said))
+    return not echoes and (not said or not _unfinished(said) or _at_work(said))
+
+
+def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
+    """Return where an uncaught exception is reported that is not in the log itself, after which no work went on.
+
+    Its traceback is cut off, or the program's own hook for uncaught exceptions failed over it.
+    """
+    hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
+    found = [line for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
+    return min(found, key=lambda line: line.at, default=None)
 
 
 def says_something(text: str) -> bool:
     """Return whether a line is neither empty nor what libraries and launchers print in any run."""
     return bool(text) and (not _NOISE.search(text) or bool(_PASSED.search(text)))
+
+
+def telling(texts: Sequence[str]) -> list[str]:
+    """Return the lines that say something, without the line of source that stands below a warning of Python."""
+    warned = (True, *("Warning: " in text for text in texts))
+    return [
+        text
+        for text, source in zip(texts, warned, strict=False)
+        if says_something(text) and not (source and text[:1] == " ")
+    ]
 
 
 def _said(lines: Sequence[Line]) -> list[str]:
@@ -192,6 +214,18 @@ def _unfinished(said: Sequence[str]) -> bool:
     if parts:
         return not any(a >= b for a, b in parts)
     return len({" ".join(_STEP.findall(text)) or text for text in said if _PROGRESS.search(text)}) <= 1
+
+
+def _at_work(said: Sequence[str]) -> bool:
+    """Return whether a log that ends before the last step reports many: the training still runs, for all it says."""
+    reports = {(*_PART.findall(text), *_STEP.findall(text)) for text in said if _PROGRESS.search(text)}
+    return len(reports) >= _WORK
+
+
+def stops_short(lines: Sequence[Line]) -> Line | None:
+    """Return the last line of a log in which nothing failed, if it reports a step before the last one."""
+    told = [line for line in lines[-400:] if says_something(line.text)]
+    return told[-1] if told and _unfinished([line.text for line in told]) else None
 
 
 class Afterwards:

@@ -175,13 +175,17 @@ def _said_elsewhere(expressions: Sequence[str], lines: Sequence[Line]) -> dict[s
 
 @dataclass(frozen=True)
 class Scanned:
-    """All lines that were read, and what they hold; ``summary`` is the first line of torchrun's."""
+    """All lines that were read, and what they hold.
+
+    ``summary`` is the first line of torchrun's; ``cut`` the first lines of tracebacks whose exception is not there.
+    """
 
     lines: tuple[Line, ...]
     hits: tuple[Hit, ...]
     tracebacks: tuple[Traceback, ...]
     exits: tuple[RankExit, ...]
     summary: Line | None
+    cut: tuple[Line, ...] = ()
 
 
 @cache
@@ -207,4 +211,5 @@ def scan(lines: Iterable[Line]) -> Scanned:
         tuple(tracebacks.finish()),
         tuple(trailer.finish()),
         trailer.failed_summary,
+        tuple(tracebacks.cut),
     )

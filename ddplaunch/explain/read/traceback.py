@@ -19,6 +19,9 @@ _FRAME = re.compile(r'^\s*File "([^"]+)", line (\d+)(?:, in (.+))?')
 _RAISED = re.compile(r"^((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|error|timeout|gaierror|herror)(?:\([A-Z]\w+\))?)(?:: ?(.*))?$")
 _DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))?$")  # right below the frames only
 _NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
+#: A name that ranks without a prefix wrote at once, and what they wrote behind it: "KeyErrorKeyError: : 'a''a'".
+_AT_ONCE = re.compile(r"^(?:: )?(((?:[a-z_]\w*\.)*[A-Z][A-Za-z]{0,60}?(?:Error|Exception))\2+)(?:: ?)*(.*)$")
+_RAISES = re.compile(r"^raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
 _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _GROUPED = re.compile(r"ExceptionGroup$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
@@ -102,6 +105,12 @@ class Traceback:
         return self.root.raised.message.startswith(_WORKER)
 
     @property
+    def in_loader(self) -> bool:
+        """Whether a DataLoader raised it as it took a batch from one of its workers."""
+        frames = (frame for part in self.parts for frame in part.frames)
+        return any(function == "_try_get_data" and file.endswith("dataloader.py") for file, _, function in frames)
+
+    @property
     def root(self) -> ChainedException:
         """The exception from which the others of the chain were raised, except for failed lookups.
 
@@ -145,6 +154,7 @@ class _Open:
         self.parts: list[ChainedException] = []
         self.first = -1
         self.seen = -1
+        self.begun: Line | None = None
         self.header = False
         self.link = ""
         self.handled = self.logged = self.side = False
@@ -160,6 +170,7 @@ class _Open:
 
     def begin(self, line: Line, link: str) -> None:
         self.header, self.first, self.frames, self.sources, self.link = True, line.at, [], [], link
+        self.begun = line
 
 
 class Tracebacks:
@@ -167,6 +178,7 @@ class Tracebacks:
 
     def __init__(self) -> None:
         self.done: list[Traceback] = []
+        self.cut: list[Line] = []  # the first lines of tracebacks whose exception is not there
         self._open: dict[Speaker, _Open] = {}
         self._before: dict[Speaker, str] = {}
 
@@ -221,6 +233,8 @@ class Tracebacks:
             state.handled = bool(_IGNORED.match(before))
             if match := _SPAWNED.match(before):
                 state.speaker = line.speaker._replace(rank=int(match.group(1)))
+        elif state.handled and not _HEADER.search(before := self._before.get(line.speaker, "")):
+            state.handled = bool(_IGNORED.match(before))  # the one before was cut off
         state.begin(line, "original" if inner else state.link or ("member" if member else ""))
         state.seen = line.at
 
@@ -244,6 +258,8 @@ class Tracebacks:
             state.link, state.header, state.seen = chained[0], False, line.at
             return
         waiting = state.header or not state.parts
+        if waiting:
+            text = _as_python_prints(text, state, line.at)
         match = _RAISED.match(text) if waiting else None
         if match is None and state.header and state.frames and line.at == state.seen + 1:
             match = _DOTTED.match(text)
@@ -272,6 +288,8 @@ class Tracebacks:
 
     def _close(self, who: Speaker, state: _Open) -> None:
         del self._open[who]
+        if state.header and state.begun is not None and not state.handled:
+            self.cut.append(state.begun)
         if not state.parts:
             return
         launcher = any(_LAUNCHER.search(frame[0]) for part in state.parts for frame in part.frames)
@@ -284,6 +302,26 @@ class Tracebacks:
             self._close(who, state)
         self.done.sort(key=lambda each: each.parts[0].line.at)
         return self.done
+
+
+def _as_python_prints(text: str, state: _Open, at: int) -> str:
+    """Return the last line of a traceback in the form of Python, whatever form ``text`` has.
+
+    Ranks without a prefix that write at once interleave the parts of their lines; and what prints frames and message by
+    itself, as hooks for uncaught exceptions do, leaves the type to the line of source that raised it.
+    """
+    if text.count("Error") + text.count("Exception") > 1 and (match := _AT_ONCE.match(text[: 4 * _SOURCE])):
+        return f"{match[2]}: {_once(match[3], len(match[1]) // len(match[2]))}"
+    if state.header or not state.sources or at != state.seen + 1 or _NAMED.match(text):
+        return text
+    raises = _RAISES.match(state.sources[-1])
+    return f"{raises[1]}: {text}" if raises else text
+
+
+def _once(text: str, times: int) -> str:
+    """Return what ``times`` writers wrote one after the other, once where they all wrote the same."""
+    part = text[: len(text) // times]
+    return part if part * times == text else text
 
 
 def own_frame(frames: Sequence[tuple[str, int, str]]) -> str | None:

@@ -172,7 +172,8 @@ def _by_agent(each: RankExit, forced: set[int]) -> bool:
     """Return whether the agent ended this rank after another one had failed: SIGTERM first, then SIGKILL."""
     if each.code == -9:
         return each.pid in forced
-    return each.code == -15 and (each.table or each.pid is None)
+    named = _RETURNED.search(each.line.text)  # the process whose end made the launcher stop the others
+    return each.code == -15 and (each.table or (each.pid is None and named is None))
 
 
 def _number(match: re.Match[str]) -> int:
