@@ -40,6 +40,8 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _CALLS: dict[str, Callable[..., Any]] = {"int": int, "float": float, "str": str, "bool": bool, "len": len}
 _METHODS = frozenset({"split", "startswith", "endswith", "lower", "upper", "strip", "replace", "partition"})
 _VERSION_CALLS = frozenset({"parse", "Version", "LooseVersion", "StrictVersion", "parse_version", "TorchVersion"})
+# Dictionaries of options, by name.
+_CONFIGURED = frozenset({"args", "opt", "opts", "options", "cfg", "config", "conf", "params", "hparams", "settings"})
 _DEPTH = 12
 #: Variables that every rank of a launch has.
 TORCHRUN_NAMES = frozenset({"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"})
@@ -107,7 +109,7 @@ class Known:
         for node in ast.walk(test):
             if isinstance(node, ast.Attribute) and node.attr in self._options:
                 found.add(node.attr)
-            if depth and isinstance(node, (ast.Name, ast.Attribute)):
+            if depth and isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
                 for value, where in self._bound(node, part):
                     stopped = self.obstacle(value, where)
                     found |= self.options_behind(stopped or value, where, depth - 1)
@@ -209,6 +211,9 @@ class Known:
         return UNKNOWN
 
     def _subscript(self, node: ast.Subscript, part: ReachablePart, depth: int) -> object:
+        key = string(node.slice)
+        if key is not None:
+            return self._assigned(key, UNKNOWN, node, part, depth) if last(node.value) in _CONFIGURED else UNKNOWN
         owner = self.value(node.value, part, depth)
         if owner is UNKNOWN or not isinstance(owner, (str, tuple, list)):
             return UNKNOWN
@@ -232,6 +237,10 @@ class Known:
             return "__main__"
         key = node.attr if isinstance(node, ast.Attribute) else node.id
         option = self._options.get(key, UNKNOWN) if isinstance(node, ast.Attribute) else UNKNOWN
+        return self._assigned(key, option, node, part, depth)
+
+    def _assigned(self, key: str, option: object, node: ast.expr, part: ReachablePart, depth: int) -> object:
+        """Return the one value that all assignments of a name, an attribute or a key have, and the option of it."""
         if key in self._open:  # `args.gpu = gpu` in a function that gets `args.gpu`
             return option
         self._open.add(key)

@@ -10,8 +10,8 @@ from dataclasses import replace
 from ddplaunch.script.constants import LOADERS, constant, handed_on, numbers_in, without_effect
 from ddplaunch.script.flow import UNREAD_DEVICES, Flow, Use
 from ddplaunch.script.known import UNKNOWN
-from ddplaunch.script.names import is_number, is_one_of_names, last, last_word, meaning_of, string
-from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning
+from ddplaunch.script.names import at, is_number, is_one_of_names, last, last_word, meaning_of, string
+from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning
 
 _UNSURE = frozenset(
     {"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"}
@@ -28,6 +28,8 @@ _RANK_HELP = re.compile(
     r"(?:gpu|device|process|rank|worker|card)\b|\blocal batch"
 )
 _NODE_HELP = re.compile(r"(?i)\bper[- _](?:node|machine|host)\b|\b(?:each|every|a single) (?:node|machine|host)\b")
+# Keys of DeepSpeed's configuration beside `train_batch_size`.
+_DEEPSPEED = frozenset({"gradient_accumulation_steps", "zero_optimization", "fp16", "bf16", "steps_per_print"})
 # A batch size that only a learning rate is scaled from.
 _FOR_RATES = re.compile(r"(?i)\bfor (?:auto[- ]?)?(?:re)?scal(?:e|ing) (?:of )?(?:the )?(?:lr\b|learning[- ]rate)")
 _NOT_SAMPLES = re.compile(r"(?i)\btokens?\b")
@@ -115,6 +117,7 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[Declar
         if not any(use.product.power(each) for each in made)
     ]
     micros = {option.dest for option in options if option.dest in batches and _RANK_NAME.search(_name(option))}
+    wholes = _handed_to_deepspeed(flow) if batches else {}
     for option, own_meaning in zip(options, candidates, strict=True):
         meaning = None if own_meaning is None else names[option.dest]  # of those with one destination, the last one's
         own = [use for use in uses if use.product.power(option.dest) == 1 and option.dest not in use.without]
@@ -124,6 +127,8 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[Declar
             samples = [use for use in own if not any(use.product.power(rate) for rate in rates)]
             others = tuple(each for each in batches if each != option.dest)
             found = _Batch(option, samples, others, accums, micros - {option.dest}).meaning()
+            if option.dest in wholes:
+                found = "global_batch_size", f"{wholes[option.dest]} hands it to DeepSpeed as `train_batch_size`"
             yield replace(option, meaning=found[0], because=found[1])
         elif meaning == "accum":
             shared = ((option.dest, 1.0), (WORLD, -1.0))
@@ -154,6 +159,23 @@ def unit_of_batches(flow: Flow) -> str:
                 if not (isinstance(value, str) and _SAMPLES.fullmatch(value)):
                     return f"`{name}`" if value in (UNKNOWN, None) else f"`{name}`, {value},"
     return ""
+
+
+def _handed_to_deepspeed(flow: Flow) -> dict[str, DeclaredAt]:
+    """Return the options that are DeepSpeed's ``train_batch_size``, the samples of an optimizer step, with the place.
+
+    https://www.deepspeed.ai/docs/config-json/#batch-size-related-parameters
+    """
+    found = {}
+    for part in flow.parts:
+        for node in part.of(ast.Dict) if "train_batch_size" in part.source.text else ():
+            assert isinstance(node, ast.Dict)
+            items = {string(key): value for key, value in zip(node.keys, node.values, strict=True)}
+            value = items.get("train_batch_size")
+            made = flow.made_of(value, part) if value is not None and not _DEEPSPEED.isdisjoint(items) else None
+            if value is not None and made is not None and len(made) == 1:
+                found[next(iter(made))] = at(value, part.source)
+    return found
 
 
 def _by_help_alone(options: Sequence[DeclaredOption], candidates: Sequence[Meaning | None]) -> list[Meaning | None]:

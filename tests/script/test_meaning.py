@@ -646,3 +646,12 @@ def test_a_rate_is_made_of_the_batch_that_is_there_by_then(
     rule = option(report, "--lr").rule
     assert rule is not None
     assert (rule.constant, rule.powers) == (1 / 256, powers)
+
+
+def test_the_batch_that_deepspeed_gets_is_that_of_an_optimizer_step(tmp_path: Path) -> None:
+    declared = BATCH + '\np.add_argument("--accum", type=int, default=1)'
+    body = 'c = {"train_batch_size": args.batch_size%s, "gradient_accumulation_steps": args.accum}'
+    found = option(read(tmp_path, script(declared, body % "")), "--batch-size")
+    assert found.meaning == "global_batch_size" and "hands it to DeepSpeed" in found.because
+    for other in (body % " * args.accum * dist.get_world_size()", 'c = {"train_batch_size": args.batch_size}'):
+        assert option(read(tmp_path, script(declared, other)), "--batch-size").meaning == "batch_size"

@@ -824,3 +824,47 @@ def test_files_that_a_yaml_file_is_based_on(tmp_path: Path) -> None:
     options = {each.flags[0]: each for each in read(tmp_path, "--config-file", "conf/deep/a.yaml").options}
     assert options["SOLVER.BASE_LR"].default == "0.2" and str(options["SOLVER.BASE_LR"].at) == "conf/deep/a.yaml:3"
     assert str(options["SOLVER.IMS_PER_BATCH"].at) == "conf/base.yaml:3"
+
+
+CONFIG_FLAGS = """
+    from absl import app, flags
+    from ml_collections import config_flags
+    FLAGS = flags.FLAGS
+    config_flags.DEFINE_config_file("config", None, "the configuration")
+    def main(argv):
+        config = FLAGS.config
+        local = config.training.batch_size // dist.get_world_size()
+    app.run(main)
+"""
+CONFIG_FILES = {
+    "configs/base.py": """
+        import ml_collections
+        def defaults():
+            config = ml_collections.ConfigDict()
+            config.training = training = ml_collections.ConfigDict()
+            training.batch_size = 64
+            config.optim = section(lr=1e-3, warmup_steps=10)
+            return config
+        def section(**values):
+            return ml_collections.ConfigDict(values)
+    """,
+    "configs/small.py": """
+        from configs.base import defaults
+        def get_config():
+            config = defaults()
+            config.optim.lr = 2e-4
+            return config
+    """,
+}
+
+
+def test_config_flags(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": CONFIG_FLAGS, **CONFIG_FILES})
+    given = ("--config=configs/small.py:any",)
+    words = ("--config.training.batch_size=32", "--config.optim.warmup_steps=100", "--config.optim.lr=0.004")
+    assert launched(tmp_path, *given).args == (*given, *words)
+    options = {each.flags[0]: each for each in read(tmp_path, *given).options}
+    assert str(options["--config.optim.lr"].at) == "configs/small.py:5"
+    assert str(options["--config.training.batch_size"].at) == "configs/base.py:6"
+    own = (*given, "--config.training.batch_size=32")
+    assert launched(tmp_path, *own).args == (*own, *words[1:])

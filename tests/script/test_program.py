@@ -379,6 +379,7 @@ def test_ranks_that_a_script_likely_starts_or_submits_itself(
 
 
 SWITCH = "p.add_argument('--distributed', action='store_true')\nargs = p.parse_args()\n"
+KEYED = SWITCH + "opt['dist'] = args.distributed\nif opt['dist']:\n    dist.init_process_group('nccl')\n"
 OFF = "p.add_argument('--single', dest='distributed', action='store_false')\nargs = p.parse_args()\n"
 BOTH = (
     "p.add_argument('--ddp', dest='distributed', action='store_true')\n"
@@ -400,6 +401,9 @@ GUARDED = "def main():\n    if args.distributed:\n        dist.init_process_grou
         (SWITCH + GUARDED, ["--distributed"], ()),
         (SWITCH + "args.distributed = os.environ.get('WORLD_SIZE', '1') != '1'\n" + GUARDED, [], ()),
         (RANK + "args.distributed = args.local_rank != -1\n" + GUARDED, [], ("--local_rank",)),
+        (KEYED, [], ("--distributed",)),
+        (KEYED, ["--distributed"], ()),
+        (KEYED.replace("opt['dist']:", "batch['dist']:"), [], ()),
         (OFF + GUARDED, [], ()),
         (OFF + GUARDED, ["--single"], ("--single",)),
         (BOTH + GUARDED, [], ("--ddp", "--no-ddp")),

@@ -15,9 +15,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.script.names import at, last, string
+from ddplaunch.script.names import at, last, records_of, string
 from ddplaunch.script.report import DeclaredAt
-from ddplaunch.script.source import ParsedFile, parse, read_text
+from ddplaunch.script.source import ParsedFile, find_module, parse, read_text
 from ddplaunch.values.frozen import dataclass
 
 #: How the names of files end that this module reads.
@@ -183,6 +183,48 @@ def _python_file(path: Path, shown: str, text: str, depth: int = 5) -> Iterator[
             )
     for key, value in known.items():
         yield from literal_entries(key, value, source, known)
+
+
+def function_entries(path: Path, shown: str, cwd: Path, name: str = "get_config", depth: int = 4) -> Iterator[Entry]:
+    """Yield what a function puts below the configuration that it returns, and before that what it calls to begin with.
+
+    https://ml-collections.readthedocs.io/en/latest/#config-flags has such functions in files of their own.
+    """
+    read = read_text(path)
+    source = parse(path, shown, read.text) if read is not None and depth else None
+    if not isinstance(source, ParsedFile):
+        return
+    functions = {node.name: node for node in source.tree.body if isinstance(node, ast.FunctionDef)}
+    if name not in functions:
+        return
+    own = {each for each, node in functions.items() if node.args.kwarg is not None}  # of values that get their names
+    for node in ast.walk(functions[name]):
+        if isinstance(node, ast.Call) and last(node.func) in own:
+            node.func = ast.Name("dict", ast.Load())
+    body = sorted(
+        (node for node in ast.walk(functions[name]) if isinstance(node, (ast.Assign, ast.Return))),
+        key=lambda node: node.lineno,
+    )
+    below = {last(node.value): "" for node in body if isinstance(node, ast.Return)}
+    for statement in (node for node in body if isinstance(node, ast.Assign)):
+        chains = [ast.unparse(target).split(".") for target in statement.targets]
+        if chains[0][0] in below and len(chains[0]) == 1 and isinstance(statement.value, ast.Call):
+            yield from _begun_with(last(statement.value.func), source, cwd, depth)
+        keys = [below[root] + ".".join(rest) for root, *rest in chains if root in below and rest]
+        below |= {root: f"{keys[0]}." for root, *rest in chains if keys and not rest}
+        for key in keys[:1]:
+            yield from literal_entries(key, statement.value, source, {})
+
+
+def _begun_with(name: str, source: ParsedFile, cwd: Path, depth: int) -> Iterator[Entry]:
+    """Yield the entries of a function in this file, or in the one that it is imported from."""
+    for record in records_of(source.imports):
+        if any(bound == name for _, bound in record.names):
+            file = find_module(tuple(record.module.split(".")), [cwd, source.path.parent])
+            if file is not None:
+                yield from function_entries(file, os.path.relpath(file, cwd), cwd, name, depth - 1)
+            return
+    yield from function_entries(source.path, source.shown, cwd, name, depth - 1)
 
 
 def literal_entries(

@@ -40,7 +40,7 @@ _TORCHTUNE = ("batch_size", "gradient_accumulation_steps", "optimizer.lr", "lr_s
 _READERS = frozenset(
     {"from_cli", "from_dotlist", "merge_from_list", "cfg_from_list", "DictAction", "add_argument", "HParams", "exec"}
 )
-_READERS |= {"apply_overrides", "get_all_args", "ConfigManager", "LightningCLI"}
+_READERS |= {"apply_overrides", "get_all_args", "ConfigManager", "LightningCLI", "DEFINE_config_file"}
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,18 @@ class Ways:
                 yield Way("k=v,", where, "hparams", flag, entries=tuple(entries))
         elif full == "exec" and call.args and self._is_configurator(call.args[0]):
             yield Way("--k=v", where, "globals", prefix="--", entries=tuple(_globals_before(call, part)))
-        elif full.startswith("prefigure.") and name == "get_all_args":
+        else:
+            yield from self._of_a_library(call, part, where)
+
+    def _of_a_library(self, call: ast.Call, part: ReachablePart, where: DeclaredAt) -> Iterator[Way]:
+        """Yield the way of a library that reads the command line by itself."""
+        name, full = last(call.func), dotted(call.func, part.aliases)
+        if full.startswith("prefigure.") and name == "get_all_args":
             yield self._prefigure(call, where)
         elif full.startswith("torchtitan.") and name == "ConfigManager":
             yield Way("--k v", where, "tyro", front=True, prefix="--", known=_TORCHTITAN)
+        elif name == "DEFINE_config_file" and call.args:
+            yield self._config_flags(call, where)
         elif name == "LightningCLI":
             yield self._lightning(call, part, where)
 
@@ -290,6 +298,15 @@ class Ways:
             if read is not None and "globals()" in read.text and "argv" in read.text:
                 return True
         return False
+
+    def _config_flags(self, call: ast.Call, where: DeclaredAt) -> Way:
+        """https://ml-collections.readthedocs.io/en/latest/#config-flags: ``--config=file.py --config.optim.lr=0.1``."""
+        flag = f"--{string(call.args[0])}"
+        named = _after(self.args, (flag,)) or string(call.args[1] if len(call.args) > 1 else None) or ""
+        path = self.cwd / named.partition(":")[0]  # behind it stands what the function gets
+        entries = tuple(config_files.function_entries(path, show(path, self.cwd), self.cwd))
+        composed = Composed(entries, (show(path, self.cwd),) if entries else ())
+        return Way("--k=v", where, "ml_collections", prefix=f"{flag}.", composed=composed)
 
     def _prefigure(self, call: ast.Call, where: DeclaredAt) -> Way:
         name = string(call.args[0] if call.args else keyword(call, "defaults_file")) or "defaults.ini"

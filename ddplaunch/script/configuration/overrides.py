@@ -40,7 +40,7 @@ _OWN_SECTION = re.compile(
 )
 # Without one of these words no file of a program has a configuration.
 _WORTH_READING = re.compile(
-    r"hydra|omegaconf|merge_from_list|DictAction|HParams|exec\(|prefigure|LightningCLI|torcht|pyrallis|draccus"
+    r"hydra|omegaconf|DEFINE_config_file|merge_from_list|DictAction|HParams|exec\(|prefigure|LightningCLI|torcht|pyrallis|draccus"
     r"|yaml|json|toml|fromfile|merge_from_file|set_defaults|TrlParser|auto_cli|configargparse|add_argument\(\s*f?.--(?:\{|.\s*\+)"
 )
 
