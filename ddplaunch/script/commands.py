@@ -79,7 +79,8 @@ def _click_option(part: ReachablePart, call: ast.Call) -> DeclaredOption | None:
     paired = any("/" in text for text in texts)
     switch = paired or is_true(keyword(call, "is_flag")) or is_true(keyword(call, "count"))
     switch = switch or keyword(call, "flag_value") is not None
-    kind = last(keyword(call, "type"))
+    made = keyword(call, "type")
+    kind = last(made.func if isinstance(made, ast.Call) else made)  # click.IntRange(min=1)
     default = keyword(call, "default")
     named = [text for text in texts if not text.startswith("-")]
     return DeclaredOption(
@@ -89,7 +90,8 @@ def _click_option(part: ReachablePart, call: ast.Call) -> DeclaredOption | None:
         required=is_true(keyword(call, "required")),
         default=literal(default, part.source),
         computed=is_computed(default),
-        kind={"INT": "int", "FLOAT": "float", "STRING": "str"}.get(kind, kind) or None,
+        kind={"INT": "int", "IntRange": "int", "FLOAT": "float", "FloatRange": "float", "STRING": "str"}.get(kind, kind)
+        or None,
         help=text_of(keyword(call, "help")),
         dest=named[0] if named else destination(flags),
         fillable=keyword(call, "nargs") is None,

@@ -24,7 +24,8 @@ _PARSED_LIMIT = 150_000
 _WORDS = (
     "add_argument|click.|import click|typer|DEFINE_|Fire(|HfArgumentParser|TrlParser|tyro|simple_parsing|jsonargparse"
     "|pyrallis|draccus|hydra|OmegaConf|parse_known_args|exec(|docopt|(Tap)|tapify|gen_parser_from_dataclass"
-    "|HParams|CfgNode|merge_from_list|DictAction|LightningCLI|prefigure",
+    "|HParams|CfgNode|merge_from_list|cfg_from_list|DictAction|LightningCLI|prefigure|1::2]"
+    "|split('='|split(\"=\"|partition('='|partition(\"=\"",
     "init_process_group|init_device_mesh|spawn|start_processes|torchrun|environ|getenv|argv|runpy|import_module"
     "|__import__|torch.distributed.launch|torch.distributed.run",
     "world_size|ngpu|n_gpu|num_gpus|device_count|ddplaunch",

@@ -96,6 +96,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     local = next((option for option in options if _LOCAL_RANK & set(option.flags)), None)
     used = framework(program)
     initialised = initialisation(program)
+    own = used is None or initialised is not None
     if initialised is None and used is not None:
         initialised = used[1]
     ranks = ranks_of(parts, flow, (*options, *config.switches))
@@ -117,7 +118,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         switched_off=ranks.off if used is None else None,
         switches=ranks.switches if used is None else (),
         demands_local_rank=local.at if local is not None and local in required else None,
-        takes_local_rank=device_from_option(parts, flow, local) if local is not None and used is None else None,
+        takes_local_rank=device_from_option(parts, flow, local) if local is not None and own else None,
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=asked_for(parts, flow),
         ambiguous=ambiguous(meant, final),

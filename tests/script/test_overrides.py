@@ -776,9 +776,17 @@ SPLIT = """for word in args.set or ():
         put(cfg, keys.split(":"), value)"""
 
 
+PARSED = """def parsed(words):
+        for word in words:
+            key, value = word.split("=", 1)
+            put(cfg, key, value)
+    parsed(args.set)"""
+
+
 @pytest.mark.parametrize(
     ("option", "nargs", "body", "words"),
     [
+        ('"-s", "--set"', "'+'", PARSED, ("--set", "train.batch_size={batch}", "train.lr=0.004")),
         ('"opts"', "argparse.REMAINDER", PAIRS, ("train.batch_size", "{batch}", "train.lr", "0.004")),
         (
             '"--set", dest="opts"',
@@ -805,6 +813,13 @@ def test_words_that_a_script_merges_by_hand(
     assert off.switched_off and ("train:parallel" if ":" in wanted[-1] else "train.parallel") in off.switches
 
 
+def test_words_beside_the_ones_that_the_user_passes(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": BY_HAND.format(option='"-s", "--set"', nargs="'+'", body=PARSED)})
+    write(tmp_path, {"a.yaml": "train:\n  lr: 0.1\n  parallel: true\n"})
+    given = ("--cfg", "a.yaml", "-s", "train.parallel=true")
+    assert launched(tmp_path, *given).args == (*given[:3], "train.lr=0.004", given[3])
+
+
 def test_a_switch_of_the_configuration_that_an_argument_overrides(tmp_path: Path) -> None:
     text = BY_HAND.format(option='"opts"', nargs="'*'", body=PAIRS)
     write(tmp_path, {"train.py": text, "a.yaml": "train:\n  batch_size: 2\n  lr: 0.1\n  parallel: false\n"})
@@ -814,7 +829,7 @@ def test_a_switch_of_the_configuration_that_an_argument_overrides(tmp_path: Path
 
 
 def test_files_that_a_yaml_file_is_based_on(tmp_path: Path) -> None:
-    base = "_BASE_: {loop}\nSOLVER:\n  IMS_PER_BATCH: 16\n  BASE_LR: 0.1\n"
+    base = "__include__: [{loop}]\nSOLVER:\n  IMS_PER_BATCH: 16\n  BASE_LR: 0.1\n"
     files = {
         "train.py": DETECTRON.format(overrides="pass"),
         "conf/base.yaml": base.format(loop="deep/a.yaml"),

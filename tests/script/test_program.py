@@ -542,6 +542,11 @@ DEVICE = (
         ),
         ("args = p.parse_args()\nargs.gpu = int(os.environ['RANK'])\ntorch.cuda.set_device(args.gpu)\n", None),
         ("import accelerate\nargs = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n", None),
+        (
+            "import mmseg\nargs = p.parse_args()\ntorch.cuda.set_device(args.local_rank)\n"
+            "torch.distributed.init_process_group()\n",
+            6,
+        ),
     ],
 )
 def test_where_an_option_alone_chooses_the_gpu(tmp_path: Path, body: str, line: int | None) -> None:

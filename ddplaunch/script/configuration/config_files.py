@@ -25,7 +25,7 @@ ENDINGS = (".yaml", ".yml", ".json", ".toml", ".ini", ".py")
 _HEADER = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 _NOT_LITERAL = re.compile(r"\$\{|\?\?\?")
 _REFERENCE = re.compile(r"\$\{(\w[\w.]*)\}")
-_BASE = re.compile(r"(?i)_+base(?:_config)?_*")
+_BASE = re.compile(r"(?i)_+(?:base(?:_config)?|include)_*")
 _DEPTH = 12
 _MOST_FILES, _MOST_ENTRIES = 100, 5000
 
@@ -118,7 +118,7 @@ def _compose(text: str) -> Any:
 
 
 def _yaml(path: Path, text: str, shown: str, depth: int = 5) -> Iterator[Entry]:
-    """Yield the entries of a YAML file; those of files that it names in ``_BASE_`` come first, as others overrule them.
+    """Yield the entries of a YAML file; those of files that it names in ``_BASE_`` come first.
 
     https://detectron2.readthedocs.io/en/latest/modules/config.html says what it means.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 from ddplaunch.script.configuration import config_files
 from ddplaunch.script.configuration.config_files import Composed, Entry
 from ddplaunch.script.configured import Bound, class_options
-from ddplaunch.script.names import at, dotted, keyword, last, string
+from ddplaunch.script.names import at, destination, dotted, keyword, last, string
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, Spelling
@@ -109,15 +109,21 @@ class Ways:
                         behind = lists[handed[0]]
                         yield Way("k v", at(call, each.source), "yacs", behind, entries=tuple(self._yacs()))
         for loop in part.of(ast.For) if lists else ():
-            named = (last(node) for node in ast.walk(loop.iter))  # type: ignore[attr-defined]  # of a loop
-            flag = next((lists[name] for name in named if name in lists), None)
+            over = loop.iter  # type: ignore[attr-defined]  # of a loop
+            named = [node for node in ast.walk(over) if isinstance(node, (ast.Name, ast.Attribute))]
+            named += [value for node in named for value, _ in self.bound(node, part)[:6]]  # type: ignore[misc]
+            flag = next((lists[last(node)] for node in named if last(node) in lists), None)
             splits = set() if flag is None else {_split_at(node) for node in ast.walk(loop)}
             if "=" in splits:
                 separator = ":" if ":" in splits else "."
                 yield Way("k=v", at(loop, part.source), "words", flag or "", separator=separator)
 
     def _lists(self) -> Iterator[tuple[str, str]]:
-        """Yield the flag, empty for none, and the destination of each option that takes any number of words."""
+        """Yield the flag, empty for none, and the destination of each option that takes any number of words.
+
+        Of several flags it is the one that is passed: a second one would replace what the first one took.
+        """
+        passed = {word.partition("=")[0] for word in self.args}
         for part in self.parts:
             for call in part.calls_of("add_argument"):
                 several = last(keyword(call, "nargs")) == "REMAINDER" or string(keyword(call, "nargs")) in (
@@ -127,8 +133,10 @@ class Ways:
                 )
                 flags = [text for item in call.args if (text := string(item))]
                 if last(call.func) == "add_argument" and several and flags:
-                    dest = string(keyword(call, "dest")) or flags[0].lstrip("-").replace("-", "_")
-                    yield (flags[0] if flags[0].startswith("-") else ""), dest
+                    chosen = [flag for flag in flags if flag in passed] or [each for each in flags if each[:2] == "--"]
+                    dest = string(keyword(call, "dest")) or destination(flags)
+                    flag = [*chosen, flags[0]][0]
+                    yield (flag if flag.startswith("-") else ""), dest
 
     def _decorated(
         self, function: ast.FunctionDef | ast.AsyncFunctionDef, item: ast.expr, part: ReachablePart
