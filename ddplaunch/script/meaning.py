@@ -17,7 +17,7 @@ _UNSURE = frozenset(
     {"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"}
 )  # the type must fit too
 #: Names that say themselves that they count one rank's samples.
-_RANK_NAME = re.compile(r"per-(?:gpu|device|proc|rank|replica)|^device-|^local-|^micro|samples-per|-gpu$")
+RANK_NAME = re.compile(r"per-(?:gpu|device|proc|rank|replica)|^device-|^local-|^micro|samples-per|-gpu$")
 _TOTAL_HELP = re.compile(
     r"(?i)\b(?:total|global|effective|overall)\b[^.;(]{0,24}\bbatch|\bbatch[^.;]{0,30}\b(?:in total|globally)\b"
     r"|\b(?:across|over|of|for|on|among|by)(?: all)?(?: the)? (?:gpus|devices|ranks|processes|workers|cards)\b"
@@ -116,7 +116,7 @@ def understood(options: Sequence[DeclaredOption], flow: Flow) -> Iterator[Declar
         for use in (flow.uses((*rates, *batches, *accums)) if rates or batches or accums else ())
         if not any(use.product.power(each) for each in made)
     ]
-    micros = {option.dest for option in options if option.dest in batches and _RANK_NAME.search(_name(option))}
+    micros = {option.dest for option in options if option.dest in batches and RANK_NAME.search(_name(option))}
     wholes = _handed_to_deepspeed(flow) if batches else {}
     for option, own_meaning in zip(options, candidates, strict=True):
         meaning = None if own_meaning is None else names[option.dest]  # of those with one destination, the last one's
@@ -240,7 +240,7 @@ class _Batch:
         """Return the meaning and what it was read from, as a clause that is empty for the name alone."""
         found = self._divided() or self._as_it_is() or self._described()
         small = next((name for name in self.micros if name.startswith("micro")), None)
-        if found[0] == "batch_size" and small is not None and not _RANK_NAME.search(_name(self.option)):
+        if found[0] == "batch_size" and small is not None and not RANK_NAME.search(_name(self.option)):
             return "step_batch_size", f"it stands beside `{small}`"
         return found
 
@@ -271,7 +271,7 @@ class _Batch:
         return all(name in own or name.startswith("?") for name, _ in use.product.powers)
 
     def _as_it_is(self) -> tuple[Meaning, str] | None:
-        if _RANK_NAME.search(_name(self.option)):
+        if RANK_NAME.search(_name(self.option)):
             return "batch_size", ""
         for use in self.running:
             if use.product.power(WORLD) == 1:
@@ -304,74 +304,6 @@ class _Batch:
 
 def _divisor(use: Use) -> str | None:
     return next((symbol for symbol in (WORLD, LOCAL_WORLD) if use.product.power(symbol) == -1), None)
-
-
-# The rate of a part of the model, not one of a schedule.
-_PART_OF_RATES = re.compile(
-    r"(?!.*(?:min|end|final|warm|decay|drop|sched|step|gamma|policy|mult|factor|ratio|cycle|noise|mode|type|layer))"
-    r"(?:[a-z0-9]+-)*(?:lr|learning-rate)(?:-[a-z0-9]+)*"
-)
-
-
-def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, tuple[str, ...]]:
-    """Return the meanings that several options have, with the first flag of each; one number can go to one of them."""
-    found: dict[Meaning, list[str]] = {}
-    for option in options:
-        if option.meaning is not None:
-            found.setdefault(option.meaning, []).append(option.flags[0])
-    return {meaning: tuple(dict.fromkeys(flags)) for meaning, flags in found.items() if len(set(flags)) > 1}
-
-
-def ambiguous(
-    meant: Sequence[DeclaredOption], final: Sequence[DeclaredOption]
-) -> tuple[tuple[Meaning, tuple[str, ...]], ...]:
-    """Return the meanings that are left to no option, with the first flags of those that could have it."""
-    left = {option.meaning for option in final}
-    found = tuple((meaning, flags) for meaning, flags in _shared(meant).items() if meaning not in left)
-    if "lr" in left or any(meaning == "lr" for meaning, _ in found):
-        return found
-    partial = [option for option in meant if option.kind in ("float", None) and _PART_OF_RATES.fullmatch(_name(option))]
-    flags = tuple(dict.fromkeys(option.flags[0] for option in partial if option.takes_value and option.fillable))
-    return (*found, ("lr", flags)) if len(flags) > 1 else found
-
-
-def without_ambiguous(options: Sequence[DeclaredOption]) -> Iterator[DeclaredOption]:
-    """Yield the options, those of an ambiguous meaning without it unless one of them is plainly meant.
-
-    Of several learning rates that is the only one that the script does not scale, if it scales others, or the only one
-    called just ``lr`` or ``learning-rate``; of several batch sizes the only one whose name says that it is one rank's:
-    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``. Without a batch of one rank that of all
-    alone would not make the one that was planned.
-    """
-    shared = _shared(options)
-    had: set[tuple[str, ...]] = set()
-    own = [option for option in options if option.meaning == "batch_size"]
-    torn = "batch_size" in shared and _plain(own) is None
-    for option in options:
-        if torn and option.meaning == "global_batch_size":
-            yield replace(option, meaning=None)
-            continue
-        if option.meaning is not None and option.flags in had:  # declared twice: in two branches, by two parsers
-            yield replace(option, meaning=None)
-            continue
-        had.add(option.flags)
-        if option.meaning not in shared or option.flags[0] == _plain(
-            [each for each in options if each.meaning == option.meaning]
-        ):
-            yield option
-        else:
-            yield replace(option, meaning=None)
-
-
-def _plain(options: Sequence[DeclaredOption]) -> str | None:
-    """Return the first flag of the option that is plainly meant among several of one meaning, or None."""
-    if options[0].meaning == "lr":
-        named = [option for option in options if _name(option) in ("lr", "learning-rate")]
-        plain = [option for option in options if option.rule is None] if any(each.rule for each in options) else named
-    else:
-        plain = [option for option in options if _RANK_NAME.search(_name(option))]
-        plain = plain if len(plain) == 1 else [option for option in plain if "-per-" in _name(option)]
-    return plain[0].flags[0] if len(plain) == 1 else None
 
 
 def _name(option: DeclaredOption) -> str:

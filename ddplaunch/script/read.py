@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,8 +16,8 @@ from ddplaunch.script.configured import configured_options, tap_options
 from ddplaunch.script.declared import absl_options, argparse_options, docopt_options, given, lightning_options
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
-from ddplaunch.script.meaning import ambiguous, candidate, instead, understood, without_ambiguous
-from ddplaunch.script.names import dotted, last, records_of, string
+from ddplaunch.script.meaning import RANK_NAME, candidate, instead, understood
+from ddplaunch.script.names import dotted, last, last_word, records_of, string
 from ddplaunch.script.process_groups import (
     asked_for,
     device_from_option,
@@ -27,7 +28,16 @@ from ddplaunch.script.process_groups import (
 )
 from ddplaunch.script.program import Program, add_classes, follow, show
 from ddplaunch.script.reachable import ReachablePart, environment_names, reachable_parts
-from ddplaunch.script.report import FRAMEWORKS, HARMLESS, OWN_WAYS, DeclaredAt, DeclaredOption, Import, ScriptReport
+from ddplaunch.script.report import (
+    FRAMEWORKS,
+    HARMLESS,
+    OWN_WAYS,
+    DeclaredAt,
+    DeclaredOption,
+    Import,
+    Meaning,
+    ScriptReport,
+)
 from ddplaunch.script.source import ParsedFile, SyntaxProblem, parse, read_text
 
 _LOCAL_RANK = frozenset({"--local-rank", "--local_rank"})
@@ -103,7 +113,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     if used is None and not _LOCAL_RANK.isdisjoint(ranks.switches):
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
     meant = tuple(understood(options, flow))
-    final = tuple(without_ambiguous(meant))
+    final = tuple(_without_ambiguous(meant))
     hidden = _hidden_imports(program)
     return ScriptReport(
         path=script.shown,
@@ -121,7 +131,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         takes_local_rank=device_from_option(parts, flow, local) if local is not None and own else None,
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=asked_for(parts, flow),
-        ambiguous=ambiguous(meant, final),
+        ambiguous=_ambiguous(meant, final),
         instead=tuple(instead(final, flow, script.shown)),
         configs=config.files,
         complete=None not in found and _sees_everything(program, parts, hidden),
@@ -155,6 +165,78 @@ def _known_values(
         if option.dest in empty and option.dest not in passed and candidate(option) not in (None, "world_size"):
             values.pop(option.dest, None)
     return values
+
+
+# The rate of a part of the model, not one of a schedule.
+_PART_OF_RATES = re.compile(
+    r"(?!.*(?:min|end|final|warm|decay|drop|sched|step|gamma|policy|mult|factor|ratio|cycle|noise|mode|type|layer))"
+    r"(?:[a-z0-9]+-)*(?:lr|learning-rate)(?:-[a-z0-9]+)*"
+)
+
+
+def _shared(options: Sequence[DeclaredOption]) -> dict[Meaning, tuple[str, ...]]:
+    """Return the meanings that several options have, with the first flag of each; one number can go to one of them."""
+    found: dict[Meaning, list[str]] = {}
+    for option in options:
+        if option.meaning is not None:
+            found.setdefault(option.meaning, []).append(option.flags[0])
+    return {meaning: tuple(dict.fromkeys(flags)) for meaning, flags in found.items() if len(set(flags)) > 1}
+
+
+def _ambiguous(
+    meant: Sequence[DeclaredOption], final: Sequence[DeclaredOption]
+) -> tuple[tuple[Meaning, tuple[str, ...]], ...]:
+    """Return the meanings that are left to no option, with the first flags of those that could have it."""
+    left = {option.meaning for option in final}
+    found = tuple((meaning, flags) for meaning, flags in _shared(meant).items() if meaning not in left)
+    if "lr" in left or any(meaning == "lr" for meaning, _ in found):
+        return found
+    partial = [
+        option
+        for option in meant
+        if option.kind in ("float", None) and _PART_OF_RATES.fullmatch(last_word(option.flags[0]))
+    ]
+    flags = tuple(dict.fromkeys(option.flags[0] for option in partial if option.takes_value and option.fillable))
+    return (*found, ("lr", flags)) if len(flags) > 1 else found
+
+
+def _without_ambiguous(options: Sequence[DeclaredOption]) -> Iterator[DeclaredOption]:
+    """Yield the options, those of an ambiguous meaning without it unless one of them is plainly meant.
+
+    Of several learning rates that is the only one that the script does not scale, if it scales others, or the only one
+    called just ``lr`` or ``learning-rate``; of several batch sizes the only one whose name says that it is one rank's:
+    ``micro-batch-size-per-gpu`` says so more plainly than ``micro-batch-size``. Without a batch of one rank that of all
+    alone would not make the one that was planned.
+    """
+    shared = _shared(options)
+    had: set[tuple[str, ...]] = set()
+    own = [option for option in options if option.meaning == "batch_size"]
+    torn = "batch_size" in shared and _plain(own) is None
+    for option in options:
+        if torn and option.meaning == "global_batch_size":
+            yield replace(option, meaning=None)
+            continue
+        if option.meaning is not None and option.flags in had:  # declared twice: in two branches, by two parsers
+            yield replace(option, meaning=None)
+            continue
+        had.add(option.flags)
+        if option.meaning not in shared or option.flags[0] == _plain(
+            [each for each in options if each.meaning == option.meaning]
+        ):
+            yield option
+        else:
+            yield replace(option, meaning=None)
+
+
+def _plain(options: Sequence[DeclaredOption]) -> str | None:
+    """Return the first flag of the option that is plainly meant among several of one meaning, or None."""
+    if options[0].meaning == "lr":
+        named = [option for option in options if last_word(option.flags[0]) in ("lr", "learning-rate")]
+        plain = [option for option in options if option.rule is None] if any(each.rule for each in options) else named
+    else:
+        plain = [option for option in options if RANK_NAME.search(last_word(option.flags[0]))]
+        plain = plain if len(plain) == 1 else [option for option in plain if "-per-" in last_word(option.flags[0])]
+    return plain[0].flags[0] if len(plain) == 1 else None
 
 
 def _under_conditions(
