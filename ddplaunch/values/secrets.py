@@ -221,6 +221,9 @@ def in_words(words: Sequence[str]) -> list[list[Span]]:
 
 def _is_value_of(option: str, word: str) -> bool:
     if option == "-p":
+        key, _, value = word.partition("=")  # `-p train.batch_size=8`: parameters of the script
+        if value and re.fullmatch(r"[A-Za-z_][\w.]*", key) and not names_a_secret(key, value):
+            word = value
         place = "/" in word and (re.fullmatch(_PLACE, word) or re.fullmatch(_LIKE_A_NAME, word))
         return not (place or re.fullmatch(_SHORT_NUMBER, word) or word.lower() in _SAYS_NOTHING)
     if option in ("-u", "--user"):

@@ -38,6 +38,7 @@ POSITIVES = [
     ("--otp {}", "123456"),
     ("-p {}", "hunter2"),
     ("-p {}", "4711"),
+    ("-p {}", "db.password=81"),
     ("-u ada:{}", "lovelace"),
     ("DB_PW={}", "x"),
     ("CARD_PIN={}", "4711"),
@@ -118,7 +119,7 @@ ORDINARY = (
 GOOGLE_APPLICATION_CREDENTIALS=/k/g.json|AWS_SHARED_CREDENTIALS_FILE=/a
 --private-key ~/.ssh/id_ed25519|SSH_AUTH_SOCK=/tmp/ssh-1/agent.1|--cookie-jar|--secretary ada|--secret-santa
 --hf-token $HF_TOKEN|--password ${DB_PASSWORD}|--api-key|HF_TOKEN=|--token --lr
--p 0.5|-p 8|-p out/dir|-p 1e-3|-u|-H|-m train|-c 4
+-p 0.5|-p 8|-p train.batch_size=8|-p optim.amsgrad=True|-p lr=1e-3|-p out/dir|-p 1e-3|-u|-H|-m train|-c 4
 train.py|configs/gpt2_small.yaml|/data/secret/part-00001.tar|s3://bucket/tokens/part-0|gs://bucket/key/x.parquet
 https://huggingface.co/gpt2|http://proxy:3128|tcp://10.0.0.1:29500|ssh://git@github.com/a/b|git@github.com:a/b.git|file:///a@b
 image:tag@sha256:0123456789abcdef|ada@example.org|node-1:29500|http://host:8080/a@b|docker.io/a/b:1.2@sha256:ab
