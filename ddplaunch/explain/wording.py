@@ -10,11 +10,11 @@ from typing import NamedTuple
 from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
-from ddplaunch.explain.decide.decide import RootCause, own_abort_echo
+from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, status_text
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.scan import Hit, matcher
+from ddplaunch.explain.read.scan import matcher
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
@@ -34,14 +34,12 @@ _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS o
 _LOST = ("lost the other end of a connection of its own; no other rank had failed before", "look at who serves it")
 _SINGLE = "run once with `num_workers=0`: what ends the worker then shows in the rank"
 _LOST_WORKER = ("lost a DataLoader worker that handed over a batch: it left by itself, crashed or was killed", _SINGLE)
+_WORKER_LEFT = re.compile(r"DataLoader worker \(pid.* exited unexpectedly")
+_ENDED_WORKER = ("lost a process of its DataLoader that left by itself, by `os._exit` or in native code", _SINGLE)
 _OF_EXCEPTIONS = {
     "CalledProcessError": (
         "started a program that failed; the program printed its own reason above the traceback, if any",
         "run the program by itself on that node: same folder, same environment",
-    ),
-    "DataLoader worker": (
-        "lost a process of its DataLoader that left by itself, by `os._exit` or in native code",
-        _SINGLE,
     ),
     "DistStoreError": (
         "waited for a key of the store that its script chose, and no rank had set it by then",
@@ -75,7 +73,7 @@ def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
     concrete = command_fixes(cause.code, facts, dumped)
     left = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
     general = tuple(another_port(fix, line) for fix in still_to_do(left, facts, dumped))
-    raised = cause.candidate.raised if cause.candidate is not None else None
+    raised = cause.candidate.raised if cause.candidate is not None and cause.speaks else None
     return Diagnosis(
         cause.code,
         _certainty(cause),
@@ -84,7 +82,7 @@ def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
         concrete + general,
         cause.rank,
         cause.host,
-        _evidence(cause),
+        tuple(dict.fromkeys(_evidence_of(line) for line in cause.lines)),
         raised,
         cause.calls,
     )
@@ -108,31 +106,6 @@ def _certainty(cause: RootCause) -> Certainty:
         return "likely" if cause.candidate.is_hint else "observed"
     bare_exit = not cause.told and cause.outside is None
     return "likely" if bare_exit and cause.code in ("killed", "aborted", "terminated") else "observed"
-
-
-def _evidence(cause: RootCause) -> tuple[Evidence, ...]:
-    echo = _own_echo(cause)
-    found = [] if cause.candidate is None else [cause.candidate.line]
-    found += [] if echo is None else [echo.line]
-    found += [] if cause.ended is None else [cause.ended.exit.line]
-    found += [] if cause.outside is None else [cause.outside]
-    found += [each.line for each in cause.mismatched or ()]
-    found += [] if cause.left is None or cause.left.line is None else [cause.left.line]
-    found += [] if cause.witness is None else [cause.witness.line]
-    found += [] if cause.cut is None else [cause.cut]
-    found = [*cause.ended.said, *found] if cause.ended is not None and cause.outside is None else found
-    if not found and cause.echoes:
-        found.append(cause.echoes[0].line)
-    return tuple(dict.fromkeys(_evidence_of(line) for line in found))
-
-
-def _own_echo(cause: RootCause) -> Hit | None:
-    """Return how a rank whose end nothing explains reported that it had lost another one."""
-    if cause.code != "unknown" or cause.ended is None:
-        return None
-    told = own_abort_echo(cause.ended, cause.rank, cause.echoes)
-    own = (hit for hit in cause.echoes if hit.line.speaker.rank == cause.rank is not None)
-    return told or next((hit for hit in own if hit.signature.code not in NOISE), None)
 
 
 def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
@@ -168,12 +141,14 @@ def _of_signature(signature: Signature, groups: Mapping[str, str]) -> _Words:
 
 def _exception(cause: RootCause, raised: Raised) -> _Words:
     name = raised.type.rpartition(".")[2]
-    special = _OF_EXCEPTIONS.get("DataLoader worker" if raised.message.startswith("DataLoader worker (") else name)
+    special, worker = _OF_EXCEPTIONS.get(name), _WORKER_LEFT.match(raised.message)
     if special is _LOST and cause.candidate is not None and cause.candidate.in_loader:
         special = _LOST_WORKER
     said = f"{name}: {raised.message}" if raised.message else name
     what = f"{said[:160]} at {raised.frame}" if raised.frame else said[:200]
     who = f"rank {cause.rank}" if cause.rank is not None else "the script"
+    if worker:  # it is raised wherever the rank is when the worker ends
+        return _Words(what, f"{who} {_ENDED_WORKER[0]}", (_ENDED_WORKER[1],))
     where = "look at the traceback above this line: the script's own frames are not in it"
     if raised.frame:
         where = f"look at `{raised.frame.split(' ')[0]}`: the exception is raised there or in what it calls"
@@ -204,7 +179,7 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
             "a C, C++ or CUDA library read or wrote memory that is not its own; Python cannot say which",
             (*again, "look at extensions built for another torch, and at libraries that were updated last"),
         )
-    if ended.code == "aborted" and (echo := _own_echo(cause)) is not None:
+    if ended.code == "aborted" and (echo := cause.own_echo) is not None:
         return _Words(
             f"{who} ended by {how} after: {filled(echo.signature.what, echo.groups)}",
             "NCCL and gloo abort a rank whose communication failed: the other side ended, or the network failed",
@@ -228,7 +203,13 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
             "the launcher did not send it: a person, a scheduler or a supervisor asked this process to end",
             (_ASKED,),
         )
-    if _own_echo(cause) is not None:
+    if cause.lost_one_that_left:
+        return _Words(
+            f"{who} ended with {how} because it lost another rank of its node, which had left with status 0",
+            "the launcher lists ranks that fail, and lists no other one: that one had fewer batches, or returned early",
+            (EQUAL_BATCHES, _TOGETHER, _RECORD),
+        )
+    if cause.own_echo is not None:
         return _Words(
             f"{who} ended with {how} because it lost another rank, and that one says nothing here",
             "the line is printed by survivors; the cause is in the log of the rank or host that they lost",
@@ -266,7 +247,8 @@ def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words
         return _Words(f"{who} ended with {how}: {text}", why, (_read_words(ended),))
     if not ended.exit.seen:
         why = "its output may have gone elsewhere, or the script left by `sys.exit()` or `os._exit()`"
-        return _Words(f"{who} ended with {how}, and no line says why", why, (_RECORD, _TEE))
+        none = f"no line of its own says why; one that no rank signs: {text}" if text else "no line says why"
+        return _Words(f"{who} ended with {how}, and {none}", why, (_RECORD, _TEE))
     last = f"; its last one: {text}" if text else "; it printed nothing"
     where = _read_words(ended) if ended.said else "look for `sys.exit` and `os._exit` in the script, with this status"
     return _Words(f"{who} ended with {how}, and no line says why{last}", why, (where,))

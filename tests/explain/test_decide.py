@@ -387,3 +387,49 @@ def test_the_source_below_a_warning_is_no_last_word() -> None:
     assert telling([*warned, "loading shards"]) == ["loading shards"]
     assert telling(warned[1:]) == [], "the warning itself is not among the last lines"
     assert telling(["usage:", "  train.py --lr LR"]) == ["usage:", "  train.py --lr LR"]
+
+
+ON_THIS_NODE = raised(0, "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4411")
+
+
+def test_a_lost_rank_of_the_same_node_that_the_launcher_does_not_list_had_left() -> None:
+    found = diagnosed(ON_THIS_NODE + failed(1, 0, 10) + summary((0, 1, 10)))
+    assert (found.code, found.rank) == ("unknown", 0) and "which had left with status 0" in found.what
+    assert "drop_last=True" in found.fixes[0]
+    stopped = "W0 9 torch/x.py:1] Sending process 11 closing signal SIGTERM\n"
+    for other in (
+        ON_THIS_NODE + failed(1, 0, 10),
+        ON_THIS_NODE + stopped + failed(1, 0, 10) + summary((0, 1, 10)),
+        lost(0) + failed(1, 0, 10) + summary((0, 1, 10)),
+        ON_THIS_NODE + lost(1) + failed(1, 0, 10) + summary((0, 1, 10)),
+    ):
+        assert "had left" not in diagnosed(other).what
+
+
+def test_a_rank_that_waited_does_not_lend_its_calls_to_the_one_that_did_not_come() -> None:
+    waited = raised(
+        0, "RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 8000ms for recv operation"
+    )
+    found = diagnosed(waited + failed(1, 0, 10) + summary((1, -15, 11), (0, 1, 10)))
+    assert (found.code, found.rank) == ("collective-timeout", 1)
+    assert found.calls == () and found.exception is None, "they are of rank 0"
+    assert found.evidence[0].text.startswith("RuntimeError: [../gloo")
+    assert diagnosed(raised(1, "KeyError: 'a'")).calls
+
+
+def test_a_rank_that_lost_a_dataloader_worker_is_the_cause_and_others_lost_the_rank() -> None:
+    gone = raised(1, "RuntimeError: DataLoader worker (pid 4142) exited unexpectedly with exit code 3.")
+    found = diagnosed(gone + lost(0))
+    assert (found.code, found.rank) == ("script-exception", 1)
+    assert found.fixes == ("run once with `num_workers=0`: what ends the worker then shows in the rank",)
+    told_to = raised(1, "RuntimeError: DataLoader worker (pid 4142) is killed by signal: Terminated. ")
+    assert diagnosed(told_to + raised(0, "ValueError: bad sample")).what.startswith("ValueError")
+    assert "num_workers" not in diagnosed(told_to).fixes[0], "it did not leave by itself"
+
+
+def test_words_that_no_rank_signs_are_quoted_as_such() -> None:
+    report = failed(1, 1, 11) + summary((1, 1, 11))
+    found = diagnosed("config: unknown optimizer 'adamm'\n" + lost(0) + report)
+    assert found.code == "unknown" and found.what.endswith("one that no rank signs: config: unknown optimizer 'adamm'")
+    assert any("adamm" in each.text for each in found.evidence)
+    assert diagnosed("step 3 loss 0.5\n" + lost(0) + report).what.endswith("and no line says why")

@@ -256,7 +256,7 @@ def _of_exception(traceback: Traceback) -> Candidate | None:
         return None
     own_wait = _is_own_wait(None, traceback.root)
     lost_rank = (name in _LOST_PEER and not own_wait) or traceback.store_lost or raised.message.startswith(_WRAPPED)
-    lost = name in _LOST | _STARTED or traceback.worker_lost
+    lost = name in _LOST | _STARTED or traceback.worker_stopped
     by_others = lost_rank or lost or name in _ASKED_TO_END
     tier = Tier.UNCERTAIN if traceback.side or traceback.bare or traceback.launcher else Tier.GENERAL
     found = Candidate(

@@ -74,6 +74,7 @@ class RootCause:
     ``witness``: the exception of a survivor, where nothing else is known. ``losers`` are the other candidates.
     ``dumped``: the user's calls that the rank was in, by the stack that faulthandler printed below the cause.
     ``left``: the ranks that left early. ``cut``: an uncaught exception is reported there, and the report is cut off.
+    ``only_failure``: torchrun's summary lists no other rank than ``ended``.
     """
 
     code: str
@@ -91,6 +92,37 @@ class RootCause:
     dumped: tuple[UserCall, ...] = ()
     left: Left | None = None
     cut: Line | None = None
+    only_failure: bool = False
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines that show the cause, the most telling first."""
+        found = [] if self.candidate is None else [self.candidate.line]
+        found += [] if self.own_echo is None else [self.own_echo.line]
+        found += [] if self.ended is None else [self.ended.exit.line]
+        found += [each.line for each in self.mismatched or ()]
+        found += [] if self.left is None or self.left.line is None else [self.left.line]
+        found += [] if self.witness is None else [self.witness.line]
+        found += [each for each in (self.outside, self.cut) if each is not None]
+        found = [*self.ended.said, *found] if self.ended is not None and self.outside is None else found
+        return tuple(found or [hit.line for hit in self.echoes[:1]])
+
+    @property
+    def own_echo(self) -> Hit | None:
+        """How a rank whose end nothing explains reported that it had lost another one."""
+        if self.code != "unknown" or self.ended is None:
+            return None
+        told = own_abort_echo(self.ended, self.rank, self.echoes)
+        own = (hit for hit in self.echoes if hit.line.speaker.rank == self.rank is not None)
+        return told or next((hit for hit in own if hit.signature.code not in NOISE), None)
+
+    @property
+    def lost_one_that_left(self) -> bool:
+        """Whether the rank that it lost was on the same node, and neither failed nor was stopped: it left with 0."""
+        if not self.only_failure or self.own_echo is None or "127.0.0.1" not in self.own_echo.line.text:
+            return False
+        speakers = {hit.line.speaker.rank for hit in self.echoes if hit.signature.code not in NOISE}
+        return speakers == {self.rank} and all(hit.signature.code != "stopped-by-launcher" for hit in self.echoes)
 
     @property
     def frame(self) -> str | None:
@@ -100,7 +132,13 @@ class RootCause:
     @property
     def calls(self) -> tuple[UserCall, ...]:
         """The user's calls that led to the cause, by its traceback or the dumped stack."""
-        return self.dumped or (self.candidate.calls if self.candidate is not None else ())
+        return self.dumped or (self.candidate.calls if self.candidate is not None and self.speaks else ())
+
+    @property
+    def speaks(self) -> bool:
+        """Whether the candidate's line is of the rank that is to blame, and not of one that waited for it."""
+        ranks = {self.rank, None if self.candidate is None else self.candidate.speaker.rank}
+        return len(ranks - {None}) < 2
 
 
 def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
@@ -303,6 +341,7 @@ def _of_exit(
     rank = exit_rank(ended.exit, scanned) if len(alike) <= 1 or _says_alone(ended, scanned) else None
     first = scanned.lines[0].at if scanned.lines else 0
     own = (dumped_calls(scanned.lines[line.at - first :]) for line in ended.said)
+    listed = [each for each in scanned.exits if each.table]
     code = "unknown" if own_abort_echo(ended, rank, echoes) is not None else _code_of_exit(ended)
     return RootCause(
         code,
@@ -313,6 +352,7 @@ def _of_exit(
         echoes=tuple(echoes),
         losers=tuple(found),
         dumped=next(filter(None, own), ()),
+        only_failure=scanned.summary is not None and len(listed) == 1,
     )
 
 

@@ -127,6 +127,8 @@ def with_last_words(ended: BareExit, lines: Sequence[Line]) -> BareExit:
             continue
         if not (_NOISE.search(line.text) or line.file.endswith("launcher.err")):
             own.setdefault(line.file, []).append(line)
+    if not (own or ended.exit.seen):
+        return replace(ended, said=_unsigned(lines, until))
     files = sorted(own, key=lambda name: (not name.endswith(".err"), name))
     last = own[files[0]][-_LAST:] if files else []
     if not ended.exit.seen:
@@ -135,6 +137,13 @@ def with_last_words(ended: BareExit, lines: Sequence[Line]) -> BareExit:
     if reason is None:
         return replace(ended, said=tuple(last[-1:]))
     return replace(ended, said=tuple(last[reason : reason + 4]), gives_reason=True)
+
+
+def _unsigned(lines: Sequence[Line], until: float) -> tuple[Line, ...]:
+    """Return the last line before the launcher's report that reads like a reason, and that no rank has signed."""
+    found = [line for line in lines if line.at < until and line.speaker.rank is None and line.text[:1] not in ("", " ")]
+    told = [line for line in found if not _NOISE.search(line.text)][-_LAST:]
+    return tuple(line for line in told if _gives_reason(line.text))[-1:]
 
 
 def _gives_reason(text: str) -> bool:

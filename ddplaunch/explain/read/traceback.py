@@ -21,7 +21,7 @@ _DOTTED = re.compile(r"^((?:[A-Za-z_]\w*\.)+(?!py\b|sh\b)[A-Za-z_]\w*)(?:: (.*))
 _NAMED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Timeout)(?:\(\w+\))?(?::|$)")
 #: A name that ranks without a prefix wrote at once, and what they wrote behind it: "KeyErrorKeyError: : 'a''a'".
 _AT_ONCE = re.compile(r"^(?:: )?(((?:[a-z_]\w*\.)*[A-Z][A-Za-z]{0,60}?(?:Error|Exception))\2+)(?:: ?)*(.*)$")
-_RAISES = re.compile(r"^raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
+_RAISES = re.compile(r"(?:^|[:;] *)raise ((?:[A-Za-z_]\w*\.)*[A-Z]\w*)\(")
 _GROUP = re.compile(r"^\s+(?:\+-[-+]+ \d+ -+|[|+] ?)")
 _GROUPED = re.compile(r"ExceptionGroup$")
 _SPAWNED = re.compile(r"^-- Process (\d+) terminated with the following error:")
@@ -100,9 +100,10 @@ class Traceback:
         return at_end or (self.launcher and not _BEGUN.isdisjoint(function for _, _, function in frames))
 
     @property
-    def worker_lost(self) -> bool:
-        """Whether a DataLoader noticed that one of its workers had ended."""
-        return self.root.raised.message.startswith(_WORKER)
+    def worker_stopped(self) -> bool:
+        """Whether a DataLoader noticed that one of its workers was asked to end, as launchers do with all."""
+        said = self.root.raised.message
+        return said.startswith(_WORKER) and "signal: Terminated" in said
 
     @property
     def in_loader(self) -> bool:
@@ -314,7 +315,7 @@ def _as_python_prints(text: str, state: _Open, at: int) -> str:
         return f"{match[2]}: {_once(match[3], len(match[1]) // len(match[2]))}"
     if state.header or not state.sources or at != state.seen + 1 or _NAMED.match(text):
         return text
-    raises = _RAISES.match(state.sources[-1])
+    raises = _RAISES.search(state.sources[-1])
     return f"{raises[1]}: {text}" if raises else text
 
 
