@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -416,7 +417,7 @@ FAULTS = {
 def train(folder: Path, fault: str, *options: str) -> tuple[subprocess.CompletedProcess[str], Path]:
     """Launch the training on two ranks; return how it ended, and its record."""
     (folder / "train.py").write_text(TRAIN)
-    run_id = f"observed-{fault}"
+    run_id = f"observed-{fault}-{os.getpid()}"  # `ps` lists those of other checkouts too
     numbers = ("--batch-size", "8", "--base-lr", "0.01")
     words = ("run", "2", *ANYWHERE, "--run-id", run_id, *numbers, *options, "--", "train.py")
     environ = clean_environment(NO_COLOR="1", COLUMNS="200")
@@ -472,7 +473,8 @@ def test_a_long_run_is_told_while_it_trains(tmp_path: Path) -> None:
             "while not os.path.exists('go') and time.monotonic() < until: time.sleep(0.05)",
         )
     )
-    words = ("run", "2", "--device", "cpu", "--run-id", "long", "--batch-size", "8", "--", "train.py")
+    run_id = f"long-{os.getpid()}"
+    words = ("run", "2", "--device", "cpu", "--run-id", run_id, "--batch-size", "8", "--", "train.py")
     environ = clean_environment(NO_COLOR="1", COLUMNS="200")
     command = [*ddplaunch(*words), "--fault", "divided"]
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stderr=subprocess.PIPE, text=True) as run:
@@ -482,11 +484,11 @@ def test_a_long_run_is_told_while_it_trains(tmp_path: Path) -> None:
             line = run.stderr.readline()
             assert line, said
             said += line
-        assert (tmp_path / ".ddplaunch/runs/long/node-0/observed.json").exists()
+        assert (tmp_path / ".ddplaunch/runs" / run_id / "node-0/observed.json").exists()
         listed = subprocess.run(
             ddplaunch("ps", "--json"), cwd=tmp_path, env=clean_environment(), capture_output=True, text=True
         )
-        runs = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == "long"]
+        runs = [each for each in json.loads(listed.stdout)["runs"] if each["run_id"] == run_id]
         assert [each["code"] for each in runs[0]["findings"]] == ["numbers-differ"]
         (tmp_path / "go").touch()
         said += run.stderr.read()
