@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 import time
+from functools import cache
 from string import Formatter
 
 from ddplaunch.explain.signatures.signature import Signature
 
+_compiled = cache(re.compile)  # there are more patterns than `re` keeps
+
 
 def matched(signature: Signature, line: str) -> re.Match[str] | None:
     """Return the first match of ``signature`` in ``line``, as `Signature` promises it."""
-    if any(re.search(near, line) for near in signature.unless):
+    if any(_compiled(near).search(line) for near in signature.unless):
         return None
-    return next((match for each in signature.patterns if (match := re.search(each, line))), None)
+    return next((match for each in signature.patterns if (match := _compiled(each).search(line))), None)
 
 
 def fields(template: str) -> set[str]:
@@ -44,7 +47,7 @@ def unfilled(signature: Signature) -> list[str]:
         match = matched(signature, line)
         assert match is not None
         known = {"line": match[0]} | {name: value for name, value in match.groupdict().items() if value is not None}
-        known |= {name: name for each in signature.log_with for name in re.compile(each).groupindex}
+        known |= {name: name for each in signature.log_with for name in _compiled(each).groupindex}
         for sentence in (signature.what, signature.why):
             if fields(sentence) - known.keys() or "\n" in sentence.format(**known):
                 holes.append(sentence)
@@ -54,7 +57,7 @@ def unfilled(signature: Signature) -> list[str]:
 
 def _named(signature: Signature) -> set[str]:
     return {"line"} | {
-        name for each in (*signature.patterns, *signature.log_with) for name in re.compile(each).groupindex
+        name for each in (*signature.patterns, *signature.log_with) for name in _compiled(each).groupindex
     }
 
 
@@ -64,8 +67,9 @@ def slow(signature: Signature, seconds: float) -> list[str]:
     for example in signature.examples:
         line = (example + " ") * (8000 // len(example) + 1)
         for each in (*signature.patterns, *signature.unless, *signature.log_unless, *signature.log_with):
+            pattern = _compiled(each)
             begun = time.process_time()
-            re.search(each, line)
+            pattern.search(line)
             if time.process_time() - begun > seconds:
                 found.append(each)
     return found
