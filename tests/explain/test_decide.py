@@ -433,3 +433,55 @@ def test_words_that_no_rank_signs_are_quoted_as_such() -> None:
     assert found.code == "unknown" and found.what.endswith("one that no rank signs: config: unknown optimizer 'adamm'")
     assert any("adamm" in each.text for each in found.evidence)
     assert diagnosed("step 3 loss 0.5\n" + lost(0) + report).what.endswith("and no line says why")
+
+
+def joining(rank: int | None, message: str, function: str = "init_process_group") -> str:
+    prefix = "" if rank is None else f"[rank{rank}]: "
+    lines = [
+        "Traceback (most recent call last):",
+        '  File "/home/kim/train.py", line 9, in main',
+        '    dist.init_process_group("gloo")',
+        f'  File "{LIBRARY}/distributed_c10d.py", line 360, in {function}',
+        "    timeout=timeout)",
+        f"RuntimeError: {message}",
+    ]
+    return "".join(f"{prefix}{line}\n" for line in lines)
+
+
+STORE_RESET, PAIR_CLOSED = (
+    "Connection reset by peer",
+    "[gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.7]:4411",
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "rank"),
+    [
+        (joining(None, STORE_RESET), "rendezvous-failed", None),
+        (joining(0, STORE_RESET) + failed(1, 0, 10) + summary((0, 1, 10)), "rendezvous-failed", 0),
+        # by a log alone the other side may have ended in order, and two that complain lost a third one
+        (joining(0, PAIR_CLOSED), "unknown", None),
+        (joining(0, STORE_RESET) + joining(1, STORE_RESET), "unknown", None),
+        (joining(0, STORE_RESET) + lost(1), "unknown", None),
+        (joining(0, STORE_RESET, "all_reduce"), "unknown", None),
+        # whatever else failed
+        (joining(0, STORE_RESET) + raised(1, "KeyError: 'labels'"), "script-exception", 1),
+        (joining(0, STORE_RESET) + failed(-9, 1, 11) + summary((0, 1, 10), (1, -9, 11)), "killed", 1),
+    ],
+)
+def test_a_connection_lost_while_joining_is_the_rendezvous_where_nobody_else_failed(
+    text: str, code: str, rank: int | None
+) -> None:
+    found = diagnosed(text)
+    assert (found.code, found.rank) == (code, rank)
+
+
+def test_by_a_record_the_first_rank_to_fail_lost_it_whichever_way_it_was_closed() -> None:
+    for message in (STORE_RESET, PAIR_CLOSED):
+        found = recorded((joining(0, message), ended(0, 1)), ("", told(1)))
+        assert (found.code, found.rank, found.certainty) == ("rendezvous-failed", 0, "likely")
+        assert found.what.startswith("lost its connection in `init_process_group`: ") and found.calls
+        later = recorded((joining(0, message), ended(0, 1, 5.6)), ("", ended(1, "SIGKILL")))
+        assert (later.code, later.rank) == ("killed", 1)
+        other = recorded((joining(0, message), ended(0, 1, 5.6)), ("bad path\n", ended(1, 3)))
+        assert (other.code, other.rank) != ("rendezvous-failed", 0)

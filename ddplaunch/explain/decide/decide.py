@@ -25,7 +25,9 @@ from ddplaunch.explain.decide.collectives import (
 from ddplaunch.explain.decide.endings import (
     Afterwards,
     BareExit,
+    code_with_words,
     ended_well,
+    lost_while_joining,
     recovered,
     said_done,
     unexplained,
@@ -166,6 +168,7 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     ended = unexplained(scanned.exits, ends, _complaining(echoes)) if failed else None
     if (early := _left_early(found, echoes, scanned, waits, facts)) is not None:
         return early
+    found, echoes = _with_lost_while_joining(found, echoes, scanned, facts)
     if found and not _exit_explains(ended, found[0]):
         if found[0].survivor:
             return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), witness=found[0])
@@ -178,6 +181,19 @@ def decide(scanned: Scanned, facts: RunFacts | None) -> RootCause | None:
     ):
         return None
     return RootCause("unknown", None, None, stuck=waits, echoes=tuple(echoes), cut=cut)
+
+
+def _with_lost_while_joining(
+    found: list[Candidate], echoes: list[Hit], scanned: Scanned, facts: RunFacts | None
+) -> tuple[list[Candidate], list[Hit]]:
+    """Return what a rank noticed as it joined as its own failure, where nothing else failed."""
+    noticed = [hit.line for hit in echoes if hit.signature.code not in NOISE]
+    joining = None if found else lost_while_joining(scanned, noticed, facts)
+    if joining is None:
+        return found, echoes
+    hit, lost = joining
+    own = Candidate(Tier.SYMPTOM, hit.line, lost.speaker, hit, lost.root.raised, calls=lost.calls)
+    return [own], [each for each in echoes if each.signature.code in NOISE]
 
 
 def _complaining(echoes: Sequence[Hit]) -> frozenset[int | None]:
@@ -342,7 +358,7 @@ def _of_exit(
     first = scanned.lines[0].at if scanned.lines else 0
     own = (dumped_calls(scanned.lines[line.at - first :]) for line in ended.said)
     listed = [each for each in scanned.exits if each.table]
-    code = "unknown" if own_abort_echo(ended, rank, echoes) is not None else _code_of_exit(ended)
+    code = "unknown" if own_abort_echo(ended, rank, echoes) is not None else code_with_words(ended)
     return RootCause(
         code,
         rank,
@@ -369,16 +385,6 @@ def _says_alone(ended: BareExit, scanned: Scanned) -> bool:
     said, rank = {line.text for line in ended.said}, ended.exit.rank
     others = {line.text for line in scanned.lines if line.speaker.rank not in (rank, None)} if said else set()
     return ended.exit.seen and not said <= others
-
-
-def _code_of_exit(ended: BareExit) -> str:
-    """Return the code of an exit: that of its signal, else what a rank's last words and its status say together.
-
-    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there.
-    """
-    if ended.exit.code < 0 or not (ended.gives_reason and ended.exit.seen):
-        return ended.code
-    return {126: "permission-denied", 127: "script-not-found"}.get(ended.exit.code, "script-exception")
 
 
 def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:

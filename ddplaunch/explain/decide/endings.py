@@ -8,10 +8,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ddplaunch.explain.decide.outside_logs import first_by_itself
 from ddplaunch.explain.diagnosis import RunFacts
 from ddplaunch.explain.read.lines import Line, Speaker
-from ddplaunch.explain.read.scan import Scanned
+from ddplaunch.explain.read.scan import Hit, Scanned
+from ddplaunch.explain.read.traceback import Traceback
 from ddplaunch.explain.read.trailer import RankExit
+from ddplaunch.explain.signatures.network.rendezvous import LOST_WHILE_JOINING
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import signal_name
 
@@ -44,6 +47,7 @@ _NOISE = re.compile(
     r"|leaked|torch[./]distributed[./](?:elastic|run|launch)|^[WI]\d{4} |^\[W|^frame #|^<omitting|^$"
 )
 _SUCCEEDED = frozenset(("rendezvous-shutdown",))  # an agent prints it when its own ranks have all succeeded
+_RESET, _RESET_OR_CLOSED = re.compile(r"Connection reset by peer"), re.compile(r"Connection (?:reset|closed) by peer")
 _WORK = 8  # steps that are reported by a training that got going
 _SURVIVED = 4  # steps; a rank that lost the others makes one or two more at most
 
@@ -146,6 +150,16 @@ def _unsigned(lines: Sequence[Line], until: float) -> tuple[Line, ...]:
     return tuple(line for line in told if _gives_reason(line.text))[-1:]
 
 
+def code_with_words(ended: BareExit) -> str:
+    """Return the code of an exit: that of its signal, else what a rank's last words and its status say together.
+
+    126 and 127 are what a shell and `env` give a command that may not be executed, or is not there.
+    """
+    if ended.exit.code < 0 or not (ended.gives_reason and ended.exit.seen):
+        return ended.code
+    return {126: "permission-denied", 127: "script-not-found"}.get(ended.exit.code, "script-exception")
+
+
 def _gives_reason(text: str) -> bool:
     return bool(_LEVEL.search(text) or (_REASON.search(text) and not _PROGRESS.search(text)))
 
@@ -180,6 +194,29 @@ def unfinished_report(scanned: Scanned, after: Afterwards) -> Line | None:
     hooks = [line for line in scanned.lines if line.text.startswith("Error in sys.excepthook")]
     found = [line for line in (*hooks, *scanned.cut) if not after.went_on(line, uncaught=True)]
     return min(found, key=lambda line: line.at, default=None)
+
+
+def lost_while_joining(
+    scanned: Scanned, complaining: Sequence[Line], facts: RunFacts | None
+) -> tuple[Hit, Traceback] | None:
+    """Return the exception of the only rank that complains, if it lost its connection in ``init_process_group``.
+
+    By a record that rank failed first. A log alone does not tell it: there a connection that the other side closed in
+    order is that of a rank that ended, and only another log can say why.
+    """
+    first, speakers = first_by_itself(facts), {line.speaker for line in complaining}
+    if len(speakers) != 1 or (
+        facts is not None and (first is None or first.rank not in {who.rank for who in speakers})
+    ):
+        return None
+    own = [each for each in scanned.tracebacks if not (each.handled or each.side or each.bare or each.launcher)]
+    if len(own) != 1 or own[0].speaker not in speakers:
+        return None
+    root = own[0].root
+    joining = any(function == "init_process_group" and "distributed_c10d" in file for file, _, function in root.frames)
+    if not joining or not (_RESET if facts is None else _RESET_OR_CLOSED).search(root.raised.message):
+        return None
+    return Hit(LOST_WHILE_JOINING, root.line, {"line": root.raised.message}), own[0]
 
 
 def says_something(text: str) -> bool:

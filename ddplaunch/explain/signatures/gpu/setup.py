@@ -245,7 +245,8 @@ SIGNATURES: tuple[Signature, ...] = (
             r"peer mapping resources exhausted",
             r"NCCL WARN (?P<line>(?:[Ff]ailed to open|Cuda failure .*opening) CUDA IPC handle)",
             r"(?:CUDA error|Cuda failure)\S* .*?(?P<line>peer access has not been enabled)",
-            r"transport/(?:nvls|p2p)\.cc:\d+ NCCL WARN (?P<line>Cuda failure 1 'invalid argument')",
+            r"(?:transport/(?:nvls|p2p)|\bipc\w*)\.cc:\d+ NCCL WARN (?P<line>(?:Cuda|HIP) failure (?:1 )?'invalid "
+            r"argument')",
         ),
         what="GPUs cannot reach each other's memory: `{line}`",
         why="NCCL or a custom all-reduce chose peer-to-peer transport, which these GPUs, their PCIe path or the "
@@ -265,8 +266,17 @@ SIGNATURES: tuple[Signature, ...] = (
             "gpu1:1:2 [0] transport/p2p.cc:301 NCCL WARN Failed to open CUDA IPC handle : 1 invalid argument",
             "RuntimeError: CUDA error: peer access has not been enabled",
             "gpu7:2338:2379 [2] transport/nvls.cc:254 NCCL WARN Cuda failure 1 'invalid argument'",
+            "gpu7:2338:2379 [2] /rccl/hipify/src/transport/p2p.cc:219 NCCL WARN Cuda failure 'invalid argument'",
+            "gpu7:2338:2379 [2] /rccl/hipify/src/transport/p2p.cc:301 NCCL WARN HIP failure 'invalid argument'",
+            "gpu7:2338:2379 [2] misc/ipcsocket.cc:77 NCCL WARN Cuda failure 1 'invalid argument'",
         ),
-        near_misses=("NCCL INFO P2P is disabled between connected GPUs 1 and 0.",),
+        near_misses=(
+            "NCCL INFO P2P is disabled between connected GPUs 1 and 0.",
+            "gpu7:2338:2379 [2] /rccl/hipify/src/transport/net.cc:219 NCCL WARN Cuda failure 'invalid argument'",
+            "gpu7:2338:2379 [2] enqueue.cc:1402 NCCL WARN Cuda failure 1 'invalid argument'",
+            "gpu7:2338:2379 [2] /rccl/hipify/src/transport/p2p.cc:646 NCCL INFO Cuda failure 'invalid argument'",
+            "gpu7:2338:2379 [2] transport/p2p.cc:219 NCCL WARN Cuda failure 'invalid device ordinal'",
+        ),
         source="https://github.com/ray-project/ray_lightning/issues/24",
     ),
     Signature(

@@ -15,6 +15,23 @@ _FIXES = (
 )
 _SHUTDOWN = r"failed to shutdown the rendezvous|keep-alive heartbeat|due to an error of type"
 
+#: What a rank is told with that lost its connection in `init_process_group`; ranks that lose a peer print the same.
+LOST_WHILE_JOINING = Signature(
+    code="rendezvous-failed",
+    tier=Tier.HINT,  # likely, and no more: only where nothing else failed
+    patterns=(),
+    what="lost its connection in `init_process_group`: {line}",
+    why="no rank is seen to fail before: a proxy, a firewall or a foreign service answered in place of the store or "
+    "a rank, or a rank of another log ended while all joined",
+    fixes=(
+        "look at the logs of the ranks that are not here, that of rank 0 first: one that ended while joining says why",
+        "look at who answers at the address that all nodes meet at: `nc -vz MASTER_ADDR MASTER_PORT`; a sidecar proxy "
+        "of a service mesh has to let it through",
+        _FIXES[1],
+    ),
+    examples=(),
+)
+
 SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="rendezvous-failed",
