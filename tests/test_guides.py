@@ -231,6 +231,7 @@ def test_every_script_of_the_page_is_called_as_it_says(tmp_path: Path, row: tupl
         assert guide.words(*words)[0] == "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "more", "lr", "warmup"),
     [
@@ -372,6 +373,7 @@ def test_every_script_hands_options_of_ddplaunch_on(tmp_path: Path, guide: str, 
     assert words[2:8] == ["--hang-timeout", "10m", "--env", "A=b c", "--env", "B=$HOME;x"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["python3 alone", "an active environment", ".venv of the project"])
 @pytest.mark.parametrize(("guide", "script"), EVERY_SCRIPT)
 def test_every_script_works_without_python_and_ddplaunch_on_path(

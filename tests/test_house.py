@@ -32,6 +32,7 @@ def real() -> list[str]:
     return [name for name in modules() if not is_package(name)]
 
 
+@cache
 def imports(name: str) -> set[str]:
     """Return the modules of the package that ``name`` imports, anywhere in its text but for type checkers only."""
     found: set[str] = set()

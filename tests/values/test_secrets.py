@@ -234,6 +234,7 @@ HOSTILE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("piece", HOSTILE)
 def test_a_word_as_long_as_the_kernel_allows_takes_no_minutes(piece: str) -> None:
     began = time.process_time()
