@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import islice, pairwise, takewhile
+from typing import NamedTuple
 
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.decide import RootCause, decide
-from ddplaunch.explain.decide.endings import stops_short
+from ddplaunch.explain.decide.endings import says_something, stops_short
 from ddplaunch.explain.diagnosis import Echo, Evidence, Explanation, LogSource, RunFacts
-from ddplaunch.explain.read.lines import Line, Speaker, numbered_lines, read_lines
+from ddplaunch.explain.read.lines import Line, Numbered, Speaker, clean, numbered_lines, read_lines
 from ddplaunch.explain.read.scan import scan
 from ddplaunch.explain.wording import filled, worded
 
 _MOST_ECHOES = 12
 
 
+_TIME = re.compile(r"\b(?:\d{4}-(\d\d)-(\d\d)[ T_]|[IWEF](\d\d)(\d\d) )(\d\d:\d\d:\d\d)")
+_SUMMARY_FIELD = re.compile(r"^\s*(time|host) +: (\S+)")
+_SUMMARY_RANK = re.compile(r"^\s*rank +: (\d+) \(local_rank: (\d+)\)")
+_ROOT = "Root Cause (first observed failure):"
+_BANNER = "Setting OMP_NUM_THREADS environment variable"
+_OUTER = re.compile(r"^(?:srun|slurmstepd[\w.-]*): |^E\d{4} |^$")  # what follows torchrun's summary of the same run
+_FAILS = re.compile(r"Traceback|^E\d{4} |closing signal|\(exitcode")
+_COUNTED = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)s?\b\W{0,4}\d+")
+_DIGITS = re.compile(r"\d+")
+_QUOTED = 100  # characters of how an earlier run failed
+_HEAD = 2  # first lines that say something
+_SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
+_SOON = 20  # lines, in which a run that began tells the time
+
+
 def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -> Explanation:
     """Return the root cause that ``sources`` and ``facts`` support, and what followed from it.
 
-    Raises OSError if a file cannot be read.
+    Of several runs that were appended to one file, the last one counts. Raises OSError if a file cannot be read.
     """
-    scanned = scan(_lines(sources))
+    logs = numbered_lines(sources)
+    if len(sources) != 1 or facts is not None:
+        return _explained(logs, facts)
+    source, numbered = next(iter(logs))
+    begun = _last_run(numbered)
+    if not begun:
+        return _explained([(source, numbered)], None)
+    found = _explained([(source, numbered[begun:])], None)
+    earlier = numbered[:begun]
+    before = _explained([(source, earlier[_last_run(earlier) :])], None).diagnosis
+    if found.diagnosis is None or before is None:
+        return found
+    same = (before.code, before.what) == (found.diagnosis.code, found.diagnosis.what)
+    how = "in the same way" if same else f"differently: {before.what[:_QUOTED]}"
+    how = "too, for a reason that it does not tell" if before.code == "unknown" and not same else how
+    clause = f"an earlier run in this file, up to line {earlier[-1][0]}, failed {how}"
+    return replace(found, diagnosis=replace(found.diagnosis, why=f"{found.diagnosis.why}; {clause}"))
+
+
+def _explained(logs: Iterable[tuple[LogSource, list[Numbered]]], facts: RunFacts | None) -> Explanation:
+    scanned = scan(_lines(logs))
     cause = decide(scanned, facts)
     if cause is not None:
         return Explanation(worded(cause, facts), _echoes(cause))
@@ -28,12 +67,94 @@ def explain_texts(sources: Sequence[LogSource], facts: RunFacts | None = None) -
     return Explanation(None, stops_at=last.text.strip() if last is not None else "")
 
 
-def _lines(sources: Sequence[LogSource]) -> Iterator[Line]:
+def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]]) -> Iterator[Line]:
     first = 0
-    for source, numbered in numbered_lines(sources):
+    for source, numbered in logs:
         for line in read_lines(numbered, source.name, Speaker(source.rank, source.host), first):
             yield line
             first = line.at + 1
+
+
+class _Summary(NamedTuple):
+    """Torchrun's last words: when what it ran failed, and the place of the line after them.
+
+    ``node``: the host and the first rank there; another agent of the same run has another one.
+    """
+
+    script: str
+    node: tuple[str, int]
+    time: tuple[str, ...]
+    end: int
+
+
+def _last_run(numbered: Sequence[Numbered]) -> int:
+    """Return the place where the last run begins that was appended to a log, 0 where that is not certain.
+
+    A run is over with torchrun's summary, which a restart of ranks does not print. After it a run begins like the file
+    did, with torchrun's banner, or with the first count of steps. The logs of several nodes in one file look alike, but
+    they are of other hosts or ranks, and begin before the one above them ended.
+    """
+    if not any(_ROOT in text for _, text in numbered):
+        return 0
+    texts = [clean(text).rstrip() for _, text in numbered]
+    ends = [at for at, text in enumerate(texts) if text == _ROOT]
+    over = [_summary(texts, at) for at in ends[-2:]]
+    if not over or over[-1] is None:
+        return 0
+    last = over[-1]
+    begun = _begins_anew(texts, last.end, len(texts), banner=False)
+    if begun and _told_time(_before_it_fails(texts[begun:])) > last.time:
+        return begun
+    before = over[0]
+    if len(over) < 2 or before is None or before.script != last.script:
+        return 0  # what runs after a training that failed often fails because of that
+    begun = _begins_anew(texts, before.end, ends[-1], banner=True)
+    at_once = _told_time(_before_it_fails(texts[begun : ends[-1]]))
+    told = at_once or (_told_time(texts[begun : ends[-1] + _SUMMARY_LINES]) if before.node == last.node else ())
+    return begun if told > before.time else 0
+
+
+def _summary(texts: Sequence[str], root: int) -> _Summary | None:
+    """Return the summary whose root cause stands at ``root``, None if it is not whole."""
+    script = next((text[: -len(" FAILED")] for text in reversed(texts[:root]) if text.endswith(" FAILED")), "")
+    near = texts[root : root + _SUMMARY_LINES]
+    fields: dict[str, str] = {match[1]: match[2] for text in near if (match := _SUMMARY_FIELD.match(text))}
+    rank = next((match for text in near if (match := _SUMMARY_RANK.match(text))), None)
+    rule = next((at for at, text in enumerate(near) if text and not text.strip("=")), 0)
+    time = _told_time([fields.get("time", "")])
+    if rank is None or not (rule and time and "host" in fields):
+        return None
+    return _Summary(script, (fields["host"], int(rank[1]) - int(rank[2])), time, root + rule + 1)
+
+
+def _before_it_fails(texts: Sequence[str]) -> Iterator[str]:
+    return takewhile(lambda text: not _FAILS.search(text), texts[:_SOON])
+
+
+def _told_time(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return month, day and time of the first line that tells them, () if none does."""
+    match = next((match for text in texts if (match := _TIME.search(text))), None)
+    return () if match is None else tuple(part for part in match.groups() if part)
+
+
+def _begins_anew(texts: Sequence[str], first: int, until: int, banner: bool) -> int:
+    """Return where between ``first`` and ``until`` a run begins, 0 if that does not show."""
+    head = [_DIGITS.sub("0", text) for text in islice(filter(says_something, texts), _HEAD)]
+    if len(head) == _HEAD and not any(text[:1] in " [" or "Traceback" in text for text in head):
+        said = [(at, _DIGITS.sub("0", texts[at])) for at in range(first, until) if says_something(texts[at])]
+        for (at, text), (_, below) in pairwise(said):
+            if [text, below] == head:
+                return at
+    if banner and (found := next((at for at in range(first, until) if _BANNER in texts[at]), 0)):
+        return found
+    counted = next((text for text in texts if _COUNTED.search(text) and not _OUTER.search(text)), None)
+    if counted is None or not any(_same_count(text, counted) for text in texts[first:until]):
+        return 0
+    return next(at for at in range(first, until) if not _OUTER.search(texts[at]))
+
+
+def _same_count(text: str, counted: str) -> bool:
+    return _DIGITS.sub("0", text) == _DIGITS.sub("0", counted) and _COUNTED.findall(text) == _COUNTED.findall(counted)
 
 
 def _echoes(cause: RootCause) -> tuple[Echo, ...]:
