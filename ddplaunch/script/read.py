@@ -110,7 +110,8 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     if initialised is None and used is not None:
         initialised = used[1]
     ranks = ranks_of(parts, flow, (*options, *config.switches))
-    if used is None and not _LOCAL_RANK.isdisjoint(ranks.switches):
+    switched = used is None and not _LOCAL_RANK.isdisjoint(ranks.switches)
+    if switched:
         flow.assume(ranks.condition)  # a finding has the command with each rank's own, and with these numbers
     meant = tuple(understood(options, flow))
     final = tuple(_without_ambiguous(meant))
@@ -128,7 +129,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         switched_off=ranks.off if used is None else None,
         switches=ranks.switches if used is None else (),
         demands_local_rank=local.at if local is not None and local in required else None,
-        takes_local_rank=device_from_option(parts, flow, local) if local is not None and own else None,
+        takes_local_rank=None if local is None or switched or not own else device_from_option(parts, flow, local),
         reads_env=tuple(dict.fromkeys(name for part in parts for name in environment_names(part))),
         asks_for=asked_for(parts, flow),
         ambiguous=_ambiguous(meant, final),

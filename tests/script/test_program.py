@@ -547,6 +547,11 @@ DEVICE = (
             "torch.distributed.init_process_group()\n",
             6,
         ),
+        (  # it is not the GPU alone that is wrong then: no process group is set up at all
+            "args = p.parse_args()\nif args.local_rank > 0:\n    torch.distributed.init_process_group()\n"
+            "DDP(model, device_ids=[args.local_rank])\n",
+            None,
+        ),
     ],
 )
 def test_where_an_option_alone_chooses_the_gpu(tmp_path: Path, body: str, line: int | None) -> None:
