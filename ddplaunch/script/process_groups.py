@@ -151,7 +151,10 @@ def ranks_of(parts: Sequence[ReachablePart], flow: Flow, options: Sequence[Decla
     for (call, part), obstacle in zip(set_ups, obstacles, strict=True):
         if obstacle is not None and obstacle[1] is not None:
             behind = flow.known.options_behind(obstacle[0], obstacle[1])
-            switches = tuple(option.flags[0] for option in options if option.dest in behind)
+            found = [option for option in options if option.dest in behind]
+            carried = {option.behind for option in found}  # `--hparams` is no switch, but `--hparams distributed` is
+            spelled = [f"{each.behind} {each.flags[0]}".strip() for each in found if each.flags[0] not in carried]
+            switches = tuple(dict.fromkeys(spelled))
             if switches:
                 return GroupSetUp(off=at(call, part.source), switches=switches, condition=as_text(obstacle[0]))
     started = next(iter(outside.spawns), None) if _SPAWN in obstacles else None

@@ -810,7 +810,24 @@ def test_words_that_a_script_merges_by_hand(
         *(word.format(batch=8) for word in wanted),
     )
     off = read(tmp_path, "--cfg", "a.yaml")
-    assert off.switched_off and ("train:parallel" if ":" in wanted[-1] else "train.parallel") in off.switches
+    before = f"{wanted[0]} " if wanted[0].startswith("--") else ""
+    assert off.switched_off and before + f"train{':' if ':' in wanted[-1] else '.'}parallel" in off.switches
+
+
+def test_a_switch_in_the_words_of_an_option(tmp_path: Path) -> None:
+    text = """import argparse, torch.distributed as dist
+from tensorflow.contrib.training import HParams
+p = argparse.ArgumentParser()
+p.add_argument("--hparams", type=str)
+args = p.parse_args()
+h = HParams(batch_size=64, learning_rate=1e-3, parallel=False)
+h.parse(args.hparams)
+if h.parallel:
+    dist.init_process_group("nccl")
+"""
+    write(tmp_path, {"train.py": text})
+    assert read(tmp_path).switches == ("--hparams parallel",)
+    assert not read(tmp_path, "--hparams", "parallel=True").switches
 
 
 def test_words_beside_the_ones_that_the_user_passes(tmp_path: Path) -> None:
