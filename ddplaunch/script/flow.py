@@ -317,7 +317,8 @@ class Flow:
     def _symbol(self, name: str, node: ast.expr, part: ReachablePart, depth: int) -> Iterator[Product]:
         """Yield what a name stands for: the number of ranks, an option's value, or what it was made from."""
         if _WORLD_NAME.fullmatch(name):
-            yield Product(powers=((WORLD, 1.0),))
+            alone = isinstance(node, ast.Name) and self.known.is_one(node, self.function_of(node, part), part)
+            yield Product() if alone else Product(powers=((WORLD, 1.0),))
             return
         option = self._options.get(name)
         key = ("attribute", name) if not isinstance(node, ast.Name) else (self._scope(node, part), name)

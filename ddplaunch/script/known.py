@@ -103,6 +103,19 @@ class Known:
             if isinstance(item.comparators[0], ast.Constant) and item.comparators[0].value is None
         )
 
+    def is_one(self, name: ast.Name, function: ast.AST | None, part: ReachablePart) -> bool:
+        """Return whether ``function`` assigns 1 to the name, and others only under conditions that do not hold."""
+        if not any(_is_literal_one(value) for value, _ in self._bound(name, part)):
+            return False
+        local, parents = list(ast.walk(function)) if function is not None else part.of(ast.Name), part.source.parents
+        if any(isinstance(node, ast.arg) and node.arg == name.id for node in local):
+            return False
+        names = [node for node in local if isinstance(node, ast.Name) and node.id == name.id]
+        made = [node for node in names if isinstance(node.ctx, ast.Store)]
+        statements = [parents.get(node) for node in made if self.runs(node, part)]
+        ones = all(isinstance(each, ast.Assign) and _is_literal_one(each.value) for each in statements)
+        return 0 < len(statements) < len(made) and ones
+
     def options_behind(self, test: ast.expr, part: ReachablePart, depth: int = 5) -> frozenset[str]:
         """Return the destinations of the options that a condition depends on."""
         found: set[str] = set()
@@ -336,3 +349,7 @@ class Product(NamedTuple):
         return Product(
             math.pow(self.constant, exponent), tuple((name, power * exponent) for name, power in self.powers)
         )
+
+
+def _is_literal_one(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value == 1

@@ -98,6 +98,20 @@ BATCH = 'p.add_argument("--batch-size", type=int, default=64)'
             "global_batch_size",
             "its help at train.py:5",
         ),
+        (
+            BATCH + '\np.add_argument("--launcher", default="none")',
+            "if args.launcher == 'none':\n    total_gpus = 1\nelse:\n    total_gpus, rank = setup(args.launcher)\n"
+            "args.batch_size //= total_gpus",
+            "batch_size",
+            "",
+        ),
+        (
+            BATCH + '\np.add_argument("--launcher", default="pytorch")',
+            "if args.launcher == 'none':\n    total_gpus = 1\nelse:\n    total_gpus, rank = setup(args.launcher)\n"
+            "args.batch_size //= total_gpus",
+            "total_batch_size",
+            "divides it by the world size",
+        ),
         (BATCH, "args.batch_size = 32", None, ""),
         (BATCH, "if args.debug:\n    args.batch_size = 2", "batch_size", ""),
         ('p.add_argument("--batch-size", type=int, help="in tokens")', "x = 1", None, ""),
