@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ddplaunch.launch.gpus import Exported, Selection, VisibleGpu, select
 from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.records.own.own_files import try_lock
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
 _DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
@@ -58,7 +59,7 @@ class GpuLocks:
             self._give_up(Path(_file_name(uuid)), error)
             return True
         try:
-            taken = _flock(descriptor, fcntl.LOCK_EX)
+            taken = try_lock(descriptor, fcntl.LOCK_EX)
         except OSError as error:  # a file system without locks
             os.close(descriptor)
             self._give_up(Path(_file_name(uuid)), error)
@@ -99,13 +100,13 @@ class GpuLocks:
                     descriptor = _open_file(self._directory, "choosing")
                     held.callback(os.close, descriptor)
                     deadline = time.monotonic() + _CHOOSING_DEADLINE_S
-                    while not _flock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
+                    while not try_lock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
                         time.sleep(_PAUSE_S)
             yield
 
     def _is_locked(self, uuid: str) -> bool:
         with suppress(OSError), self._reading(uuid) as descriptor:
-            return not _flock(descriptor, fcntl.LOCK_SH)
+            return not try_lock(descriptor, fcntl.LOCK_SH)
         return False
 
     @contextmanager
@@ -185,14 +186,6 @@ def _open_file(directory: int, name: str) -> int:
         os.close(descriptor)
         raise OSError(f"{name} is not a plain file")
     return descriptor
-
-
-def _flock(descriptor: int, operation: int) -> bool:
-    try:
-        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _file_name(uuid: str) -> str:

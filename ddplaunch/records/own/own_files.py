@@ -8,6 +8,7 @@ interpreter, imports this module: no dataclasses and no pathlib here.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 from collections.abc import Iterator
@@ -148,6 +149,15 @@ def closing(descriptor: int) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def try_lock(descriptor: int, operation: int) -> bool:
+    """Return whether an flock(2) of an open file could be taken at once. Raises OSError where there are no locks."""
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_file(path: str | os.PathLike[str], most_bytes: int, *, anyones: bool = False) -> bytes:

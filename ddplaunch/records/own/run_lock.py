@@ -20,7 +20,15 @@ from typing import Literal
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.files import boot_id, owner_name
 from ddplaunch.records.directory import not_yours, path_text, run_directory
-from ddplaunch.records.own.own_files import NotOursError, closing, open_file, open_place, open_run, own_folders
+from ddplaunch.records.own.own_files import (
+    NotOursError,
+    closing,
+    open_file,
+    open_place,
+    open_run,
+    own_folders,
+    try_lock,
+)
 from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
@@ -138,7 +146,7 @@ def _take(locks: list[int], folder: int, directory: Path, wanted: list[tuple[str
         except FileNotFoundError:
             continue
         locks.append(lock)
-        while not _flock(lock, operation):
+        while not try_lock(lock, operation):
             if time.monotonic() > until_s:
                 who = os.pread(lock, _HOLDER_LENGTH, 0).decode(errors="replace")
                 _release(locks)
@@ -171,14 +179,6 @@ def _living(directory: Path, node: int | None) -> int | None:
     return None
 
 
-def _flock(lock: int, operation: int) -> bool:
-    try:
-        fcntl.flock(lock, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def end_with_this_program() -> None:
     """Keep the locks that this program was given from the programs that it starts from now on.
 
@@ -196,7 +196,7 @@ def is_held(directory: Path) -> bool:
         for name in os.listdir(folder):  # noqa: PTH208 - by descriptor
             if name.startswith(".lock"):
                 with suppress(OSError), closing(open_file(folder, name, os.O_RDWR)) as lock:
-                    if not _flock(lock, fcntl.LOCK_EX):
+                    if not try_lock(lock, fcntl.LOCK_EX):
                         return True
     return False
 
