@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 
 from ddplaunch.script.commands import parameters
 from ddplaunch.script.configured import find_definition
@@ -49,11 +50,8 @@ def without_effect(option: DeclaredOption, meaning: Meaning, flow: Flow, numbers
     place = _overwritten(option.dest, flow)
     if place is not None:
         return f"{place[0]} sets `{option.dest}` to {place[1]} itself"
-    return (
-        f"nothing reads `{option.flags[0]}` ({option.at})"
-        if meaning in _SURE and _is_unread(option, flow, numbers)
-        else ""
-    )
+    unread = meaning in _SURE and _is_unread(option, flow, numbers)
+    return f"nothing reads `{option.flags[0]}` ({option.at})" if unread else ""
 
 
 def handed_on(
@@ -210,7 +208,13 @@ def _is_unread(option: DeclaredOption, flow: Flow, numbers: Iterable[DeclaredOpt
     if _is_read_in(list(program.files.values()), option.dest, program) or not program.whole():
         return False
     rest = [file for path, file in program.files.items() if path not in known]
-    return not _is_read_in(rest, option.dest, program) and not _Arguments(flow).go_to_a_library()
+    return not _is_read_in(rest, option.dest, program) and not _go_to_a_library(flow)
+
+
+@lru_cache(maxsize=1)
+def _go_to_a_library(flow: Flow) -> bool:
+    """Return whether a function that is not in the program gets the arguments: the same for every option of it."""
+    return _Arguments(flow).go_to_a_library()
 
 
 def _mentions(names: Iterable[str], text: str) -> bool:
@@ -226,15 +230,11 @@ def _is_read_in(files: Iterable[LocalFile], dest: str, program: Program) -> bool
 
 def _is_own_loop(flow: Flow, option: DeclaredOption) -> bool:
     """Return whether no trainer of Hugging Face's gets the arguments; only of their accumulation that says all."""
-    foreign = [(file, name) for file, record in flow.program.foreign for name, _ in record.names]
-    trainers = any(_TRAINER.search(name) for _, name in foreign)
-    attributes = (node for part in flow.parts for node in part.of(ast.Attribute))
-    trainers = trainers or any(_TRAINER.search(last(node)) for node in attributes if not _is_defined(last(node), flow))
-    return option.dest == "gradient_accumulation_steps" and not trainers
-
-
-def _is_defined(name: str, flow: Flow) -> bool:
-    return any(name in file.definitions for file in flow.program.files.values())
+    if option.dest != "gradient_accumulation_steps":
+        return False
+    foreign = any(_TRAINER.search(name) for _, record in flow.program.foreign for name, _ in record.names)
+    read = (last(node) for part in flow.parts for node in part.of(ast.Attribute))
+    return not (foreign or any(_TRAINER.search(name) and not flow.program.defining(name) for name in read))
 
 
 def _does(dest: str, nodes: Iterable[ast.AST], source: ParsedFile, program: Program) -> bool:
@@ -391,7 +391,7 @@ class _Arguments:
         """Return whether a function or class of the program has the name; its file is looked through from then on."""
         if name.startswith("__"):
             return False
-        here = [path for path, file in self.program.files.items() if name in file.definitions]
+        here = self.program.defining(name)
         for path in here:
             source = self.program.tree_of(path) if path not in self.seen else None
             if source is not None:

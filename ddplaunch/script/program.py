@@ -116,6 +116,10 @@ class Program:
                     return target, name if original == "*" else original
         return None
 
+    def defining(self, name: str) -> list[Path]:
+        """Return the files that define a function or class of the name."""
+        return [path for path, file in self.files.items() if name in file.definitions]
+
     def _defines(self, path: Path, name: str) -> bool:
         file = self.files.get(path)
         return file is not None and name in file.definitions
