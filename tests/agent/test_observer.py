@@ -221,11 +221,9 @@ for family in (plain, workers, accumulation, fetches_ahead, own_batches, own_bat
 """
 
 
-@pytest.fixture(scope="module")
-def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The notes by family, what each printed at its end when it was observed, and when it was not."""
-    folder = tmp_path_factory.mktemp("families")
-    (folder / "families.py").write_text(FAMILIES)
+def run_families(folder: Path, text: str) -> list[dict[str, Any]]:
+    """Run FAMILIES, or what was made of it, observed and alone; return what each family printed at its end."""
+    (folder / "families.py").write_text(text)
     printed = []
     for how in ("observed", "alone"):
         environ = clean_environment(RANK="0", WORLD_SIZE="1", PYTHONPATH=str(Path(__file__).parents[2]))
@@ -233,8 +231,16 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
         done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         printed.append({line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())})
+    return printed
+
+
+@pytest.fixture(scope="module")
+def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The notes by family, what each printed at its end when it was observed, and when it was not."""
+    folder = tmp_path_factory.mktemp("families")
+    observed, alone = run_families(folder, FAMILIES)
     notes = {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
-    return notes, printed[0], printed[1]
+    return notes, observed, alone
 
 
 #: By family: batch size, first dimension, batches of each step, backward passes, rates, steady, steps.

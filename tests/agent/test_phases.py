@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +24,7 @@ from ddplaunch.agent.rank_site.ddplaunch_timeline import (
     Timeline,
 )
 from ddplaunch.watch.phases import RankFile, parsed, read_phases
-from tests.agent.test_observer import FAMILIES
+from tests.agent.test_observer import FAMILIES, run_families
 from tests.hosts.launching import clean_environment, ddplaunch
 
 #: By hand, with a step that no optimizer of torch makes.
@@ -63,16 +62,9 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, RankFi
     text = text.replace("one_step, broken)", "one_step, broken, by_hand, validated, kept_method)")
     assert "validated, kept_method)" in text
     text = text.replace("    assert left[0] is slice, left\n", "")  # these hooks stay
-    (folder / "families.py").write_text(text)
-    printed = []
-    for how in ("observed", "alone"):
-        environ = clean_environment(RANK="0", WORLD_SIZE="1", PYTHONPATH=str(Path(__file__).parents[2]))
-        command = [sys.executable, "families.py", str(folder), how]
-        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        printed.append({line[0]: line[1:] for line in map(json.loads, done.stdout.splitlines())})
+    observed, alone = run_families(folder, text)
     files = {path.stem: parsed(path.read_bytes().splitlines()) for path in folder.glob("*.json")}
-    return files, printed[0], printed[1]
+    return files, observed, alone
 
 
 #: By family: steps on disk (the last one waits for the next, and they end by `os._exit`), samples of one, fetches, and
