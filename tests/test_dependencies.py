@@ -33,7 +33,7 @@ def _imported() -> set[str]:
 
 
 def test_every_declared_dependency_is_imported_and_no_other() -> None:
-    assert _declared() == {"torch", "typer", "rich", "psutil", "pynvml", "tomli", "yaml"}
+    assert _declared() == {"torch", "typer", "shellingham", "rich", "psutil", "pynvml", "tomli", "yaml"}
     assert _declared() <= _imported()
     own = {
         "ddplaunch",

@@ -45,6 +45,12 @@ def with_configuration(said: Said, profile: str | None, cwd: Path) -> Options:
     return options
 
 
+def profile_names(cwd: Path) -> list[str]:
+    """Return the profiles that `--profile` takes in ``cwd``. Raises UsageError for an unreadable file."""
+    table = next(filter(None, (_table(cwd / name) for name in _FILES)), {})
+    return list(_table_of_tables(table.get("profiles", {}), "ddplaunch.toml"))
+
+
 def _no_profile(profile: str, cwd: Path) -> UsageError:
     section = profile if re.fullmatch(r"[A-Za-z0-9_-]+", profile) else json.dumps(profile)
     return usage(

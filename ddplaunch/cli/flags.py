@@ -13,15 +13,36 @@ from ddplaunch.launch.options import CHECKING, Said, flags_of_options
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Source
 
-_OUTPUT, _CLUSTER, _SEVERAL = "Output", "Job", "Several hosts over ssh"
-_PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME")
+_OUTPUT, _CLUSTER, _SEVERAL = "Output", "Job", "Hosts over ssh"
+_PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
 
 #: Which hosts, for the commands that reach them over ssh.
 HOSTS = (
-    Flag("hosts", "text", _SEVERAL, "Hosts as ssh knows them, with commas: gpu-a,gpu-b. The first has rank 0.", "LIST"),
+    Flag(
+        "hosts",
+        "text",
+        _SEVERAL,
+        "Hosts as ssh knows them, with commas: gpu-a,gpu-b. The first has rank 0.",
+        "LIST",
+        offers="hosts",
+    ),
     Flag("hostfile", "text", _SEVERAL, "A file of hosts: `gpu-a slots=8` or `gpu-a:8`, one a line.", "FILE"),
-    Flag("include", "many", _SEVERAL, "Use only this host, or only some of its GPUs (repeatable).", "HOST[:0,2]"),
-    Flag("exclude", "many", _SEVERAL, "Leave out this host, or some of its GPUs (repeatable).", "HOST[:0,2]"),
+    Flag(
+        "include",
+        "many",
+        _SEVERAL,
+        "Use only this host, or only some of its GPUs (repeatable).",
+        "HOST[:0,2]",
+        offers="hosts",
+    ),
+    Flag(
+        "exclude",
+        "many",
+        _SEVERAL,
+        "Leave out this host, or some of its GPUs (repeatable).",
+        "HOST[:0,2]",
+        offers="hosts",
+    ),
     Flag("chdir", "text", _SEVERAL, "Directory on every host [this one].", "DIR"),
     Flag("python", "text", _SEVERAL, "Interpreter on every host [the path of this one].", "PATH"),
     Flag(
@@ -76,8 +97,15 @@ OWN: dict[str, tuple[Flag, ...]] = {
             "setup", "many", _CLUSTER, "Shell line to run before the launch: 'module load cuda' (repeatable).", "LINE"
         ),
         Flag("requeue", "switch", _CLUSTER, "Start again after preemption, a lost node or the time limit."),
-        Flag("to", "text", _CLUSTER, "slurm or kubernetes [slurm].", "CLUSTER"),
-        Flag("kind", "text", _CLUSTER, "Kubernetes: trainjob, pytorchjob or jobset [trainjob].", "KIND"),
+        Flag("to", "text", _CLUSTER, "slurm or kubernetes [slurm].", "CLUSTER", offers=("slurm", "kubernetes")),
+        Flag(
+            "kind",
+            "text",
+            _CLUSTER,
+            "Kubernetes: trainjob, pytorchjob or jobset [trainjob].",
+            "KIND",
+            offers=("trainjob", "pytorchjob", "jobset"),
+        ),
         Flag("image", "text", _CLUSTER, "Kubernetes: the container image.", "IMAGE"),
         Flag("shm_size", "text", _CLUSTER, "Kubernetes: size of /dev/shm [16Gi].", "SIZE"),
         Flag("secret", "many", _CLUSTER, "Kubernetes: a variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
@@ -90,8 +118,8 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "logs": (
-        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN"),
-        Flag("rank", "text", "", "Ranks: 0, 0,3, 0-7 or all [all].", "RANKS"),
+        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
+        Flag("rank", "text", "", "Ranks: 0, 0,3, 0-7 or all [all].", "RANKS", offers=("0", "all")),
         Flag("follow", "switch", "", "Keep printing new lines, also after restarts, until the run ends."),
         Flag("lines", "text", "", "Start with the last N lines of each file, or all [all; 10 with --follow].", "N"),
         Flag("since", "text", "", "Only lines newer than this: 10m, 2h, or a date and time.", "TIME"),
@@ -99,7 +127,14 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "stop": (
-        Flag("run", "argument", "", "Id of the run, or a part of it [the only one of this directory].", "RUN"),
+        Flag(
+            "run",
+            "argument",
+            "",
+            "Id of the run, or a part of it [the only one of this directory].",
+            "RUN",
+            offers="live runs",
+        ),
         Flag(
             "grace", "duration", "", "Time between SIGTERM and SIGKILL: 30, 2m [the run's own grace and 5 s].", "TIME"
         ),
@@ -107,7 +142,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "clean": (
-        Flag("run", "argument", "", "Clean up only this run; keep all records.", "RUN"),
+        Flag("run", "argument", "", "Clean up only this run; keep all records.", "RUN", offers="runs"),
         Flag("yes", "switch", "", "Do not ask for confirmation."),
         Flag("dry_run", "switch", "", "List what would be ended and removed; change nothing."),
         Flag("keep", "text", "", "Number of the newest records to keep [50].", "N"),
@@ -116,7 +151,14 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "top": (
-        Flag("run", "argument", "", "Id of the run, or a part of it [the youngest of this directory].", "RUN"),
+        Flag(
+            "run",
+            "argument",
+            "",
+            "Id of the run, or a part of it [the youngest of this directory].",
+            "RUN",
+            offers="live runs",
+        ),
         Flag("interval", "duration", "", "Time between samples: 1, 5s [1; with --replay 0.1].", "TIME"),
         Flag("count", "text", "", "Stop after N samples [when the run ends].", "N"),
         Flag(
@@ -132,7 +174,14 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _RUN_DIR,
     ),
     "stacks": (
-        Flag("run", "argument", "", "Id of the run, or a part of it [the youngest of this directory].", "RUN"),
+        Flag(
+            "run",
+            "argument",
+            "",
+            "Id of the run, or a part of it [the youngest of this directory].",
+            "RUN",
+            offers="live runs",
+        ),
         Flag("full", "switch", "", "Every frame of every thread."),
         Flag("json", "switch", "", "All stacks as JSON."),
         _RUN_DIR,
@@ -144,23 +193,11 @@ OWN: dict[str, tuple[Flag, ...]] = {
             "",
             "A run, two to compare, log files, - for stdin, or a code [the newest run].",
             "RUN|FILE|CODE",
+            offers="runs and codes",
         ),
         Flag("json", "switch", "", "The diagnosis as JSON."),
         _RUN_DIR,
     ),
-}
-HELP = {
-    "run": "Check, plan, and become torchrun: ddplaunch run 4 --batch-size 8 -- train.py --epochs 20",
-    "plan": "Show everything that run would decide; start nothing.",
-    "doctor": "Check this machine; add a launch to check it too.",
-    "explain": "Name the root cause of a failed run or of any log; compare two runs; describe a code.",
-    "submit": "Submit the same launch to Slurm, or print it as a Kubernetes manifest.",
-    "ps": "List running and recent runs of this machine.",
-    "logs": "Show what the ranks of a run printed.",
-    "stop": "End a run: SIGTERM to its torchrun, SIGKILL to the processes that outlive the grace.",
-    "top": "Watch a run: step rate, CPU, memory, DataLoader workers and GPU of every rank.",
-    "stacks": "Show where every rank of a run is now, the odd one out first.",
-    "clean": "End ranks and DataLoader workers whose launcher is gone; remove old records.",
 }
 #: Kinds of flags whose values are a list.
 REPEATED = ("many", "rates", "arguments")

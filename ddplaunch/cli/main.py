@@ -11,17 +11,27 @@ from importlib import import_module
 from pathlib import Path
 
 from ddplaunch import __version__
-from ddplaunch.cli.flags import HELP, LAUNCHING, own_values, parse_quickly, said_on_command_line
+from ddplaunch.cli.flags import LAUNCHING, own_values, parse_quickly, said_on_command_line
+from ddplaunch.cli.help.command_help import HELP, asks_for_help
 from ddplaunch.cli.other_spellings import as_spelled_here, unknown_command
 from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
+
+_ASKED_BY_SHELL = "_DDPLAUNCH_COMPLETE"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     words = list(sys.argv[1:] if argv is None else argv)
     occupy_standard_descriptors()
+    if _ASKED_BY_SHELL in os.environ:
+        from ddplaunch.cli.help.completion import answer_shell
+
+        text, found = answer_shell(os.environ)
+        answer(f"{text}\n")
+        sys.exit(found)
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here there was nothing to tidy up
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -78,14 +88,23 @@ def dispatch(words: list[str]) -> int:
     if ours == ["--version"]:
         answer(f"ddplaunch {__version__}\n")
         return ExitStatus.DONE
-    if ours[:1] == ["help"]:
-        ours = [*ours[1:], "--help"]
-    command = ours[0] if ours else ""
+    named = ours[1:2] if ours[:1] == ["help"] else ours[:1]
+    command = named[0] if named else ""
     if command and not command.startswith("-") and command not in HELP:
-        raise unknown_command(ours, script)
+        raise unknown_command(ours[ours[0] == "help" :], script)
+    if not ours or asks_for_help(ours):
+        from ddplaunch.cli.help.pages import page
+
+        answer(page(ours, Terminal.of(sys.stdout)))
+        return ExitStatus.DONE if ours else ExitStatus.USAGE
+    if command.partition("=")[0] in ("--install-completion", "--show-completion"):
+        from ddplaunch.cli.help.completion import set_up_shell
+
+        answer(set_up_shell(ours))
+        return ExitStatus.DONE
     if command in HELP:
         ours = [command, *as_spelled_here(command, ours[1:])]
-    if command in LAUNCHING and not {"--help", "-h"} & {*ours}:
+    if command in LAUNCHING:
         problem = misplaced_script(ours, script)
         if problem is not None:
             raise problem
@@ -95,9 +114,7 @@ def dispatch(words: list[str]) -> int:
     if values is None:
         from ddplaunch.cli.typer_app import parse  # takes longer than deciding a launch
 
-        values = parse(ours or ["--help"])
-    if values is None:
-        return ExitStatus.DONE if ours else ExitStatus.USAGE
+        values = parse(ours)
     function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
     launch = {"said": said_on_command_line(values), "script": script} if command in LAUNCHING else {}
     return int(function(**launch, **own_values(command, values)))

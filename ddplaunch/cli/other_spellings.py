@@ -8,7 +8,8 @@ import shlex
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ddplaunch.cli.flags import HELP, LAUNCHING, flags_of, spellings
+from ddplaunch.cli.flags import LAUNCHING, flags_of, spellings
+from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.target import misplaced_script
 from ddplaunch.values.finding import UsageError, usage
 

@@ -1,20 +1,19 @@
-"""The Typer application: parses what ``parse_quickly`` leaves, prints help, and words the errors of a command line."""
+"""The Typer application: parses what ``parse_quickly`` leaves, and words the errors of a command line."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 import shlex
-import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Optional
 
 import typer
 
-from ddplaunch.cli.flags import HELP, LAUNCHING, REPEATED, flags_of, spellings
+from ddplaunch.cli.flags import LAUNCHING, REPEATED, flags_of, spellings
+from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.other_spellings import PROCESSES
 from ddplaunch.launch.flag import Flag
-from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import listed
 
@@ -27,28 +26,22 @@ _TYPES: dict[str, Any] = {
     "pair": Optional[list[bool]],  # noqa: UP045
 }
 _NEAR = 0.7
-_WIDEST = 80
 
 
-def parse(words: list[str]) -> dict[str, Any] | None:
-    """Return the values of all flags as Typer understands the command line; None if it answered ``--help``.
+def parse(words: list[str]) -> dict[str, Any]:
+    """Return the values of all flags as Typer understands the command line.
 
     Raises UsageError in our words for what it does not understand.
     """
     parsed: dict[str, Any] = {}
     named = words[0] if words and words[0] in HELP else None
     app = typer.Typer(
-        context_settings={
-            "help_option_names": ["-h", "--help"],
-            "terminal_width": min(Terminal.of(sys.stdout).width, _WIDEST) - 2,  # Typer would not go below 50
-        },
-        help="Launch distributed PyTorch: what runs is torchrun, checked and explained.",
         add_completion=False,
-        rich_markup_mode=None,  # rich would take 90 ms more, and cut the names of flags on 40 columns
+        rich_markup_mode=None,  # rich would take 90 ms more
         pretty_exceptions_enable=False,
     )
     for name in [named] if named else HELP:  # one alone answers in half the time: a group has Typer import pydantic
-        app.command(name, help=HELP[name])(_command(flags_of(name) if named else (), parsed.update))
+        app.command(name, add_help_option=False)(_command(flags_of(name) if named else (), parsed.update))
     try:
         if named:
             app(args=words[1:], prog_name=f"ddplaunch {named}", standalone_mode=False)
@@ -58,7 +51,7 @@ def parse(words: list[str]) -> dict[str, Any] | None:
         if not hasattr(exception, "format_message"):
             raise
         raise _in_our_words(words, exception) from exception
-    return parsed or None
+    return parsed
 
 
 def _command(flags: tuple[Flag, ...], keep: Callable[[dict[str, Any]], None]) -> Callable[..., None]:
@@ -107,11 +100,9 @@ def _value(flag: Flag, typed: Any) -> Any:
 
 def _described(flag: Flag) -> Any:
     if flag.kind in ("argument", "arguments"):
-        return typer.Argument(help=flag.text, metavar=flag.metavar, show_default=False)
+        return typer.Argument(metavar=flag.metavar)
     spelling = f"{flag.flag}/--no-{flag.flag[2:]}" if flag.kind == "pair" else flag.flag
-    return typer.Option(
-        spelling, help=flag.text, metavar=flag.metavar or None, rich_help_panel=flag.panel, show_default=False
-    )
+    return typer.Option(spelling, metavar=flag.metavar or None)
 
 
 def _in_our_words(words: list[str], exception: Any) -> UsageError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from pathlib import Path
 
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.variable_names import own_command
@@ -45,6 +46,28 @@ def environment() -> dict[str, str]:
     a program that fails answers instead of a window: https://man.openbsd.org/ssh#ENVIRONMENT
     """
     return {**os.environ, "SSH_ASKPASS_REQUIRE": "never", "SSH_ASKPASS": "false"}
+
+
+def configured_hosts(folder: Path) -> list[str]:
+    """Return the names that ``config`` and ``known_hosts`` of ~/.ssh give to hosts, without patterns and hashes."""
+    names: dict[str, None] = {}
+    for file in (folder / "config", *sorted(folder.glob("config.d/*"))):
+        for line in _lines(file):
+            keyword, *values = line.replace("=", " ", 1).split() or [""]
+            if keyword.lower() == "host":
+                names.update(dict.fromkeys(value for value in values if not set(value) & set("*?!")))
+    for line in _lines(folder / "known_hosts"):
+        first = (line.split() or ["#"])[0]
+        if first[0] not in "#|@":
+            names.update(dict.fromkeys(name for name in first.split(",") if not set(name) & set("*?![")))
+    return list(names)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 _ANYTHING = re.compile(r"\S")

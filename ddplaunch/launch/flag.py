@@ -14,10 +14,13 @@ from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved
 from ddplaunch.values.words import duration_s
 
 Kind = Literal["argument", "arguments", "text", "integer", "number", "duration", "switch", "pair", "many", "rates"]
+#: Where a shell's completion finds values: this machine, the project or its records. Files are the shell's own.
+Offer = Literal["profiles", "gpus", "hosts", "runs", "live runs", "checks", "runs and codes", "interfaces"]
 Processes: TypeAlias = int | Literal["auto"]
 DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
 Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
@@ -31,7 +34,7 @@ COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes ot
 #: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 #: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-debug
-_NCCL_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
+NCCL_LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 
 
 #: Called with the flag and one value that was said; returns what ``Options`` holds.
@@ -57,7 +60,7 @@ class Flag(NamedTuple):
 
     "rates" takes a number, and is repeated with names: ``phase1=3e-5``. "arguments" takes all words that are left.
     ``example`` is a value to show where a wrong one was given. ``read`` is called with each value that was said and
-    returns what ``Options`` holds.
+    returns what ``Options`` holds. ``offers`` are the values that a shell completes, or where they are found.
     """
 
     name: str
@@ -68,6 +71,7 @@ class Flag(NamedTuple):
     spelling: str = ""
     example: str = ""
     read: Reader | None = None
+    offers: tuple[str, ...] | Offer = ()
 
     @property
     def flag(self) -> str:
@@ -78,6 +82,12 @@ class Flag(NamedTuple):
     def shown(self) -> str:
         """The name in messages: ``--batch-size``, ``NPROC``."""
         return self.metavar if self.kind == "argument" else self.flag
+
+    @property
+    def completed(self) -> tuple[str, ...] | Offer:
+        """The values that a shell completes, or where they are found; nothing where only the user knows."""
+        words: tuple[str, ...] = getattr(self.read, "words", ())
+        return self.offers or words
 
     def typed(self, value: Any) -> Any:
         """Return a word of the command line as a number or seconds where the flag takes one. Raises UsageError."""
@@ -135,15 +145,19 @@ def _refused(flag: Flag, said: Resolved[Any], problem: str, why: str, fix: str =
     return _impossible(said, f"{typed}{problem}", why, fix or f"`{flag.flag} {flag.example}`")
 
 
-def _one_of(words: tuple[str, ...], problem: str, why: str, fix: str) -> Reader:
-    """Return a reader of one of ``words``."""
+@dataclass(frozen=True)
+class _OneOf:
+    """A reader of one of ``words``, which a shell completes."""
 
-    def read(flag: Flag, said: Resolved[str]) -> str:
-        if said.value not in words:
-            raise _refused(flag, said, problem, why, fix)
+    words: tuple[str, ...]
+    problem: str
+    why: str
+    fix: str
+
+    def __call__(self, flag: Flag, said: Resolved[str]) -> str:
+        if said.value not in self.words:
+            raise _refused(flag, said, self.problem, self.why, self.fix)
         return said.value
-
-    return read
 
 
 def read_count(flag: Flag, said: Resolved[Any]) -> Any:
@@ -273,8 +287,8 @@ def read_assignment(flag: Flag | None, said: Resolved[str]) -> tuple[str, str]:
 
 def read_nccl_level(flag: Flag, said: Resolved[str]) -> str:
     """Return a level of NCCL_DEBUG, as typed."""
-    if said.value.upper() not in _NCCL_LEVELS:
-        raise _refused(flag, said, " is not a level of NCCL", f"it is one of {', '.join(_NCCL_LEVELS)}")
+    if said.value.upper() not in NCCL_LEVELS:
+        raise _refused(flag, said, " is not a level of NCCL", f"it is one of {', '.join(NCCL_LEVELS)}")
     return said.value
 
 
@@ -299,18 +313,18 @@ def of_the_script(*words: str) -> Reader:
     return read
 
 
-read_device = _one_of(
+read_device = _OneOf(
     ("auto", "cuda", "cpu"), " is not known", "it is `auto`, `cuda` (AMD's ROCm too) or `cpu`", "`--device auto`"
 )
 
-read_on_hang = _one_of(
+read_on_hang = _OneOf(
     ("report", "stop"),
     " is neither report nor stop",
     "`report` names the rank that the others wait for and keeps watching, `stop` also ends the run",
     "`--on-hang report` or `--on-hang stop`",
 )
 
-read_placement = _one_of(
+read_placement = _OneOf(
     ("auto", "none", "node", "cores"),
     " is neither auto, none, node nor cores",
     "`node` keeps each rank on the NUMA node of its GPU, `cores` gives each physical cores of its own, `none` leaves "
@@ -318,7 +332,7 @@ read_placement = _one_of(
     "`--placement cores`",
 )
 
-_read_start = _one_of(
+_read_start = _OneOf(
     ("auto", "warm", "cold"),
     " is neither auto, warm nor cold",
     "`warm` forks the ranks from one process that has imported torch, `cold` starts an interpreter for each, "

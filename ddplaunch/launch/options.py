@@ -12,6 +12,7 @@ from dataclasses import field, fields
 from typing import Any, Literal, TypeAlias
 
 from ddplaunch.launch.flag import (
+    NCCL_LEVELS,
     DeviceWord,
     Flag,
     Kind,
@@ -48,15 +49,18 @@ from ddplaunch.values.resolved import Resolved, value_of
 #: What was typed, by name of the flag: a ``Resolved``, or a tuple of them for a flag that may be repeated.
 Said: TypeAlias = Mapping[str, Any]
 
-SIZE, NUMBERS, INPUTS = "Size and devices", "Numbers", "Inputs"
-NETWORK, ENVIRONMENT, CHECKING = "Network", "Environment and torchrun", "Checking and records"
-SHOWING = "Console and capture"
+#: The groups of `--help`; the first word of each, in small letters, is what `--help GROUP` takes.
+SIZE, NUMBERS, NETWORK = "Size and devices", "Numbers", "Network"
+ENVIRONMENT, CHECKING, SHOWING = "Environment and torchrun", "Checks, data and records", "Console and capture"
 
 
 def _flag(panel: str, text: str, metavar: str = "", read: Reader | None = None, example: str = "", **more: Any) -> Any:
-    """Return a field for a flag. ``kind`` is "text" unless given; ``name`` is the flag's where the field's differs."""
+    """Return a field for a flag. ``kind`` is "text" unless given; ``name`` is the flag's where the field's differs.
+
+    ``more`` may also hold the flag's ``offers``.
+    """
     kind: Kind = more.pop("kind", "text")
-    flag = Flag(more.pop("name", ""), kind, panel, text, metavar, example=example, read=read)
+    flag = Flag(more.pop("name", ""), kind, panel, text, metavar, example=example, read=read, **more)
     return field(default=() if kind == "many" else None, metadata={"flag": flag})
 
 
@@ -76,8 +80,8 @@ def _switch(panel: str, text: str, kind: Kind = "pair") -> Any:
     return _flag(panel, text, kind=kind)
 
 
-def _many(panel: str, text: str, metavar: str, read: Reader | None = None, example: str = "") -> Any:
-    return _flag(panel, text, metavar, read, example, kind="many")
+def _many(panel: str, text: str, metavar: str, read: Reader | None = None, example: str = "", **more: Any) -> Any:
+    return _flag(panel, text, metavar, read, example, kind="many", **more)
 
 
 def _duration(panel: str, name: str, text: str, read: Reader = read_duration, example: str = "") -> Any:
@@ -97,9 +101,10 @@ class Options:
         "NPROC",
         read_nproc,
         kind="argument",
+        offers=("auto", "1", "2", "4", "8"),
     )
     gpus: Resolved[str] | None = _flag(
-        SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST"
+        SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST", offers="gpus"
     )
     device: Resolved[DeviceWord] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read_device)
     nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read_nodes)
@@ -121,7 +126,9 @@ class Options:
         NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
     )
     lr: Resolved[float] | None = _rates("Final learning rate, never scaled; of several, NAME=X each.")
-    lr_scaling: Resolved[LrScaling] | None = _flag(NUMBERS, "linear, sqrt or none [linear].", "RULE")
+    lr_scaling: Resolved[LrScaling] | None = _flag(
+        NUMBERS, "linear, sqrt or none [linear].", "RULE", offers=("linear", "sqrt", "none")
+    )
     lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", "4")
     base_warmup: Resolved[int] | None = _integer(NUMBERS, "Warmup steps, scaled like --base-lr.", example="500")
     warmup: Resolved[int] | None = _integer(NUMBERS, "Final warmup steps, never scaled.", example="500")
@@ -154,12 +161,14 @@ class Options:
         "warmup:steps",
     )
     data: tuple[Resolved[str], ...] = _many(
-        INPUTS, "A file or directory that must be readable (repeatable).", "PATH", read_name, "/data/train"
+        CHECKING, "A file or directory that must be readable (repeatable).", "PATH", read_name, "/data/train"
     )
     output: tuple[Resolved[str], ...] = _many(
-        INPUTS, "A file or directory that must be writable (repeatable).", "PATH", read_name, "out"
+        CHECKING, "A file or directory that must be writable (repeatable).", "PATH", read_name, "out"
     )
-    workers: Resolved[int] | None = _integer(INPUTS, "DataLoader workers per process, for the checks.", read_count, "4")
+    workers: Resolved[int] | None = _integer(
+        CHECKING, "DataLoader workers per process, for the checks.", read_count, "4"
+    )
     node_rank: Resolved[int] | None = _integer(NETWORK, "This node's rank, from 0.", read_count, "0", "K")
     master_addr: Resolved[str] | None = _flag(
         NETWORK, "Address of the node with rank 0.", "ADDR", read_address, "10.0.0.5"
@@ -168,10 +177,10 @@ class Options:
         NETWORK, "Port of the rendezvous [a free one on one node].", None, "29500", "PORT"
     )
     socket_ifname: Resolved[str] | None = _flag(
-        NETWORK, "Network interface for NCCL and gloo.", "NAME", read_name, "eth0"
+        NETWORK, "Network interface for NCCL and gloo.", "NAME", read_name, "eth0", offers="interfaces"
     )
     nccl_debug: Resolved[str] | None = _flag(
-        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO"
+        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO", offers=NCCL_LEVELS
     )
     nccl_ib: Resolved[bool] | None = _switch(NETWORK, "Use InfiniBand or not [if a port is up].")
     env: tuple[Resolved[tuple[str, str]], ...] = _many(
@@ -211,6 +220,7 @@ class Options:
         "cold, warm (fork the ranks from a process that has torch) or auto [auto: cold].",
         "HOW",
         read_start,
+        offers=("cold", "warm", "auto"),
     )
     preload: Resolved[tuple[str, ...]] | None = _flag(
         ENVIRONMENT,
@@ -222,12 +232,12 @@ class Options:
     torchrun_arg: tuple[Resolved[str], ...] = _many(
         ENVIRONMENT, "Any other option of the installed torchrun.", "ARG", read_name, "--monitor-interval=1"
     )
-    ignore: tuple[Resolved[str], ...] = _many(CHECKING, "Skip this check (repeatable).", "CODE")
+    ignore: tuple[Resolved[str], ...] = _many(CHECKING, "Skip this check (repeatable).", "CODE", offers="checks")
     checks: Resolved[bool] | None = _switch(CHECKING, "Check before launching [yes].")
     run_id: Resolved[str] | None = _flag(CHECKING, "Name of the run [time and a random part].", "ID")
     run_dir: Resolved[str] | None = _flag(CHECKING, "Where records go [.ddplaunch].", "DIR", read_name, "runs")
     show: Resolved[Ranks] | None = _flag(
-        SHOWING, "Ranks whose output is shown: 0, 0,3 or all [0].", "RANKS", read_ranks, "0,3"
+        SHOWING, "Ranks whose output is shown: 0, 0,3 or all [0].", "RANKS", read_ranks, "0,3", offers=("0", "all")
     )
     verbose: Resolved[bool] | None = _switch(SHOWING, "Show torchrun's own messages too.", "switch")
     capture: Resolved[bool] | None = _switch(SHOWING, "Record every rank's output, and explain a failure [yes].")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch.cli.flags import HELP
+from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.hosts.ssh import command
 from ddplaunch.values.variable_names import own_command
 

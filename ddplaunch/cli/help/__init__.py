@@ -1,0 +1,1 @@
+"""What the program says of itself: the pages of `--help`, and what a shell completes."""

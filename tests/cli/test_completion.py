@@ -1,0 +1,221 @@
+"""What Tab offers, asked as the scripts of the shells ask, and typed into real shells."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.flags import OWN, flags_of
+from ddplaunch.cli.help.command_help import HELP
+from ddplaunch.cli.help.completion import _SOURCES as SOURCES
+from ddplaunch.cli.help.completion import ASKED, answer_shell, candidates
+from ddplaunch.launch.flag import TYPES
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source
+from tests.cli.cli_calls import Call, call, folder
+
+__all__ = ["call", "folder"]
+PACKAGE = Path(__file__).parents[2]
+
+
+def offered(line: str, shell: str = "fish") -> list[str]:
+    """Return the words that are offered at the end of ``line``."""
+    environ = {ASKED: f"complete_{shell}", "_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    text, _ = answer_shell(environ)
+    return [each.partition("\t")[0] for each in text.splitlines()]
+
+
+def bash_offers(*words: str) -> list[str]:
+    text, _ = answer_shell({ASKED: "complete_bash", "COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)})
+    return text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("ddplaunch st", ["stacks", "stop"]),
+        ("ddplaunch help ex", ["explain"]),
+        ("ddplaunch --inst", ["--install-completion"]),
+        ("ddplaunch --show-completion z", ["zsh"]),
+        ("ddplaunch run --batch-", ["--batch-size", "--batch-option"]),
+        ("ddplaunch run --batch-size 8 --batch-", ["--batch-option"]),  # it takes one value
+        ("ddplaunch run --env A=1 --en", ["--env", "--env-file"]),
+        ("ddplaunch run --no-ch", ["--no-checks"]),
+        ("ddplaunch run --device c", ["cuda", "cpu"]),
+        ("ddplaunch run --device=c", ["--device=cuda", "--device=cpu"]),
+        ("ddplaunch submit --to k", ["kubernetes"]),
+        ("ddplaunch run --profile ", ["big", "small"]),
+        ("ddplaunch run a", ["auto"]),
+        ("ddplaunch run 4 ", ["--"]),
+        ("ddplaunch run --batch-size 4 2 ", ["--"]),
+        ("ddplaunch explain shm-too", ["shm-too-small"]),
+        ("ddplaunch run --ignore shm-too-small,disk-n", ["shm-too-small,disk-nearly-full"]),
+        ("ddplaunch run --data tr", []),  # files are the shell's
+        ("ddplaunch run 2 -- tr", []),
+        ("ddplaunch run 2 -- train.py --b", ["--batch-size"]),
+        ("ddplaunch run 2 -- train.py --note 'a b", []),
+        ("ddplaunch frob --x", []),
+    ],
+)
+def test_words(folder: Path, line: str, words: list[str]) -> None:
+    (folder / "ddplaunch.toml").write_text("[profiles.big]\nbatch-size = 8\n[profiles.small]\n")
+    assert offered(line) == words
+
+
+def test_hosts_are_those_of_ssh(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / ".ssh").mkdir()
+    (folder / ".ssh" / "config").write_text("Host gpu-a gpu-b\n  User ada\nHost *.internal !no\nhost=login\n")
+    (folder / ".ssh" / "known_hosts").write_text(
+        "gpu-c,10.0.0.3 ssh-ed25519 AAAA\n|1|x= ssh-rsa A\n[h]:22 ssh-rsa A\n@cert-authority x ssh-rsa A\n"
+    )
+    monkeypatch.setenv("HOME", str(folder))
+    assert offered("ddplaunch run --hosts ") == ["gpu-a", "gpu-b", "login", "gpu-c", "10.0.0.3"]
+    assert offered("ddplaunch run --hosts gpu-a,gpu") == ["gpu-a,gpu-b", "gpu-a,gpu-c"]
+    assert offered("ddplaunch run --include l") == ["login"]
+
+
+def test_runs_are_those_of_the_directory(folder: Path) -> None:
+    for name in ("first-run", "second run"):
+        (folder / ".ddplaunch" / "runs" / name).mkdir(parents=True)
+        (folder / ".ddplaunch" / "runs" / name / "run.json").write_text("{}")
+    assert offered("ddplaunch logs first") == ["first-run"]
+    assert offered("ddplaunch explain first") == ["first-run"]
+    assert offered("ddplaunch stop first") == []  # it does not run
+    assert offered("ddplaunch logs second") == []  # no shell would take it as one word
+
+
+def test_bash_takes_words_apart_at_signs(folder: Path) -> None:
+    assert bash_offers("ddplaunch", "run", "--device", "=", "c") == ["cuda", "cpu"]
+    assert bash_offers("ddplaunch", "run", "--device", "=") == ["auto", "cuda", "cpu"]
+    assert bash_offers("ddplaunch", "run", "--env", "A", "=", "1", "--no-che") == ["--no-checks"]
+
+
+def test_what_is_broken_offers_nothing(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "ddplaunch.toml").write_text("][")
+    assert offered("ddplaunch run --profile ") == []
+    assert answer_shell({ASKED: "complete_zsh", "_TYPER_COMPLETE_ARGS": "ddplaunch run --profile "}) == ("_files", 0)
+    assert answer_shell({ASKED: "complete_bash"}) == ("", 0)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_what_is_offered_is_accepted(command: str) -> None:
+    for flag in flags_of(command):
+        where = flag.completed
+        if isinstance(where, str):
+            assert where in SOURCES
+            continue
+        for word in where:
+            assert word in [each.word for each in candidates([command, flag.flag], "")] or flag.kind == "argument"
+            if flag.name not in {own.name for own in OWN[command]}:
+                try:
+                    flag.parsed(Resolved(TYPES.get(flag.kind, (str,))[0](word), Source("flag")))
+                except UsageError as refused:
+                    raise AssertionError(f"{flag.flag} {word} is offered and refused") from refused
+
+
+def test_answering_imports_nothing_heavy(folder: Path) -> None:
+    code = (
+        "import sys; from ddplaunch.cli.main import main\ntry: main()\nfinally: print(sorted({'rich', 'psutil', "
+        "'yaml', 'typer', 'torch'} & sys.modules.keys()), file=sys.stderr)"
+    )
+    environ = {**os.environ, ASKED: "complete_zsh", "_TYPER_COMPLETE_ARGS": "ddplaunch run --batch-s"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert "--batch-size" in done.stdout and done.stderr.splitlines()[-1] == "[]"
+
+
+def test_a_shell_that_is_not_known(call: Call) -> None:
+    said = call("--show-completion", "tcsh")
+    assert said.status == 2 and "`tcsh` is not a shell that ddplaunch completes in" in said.err
+    assert "ddplaunch --show-completion bash" in said.err
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {
+        "HOME": str(home),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(PACKAGE),
+        "TERM": "xterm",
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+def _screen_after(words: list[str], environ: Mapping[str, str], cwd: Path, lines: Mapping[str, str]) -> str:
+    """Type each of ``lines`` and Tab into an interactive shell in tmux; return the last screen, or the first wrong one.
+
+    A line is right where the prompt is followed by what it maps to.
+    """
+    tmux = ["tmux", "-S", str(cwd / "tmux"), "-f", os.devnull]
+
+    def call_tmux(*words: str) -> str:
+        return subprocess.run([*tmux, *words], env=environ, capture_output=True, text=True, check=True).stdout
+
+    def shown(wanted: str) -> str:
+        deadline = time.monotonic() + 60
+        while not re.search(wanted, screen := call_tmux("capture-pane", "-p", "-J")) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return screen
+
+    call_tmux("new-session", "-d", "-x", "100", "-y", "30", "-c", str(cwd), *words)
+    try:
+        call_tmux("send-keys", "PS1='READ''Y '; clear", "Enter")
+        screen = shown(r"^READY *\n")
+        for typed, wanted in lines.items():
+            call_tmux("send-keys", "-l", typed)
+            shown(f"READY {re.escape(typed)}")
+            call_tmux("send-keys", "Tab")
+            screen = shown(f"READY {re.escape(wanted)}(?: |$)")
+            if f"READY {wanted}" not in screen:
+                break
+            call_tmux("send-keys", "C-c")
+            call_tmux("send-keys", "-l", "clear")
+            call_tmux("send-keys", "Enter")
+            shown(r"^READY *\n")
+        return screen
+    finally:
+        call_tmux("kill-server")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_real_shell_completes(folder: Path, shell: str) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    if shell != "fish" and shutil.which("tmux") is None:
+        pytest.skip("tmux is not installed: nobody holds the terminal")
+    home = folder / "home"
+    home.mkdir()
+    environ = _environment(home)
+    installed = subprocess.run(
+        ["ddplaunch", "--install-completion", shell], env=environ, capture_output=True, text=True, check=False
+    )
+    assert installed.returncode == 0 and str(home) in installed.stdout, installed.stderr
+    lines = {
+        "ddplaunch expl": "ddplaunch explain",
+        "ddplaunch run --gl": "ddplaunch run --global-batch-size",
+        "ddplaunch run --device=cu": "ddplaunch run --device=cuda",
+        "ddplaunch run 2 -- tr": "ddplaunch run 2 -- train.py",
+        "ddplaunch run 2 -- train.py --no": "ddplaunch run 2 -- train.py --note",
+    }
+    if shell != "fish":
+        screen = _screen_after([shell, "-i"], environ, folder, lines)
+        assert f"READY {list(lines.values())[-1]}" in screen, screen
+        return
+    for typed, wanted in lines.items():  # fish has a command that completes a line
+        asked = subprocess.run(
+            ["fish", "-c", f"complete -C '{typed}'"],
+            env=environ,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert [line.partition("\t")[0] for line in asked.stdout.splitlines()] == [wanted.rpartition(" ")[2]], typed
