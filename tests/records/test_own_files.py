@@ -221,6 +221,7 @@ ELSEWHERE = {
     "records/gpu_lock.py",  # a folder of all users, with checks of its own
     "records/own/own_files.py",
     "records/user_key.py",  # the home directory, by O_EXCL and a link
+    "cli/help/completion.py",  # in the home of whoever asks to install it
     "ui/terminal.py",  # /dev/null
     "watch/recording.py",  # /proc/self/comm
 }
