@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ddplaunch.launch.current import Current, current, step
+    from ddplaunch.api.from_python import LaunchRefused, Outcome, RunFailed
+    from ddplaunch.launch.current import Current, current, log_metrics, step
 
 __version__ = "0.2.0"
-__all__ = ["Current", "__version__", "current", "step"]
+__all__ = ["Current", "LaunchRefused", "Outcome", "RunFailed", "__version__", "current", "log_metrics", "step"]
+
+_API = ("LaunchRefused", "Outcome", "RunFailed")
 
 
 def __getattr__(name: str) -> object:
-    """Load ``current`` on first use, so that ``import ddplaunch`` costs a training script nothing."""
-    if name in ("Current", "current", "step"):
+    """Load what is asked for on first use, so that ``import ddplaunch`` costs a training script nothing."""
+    if name in __all__:
         from importlib import import_module
 
-        return getattr(import_module("ddplaunch.launch.current"), name)
+        home = "ddplaunch.api.from_python" if name in _API else "ddplaunch.launch.current"
+        return getattr(import_module(home), name)
     raise AttributeError(f"module 'ddplaunch' has no attribute {name!r}")

@@ -33,9 +33,9 @@ from ddplaunch.agent.torch_patches import (
     wait_for_ranks,
 )
 from ddplaunch.launch.settings import Settings
-from ddplaunch.records.directory import note_path
+from ddplaunch.records.directory import metrics_path, note_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import METRICS, SETTINGS
 
 if TYPE_CHECKING:
     from ddplaunch.agent.warm.template import Template
@@ -166,6 +166,8 @@ class CapturedLogs(api.LogsSpecs):
             phases = f"{directory}/rank-{rank}.phases.jsonl" if directory and session.settings.phases else None
             inside = taking_part(os.environ, stacks=session.settings.stacks, marks=marks, note=note, phases=phases)
             envs[local_rank].update(inside)
+            if directory is not None and rank == 0:
+                envs[local_rank][METRICS] = str(metrics_path(directory))
         return logs_destination(outs, errs, errors)
 
     def _all_started(self, pids: dict[int, int]) -> None:

@@ -17,7 +17,7 @@ from ddplaunch.checks import (
     torch_and_driver,
     variables,
 )
-from ddplaunch.checks.check import Check, Outcome, run_check
+from ddplaunch.checks.check import Check, CheckOutcome, run_check
 from ddplaunch.launch.settings import OBSERVED
 from ddplaunch.values.finding import usage
 
@@ -37,12 +37,12 @@ ALL: tuple[Check, ...] = (
 )
 
 
-def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
+def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:
     """Run every check on ``values`` (see ``available``); a check that ``ignore`` names is skipped."""
     return tuple(run_check(check, values, ignore) for check in ALL)
 
 
-def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
+def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:
     """Run every check that compares hosts."""
     return tuple(run_check(check, {"hosts": reports}, ignore) for check in across())
 

@@ -43,7 +43,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """The result of one check. ``reason`` says why it was skipped or how it crashed."""
 
     check: Check
@@ -92,17 +92,17 @@ def available(facts: Facts, launch: Launch | Unavailable, script: ScriptReport |
     return {**values, "launch": launch, "script": script}
 
 
-def run_check(check: Check, values: dict[str, Any], ignore: Collection[str] = ()) -> Outcome:
+def run_check(check: Check, values: dict[str, Any], ignore: Collection[str] = ()) -> CheckOutcome:
     """Run one check. A missing fact or ``ignore`` makes it a skip, an exception a crash; none stops the others."""
     if check.code in ignore:
-        return Outcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
+        return CheckOutcome(check, "skipped", reason=f"ignored by `--ignore {check.code}`")
     for need in check.needs:
         value = values[need]
         if isinstance(value, Unavailable) and need not in check.accepts:
-            return Outcome(check, "skipped", reason=value.reason)
+            return CheckOutcome(check, "skipped", reason=value.reason)
     names = (*check.needs, *(want for want in check.wants if not isinstance(values[want], Unavailable)))
     try:
         findings = tuple(check.function(**{name: values[name] for name in names}))
     except Exception as exception:  # a bug in a check must not stop the launch
-        return Outcome(check, "crashed", reason=f"{type(exception).__name__}: {exception}")
-    return Outcome(check, "found" if findings else "passed", findings)
+        return CheckOutcome(check, "crashed", reason=f"{type(exception).__name__}: {exception}")
+    return CheckOutcome(check, "found" if findings else "passed", findings)

@@ -16,6 +16,7 @@ from ddplaunch.cli.help.command_help import HELP, asks_for_help
 from ddplaunch.cli.other_spellings import as_spelled_here, unknown_command
 from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
+from ddplaunch.cli.told import end_with_starter
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
 
@@ -32,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         text, found = answer_shell(os.environ)
         answer(f"{text}\n")
         sys.exit(found)
+    end_with_starter()
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here there was nothing to tidy up
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ddplaunch.checks.all_checks import run_all
-from ddplaunch.checks.check import Outcome, available
+from ddplaunch.checks.check import CheckOutcome, available
 from ddplaunch.cli.configuration import variables
 from ddplaunch.launch.gpus import Exported, Selection, exported, select
 from ddplaunch.launch.inside.complete import complete, notes, within_allocation
@@ -42,7 +42,7 @@ class Prepared:
 
     launch: Launch
     facts: Facts
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[CheckOutcome, ...]
     base: Path
     code: tuple[tuple[str, str], ...] = ()
 
@@ -114,7 +114,7 @@ def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 def check(
     options: Options, launch: Launch | Unavailable, facts: Facts, script: ScriptReport | Unavailable
-) -> tuple[Outcome, ...]:
+) -> tuple[CheckOutcome, ...]:
     """Run the checks: none with ``--no-checks``, not those of ``--ignore``."""
     return run_all(available(facts, launch, script), ignored(options)) if checked(options) else ()
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ddplaunch.cli.told import tell_findings_to_starter
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal, speak, write
 from ddplaunch.values.finding import Finding
@@ -32,3 +33,4 @@ def tell_findings(findings: Sequence[Finding]) -> None:
     """Write findings to stderr, each in four lines."""
     if findings:
         tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
+        tell_findings_to_starter(findings)

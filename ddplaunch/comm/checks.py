@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from ddplaunch.checks.check import Outcome, checks_in, run_check
+from ddplaunch.checks.check import CheckOutcome, checks_in, run_check
 from ddplaunch.comm.groups import Comm, HostGroup, bandwidth_of_most, dead, failed, lossy, slow, usual
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import listed
@@ -285,6 +285,6 @@ def _between(group: HostGroup, comm: Comm) -> str:
 CHECKS = checks_in(globals(), "comm")
 
 
-def run_measured(comm: Comm, ignore: Collection[str] = ()) -> tuple[Outcome, ...]:
+def run_measured(comm: Comm, ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:
     """Run every check of what `doctor --comm` measured."""
     return tuple(run_check(check, {"comm": comm}, ignore) for check in CHECKS)

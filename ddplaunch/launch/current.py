@@ -1,16 +1,19 @@
-"""``ddplaunch.current()``: the plan of the launch that a training script runs in, from its environment."""
+"""What a training script knows of its launch, ``ddplaunch.current()``, and tells it: steps and metrics."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variable_names import PLAN
+from ddplaunch.values.variable_names import METRICS, PLAN
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,27 @@ def step(samples: int | None = None) -> None:
     measuring = sys.modules.get("ddplaunch_phases")  # agent/rank_site/ddplaunch_phases.py, if it is in this process
     if measuring is not None:
         measuring.step(samples)
+
+
+def log_metrics(metrics: Mapping[str, float], step: int | None = None) -> None:
+    """Record numbers of this training, such as ``{"val_loss": 0.31}``, at optimizer step ``step`` where it matters.
+
+    Rank 0's are kept in the run's record, and the last of each name is in ``Outcome.metrics`` of ``ddplaunch.launch``;
+    on other ranks and outside of a launch it does nothing. Values may be anything that ``float()`` takes, tensors of
+    one element too. Raises TypeError or ValueError for what is no number; a disk that is full is no error.
+    """
+    path = os.environ.get(METRICS)
+    numbers = {str(name): float(value) for name, value in metrics.items()}
+    if not path or os.environ.get("RANK", "0") != "0":
+        return
+    known = {name: number for name, number in numbers.items() if math.isfinite(number)}
+    line = {"metrics": known, **({} if step is None else {"step": int(step)}), "at_s": round(time.time(), 3)}
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(descriptor, (json.dumps(line) + "\n").encode())
+        finally:
+            os.close(descriptor)
 
 
 def current(environment: Mapping[str, str] | None = None) -> Current:

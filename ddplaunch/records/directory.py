@@ -52,6 +52,11 @@ def not_yours(problem: NotOursError, fix: str) -> Finding:
     )
 
 
+def metrics_path(attempt: Path) -> Path:
+    """Return where rank 0 of an attempt writes what its script reports by ``ddplaunch.log_metrics``."""
+    return attempt / "rank-0.metrics.jsonl"
+
+
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 _SUFFIX = 6  # 36^6: 64 launches in one second meet with a probability of one in a million
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -9,13 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.records.directory import not_yours, path_text
+from ddplaunch.records.directory import metrics_path, not_yours, path_text
 from ddplaunch.records.json_files import as_number, as_text, read_object
 from ddplaunch.records.outcome import RunOutcome, read_outcome
-from ddplaunch.records.own.own_files import NotOursError, foreign, own_folders
+from ddplaunch.records.own.own_files import NotOursError, foreign, own_folders, read_file
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+
+_MOST_METRICS = 1 << 28  # bytes
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,27 @@ def numbered(directory: Path, kind: str) -> list[tuple[int, Path]]:
     """Return what is called ``KIND-K`` in ``directory`` with its numbers, in order: nodes of a run, attempts of one."""
     matches = (re.fullmatch(rf"{kind}-(\d{{1,9}})", name) for name in own_folders(directory))
     return sorted((int(match[1]), directory / match[0]) for match in matches if match)
+
+
+def last_metrics(directory: Path) -> dict[str, float]:
+    """Return the last value of each name that rank 0 gave ``ddplaunch.log_metrics`` in the run's last attempt.
+
+    The file has lines such as ``{"metrics": {"val_loss": 0.31}, "step": 1200, "at_s": 1763870000.1}``, ``step`` only
+    where it was given, ``at_s`` in seconds since the epoch; one that is half written is left out.
+    """
+    found: dict[str, float] = {}
+    attempts = numbered(directory / "node-0", "attempt")
+    try:
+        text = read_file(metrics_path(attempts[-1][1]), _MOST_METRICS) if attempts else b""
+    except OSError:
+        return found
+    for line in text.splitlines():
+        try:
+            metrics = json.loads(line)["metrics"].items()
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue
+        found.update({name: number for name, value in metrics if (number := as_number(value)) is not None})
+    return found
 
 
 def _read(path: Path, problems: list[str]) -> dict[str, Any]:

@@ -202,7 +202,7 @@ def _outcome(data: dict[str, Any], run_id: str, node: int) -> RunOutcome:
             for number, each in enumerate(objects(data.get("attempts")))
         ),
         notes=_texts(data.get("notes")),
-        findings=_findings(data.get("findings")),
+        findings=findings_from_json(data.get("findings")),
         explained=explanation is not None,
         previous=_previous(data.get("previous")),
     )
@@ -262,12 +262,13 @@ def write_findings(node: str, findings: Sequence[Finding]) -> None:
 def read_findings(directory: Path) -> tuple[Finding, ...]:
     """Return what was found of a run that goes on; nothing where nobody has written anything that can be read."""
     try:
-        return _findings(read_object(directory / "node-0" / _OBSERVED).get("findings"))
+        return findings_from_json(read_object(directory / "node-0" / _OBSERVED).get("findings"))
     except (OSError, ValueError):
         return ()
 
 
-def _findings(value: Any) -> tuple[Finding, ...]:
+def findings_from_json(value: Any) -> tuple[Finding, ...]:
+    """Return the findings in a list of a record; what an object lacks is empty."""
     return tuple(
         Finding(
             code=as_text(each.get("code")) or "",

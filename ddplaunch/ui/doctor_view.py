@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ddplaunch.checks.check import Check, Outcome
+from ddplaunch.checks.check import Check, CheckOutcome
 from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import Facts
 from ddplaunch.ui.speech import counted, findings_text
@@ -23,7 +23,7 @@ from ddplaunch.values.words import count, numbers_text, size_text, tallied
 _SCHEMA = 1
 
 
-def found(outcomes: Iterable[Outcome]) -> tuple[Finding, ...]:
+def found(outcomes: Iterable[CheckOutcome]) -> tuple[Finding, ...]:
     """Return all findings in the order of the checks."""
     return tuple(finding for outcome in outcomes for finding in outcome.findings)
 
@@ -62,7 +62,7 @@ def _nodes_text(facts: Facts) -> str:
 
 
 def doctor_text(
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[CheckOutcome],
     facts: Facts,
     terminal: Terminal,
     *,
@@ -97,7 +97,7 @@ def _conclusion(findings: Sequence[Finding], verdict: str, terminal: Terminal, s
     return lines + [terminal.paint(line, emphasis) for line in wrap(verdict, terminal.width, "", "  ")]
 
 
-def _families(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]:
+def _families(outcomes: Sequence[CheckOutcome], terminal: Terminal) -> list[str]:
     rows = []
     for family in dict.fromkeys(outcome.check.family for outcome in outcomes):
         members = [outcome for outcome in outcomes if outcome.check.family == family]
@@ -109,12 +109,12 @@ def _families(outcomes: Sequence[Outcome], terminal: Terminal) -> list[str]:
     return table(["", ""], rows, terminal)
 
 
-def _tally(outcomes: Iterable[Outcome]) -> Counter[str]:
+def _tally(outcomes: Iterable[CheckOutcome]) -> Counter[str]:
     """Return how many outcomes have each status."""
     return Counter(outcome.status for outcome in outcomes)
 
 
-def _reasons(outcomes: Sequence[Outcome], status: str, width: int) -> list[str]:
+def _reasons(outcomes: Sequence[CheckOutcome], status: str, width: int) -> list[str]:
     """Group codes by reason: one missing fact explains many skips."""
     lines: list[str] = []
     members = [outcome for outcome in outcomes if outcome.status == status]
@@ -124,7 +124,7 @@ def _reasons(outcomes: Sequence[Outcome], status: str, width: int) -> list[str]:
     return lines
 
 
-def verdict_text(outcomes: Sequence[Outcome]) -> str:
+def verdict_text(outcomes: Sequence[CheckOutcome]) -> str:
     """Return ``healthy: 41 checks passed, 6 skipped`` or ``2 errors, 1 warning: 38 checks passed``."""
     tally = _tally(outcomes)
     clean = "no findings" if tally["crashed"] else "healthy" if tally["passed"] else "nothing was checked"
@@ -133,7 +133,7 @@ def verdict_text(outcomes: Sequence[Outcome]) -> str:
     return f"{counted(found(outcomes)) or clean}: {', '.join([passed, *rest])}"
 
 
-def doctor_json(outcomes: Sequence[Outcome], facts: Facts) -> dict[str, Any]:
+def doctor_json(outcomes: Sequence[CheckOutcome], facts: Facts) -> dict[str, Any]:
     """Return verdict, counts, every check's outcome and the facts as JSON values."""
     tally = _tally(outcomes)
     return {
@@ -145,7 +145,7 @@ def doctor_json(outcomes: Sequence[Outcome], facts: Facts) -> dict[str, Any]:
     }
 
 
-def _outcome_json(outcome: Outcome) -> dict[str, Any]:
+def _outcome_json(outcome: CheckOutcome) -> dict[str, Any]:
     return {
         "code": outcome.check.code,
         "family": outcome.check.family,
@@ -208,8 +208,8 @@ def _clock_text(report: HostReport) -> str:
 
 def hosts_json(
     reports: Sequence[HostReport],
-    outcomes: Sequence[Sequence[Outcome]],
-    across: Sequence[Outcome],
+    outcomes: Sequence[Sequence[CheckOutcome]],
+    across: Sequence[CheckOutcome],
     findings: Sequence[Finding],
 ) -> dict[str, Any]:
     """Return facts and outcomes of each host, those of the comparison, and all findings, each once."""
@@ -264,7 +264,7 @@ _RELEVANT = re.compile(
 )
 
 
-def report_text(facts: Facts, outcomes: Sequence[Outcome], versions: Mapping[str, str]) -> str:
+def report_text(facts: Facts, outcomes: Sequence[CheckOutcome], versions: Mapping[str, str]) -> str:
     """Return the report: versions, the checks as `doctor` prints them, the facts as JSON."""
     lines = ["### ddplaunch doctor", ""]
     lines += [f"- {name} {version}" for name, version in versions.items()]

@@ -27,6 +27,8 @@ LAUNCH = "DDPLAUNCH_LAUNCH"
 SETTINGS = "DDPLAUNCH_AGENT"
 #: The numbers of the launch as JSON, for scripts and for what is compared with them.
 PLAN = "DDPLAUNCH_PLAN"
+#: Where rank 0 writes what ``ddplaunch.log_metrics`` is given.
+METRICS = "DDPLAUNCH_METRICS"
 #: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
 EXECUTED = "DDPLAUNCH_EXECUTED"
 #: What all nodes of a launch know and strangers do not (``hosts/roll_call/messages.py``).

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ddplaunch.checks.all_checks import ALL
-from ddplaunch.checks.check import Check, Outcome, available, run_check
+from ddplaunch.checks.check import Check, CheckOutcome, available, run_check
 from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Facts
 from ddplaunch.script.report import ScriptReport
@@ -62,7 +62,7 @@ def outcome_of(
     facts: Facts | None = None,
     launch: Launch | Unavailable | None = None,
     script: ScriptReport | Unavailable | None = None,
-) -> Outcome:
+) -> CheckOutcome:
     """Return the outcome of the check ``code``; whatever is left out is healthy."""
     (check,) = [each for each in checks if each.code == code]
     values = available(facts or healthy_facts(), launch or healthy_launch(), script or healthy_script())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.checks.check import Outcome, declare
+from ddplaunch.checks.check import CheckOutcome, declare
 from ddplaunch.launch.launch import Launch, Passed, Target, Topology, Variable
 from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import CpuFacts, Facts, Gpu, HostFacts, NvmlFacts, PythonFacts, TorchFacts
@@ -170,9 +170,9 @@ FILES_CHECK = declare("host", open_files_low)
 BUSY_CHECK = declare("gpu", gpu_busy)
 CHECKS = (SHM_CHECK, FILES_CHECK, BUSY_CHECK)
 
-HEALTHY = tuple(Outcome(check, "passed") for check in CHECKS)
+HEALTHY = tuple(CheckOutcome(check, "passed") for check in CHECKS)
 MIXED = (
-    Outcome(SHM_CHECK, "found", (SHM,)),
-    Outcome(FILES_CHECK, "found", (FILES,)),
-    Outcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded"),
+    CheckOutcome(SHM_CHECK, "found", (SHM,)),
+    CheckOutcome(FILES_CHECK, "found", (FILES,)),
+    CheckOutcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded"),
 )

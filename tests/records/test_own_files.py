@@ -208,6 +208,8 @@ def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path
 #: What may write without ``own_files``, because it is no record: files that a flag names, /proc, /dev.
 ELSEWHERE = {
     "agent/comm_host.py",  # /dev/null
+    "api/child.py",  # in a temporary folder of its own
+    "api/rank_call.py",  # as the one before
     "agent/guard/guard.py",  # /proc/self/comm
     "agent/plugin/trace.py",  # --trace FILE
     "agent/rank_site/ddplaunch_marks.py",  # in the rank, which has no ddplaunch; the folder is ours
@@ -217,7 +219,9 @@ ELSEWHERE = {
     "cli/commands/doctor.py",  # --report FILE
     "cli/commands/top.py",  # --plot FILE
     "cli/main.py",  # /dev/null
+    "cli/told.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
+    "launch/current.py",  # in the rank; the folder is ours
     "records/gpu_lock.py",  # a folder of all users, with checks of its own
     "records/own/own_files.py",
     "records/user_key.py",  # the home directory, by O_EXCL and a link

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddplaunch.checks.check import Outcome
+from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.ui.doctor_view import (
     doctor_json,
     doctor_text,
@@ -21,8 +21,8 @@ from tests.checks.healthy import healthy_facts
 from tests.conftest import Golden
 from tests.launch.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
 
-CRASH = Outcome(BUSY_CHECK, "crashed", reason="KeyError: 'pid'")
-SKIP = Outcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded")
+CRASH = CheckOutcome(BUSY_CHECK, "crashed", reason="KeyError: 'pid'")
+SKIP = CheckOutcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded")
 
 
 @pytest.mark.parametrize("width", [80, 40])
@@ -53,13 +53,17 @@ def test_a_machine_with_several_numa_nodes_shows_what_each_has() -> None:
         (MIXED, "1 error, 1 warning: 0 checks passed, 1 skipped"),
     ],
 )
-def test_verdict(outcomes: tuple[Outcome, ...], verdict: str) -> None:
+def test_verdict(outcomes: tuple[CheckOutcome, ...], verdict: str) -> None:
     assert verdict_text(outcomes) == verdict
     assert doctor_text(outcomes, facts(), Terminal(80)).endswith(f"\n{verdict}\n")
 
 
 def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
-    skips = (SKIP, Outcome(SHM_CHECK, "skipped", reason=SKIP.reason), Outcome(FILES_CHECK, "crashed", reason="E: x"))
+    skips = (
+        SKIP,
+        CheckOutcome(SHM_CHECK, "skipped", reason=SKIP.reason),
+        CheckOutcome(FILES_CHECK, "crashed", reason="E: x"),
+    )
     text = doctor_text(skips, facts(), Terminal(80))
     assert "  no NVIDIA driver is loaded: gpu-busy, shm-too-small\n" in text
     assert "a bug in ddplaunch" in text
@@ -82,7 +86,9 @@ def test_list_and_explain(golden: Golden) -> None:
 def test_a_report_carries_versions_findings_and_facts_but_no_secret() -> None:
     environment = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_secretsecretsecret", "EDITOR": "vim", "TORCH_TOKEN": "s3cret"}
     busy = warning("gpu-busy", "GPU 0 is held by `train.py --api-key s3cret --epochs 3`", why="w", fix="f")
-    report = report_text(facts(environment=environment), (Outcome(BUSY_CHECK, "found", (busy,)),), {"ddplaunch": "9.9"})
+    report = report_text(
+        facts(environment=environment), (CheckOutcome(BUSY_CHECK, "found", (busy,)),), {"ddplaunch": "9.9"}
+    )
     assert "- ddplaunch 9.9\n" in report
     assert '"NCCL_DEBUG": "INFO"' in report
     assert "--epochs 3" in report

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import ALL, across, run_across
-from ddplaunch.checks.check import Outcome
+from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
 from ddplaunch.cli.hosts.plan_hosts import AskedHosts, asked_for, by_host, facts_of, hosts_of, meeting_of, once
 from ddplaunch.cli.prepare import check, ignored, prepare, probe_request
@@ -109,7 +109,7 @@ def _doctor_hosts(
     allow_many(len(hosts))
     if target is None and asked.chdir is None:
         asked = replace(asked, chdir="/")  # without a launch no directory is wanted
-    measured, measures = None, tuple[Outcome, ...]()
+    measured, measures = None, tuple[CheckOutcome, ...]()
     with Links() as links:
         gathered = facts_of(links, hosts, asked, options, target, torch=True)
         reports = gathered.reports
@@ -142,7 +142,7 @@ def _doctor_hosts(
     return ExitStatus.FINDINGS if findings or crashed else ExitStatus.DONE
 
 
-def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[Outcome, ...]]:
+def _examine(options: Options, words: list[str] | None) -> tuple[Facts, tuple[CheckOutcome, ...]]:
     """Gather everything, torch's own answer included, and run every check that has its facts."""
     if words is not None:
         prepared = prepare(options, parse_target(words), import_torch=True)

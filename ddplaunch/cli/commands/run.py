@@ -12,6 +12,7 @@ from ddplaunch.cli.execute import environment_of, execute, new_token, refuse_too
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.told import tell_findings_to_starter, tell_launch_to_starter
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options, Said
 from ddplaunch.launch.relaunch import RELAUNCHED
@@ -129,6 +130,8 @@ def _start(
     held.pass_on()
     findings, base, code = prepared.findings, prepared.base, prepared.code
     noted = write_record(launch, sys.argv, environment, prepared.facts, findings, base, of, code)
+    tell_launch_to_starter(launch.run_id, noted)
+    tell_findings_to_starter(findings)
     if not silent:
         record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
         terminal = Terminal.of(sys.stderr)

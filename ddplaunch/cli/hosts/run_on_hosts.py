@@ -31,6 +31,7 @@ from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.relaunching import ending_by_signals
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.told import tell_findings_to_starter, tell_launch_to_starter
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
@@ -124,6 +125,8 @@ def _launch(
     held, token = hold_run(base, first, "launcher"), new_token()
     noted = write_record(first, sys.argv, dict(os.environ), facts, planned.findings, base, again.of)
     marker = _mark(directory)
+    tell_launch_to_starter(first.run_id, noted)
+    tell_findings_to_starter(planned.findings)
     record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
     tell(launch_panel(first, planned.findings, Terminal.of(sys.stderr), facts=facts, record=record))
     console, pieces = HostsConsole(names, first.options.show is not None), Pieces(directory)

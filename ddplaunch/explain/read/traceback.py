@@ -33,6 +33,7 @@ _LOGGED = re.compile(
 )
 _LIBRARY = re.compile(
     r"[\\/](?:site-packages|dist-packages)[\\/]|[\\/]lib(?:64)?[\\/]python\d|^<|[\\/]bin[\\/](?:torchrun|accelerate|deepspeed)$"
+    r"|[\\/]ddplaunch[\\/]api[\\/]rank_call\.py$"
 )
 _PACKAGE = re.compile(r"[\\/](?:site|dist)-packages[\\/](\w+)")
 _MOST_CALLS = 40

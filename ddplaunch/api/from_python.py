@@ -1,0 +1,227 @@
+"""``ddplaunch.launch``: what ``ddplaunch run`` does, from a Python program or a notebook."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, overload
+
+from ddplaunch.api.child import Ended, run_child
+from ddplaunch.api.rank_call import read_result, write_call
+from ddplaunch.cli.flags import flags_of
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.launch.flag import Flag
+from ddplaunch.records.find import last_metrics
+from ddplaunch.records.outcome import RunOutcome, read_outcome
+from ddplaunch.values.finding import DdplaunchError, ExitStatus, Finding
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import listed
+
+T = TypeVar("T")
+#: A value of an option: a sequence for one that may be repeated or takes a list, a mapping for ``env``.
+Option: TypeAlias = "str | int | float | bool | os.PathLike[str] | Sequence[object] | Mapping[str, object] | None"
+
+_NOT_HERE = ("dry_run", "json")  # they print in place of launching
+_WITH_COMMAS = ("hosts", "show", "gpus", "preload")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a launch ended.
+
+    ``status`` is the exit status of the command (0: all ranks succeeded), ``record`` the run's directory, None where
+    nothing could be recorded. ``diagnosis`` is the root cause of a failure, ``findings`` what was noticed before and
+    during the run. ``metrics`` has the last value of each name that rank 0 gave ``ddplaunch.log_metrics``. ``run`` has
+    all that was recorded of the end, rank by rank; None without a record.
+    """
+
+    status: int
+    run_id: str
+    record: Path | None
+    diagnosis: Diagnosis | None
+    findings: tuple[Finding, ...]
+    metrics: dict[str, float]
+    run: RunOutcome | None
+
+
+class LaunchRefused(DdplaunchError):
+    """Nothing was launched: ``findings`` say what is wrong, why, and what to do about each.
+
+    ``exit_status`` is that of the command: 2 where what was asked for is wrong, 4 where the launch would have failed.
+    """
+
+    def __init__(self, status: int, *findings: Finding) -> None:
+        super().__init__(*findings)
+        self.exit_status = status
+
+    def __str__(self) -> str:
+        return "\n".join(f"{each.what}\n  why: {each.why}\n  fix: {each.fix}" for each in self.findings)
+
+
+class RunFailed(Exception):
+    """The ranks were launched and did not all succeed; ``outcome`` says how it ended."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+    def __str__(self) -> str:
+        found = self.outcome.diagnosis
+        lines = [f"run {self.outcome.run_id} ended with status {self.outcome.status}"]
+        if found is not None:
+            where = "" if found.rank is None else f"rank {found.rank}: "
+            lines += [f"{where}{found.what}", f"  why: {found.why}", *(f"  fix: {each}" for each in found.fixes[:1])]
+        return "\n".join(lines)
+
+
+@overload
+def launch(
+    what: str | os.PathLike[str],
+    nproc: int | str | None = None,
+    *,
+    args: Sequence[object] = (),
+    module: bool = False,
+    show_output: bool = True,
+    check: bool = True,
+    **options: Option,
+) -> Outcome: ...
+@overload
+def launch(
+    what: Callable[..., T],
+    nproc: int | str | None = None,
+    *,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    all_ranks: Literal[False] = False,
+    show_output: bool = True,
+    **options: Option,
+) -> T: ...
+@overload
+def launch(
+    what: Callable[..., T],
+    nproc: int | str | None = None,
+    *,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
+    all_ranks: Literal[True],
+    show_output: bool = True,
+    **options: Option,
+) -> list[T]: ...
+def launch(
+    what: Any,
+    nproc: int | str | None = None,
+    *,
+    args: Sequence[object] = (),
+    kwargs: Any = None,
+    module: Any = False,
+    all_ranks: Any = False,
+    show_output: bool = True,
+    check: Any = True,
+    **options: Option,
+) -> Any:
+    """Check, launch and wait, as ``ddplaunch run NPROC [options] -- WHAT [args]`` does.
+
+    ``what`` is a script, an executable, or with ``module`` the name of a module; it gets ``args`` as words, and the
+    launch returns its ``Outcome``. Or it is a function: each rank calls it with ``args`` and ``kwargs`` in a process of
+    its own, and the launch returns what rank 0 returned, with ``all_ranks`` a list of what each returned. Function,
+    arguments and results travel by cloudpickle; results that hold CUDA tensors would take the GPU in this process, so
+    return them on the CPU.
+
+    ``options`` are those of ``ddplaunch run`` with underscores: ``batch_size=8``, ``gpus="free:1"``,
+    ``hosts=["a", "b"]``, ``env={"NAME": "value"}``, ``capture=False`` for ``--no-capture``. Rank 0's output is shown
+    here unless ``show_output`` is False; an interrupt ends the ranks as Ctrl-C does, and is raised again when they have
+    ended.
+
+    Raises LaunchRefused where the command would refuse, RunFailed where ranks failed (with ``check`` False a script's
+    Outcome is returned then), TypeError for an option that there is not, or for a function or arguments that cannot be
+    pickled. RunFailed of a function has the exception of the first rank that failed as its ``__cause__``.
+    """
+    words = [] if nproc is None else [str(nproc)]
+    words += _option_words(options)
+    if not callable(what):
+        if kwargs or all_ranks:
+            raise TypeError("`kwargs` and `all_ranks` are for a function; a script gets `args`")
+        target = ["-m", os.fspath(what)] if module else [os.fspath(what)]
+        ended = run_child(["run", *words, "--", *target, *map(str, args)], show=show_output)
+        outcome = _outcome(ended)
+        if outcome.status and check:
+            raise RunFailed(outcome)
+        return outcome
+    if elsewhere := [each for each in ("hosts", "hostfile", "nnodes") if options.get(each) is not None]:
+        raise TypeError(f"`{elsewhere[0]}`: a function runs on this machine; launch a script on several")
+    with tempfile.TemporaryDirectory(prefix="ddplaunch-") as name:
+        folder = Path(name)
+        write_call(folder, what, args, kwargs or {})
+        target = ["-m", "ddplaunch.api.rank_call", name]
+        outcome = _outcome(run_child(["run", *words, "--", *target], show=show_output))
+        if outcome.status:
+            _raise_failed(folder, outcome)
+        results: list[Any] = []
+        while (found := read_result(folder, len(results))) is not None:
+            results.append(found[1])
+        return results if all_ranks else results[0]
+
+
+def _raise_failed(folder: Path, outcome: Outcome) -> NoReturn:
+    first = outcome.run.first_failed_rank if outcome.run is not None else None
+    found = read_result(folder, first or 0)
+    raise RunFailed(outcome) from (found[1] if found is not None and not found[0] else None)
+
+
+def _option_words(options: Mapping[str, Option]) -> list[str]:
+    """Return options as words of the command line. Raises TypeError for a name that no option has."""
+    known = {flag.name: flag for flag in flags_of("run") if flag.kind != "argument" and flag.name not in _NOT_HERE}
+    words: list[str] = []
+    for name, value in options.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 2)
+            hint = f"; did you mean {listed(f'`{each}`' for each in near)}?" if near else ""
+            raise TypeError(f"launch() has no option `{name}`{hint} (`ddplaunch run --help` lists them)")
+        if value is not None:
+            words += _words_of(known[name], value)
+    return words
+
+
+def _words_of(flag: Flag, value: Option) -> list[str]:
+    if flag.kind in ("switch", "pair"):
+        if not isinstance(value, bool):
+            raise TypeError(f"`{flag.name}` is True or False")
+        if value:
+            return [flag.flag]
+        return ["--no-" + flag.flag[2:]] if flag.kind == "pair" else []
+    if isinstance(value, Mapping):
+        values: list[object] = [f"{name}={each}" for name, each in value.items()]
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        values = [",".join(map(str, value))] if flag.name in _WITH_COMMAS else list(value)
+    else:
+        values = [value]
+    if len(values) > 1 and flag.kind not in ("many", "rates"):
+        raise TypeError(f"`{flag.name}` takes one value")
+    return [f"{flag.flag}={os.fspath(each) if isinstance(each, os.PathLike) else each}" for each in values]
+
+
+def _outcome(ended: Ended) -> Outcome:
+    """Return how the child's launch ended. Raises LaunchRefused, KeyboardInterrupt."""
+    status = ended.returncode if ended.returncode >= 0 else 128 - ended.returncode
+    told = ended.told
+    if ended.interrupted and (told.run_id is None or status):
+        raise KeyboardInterrupt
+    if told.run_id is None:
+        if status in (ExitStatus.USAGE, ExitStatus.REFUSED) and told.findings:
+            raise LaunchRefused(status, *told.findings)
+        raise RuntimeError(f"`ddplaunch run` ended with status {status} before it launched anything")
+    run = read_outcome(told.directory) if told.directory is not None else None
+    known = run if isinstance(run, RunOutcome) else None
+    findings = dict.fromkeys((*told.findings, *(known.findings if known is not None else ())))
+    return Outcome(
+        status,
+        told.run_id,
+        told.directory,
+        None if known is None else known.diagnosis,
+        tuple(findings),
+        {} if told.directory is None else last_metrics(told.directory),
+        known,
+    )

@@ -1,0 +1,1 @@
+"""Launches from Python programs and notebooks."""

@@ -1,0 +1,243 @@
+"""``ddplaunch.launch`` with real ranks: what it returns and raises, and that nothing outlives who launched."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddplaunch.api.from_python import LaunchRefused, Outcome, RunFailed, launch
+
+pytestmark = pytest.mark.slow
+
+TRAIN = """
+import argparse
+import torch.distributed as dist
+import ddplaunch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int)
+parser.add_argument("--fail", action="store_true")
+arguments = parser.parse_args()
+dist.init_process_group("gloo")
+print(f"rank {dist.get_rank()} has {arguments.batch_size}", flush=True)
+if arguments.fail and dist.get_rank() == 1:
+    raise ValueError("no luck")
+dist.barrier()
+for step in range(3):
+    ddplaunch.log_metrics({"val_loss": 1 / (step + 1), "rank": dist.get_rank()}, step=step)
+dist.barrier()
+dist.destroy_process_group()
+"""
+WAITS = """
+import os, sys, time
+from pathlib import Path
+from ddplaunch.api.from_python import launch
+
+def wait(folder):
+    (Path(folder) / f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
+    time.sleep(600)
+
+try:
+    launch(wait, nproc=2, args=[sys.argv[1]], grace=1)
+except KeyboardInterrupt:
+    sys.exit(77)
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_script_gets_its_numbers_and_gives_its_metrics(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    outcome = launch("train.py", nproc=2, batch_size=8, run_id="first")
+    assert (outcome.status, outcome.run_id, outcome.diagnosis) == (0, "first", None)
+    assert outcome.record == project / ".ddplaunch" / "runs" / "first"
+    assert outcome.metrics == {"val_loss": pytest.approx(1 / 3), "rank": 0.0}
+    assert outcome.run is not None and [each.exit_code for each in outcome.run.last_ranks] == [0, 0]
+    out, err = capsys.readouterr()
+    assert out == "rank 0 has 8\n"
+    assert "batch   16 = 8 per process" in err
+
+
+def test_a_failure_is_raised_with_its_diagnosis(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(RunFailed) as raised:
+        launch("train.py", 2, args=["--fail"], show_output=False)
+    outcome = raised.value.outcome
+    assert outcome.diagnosis is not None
+    assert (outcome.status, outcome.diagnosis.code, outcome.diagnosis.rank) == (1, "script-exception", 1)
+    assert "ValueError: no luck at train.py" in str(raised.value)
+    assert capsys.readouterr() == ("", "")
+    kept = launch("train.py", 2, args=["--fail"], show_output=False, check=False)
+    assert isinstance(kept, Outcome) and kept.status == 1
+
+
+def test_a_refusal_has_the_findings_of_the_command(project: Path) -> None:
+    for script, data, status in (("nowhere.py", ".", 2), ("train.py", "nowhere", 4)):
+        with pytest.raises(LaunchRefused) as refused:
+            launch(script, 2, data=data, show_output=False)
+        command = [sys.executable, "-m", "ddplaunch", "run", "2", "--data", data, "--", script]
+        said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+        assert said.returncode == refused.value.exit_status == status
+        found = [each.code for each in refused.value.findings]
+        assert found
+        assert all(f"[{code}]" in said.stderr for code in found)
+        assert "  fix: " in str(refused.value)
+    assert not (project / ".ddplaunch" / "runs").exists()
+
+
+def test_a_function_returns_what_its_ranks_return(project: Path) -> None:
+    offset = 10
+
+    def added(number: int, times: int = 1) -> tuple[float, str]:
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        value = torch.ones(1) * (dist.get_rank() + number) * times
+        dist.all_reduce(value)
+        return value.item() + offset, os.environ["RANK"]
+
+    assert launch(added, 2, args=[3], kwargs={"times": 2}, show_output=False) == (24.0, "0")
+    everyone = launch(added, 2, args=[3], all_ranks=True, show_output=False)
+    assert everyone == [(17.0, "0"), (17.0, "1")]
+
+
+def test_the_exception_of_a_function_is_the_cause(project: Path) -> None:
+    def fails() -> None:
+        if os.environ["RANK"] == "1":
+            raise KeyError("oops")
+        time.sleep(600)
+
+    with pytest.raises(RunFailed, match="rank 1: KeyError: 'oops'") as raised:
+        launch(fails, 2, show_output=False)
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+def test_what_cannot_travel_is_said(project: Path) -> None:
+    with pytest.raises(TypeError, match="pickle"):
+        launch(print, 1, args=[threading.Lock()], show_output=False)
+    with pytest.raises(TypeError, match="this machine"):
+        launch(print, 1, hosts="gpu-a")
+
+    def leaves_a_lock() -> object:
+        return threading.Lock()
+
+    with pytest.raises(RunFailed, match="pickle"):
+        launch(leaves_a_lock, 1, show_output=False)
+
+
+def _waiting(folder: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    """Start a program that launches two ranks, in a session of its own; return it and its ranks."""
+    (folder / "program.py").write_text(WAITS)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    program = subprocess.Popen(
+        [sys.executable, "program.py", str(folder)], cwd=folder, env=environment, start_new_session=True
+    )
+    _until(lambda: all((folder / f"rank-{each}").exists() and _pid(folder, each) for each in (0, 1)))
+    return program, [psutil.Process(_pid(folder, each)) for each in (0, 1)]
+
+
+def _pid(folder: Path, rank: int) -> int:
+    return int((folder / f"rank-{rank}").read_text() or 0)
+
+
+def _until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_an_interrupt_ends_the_ranks_and_is_raised_again(tmp_path: Path) -> None:
+    program, ranks = _waiting(tmp_path)
+    program.send_signal(signal.SIGINT)
+    assert program.wait(120) == 77
+    assert not any(each.is_running() for each in ranks)
+
+
+def test_a_program_that_is_killed_leaves_no_ranks(tmp_path: Path) -> None:
+    program, ranks = _waiting(tmp_path)
+    program.kill()
+    program.wait(120)
+    _until(lambda: not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in ranks))
+
+
+def test_a_users_script_is_typed(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import ddplaunch
+        from ddplaunch.api.from_python import launch
+
+        def train(lr: float) -> dict[str, float]:
+            ddplaunch.log_metrics({"lr": lr})
+            return {"loss": lr}
+
+        outcome: ddplaunch.Outcome = launch("train.py", nproc=4, batch_size=8, args=["--epochs", 3], env={"A": "1"})
+        loss: float = launch(train, nproc=2, args=[0.1])["loss"]
+        losses: list[dict[str, float]] = launch(train, nproc=2, args=[0.1], all_ranks=True)
+        status: int = outcome.status
+        plan: int | None = ddplaunch.current().batch_size
+        """
+    )
+    (tmp_path / "use.py").write_text(script)
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "use.py"]
+    environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[2])}
+    said = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert said.returncode == 0, said.stdout
+    (tmp_path / "use.py").write_text(script + "\nwrong: str = launch(train, nproc=2, args=[0.1])\n")
+    said = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert said.stdout.count("error:") == 1, said.stdout
+
+
+SWEEP = """
+import json
+import optuna
+from ddplaunch.api.from_python import launch
+
+def objective(trial):
+    lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)
+    return launch("sweep_train.py", nproc=1, lr=lr, show_output=False).metrics["val_loss"]
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=0))
+study.optimize(objective, n_trials=4, n_jobs=2)
+print(json.dumps([len(study.trials), study.best_params["lr"], sorted(t.params["lr"] for t in study.trials)[-1]]))
+"""
+SWEEP_TRAIN = """
+import argparse
+import ddplaunch
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+ddplaunch.log_metrics({"val_loss": 1 - parser.parse_args().lr})
+"""
+
+
+def test_a_sweep_launches_its_trials_from_threads(tmp_path: Path) -> None:
+    (tmp_path / "sweep.py").write_text(SWEEP)
+    (tmp_path / "sweep_train.py").write_text(SWEEP_TRAIN)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    said = subprocess.run(
+        [sys.executable, "sweep.py"], cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=400
+    )
+    trials, best, largest = json.loads(said.stdout)
+    assert trials == 4
+    assert best == largest

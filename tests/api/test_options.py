@@ -1,0 +1,65 @@
+"""Options given to ``ddplaunch.launch`` become the words that the command line takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.api.from_python import _option_words
+from ddplaunch.cli.flags import flags_of, parse_quickly
+from ddplaunch.launch import current
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch_size": 8, "lr": None}, ["--batch-size=8"]),
+        ({"capture": False, "verbose": True, "phases": False}, ["--no-capture", "--verbose"]),
+        ({"env": {"A": 1, "B": "x y"}}, ["--env=A=1", "--env=B=x y"]),
+        ({"hosts": ["gpu-a", "gpu-b"], "show": [0, 3]}, ["--hosts=gpu-a,gpu-b", "--show=0,3"]),
+        ({"data": [Path("/a"), "/b"]}, ["--data=/a", "--data=/b"]),
+        ({"base_lr": -1e-4, "timeout": "2h"}, ["--base-lr=-0.0001", "--timeout=2h"]),
+    ],
+)
+def test_options_are_spelled_as_on_the_command_line(options: dict[str, Any], words: list[str]) -> None:
+    assert _option_words(options) == words
+    assert parse_quickly("run", words) is not None
+
+
+def test_every_option_of_run_can_be_given() -> None:
+    for flag in flags_of("run"):
+        if flag.kind == "argument" or flag.name in ("dry_run", "json"):
+            continue
+        value: Any = True if flag.kind in ("switch", "pair") else flag.example or "1"
+        words = _option_words({flag.name: value})
+        assert parse_quickly("run", words) is not None, words
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batchsize": 8}, "did you mean `batch_size`"),
+        ({"dry_run": True}, "no option `dry_run`"),
+        ({"capture": "no"}, "`capture` is True or False"),
+        ({"batch_size": [8, 16]}, "`batch_size` takes one value"),
+    ],
+)
+def test_what_is_no_option_is_a_type_error(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        _option_words(options)
+
+
+def test_metrics_are_numbers_of_rank_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rank-0.metrics.jsonl"
+    current.log_metrics({"val_loss": 1.0})  # outside of a launch
+    monkeypatch.setenv("DDPLAUNCH_METRICS", str(path))
+    monkeypatch.setenv("RANK", "1")
+    current.log_metrics({"val_loss": 1.0})
+    assert not path.exists()
+    monkeypatch.setenv("RANK", "0")
+    current.log_metrics({"val_loss": 0.5, "bad": float("nan")}, step=3)
+    assert path.read_text().startswith('{"metrics": {"val_loss": 0.5}, "step": 3, "at_s": ')
+    with pytest.raises(ValueError, match="could not convert"):
+        current.log_metrics({"val_loss": "low"})  # type: ignore[dict-item]
