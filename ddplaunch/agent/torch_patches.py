@@ -19,7 +19,7 @@ from typing import Any
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import numbers_of
 
-_SINCE_2_3 = ("2.3.1", "2.4.1", "2.5.1", "2.6", "2.8", "2.10", "2.13", "2.15")
+_SINCE_2_4 = ("2.4.0", "2.4.1", "2.5.1", "2.6", "2.8", "2.10", "2.13", "2.15")
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ _RENDEZVOUS = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
 AGENT_CLOCK = TorchName(
     _AGENT,
     "time",
-    _SINCE_2_3,
+    _SINCE_2_4,
     "the module whose `sleep` is torchrun's pause between two looks at its ranks (`SimpleElasticAgent._invoke_run`)",
     "torchrun pauses for --monitor-interval also when all ranks have ended",
 )
 METHOD_NAME = TorchName(
     _RENDEZVOUS,
     "get_method_name",
-    _SINCE_2_3,
+    _SINCE_2_4,
     "names each event of a rendezvous, for which torch reads the source of the whole stack twice, some 10 ms",
     "torch reads the source",
     ("depth",),
@@ -82,7 +82,7 @@ METHOD_NAME = TorchName(
 SPREAD = TorchName(
     _RENDEZVOUS,
     "_delay",
-    _SINCE_2_3,
+    _SINCE_2_4,
     'makes the random pause of 0 to 0.3 s before a first rendezvous, "to slightly skew the rendezvous attempts across '
     'the nodes"; 2.15 has a second use of it',
     "a node that waits for no other pauses too",
@@ -91,7 +91,7 @@ SPREAD = TorchName(
 JOIN = TorchName(
     _RENDEZVOUS,
     "DynamicRendezvousHandler.next_rendezvous",
-    _SINCE_2_3,
+    _SINCE_2_4,
     "knows how many nodes there are when the pause is made",
     "a node that waits for no other pauses too",
     ("self",),
@@ -99,7 +99,7 @@ JOIN = TorchName(
 START = TorchName(
     _PROCESSES,
     "PContext.start",
-    _SINCE_2_3,
+    _SINCE_2_4,
     "tells when all ranks of an attempt are started, with their pids",
     "the guard looks for ranks by the run's id, a second signal breaks off torchrun's orderly end",
     ("self",),
@@ -107,7 +107,7 @@ START = TorchName(
 WAIT = TorchName(
     _PROCESSES,
     "PContext.wait",
-    _SINCE_2_3,
+    _SINCE_2_4,
     "tells which ranks torchrun has seen fail, in attempts that are followed by another too",
     "the guard knows what it saw itself",
     ("self", "timeout", "period"),
@@ -131,7 +131,7 @@ ON_SIGNAL = TorchName(
 POPEN = TorchName(
     f"{_ELASTIC}.multiprocessing.subprocess_handler",
     "SubprocessHandler._popen",
-    _SINCE_2_3,
+    _SINCE_2_4,
     "starts one rank. There is no official place for a warm start: entry points choose logs and events, `--run-path "
     "--start-method fork` forks from a process with threads and hides the script's `sys.path`, `atexit` and signals. "
     "Here the command line, the environment and the opened outputs (`_stdout`, `_stderr`) are final",

@@ -14,7 +14,7 @@ from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count
 
-_OLDEST = (2, 3)
+_OLDEST = (2, 4)
 _SELECTOR = "https://pytorch.org/get-started/locally"
 _FIRST_COMPATIBLE_MAJOR = 11
 #: The oldest Linux driver that runs programs of a CUDA major release, by minor version compatibility.
@@ -81,18 +81,22 @@ def torch_missing(python: PythonFacts, torch: TorchFacts | Unavailable) -> Findi
 
 
 def torch_too_old(python: PythonFacts, torch: TorchFacts) -> Findings:
-    """torch is older than 2.3.
+    """torch is older than 2.4.
 
-    ddplaunch gives torchrun a plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3. An older
-    torchrun ends at once with "unrecognized arguments". Remedy: a newer torch.
+    ddplaunch gives torchrun a plug-in with `--logs-specs`, a flag that torchrun has since torch 2.3; an older
+    torchrun ends at once with "unrecognized arguments". The torchrun of 2.3 never restarts: before it starts ranks
+    again for `--max-restarts` it closes the rendezvous that they have to join, and ends with RendezvousClosedError
+    (`LocalElasticAgent._shutdown`; since 2.4 it is told of a restart). Remedy: a newer torch.
     """
     version = major_minor(torch.version)
     if version is not None and version < _OLDEST:
         yield error(
             "torch-too-old",
-            f"torch {torch.version} is older than 2.3",
-            why="its torchrun has no `--logs-specs`, which ddplaunch needs to capture and explain each rank",
-            fix=f"`{shlex.quote(python.executable)} -m pip install --upgrade 'torch>=2.3'`",
+            f"torch {torch.version} is older than 2.4",
+            why="its torchrun closes the rendezvous before it restarts ranks, so that `--max-restarts` never does"
+            if version >= (2, 3)
+            else "its torchrun has no `--logs-specs`, which ddplaunch needs to capture and explain each rank",
+            fix=f"`{shlex.quote(python.executable)} -m pip install --upgrade 'torch>=2.4'`",
             where=torch.path,
         )
 

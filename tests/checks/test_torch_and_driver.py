@@ -41,7 +41,18 @@ FIRES = (
         NO_LAUNCH,
         says=("torch is not installed", "`/opt/env/bin/python -m pip install torch`"),
     ),
-    Case("torch-too-old", "2.2", healthy_facts(torch=healthy_torch(version="2.2.2+cu121")), says=("2.2.2", "2.3")),
+    Case(
+        "torch-too-old",
+        "2.3",
+        healthy_facts(torch=healthy_torch(version="2.3.1+cu121")),
+        says=("torch 2.3.1+cu121 is older than 2.4", "`--max-restarts` never"),
+    ),
+    Case(
+        "torch-too-old",
+        "2.2",
+        healthy_facts(torch=healthy_torch(version="2.2.2+cu121")),
+        says=("2.2.2", "--logs-specs"),
+    ),
     Case("torch-too-old", "1.13", healthy_facts(torch=healthy_torch(version="1.13.1")), says=("1.13.1",)),
     Case(
         "torch-import-failed",
@@ -152,8 +163,8 @@ FIRES = (
 
 SILENT = (
     Case("torch-missing", "not looked at", healthy_facts(torch=NOT_ASKED)),
-    Case("torch-too-old", "2.3 itself", healthy_facts(torch=healthy_torch(version="2.3.0"))),
-    Case("torch-too-old", "2.13 is newer than 2.3", healthy_facts(torch=healthy_torch(version="2.13.0+cpu"))),
+    Case("torch-too-old", "2.4 itself", healthy_facts(torch=healthy_torch(version="2.4.0"))),
+    Case("torch-too-old", "2.13 is newer than 2.4", healthy_facts(torch=healthy_torch(version="2.13.0+cpu"))),
     Case("torch-too-old", "a version of its own", healthy_facts(torch=healthy_torch(version="nightly"))),
     Case("torch-import-failed", "not asked", healthy_facts(torch_import=NOT_ASKED)),
     Case("torch-cpu-build-on-gpu-machine", "asked for the CPU", healthy_facts(torch=CPU_BUILD), ON_CPU),
