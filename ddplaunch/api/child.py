@@ -16,7 +16,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from ddplaunch.cli.told import StartReport, asked, read_told
+from ddplaunch.cli.streams import StartReport, asked, read_told
 from ddplaunch.records.find import numbered
 from ddplaunch.values.variable_names import own_command
 from ddplaunch.values.words import duration_text

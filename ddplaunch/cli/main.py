@@ -14,9 +14,8 @@ from ddplaunch import __version__
 from ddplaunch.cli.flags import LAUNCHING, own_values, parse_quickly, said_on_command_line
 from ddplaunch.cli.help.command_help import HELP, asks_for_help
 from ddplaunch.cli.other_spellings import as_spelled_here, unknown_command
-from ddplaunch.cli.streams import answer, tell, tell_findings
+from ddplaunch.cli.streams import answer, end_with_starter, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
-from ddplaunch.cli.told import end_with_starter
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
 

@@ -1,15 +1,34 @@
-"""What commands write: findings and other speech to stderr, data to stdout."""
+"""What commands write: speech to stderr, data to stdout, and events to a program that has started ``ddplaunch run``.
+
+Such a program (``api/child.py``) sets ``DDPLAUNCH_TOLD`` to ``PID:PATH``: its process, and a file to which each event is
+a line of JSON,
+
+    {"findings": [{"code": …, "severity": …, "what": …, "why": …, "fix": …, "where": […]}, …]}
+    {"launched": {"run_id": …, "directory": "/…/runs/RUN_ID" or null}}
+
+Only a child of that process heeds it: the variable goes on to torchrun, which may become ddplaunch again for a
+relaunch, and to the ranks, which may launch for themselves.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from ddplaunch.cli.told import tell_findings_to_starter
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal, speak, write
+from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import Finding
+from ddplaunch.values.frozen import dataclass
+
+VARIABLE = "DDPLAUNCH_TOLD"
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def tell(text: str) -> None:
@@ -24,8 +43,6 @@ def answer(text: str) -> None:
 
 def answer_json(value: Any) -> None:
     """Write a value to stdout as JSON."""
-    import json
-
     write(json.dumps(value, indent=2) + "\n")
 
 
@@ -34,3 +51,71 @@ def tell_findings(findings: Sequence[Finding]) -> None:
     if findings:
         tell(findings_text(findings, Terminal.of(sys.stderr)) + "\n")
         tell_findings_to_starter(findings)
+
+
+@dataclass(frozen=True)
+class StartReport:
+    """What was told: all findings, and the last run that was launched; ``directory`` is None where it has no record."""
+
+    findings: tuple[Finding, ...] = ()
+    run_id: str | None = None
+    directory: Path | None = None
+
+
+def asked(path: Path) -> dict[str, str]:
+    """Return the variable with which a child of this process tells ``path``."""
+    return {VARIABLE: f"{os.getpid()}:{path}"}
+
+
+def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
+    """Have the kernel send SIGTERM when the program that has started this process is gone; execve(2) keeps that.
+
+    A notebook's kernel that is restarted is killed, and would otherwise leave the ranks training. Does nothing in a
+    process that nobody wants to be told of.
+    """
+    if _path(environ) is None:
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if _path(environ) is None:  # it went just now
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def tell_findings_to_starter(findings: Sequence[Finding]) -> None:
+    """Tell what is wrong, or might be. What cannot be written is not."""
+    if findings:
+        _tell({"findings": plain(tuple(findings))})
+
+
+def tell_launch_to_starter(run_id: str, directory: Path | str) -> None:
+    """Tell what is launched; ``directory`` is its record, or why it has none."""
+    known = str(directory.absolute()) if isinstance(directory, Path) else None
+    _tell({"launched": {"run_id": run_id, "directory": known}})
+
+
+def read_told(path: Path) -> StartReport:
+    """Return what was told to ``path``."""
+    from ddplaunch.records.outcome import findings_from_json  # which a launch does not need
+
+    findings: list[Finding] = []
+    run_id, directory = None, None
+    for line in path.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        findings += findings_from_json(event.get("findings"))
+        if launched := event.get("launched"):
+            run_id, directory = launched["run_id"], launched["directory"]
+    return StartReport(tuple(dict.fromkeys(findings)), run_id, None if directory is None else Path(directory))
+
+
+def _path(environ: Mapping[str, str] = os.environ) -> str | None:
+    pid, _, path = environ.get(VARIABLE, "").partition(":")
+    return path if pid == str(os.getppid()) else None
+
+
+def _tell(event: Mapping[str, object]) -> None:
+    path = _path()
+    if path is not None:
+        with contextlib.suppress(OSError, ValueError), open(path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")

@@ -219,7 +219,7 @@ ELSEWHERE = {
     "cli/commands/doctor.py",  # --report FILE
     "cli/commands/top.py",  # --plot FILE
     "cli/main.py",  # /dev/null
-    "cli/told.py",  # the file that api/child.py has made
+    "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
     "launch/current.py",  # in the rank; the folder is ours
     "records/gpu_lock.py",  # a folder of all users, with checks of its own

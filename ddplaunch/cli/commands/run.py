@@ -10,9 +10,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.execute import environment_of, execute, new_token, refuse_too_long
 from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import (
+    answer,
+    answer_json,
+    tell,
+    tell_findings,
+    tell_findings_to_starter,
+    tell_launch_to_starter,
+)
 from ddplaunch.cli.target import parse_target, required
-from ddplaunch.cli.told import tell_findings_to_starter, tell_launch_to_starter
 from ddplaunch.launch.launch import Launch
 from ddplaunch.launch.options import Options, Said
 from ddplaunch.launch.relaunch import RELAUNCHED

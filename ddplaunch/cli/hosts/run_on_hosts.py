@@ -29,9 +29,15 @@ from ddplaunch.cli.hosts.plan_hosts import (
 )
 from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.relaunching import ending_by_signals
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.streams import (
+    answer,
+    answer_json,
+    tell,
+    tell_findings,
+    tell_findings_to_starter,
+    tell_launch_to_starter,
+)
 from ddplaunch.cli.target import parse_target, required
-from ddplaunch.cli.told import tell_findings_to_starter, tell_launch_to_starter
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
