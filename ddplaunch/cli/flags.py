@@ -6,6 +6,7 @@ takes 65 to 100 ms, more than the rest of a launch until torchrun.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from ddplaunch.launch.flag import Flag
@@ -289,6 +290,26 @@ def said_on_command_line(values: dict[str, Any]) -> Said:
             tuple(Resolved(each, source) for each in value) if several else Resolved(flag.typed(value), source)
         )
     return said
+
+
+def launch_words(said: Said, without: Container[str] = ()) -> list[str]:
+    """Return the words of a command line that say what ``said`` does; NPROC is left to the caller."""
+    words: list[str] = []
+    for flag in flags_of_options().values():
+        value = said.get(flag.name)
+        if flag.name in without or flag.kind == "argument" or value is None:
+            continue
+        if flag.kind in ("switch", "pair"):
+            words.append(flag.flag if value.value else f"--no-{flag.flag[2:]}")
+        else:
+            items = value if isinstance(value, tuple) else (value,)
+            words += [word for item in items for word in spelled(flag.flag, str(item.value))]
+    return words
+
+
+def spelled(flag: str, value: str) -> list[str]:
+    """Return the words of an option with a value that may look like another option."""
+    return [f"{flag}={value}"] if value.startswith("-") else [flag, value]
 
 
 def whole_number(flag: str, text: str, noun: str, why: str, fix: str, least: int = 0) -> int:

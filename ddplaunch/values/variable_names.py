@@ -29,6 +29,8 @@ SETTINGS = "DDPLAUNCH_AGENT"
 PLAN = "DDPLAUNCH_PLAN"
 #: Where rank 0 writes what ``ddplaunch.log_metrics`` is given.
 METRICS = "DDPLAUNCH_METRICS"
+#: Group and name of a trial (``scale-x7k2q9/2``), for the ranks of one.
+TRIAL = "DDPLAUNCH_TRIAL"
 #: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
 EXECUTED = "DDPLAUNCH_EXECUTED"
 #: What all nodes of a launch know and strangers do not (``hosts/roll_call/messages.py``).

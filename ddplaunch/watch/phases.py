@@ -338,20 +338,40 @@ def phase_words(settings: Settings, attempt: int | None, ranks: Sequence[int]) -
     return terminal.spell("\n".join(lines)) + "\n" + told
 
 
+class FollowedFile:
+    """Follows one rank's file. ``facts`` are those so far."""
+
+    def __init__(self, path: Path) -> None:
+        """A file that is not there yet says nothing."""
+        self._path, self._read = path, 0
+        self.facts: dict[str, Any] = {}
+
+    def new(self) -> tuple[StepLine, ...]:
+        """Return the lines that came since the last call."""
+        with suppress(OSError), open(open_plain(self._path), "rb") as file:
+            file.seek(self._read)
+            data = file.read(_MOST_BYTES)
+            whole = data[: data.rfind(b"\n") + 1]
+            self._read += len(whole)
+            found = parsed(whole.split(b"\n"))
+            self.facts.update(found.facts)
+            return found.lines
+        return ()
+
+
 class FollowedPhases:
     """Follows the files of one attempt's ranks while they train."""
 
     def __init__(self, folder: Path, ranks: Sequence[int]) -> None:
-        """``folder`` is ``node-K/attempt-A``. A file that is not there yet says nothing."""
-        self._paths = {rank: phases_path(folder, rank) for rank in ranks}
-        self._read: dict[int, int] = {}
+        """``folder`` is ``node-K/attempt-A``."""
+        self._files = {rank: FollowedFile(phases_path(folder, rank)) for rank in ranks}
         self._recent: dict[int, deque[StepLine]] = {rank: deque() for rank in ranks}
 
     def progress(self, now_s: float) -> dict[int, Progress]:
         """Return the progress of each rank that steps; ``now_s`` is in seconds since 1970."""
         found = {}
         for rank, recent in self._recent.items():
-            self._look(rank)
+            recent += self._files[rank].new()
             while len(recent) > 1 and recent[0].end_s < now_s - _WINDOW_S:
                 recent.popleft()
             if recent and (one := summed(rank, {}, recent)) is not None:
@@ -359,11 +379,3 @@ class FollowedPhases:
                 rate = 0.0 if now_s - recent[-1].end_s > _WINDOW_S + 2 * one.mean_s else round(1 / one.mean_s, 4)
                 found[rank] = Progress(float(recent[-1].step), rate, known)
         return found
-
-    def _look(self, rank: int) -> None:
-        with suppress(OSError), open(open_plain(self._paths[rank]), "rb") as file:
-            file.seek(self._read.get(rank, 0))
-            data = file.read(_MOST_BYTES)
-            whole = data[: data.rfind(b"\n") + 1]
-            self._read[rank] = self._read.get(rank, 0) + len(whole)
-            self._recent[rank] += parsed(whole.split(b"\n")).lines

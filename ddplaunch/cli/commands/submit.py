@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.flags import launch_words, spelled
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
@@ -18,7 +19,7 @@ from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
 from ddplaunch.launch.job.sbatch import BatchScript, decide_batch, log_beside
 from ddplaunch.launch.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
-from ddplaunch.launch.options import Said, flags_of_options
+from ddplaunch.launch.options import Said
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
@@ -75,18 +76,10 @@ def run_words(said: Said, profile: str | None, submission: Submission, script: S
     """Return ``run``, what was typed for it, ``--`` and the script; the nodes read the profile themselves."""
     words = ["run", *([str(submission.processes)] if submission.processes is not None else [])]
     if profile is not None:
-        words += _spelled("--profile", profile)
+        words += spelled("--profile", profile)
     if submission.grace_s is not None:
         words += ["--grace", str(submission.grace_s)]
-    for flag in flags_of_options().values():
-        value = said.get(flag.name)
-        if flag.name in _SAID_BY_THE_JOB or value is None:
-            continue
-        if flag.kind in ("switch", "pair"):
-            words.append(flag.flag if value.value else f"--no-{flag.flag[2:]}")
-        else:
-            items = value if isinstance(value, tuple) else (value,)
-            words += [word for item in items for word in _spelled(flag.flag, str(item.value))]
+    words += launch_words(said, _SAID_BY_THE_JOB)
     return (*words, "--", *script)
 
 
@@ -164,7 +157,3 @@ def _cluster(asked: dict[str, Any]) -> str:
             where="flag: --to",
         )
     return cluster
-
-
-def _spelled(flag: str, value: str) -> list[str]:
-    return [f"{flag}={value}"] if value.startswith("-") else [flag, value]

@@ -1,0 +1,188 @@
+"""What one trial is: which launch, how long it is measured, and the command that starts it without harm.
+
+A trial is an ordinary ``ddplaunch run`` with a record of its own. What its script would leave elsewhere, checkpoints
+and the files of experiment trackers, goes into a fresh folder: ``{trial_dir}`` among the script's words names it, and
+where that is not there the folder is put in the place of the options by which the script is told where to write.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ddplaunch.cli.flags import launch_words
+from ddplaunch.launch.options import Said
+from ddplaunch.records.directory import new_run_id, runs_directory
+from ddplaunch.script.declared import arranged, given, spell
+from ddplaunch.script.names import last_word
+from ddplaunch.script.report import DeclaredOption, ScriptReport
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.variable_names import TRIAL, own_command
+
+#: Stands for the trial's folder among the script's words.
+TRIAL_DIR = "{trial_dir}"
+#: Flags of a launch that a trial decides for itself, or that would have it go on.
+_OWN = (
+    *("nproc", "nnodes", "run_id", "phases", "timeout", "trace", "show", "verbose"),
+    *("relaunch", "relaunch_after", "relaunch_wait", "max_restarts"),
+)
+#: Options that say in which folder a script writes, by the end of their names. What is read is called alike, as in
+#: ``--checkpoint-path``, so that names that may mean both are left out.
+_FOLDER = re.compile(
+    r"(?:.*-)?(?:output|out|save|log|logging|tensorboard|tb|summary|result|results|work|exp|experiment|run|default-root"
+    r"|wandb|dump)-?(?:dir|directory|folder|root)|logdir|(?:save-|write-)?(?:checkpoints?|ckpts?)-(?:dir|folder)|save-path"
+)
+#: Options that may name a file too: replaced where they are given, never added.
+_FILE = re.compile(r"output|out|save|save-to|output-(?:file|path)|out-(?:file|path)|log-file|save-(?:file|name)")
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """How long a trial is watched: until step times settle, and ``warmup_steps`` at least, then for so much.
+
+    Of ``steps`` and ``seconds`` the one that is over first counts. It fails where nothing is measured in ``timeout_s``
+    seconds after its start.
+    """
+
+    warmup_steps: int = 5
+    steps: int | None = None
+    seconds: float | None = 10.0
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class TrialOrder:
+    """One trial. ``group`` and ``name`` make its run id (``scale-x7k2q9.2x4``); records of a group are folded by `ps`.
+
+    ``processes`` is NPROC as it is typed. ``said`` are the flags of the launch, those of the trial already among them,
+    ``words`` other flags of ``run`` (``--profile``, ``--hosts``), ``script`` what stands behind ``--``. ``variables``
+    are set for the ranks. ``keep`` leaves the trial's folder where it is.
+    """
+
+    group: str
+    name: str
+    processes: str
+    said: Said
+    script: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
+    measuring: Measuring = Measuring()
+    keep: bool = False
+
+    @property
+    def run_id(self) -> str:
+        """The name of the run."""
+        return f"{self.group}.{self.name}"
+
+
+@dataclass(frozen=True)
+class TrialPlaces:
+    """Where a trial's things are: ``record`` is the run's directory, ``folder`` holds what the script writes.
+
+    ``output`` is what ``{trial_dir}`` stands for, ``trackers`` is for W&B and its like; both are in ``folder``.
+    """
+
+    record: Path
+    folder: Path
+
+    @property
+    def output(self) -> Path:
+        """The script's own folder."""
+        return self.folder / "output"
+
+    @property
+    def trackers(self) -> Path:
+        """The folder of experiment trackers."""
+        return self.folder / "trackers"
+
+
+def new_group(command: str) -> str:
+    """Return a name for the trials of one command: ``scale-20261121-143012-x7k2q9``."""
+    return f"{command}-{new_run_id()}"
+
+
+def places_of(order: TrialOrder, environ: Mapping[str, str], cwd: Path) -> TrialPlaces:
+    """Return where the record of a trial will be, and its folder, beside the records."""
+    said = order.said.get("run_dir")
+    base = runs_directory(environ, None if said is None else str(said.value), cwd)
+    return TrialPlaces(base / "runs" / order.run_id, base / "trials" / order.run_id)
+
+
+def command_of(order: TrialOrder, places: TrialPlaces, report: ScriptReport | Unavailable) -> list[str]:
+    """Return the words that start the trial; ``report`` says how the script is told where to write."""
+    ours = [f"{name}={value}" for name, value in (*_trackers(places.trackers), *order.variables)]
+    ours.append(f"{TRIAL}={order.group}/{order.name}")
+    words = ["run", order.processes, "--run-id", order.run_id, "--phases", *order.words]
+    words += [word for each in ours for word in ("--env", each)]  # in front, so that what the user sets wins
+    words += launch_words(order.said, _OWN)
+    script = redirected(order.script, places.output, report)
+    return own_command(sys.executable, "ddplaunch", *words, "--", *script)
+
+
+def _trackers(folder: Path) -> list[tuple[str, str]]:
+    """Return the variables that have experiment trackers write into ``folder`` and reach for no server.
+
+    https://docs.wandb.ai/models/ref/python/environment-variables, https://mlflow.org/docs/latest/ml/tracking; the
+    Trainer of Hugging Face writes its TensorBoard files where TENSORBOARD_LOGGING_DIR says.
+    """
+    off = os.environ.get("WANDB_MODE") == "disabled"
+    return [
+        ("WANDB_DIR", str(folder)),
+        *([] if off else [("WANDB_MODE", "offline")]),
+        ("MLFLOW_TRACKING_URI", f"file://{folder / 'mlruns'}"),
+        ("TENSORBOARD_LOGGING_DIR", str(folder / "tensorboard")),
+    ]
+
+
+def redirected(script: Sequence[str], output: Path, report: ScriptReport | Unavailable) -> tuple[str, ...]:
+    """Return the words behind ``--`` of a script that writes into ``output`` instead of where it would."""
+    if any(TRIAL_DIR in word for word in script):
+        return tuple(word.replace(TRIAL_DIR, str(output)) for word in script)
+    if isinstance(report, Unavailable):
+        return tuple(script)
+    begin = 2 if script[:1] == ["-m"] or script[:1] == ("-m",) else 1
+    head, args = tuple(script[:begin]), tuple(script[begin:])
+    folders = [option for option in report.options if _is_named(option, _FOLDER)]
+    additions = []
+    for option in (*folders, *(each for each in report.options if _is_named(each, _FILE))):
+        values = given(args, option, report.options)
+        folder = option in folders
+        place = output / last_word(option.flags[-1]) if folder and len(folders) > 1 else output
+        for value in values:
+            args = _replaced(args, option, value, str(place if folder else output / Path(value).name))
+        if folder and not values and option.fillable and option.spelling != "file":
+            additions.append((option, spell(option, str(place))))
+    return (*head, *arranged(args, additions))
+
+
+def made_folders(words: Sequence[str], places: TrialPlaces) -> tuple[Path, ...]:
+    """Return the folders that have to be there before the trial's command ``words`` runs."""
+    inside = [Path(word.rpartition("=")[2]) for word in words if str(places.output) in word]
+    wanted = [each for each in inside if each.is_relative_to(places.output) and not each.suffix]
+    return (places.output, places.trackers, *wanted)
+
+
+def _is_named(option: DeclaredOption, pattern: re.Pattern[str]) -> bool:
+    if not option.takes_value or option.kind in ("int", "float", "bool"):
+        return False
+    return any(pattern.fullmatch(last_word(flag)) for flag in option.flags)
+
+
+def _replaced(args: Sequence[str], option: DeclaredOption, value: str, new: str) -> tuple[str, ...]:
+    """Return ``args`` with another value of an option; where it is not found as it is spelled, it follows once more."""
+    result = list(args)
+    for position, word in enumerate(result):
+        name, equals, attached = word.partition("=")
+        if name.lstrip("+") not in option.flags:
+            continue
+        if equals and attached == value:
+            result[position] = f"{name}={new}"
+            return tuple(result)
+        if not equals and result[position + 1 : position + 2] == [value]:
+            result[position + 1] = new
+            return tuple(result)
+    return (*result, *spell(option, new))

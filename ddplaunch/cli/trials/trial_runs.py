@@ -1,0 +1,400 @@
+"""Starts one trial as a run of its own, measures its steps from outside, ends it, and says what was seen.
+
+For `scale` and `fit` alike. A caller makes a ``TrialOrder``, calls ``run_trial`` and reads the ``TrialResult``::
+
+    order = TrialOrder(new_group("fit"), "batch-16", "2", {**said, "batch_size": …}, ("train.py",))
+    result = run_trial(order, prepared.script, "cuda", lambda text: tell(text))
+    result.status, result.ranks[0].step_s, result.peak_bytes, result.diagnosis
+
+Nothing is left running when it returns or raises. A trial that dies takes nothing with it, so it may run out of memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from ddplaunch.cli.trials.trial_orders import Measuring, TrialOrder, TrialPlaces, command_of, made_folders, places_of
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.hosts.local.stop_run import stop_run
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.records.find import numbered
+from ddplaunch.records.launchers import read_processes
+from ddplaunch.records.outcome import RunOutcome, read_outcome
+from ddplaunch.script.report import ScriptReport
+from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.watch.phases import FollowedFile, RankPhases, StepLine, phases_path, settled, summed
+
+#: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": the
+#: launch was refused; "no-steps" and "too-slow": no optimizer step, or too few, in the time that there is;
+#: "interrupted": by Ctrl-C.
+TrialStatus = Literal["measured", "ended", "failed", "refused", "no-steps", "too-slow", "interrupted"]
+_LOOK_S = 0.2
+_LEAST = 5  # steps without which nothing is said
+_UNSETTLED = 60, 20.0  # steps and seconds after which it is measured although step times have not settled
+_GRACE_S = 30.0
+_LONGER_S = 15.0  # torchrun kills ranks after the grace itself
+_OUTCOME_S = 20.0  # the guard explains a failure after torchrun has gone
+_MOST_SAID = 1 << 16  # bytes of stderr that are kept
+_MOST_FILES = 50_000
+#: What a script's tools leave beside it; said by nobody.
+_OF_TOOLS = frozenset({".git", "__pycache__", ".ddplaunch", ".venv", "node_modules", ".pytest_cache", ".mypy_cache"})
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What became of a trial.
+
+    ``ranks`` are what the measured steps took in each rank that this host can read, in order; they are empty unless
+    something was measured. ``world_size`` is what the ranks say. ``steps_seen`` counts all steps since the start,
+    ``settled`` is False where step times still moved. ``exit_status`` is the launcher's where it ended by itself;
+    ``said`` are its last words on stderr then. ``outside`` are files that were written elsewhere than in the trial's
+    folder, ``kept`` is that folder if it is still there. ``took_s`` is the whole trial, ``busy_cpus`` how many CPUs
+    others kept busy just before it.
+    """
+
+    order: TrialOrder
+    status: TrialStatus
+    record: Path
+    ranks: tuple[RankPhases, ...] = ()
+    world_size: int | None = None
+    steps_seen: int = 0
+    settled: bool = True
+    diagnosis: Diagnosis | None = None
+    exit_status: int | None = None
+    said: str = ""
+    outside: tuple[str, ...] = ()
+    kept: Path | None = None
+    took_s: float = 0.0
+    busy_cpus: float = 0.0
+
+    @property
+    def step_s(self) -> float | None:
+        """The median step of the slowest rank, in seconds."""
+        return max((rank.step_s for rank in self.ranks), default=None)
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all ranks in a second, as they counted them; None where one cannot tell, or is not read here."""
+        each = [rank.samples_per_s for rank in self.ranks]
+        if not each or (self.world_size or 0) > len(each) or any(rate is None for rate in each):
+            return None
+        return sum(rate or 0.0 for rate in each)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that one rank took: of its GPU as torch allocates it, on the CPU of its process."""
+        return max((rank.peak_bytes for rank in self.ranks if rank.peak_bytes), default=None)
+
+
+def run_trial(
+    order: TrialOrder,
+    report: ScriptReport | Unavailable,
+    progress: Callable[[int, float], None] = lambda steps, seconds: None,
+) -> TrialResult:
+    """Run a trial to its end. ``report`` is of its script; ``progress`` is called with steps and seconds so far.
+
+    Ctrl-C ends the trial, and the result says "interrupted". Raises OSError where its folder cannot be made.
+    """
+    places = places_of(order, os.environ, Path.cwd())
+    words = command_of(order, places, report)
+    for folder in made_folders(words, places):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    busy, before = busy_cpus(), _files(_watched(order), places)
+    began = time.monotonic()
+    running = _Running(words, order, places)
+    found: dict[str, Any] = {}
+    try:
+        found = running.measure(progress)
+    except KeyboardInterrupt:
+        found = {"status": "interrupted", **running.measured(force=True)}
+        if found["ranks"]:
+            found["status"] = "measured" if running.enough() else "interrupted"
+    finally:
+        running.end()
+        outside = _written(before, _files(_watched(order), places)) + running.elsewhere()
+        if not order.keep:
+            shutil.rmtree(places.folder, ignore_errors=True)
+            with suppress(OSError):
+                places.folder.parent.rmdir()
+    return TrialResult(
+        order=order,
+        record=places.record,
+        said=running.said(),
+        outside=tuple(dict.fromkeys(outside)),
+        kept=places.folder if order.keep else None,
+        took_s=round(time.monotonic() - began, 2),
+        busy_cpus=round(busy, 1),
+        **found,
+    )
+
+
+class _Running:
+    """The launcher of a trial as a child of this process, and what its ranks write."""
+
+    def __init__(self, words: Sequence[str], order: TrialOrder, places: TrialPlaces) -> None:
+        self._order, self._places = order, places
+        self._began, self._began_wall_s = time.monotonic(), time.time()
+        self._files: dict[int, FollowedFile] = {}
+        self._lines: dict[int, list[StepLine]] = {}
+        self._said = bytearray()
+        self._open: set[str] = set()
+        self._looked_s = 0.0
+        parent, library = os.getpid(), ctypes.CDLL(None)
+        self._child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which ends the trial
+            preexec_fn=lambda: _end_with(parent, library),
+        )
+        self._reader = threading.Thread(target=self._listen, daemon=True)
+        self._reader.start()
+
+    def _listen(self) -> None:
+        assert self._child.stderr is not None
+        while data := self._child.stderr.read1(1 << 16):  # type: ignore[attr-defined]
+            self._said += data
+            del self._said[:-_MOST_SAID]
+
+    def said(self) -> str:
+        """Return the last of what the launcher and its ranks wrote to stderr."""
+        return self._said.decode("utf-8", "replace")
+
+    def measure(self, progress: Callable[[int, float], None]) -> dict[str, Any]:
+        """Wait until enough is measured or the run has ended; return the fields of the result."""
+        limit_s = self._order.measuring.timeout_s
+        while self._child.poll() is None:
+            time.sleep(_LOOK_S)
+            self._look()
+            progress(self._steps(), time.monotonic() - self._began)
+            if self.enough():
+                return {"status": "measured", **self.measured()}
+            if time.monotonic() - self._began >= limit_s:
+                found = self.measured(force=True)
+                status = "measured" if found["ranks"] else "too-slow" if self._steps() else "no-steps"
+                return {"status": status, **found}
+        return self._after_its_end(self._child.returncode)
+
+    def _after_its_end(self, exit_status: int) -> dict[str, Any]:
+        outcome = self._outcome()
+        self._look()
+        found = {**self.measured(force=exit_status == 0), "exit_status": exit_status}
+        if outcome is not None:
+            found["diagnosis"] = outcome.diagnosis
+        if exit_status == 0:
+            return {"status": "measured" if found["ranks"] else "ended", **found}
+        refused = outcome is None and exit_status in (ExitStatus.REFUSED, ExitStatus.USAGE)
+        return {"status": "refused" if refused else "failed", **found}
+
+    def _outcome(self) -> RunOutcome | None:
+        """Return how the run ended, which its guard writes a moment after torchrun has gone."""
+        end = time.monotonic() + _OUTCOME_S
+        while self._is_recorded():
+            over = time.monotonic() >= end or not self._alive()
+            outcome = read_outcome(self._places.record)
+            if isinstance(outcome, RunOutcome) and outcome.ended_s >= self._began_wall_s:
+                return outcome
+            if over:
+                break
+            time.sleep(_LOOK_S)
+        return None
+
+    def _is_recorded(self) -> bool:
+        """Whether the record is of this run: one of the same id may lie there until it has begun."""
+        with suppress(OSError):
+            return (self._places.record / "run.json").stat().st_mtime >= self._began_wall_s - 0.1
+        return False
+
+    def _look(self) -> None:
+        """Read what the ranks have written since."""
+        for _, node in numbered(self._places.record, "node") if self._is_recorded() else ():
+            for _, attempt in numbered(node, "attempt"):
+                for path in sorted(attempt.glob("rank-*.phases.jsonl")):
+                    number = path.name.removeprefix("rank-").removesuffix(".phases.jsonl")
+                    if number.isdecimal() and int(number) not in self._files:
+                        self._files[int(number)] = FollowedFile(phases_path(attempt, int(number)))
+        for rank, file in self._files.items():
+            self._lines.setdefault(rank, []).extend(file.new())
+        if time.monotonic() - self._looked_s > 2.0:
+            self._looked_s = time.monotonic()
+            self._open.update(self._written_to())
+
+    def _steps(self) -> int:
+        return min((sum(line.steps for line in lines) for lines in self._lines.values()), default=0)
+
+    def _began_at(self, *, force: bool) -> int | None:
+        """Return from which step on is measured, None before that is known; with ``force`` step times may move."""
+        measuring, firsts = self._order.measuring, []
+        for lines in self._lines.values():
+            at = settled(lines, measuring.warmup_steps)
+            known = [line for line in lines if line.wall_s]
+            walls = sum(line.wall_s or 0.0 for line in known)
+            if at is None and not force and (len(known) < _UNSETTLED[0] or walls < _UNSETTLED[1]):
+                return None
+            if at is None:
+                at = min(len(lines), 1 + max(measuring.warmup_steps, len(lines) // 2 if not force else 0))
+            firsts.append(lines[at].step if at < len(lines) else 1 << 62)
+        return max(firsts, default=None)
+
+    def _all_there(self) -> bool:
+        world = [each for file in self._files.values() if isinstance(each := file.facts.get("world_size"), int)]
+        expected = sum(len(node.ranks) for node in read_processes(self._places.record)) or max(world, default=1)
+        return len(self._lines) >= expected and all(self._lines.values())
+
+    def enough(self) -> bool:
+        """Whether every rank has been measured for long enough."""
+        if not self._lines or not self._all_there() or (first := self._began_at(force=False)) is None:
+            return False
+        measuring = self._order.measuring
+        for lines in self._lines.values():
+            known = [line for line in lines if line.step >= first and line.wall_s]
+            steps, seconds = sum(line.steps for line in known), sum(line.wall_s or 0.0 for line in known)
+            if len(known) < _LEAST or not _is_over(measuring, steps, seconds):
+                return False
+        return True
+
+    def measured(self, *, force: bool = False) -> dict[str, Any]:
+        """Return the fields of the result that come from the ranks' files."""
+        first = self._began_at(force=force)
+        ranks = []
+        for rank, lines in sorted(self._lines.items()):
+            known = [] if first is None else [line for line in lines if line.step >= first and line.wall_s]
+            one = summed(rank, self._files[rank].facts, known) if len(known) >= _LEAST else None
+            ranks += [] if one is None else [one]
+        worlds = [each for file in self._files.values() if isinstance(each := file.facts.get("world_size"), int)]
+        still = [settled(lines, self._order.measuring.warmup_steps) is not None for lines in self._lines.values()]
+        return {
+            "ranks": tuple(ranks) if len(ranks) == len(self._lines) else (),
+            "world_size": max(worlds, default=None),
+            "steps_seen": self._steps(),
+            "settled": all(still),
+        }
+
+    def end(self) -> None:
+        """End the run with its usual grace, and whatever should be left of it after that; interrupted, at once."""
+        said = self._order.said.get("grace")
+        grace_s = _GRACE_S if said is None else float(said.value)
+        try:
+            if self._child.poll() is None:
+                self._child.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    self._child.wait(grace_s + _LONGER_S)
+            self._stop_rest(grace_s)
+        except KeyboardInterrupt:
+            self._stop_rest(0.0)
+        if self._child.poll() is None:
+            self._child.kill()
+            self._child.wait()
+        self._reader.join(1.0)
+
+    def _stop_rest(self, grace_s: float) -> None:
+        end = time.monotonic() + _OUTCOME_S
+        while (run := self._alive()) is not None:
+            if run.launchers or run.ranks or run.children or time.monotonic() >= end:
+                stop_run(run, grace_s)
+                return
+            time.sleep(_LOOK_S)  # the guard writes how it ended
+
+    def _alive(self) -> RunProcesses | None:
+        return next((run for run in runs_in(process_table()) if run.run_id == self._order.run_id), None)
+
+    def _written_to(self) -> Iterator[str]:
+        """Yield the files outside the trial's folders that ranks have open to write now."""
+        for node in read_processes(self._places.record):
+            for recorded in node.ranks:
+                yield from _open_to_write(recorded.pid)
+
+    def elsewhere(self) -> list[str]:
+        """Return what ranks were seen to write outside the trial's folders."""
+        own = (str(self._places.record), str(self._places.folder))
+        return sorted(path for path in self._open if not path.startswith(own))
+
+
+def _is_over(measuring: Measuring, steps: int, seconds: float) -> bool:
+    return (measuring.steps is not None and steps >= measuring.steps) or (
+        measuring.seconds is not None and seconds >= measuring.seconds
+    )
+
+
+def _end_with(parent: int, library: ctypes.CDLL) -> None:
+    """Have the kernel tell the trial to end if this program is killed (PR_SET_PDEATHSIG, prctl(2))."""
+    library.prctl(1, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _open_to_write(pid: int) -> Iterator[str]:
+    folder = Path(f"/proc/{pid}")
+    with suppress(OSError):
+        for link in (folder / "fd").iterdir():
+            with suppress(OSError, ValueError, IndexError):
+                target = str(link.readlink())
+                if not target.startswith("/") or target.startswith(("/dev/", "/proc/", "/sys/", "/tmp/")):
+                    continue
+                flags = (folder / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0]
+                if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and not target.endswith(" (deleted)"):
+                    yield target
+
+
+def busy_cpus(interval_s: float = 0.3) -> float:
+    """Return how many CPUs of this machine are busy now, over ``interval_s`` seconds (/proc/stat, proc(5))."""
+    first = _cpu_times()
+    time.sleep(interval_s)
+    second = _cpu_times()
+    total, idle = (new - old for new, old in zip(second, first, strict=True))
+    return 0.0 if total <= 0 else (os.cpu_count() or 1) * (total - idle) / total
+
+
+def _cpu_times() -> tuple[int, int]:
+    """Return all ticks and the idle ones of all CPUs."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            times = [int(each) for each in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    return sum(times), times[3] + times[4]
+
+
+def _watched(order: TrialOrder) -> tuple[Path, ...]:
+    """Return the folders in which new files are looked for: this one, and those that the script's words name."""
+    named = [Path(word.rpartition("=")[2]) for word in order.script[1:] if "/" in word]
+    cwd = Path.cwd()
+    folders = [folder.absolute() for folder in named if folder.is_dir()]
+    return (cwd, *(each for each in dict.fromkeys(folders) if not each.is_relative_to(cwd)))
+
+
+def _files(folders: Sequence[Path], places: TrialPlaces) -> dict[str, tuple[int, int]]:
+    """Return the files below ``folders`` with time and size of each, without the records; at most ``_MOST_FILES``."""
+    found: dict[str, tuple[int, int]] = {}
+    skipped = {str(places.record.parent.parent), str(places.folder.parent)}
+    for folder in folders:
+        for at, inside, names in os.walk(folder):
+            inside[:] = [name for name in inside if name not in _OF_TOOLS and f"{at}/{name}" not in skipped]
+            for name in names:
+                with suppress(OSError):
+                    seen = os.lstat(f"{at}/{name}")
+                    found[f"{at}/{name}"] = seen.st_mtime_ns, seen.st_size
+            if len(found) >= _MOST_FILES:
+                return found
+    return found
+
+
+def _written(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> list[str]:
+    """Return what is new or has changed; nothing where there are too many files to know."""
+    if max(len(before), len(after)) >= _MOST_FILES:
+        return []
+    return sorted(path for path, seen in after.items() if before.get(path) != seen)

@@ -1,0 +1,137 @@
+"""Trials: where their scripts write, and real ones on the CPU that are measured, end early, fail and never step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.trials.trial_orders import Measuring, TrialOrder, command_of, places_of, redirected
+from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
+
+_OUT = Path("/out")
+
+
+def declared(*flags: str, kind: str | None = None) -> DeclaredOption:
+    return DeclaredOption(flags, DeclaredAt("train.py", 3), kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "expected"),
+    [
+        (["--output-dir"], ["train.py", "--lr", "1"], ["train.py", "--output-dir", "/out", "--lr", "1"]),
+        (["--output_dir"], ["train.py", "--output_dir", "runs/a"], ["train.py", "--output_dir", "/out"]),
+        (["--out-dir"], ["train.py", "--out-dir=runs"], ["train.py", "--out-dir=/out"]),
+        (["--save"], ["train.py"], ["train.py"]),
+        (["--save"], ["train.py", "--save", "a/model.pt"], ["train.py", "--save", "/out/model.pt"]),
+        (["--data-dir", "--lr", "--checkpoint-path"], ["train.py", "--data-dir", "x"], ["train.py", "--data-dir", "x"]),
+        (["--output-dir"], ["-m", "pkg.train"], ["-m", "pkg.train", "--output-dir", "/out"]),
+        (["--output-dir"], ["train.py", "--o={trial_dir}/a"], ["train.py", "--o=/out/a"]),
+        (
+            ["--output-dir", "--logging-dir"],
+            ["train.py"],
+            ["train.py", "--output-dir", "/out/output-dir", "--logging-dir", "/out/logging-dir"],
+        ),
+    ],
+)
+def test_where_a_script_writes(options: list[str], words: list[str], expected: list[str]) -> None:
+    report = ScriptReport("train.py", tuple(declared(each) for each in options))
+    assert redirected(words, _OUT, report) == tuple(expected)
+
+
+def test_the_command_of_a_trial(tmp_path: Path) -> None:
+    flag = Source("flag", "--batch-size")
+    said = {"batch_size": Resolved(8, flag), "timeout": Resolved("9m", flag), "relaunch": Resolved(3, flag)}
+    order = TrialOrder("scale-x", "2x4", "2x4", said, ("train.py", "--steps", "9"), ("--profile", "big"))
+    words = command_of(order, places_of(order, {}, tmp_path), Unavailable("not read"))
+    assert words[words.index("run") :][:6] == ["run", "2x4", "--run-id", "scale-x.2x4", "--phases", "--profile"]
+    assert (
+        "DDPLAUNCH_TRIAL=scale-x/2x4" in words
+        and f"WANDB_DIR={tmp_path}/.ddplaunch/trials/scale-x.2x4/trackers" in words
+    )
+    assert words[-6:] == ["--batch-size", "8", "--", "train.py", "--steps", "9"]
+    assert "--timeout" not in words and "--relaunch" not in words
+
+
+TRAIN = """
+import argparse, os, time, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--output-dir", default="out")
+parser.add_argument("--steps", type=int, default=100000)
+parser.add_argument("--fail-at", type=int, default=-1)
+parser.add_argument("--batch-size", type=int, default=4)
+arguments = parser.parse_args()
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+os.makedirs(arguments.output_dir, exist_ok=True)
+open(os.path.join(arguments.output_dir, "log"), "w").write("x")
+open(f"beside-{os.environ['RANK']}", "w").write(os.environ["DDPLAUNCH_TRIAL"])
+done = 0
+while done < arguments.steps:
+    for (batch,) in DataLoader(TensorDataset(torch.ones(64, 4)), arguments.batch_size):
+        if done == arguments.steps:
+            break
+        if done == arguments.fail_at:
+            raise ValueError("a wrong sample")
+        optimizer.zero_grad()
+        model(batch).sum().backward()
+        optimizer.step()
+        done += 1
+        time.sleep(0.005)
+dist.barrier()
+os._exit(0)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def trial(*words: str, processes: str = "2", timeout_s: float = 120, run_words: tuple[str, ...] = ()) -> TrialResult:
+    report = ScriptReport("train.py", (declared("--output-dir"),))
+    measuring = Measuring(seconds=1.0, timeout_s=timeout_s)
+    said = {"device": Resolved("cpu", Source("flag", "--device"))}
+    order = TrialOrder("scale-test", processes, processes, said, ("train.py", *words), run_words, measuring=measuring)
+    result = run_trial(order, report)
+    assert not any(run.run_id == order.run_id for run in runs_in(process_table())), "nothing is left"
+    return result
+
+
+@pytest.mark.slow
+def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path) -> None:
+    result = trial()
+    assert result.status == "measured" and result.world_size == 2, result.said
+    assert [rank.rank for rank in result.ranks] == [0, 1] and all(rank.steps >= 5 for rank in result.ranks)
+    assert result.step_s and result.step_s >= 0.005 and result.samples_per_s and result.peak_bytes
+    assert result.samples_per_s == pytest.approx(8 / result.ranks[0].mean_s, rel=0.3)
+    assert set(result.outside) == {str(folder / f"beside-{rank}") for rank in (0, 1)}
+    assert (folder / "beside-0").read_text() == "scale-test/2"
+    assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "beside-0", "beside-1", "train.py"]
+    assert (result.record / "outcome.json").exists() and not (folder / ".ddplaunch" / "trials").exists()
+
+
+@pytest.mark.slow
+def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
+    short = trial("--steps", "6")
+    assert short.status == "ended" and short.exit_status == 0 and 4 <= short.steps_seen <= 6
+    enough = trial("--steps", "40")
+    assert enough.status == "measured" and enough.exit_status == 0 and enough.step_s
+    failed = trial("--fail-at", "3")
+    assert failed.status == "failed" and failed.diagnosis is not None and failed.ranks == ()
+    assert failed.diagnosis.code == "script-exception" and "a wrong sample" in failed.diagnosis.what
+    none = trial("--steps", "0", processes="1")
+    assert none.status == "ended" and none.steps_seen == 0
+    (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
+    assert trial(processes="1", timeout_s=6).status == "no-steps"
+    refused = trial(run_words=("--data", "/no/such/data"))
+    assert refused.status == "refused" and "data-missing" in refused.said and refused.exit_status == 4
