@@ -1,6 +1,6 @@
 """The one program that a launcher has a host start, and its end: by signal, then SIGKILL, then whatever is left.
 
-The program is ``python -m ddplaunch.cli.on_host``, which checks the launch here and becomes torchrun, pid and all. It
+The program is ``python -m ddplaunch.cli.hosts.on_host``, which checks the launch here and becomes torchrun, pid and all. It
 reads what to do from a file without a name, because neither arguments nor secrets belong on a command line. For `doctor
 --comm` it is another module of ddplaunch, which reads more on its stdin.
 """
@@ -58,7 +58,7 @@ class HostJob:
         die_with_parent = _die_with_parent()
         try:
             self.process = subprocess.Popen(
-                own_command(str(order["python"]), str(order.get("module", "ddplaunch.cli.on_host")), str(todo)),
+                own_command(str(order["python"]), str(order.get("module", "ddplaunch.cli.hosts.on_host")), str(todo)),
                 stdin=subprocess.PIPE if "module" in order else subprocess.DEVNULL,
                 env={**os.environ, **order.get("environment", {})},
                 stdout=given[0],

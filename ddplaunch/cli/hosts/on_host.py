@@ -1,4 +1,4 @@
-"""``python -m ddplaunch.cli.on_host FD``: one host's part of a launch over several, as the launcher decided it.
+"""``python -m ddplaunch.cli.hosts.on_host FD``: one host's part of a launch over several, as the launcher decided it.
 
 It reads the launch from a descriptor, checks it against this machine, and becomes torchrun. What all hosts share is
 decided by the launcher, which also has the last words.
