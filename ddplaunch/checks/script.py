@@ -261,13 +261,13 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
             )
 
 
-def script_is_launcher(launch: Launch) -> Iterator[Finding]:
+def script_islauncher_of(launch: Launch) -> Iterator[Finding]:
     """The program for the ranks is itself a launcher.
 
     Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
     other at the same port. Remedy: put the training script behind `--`.
     """
-    if launch.target is None or (found := _launcher(launch.target)) is None:
+    if launch.target is None or (found := launcher_of(launch.target)) is None:
         return
     name, rest = found
     script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
@@ -281,7 +281,7 @@ def script_is_launcher(launch: Launch) -> Iterator[Finding]:
     )
 
 
-def _launcher(target: Target) -> tuple[str, tuple[str, ...]] | None:
+def launcher_of(target: Target) -> tuple[str, tuple[str, ...]] | None:
     """Return the launcher's name and arguments, also behind ``python -m``; None if the target is no launcher."""
     name = PurePath(target.name).name
     if target.kind == "module":

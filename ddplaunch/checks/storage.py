@@ -32,9 +32,17 @@ def data_missing(data_paths: tuple[PathFact, ...]) -> Findings:
                 "data-missing",
                 f"data path {quote(path.path)} does not exist",
                 why="every rank would fail when it opens it",
-                fix=f"name the right path with `--data`; `ls {_parent(path.path)}` shows what is there",
+                fix=_right_path(path.path),
                 where="--data",
             )
+
+
+def _right_path(path: str) -> str:
+    """Return the fix for a path that is missing; a comma in one is a character, since names may hold it."""
+    if "," in path:
+        each = " ".join(f"--data {quote(part)}" for part in path.split(",") if part)
+        return f"`{each}` if these are several paths; `ls {_parent(path)}` shows what is there"
+    return f"name the right path with `--data`; `ls {_parent(path)}` shows what is there"
 
 
 def _parent(path: str) -> str:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
+from collections.abc import Sequence
 from difflib import get_close_matches
+from pathlib import Path
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, RENAMED, user_variables
+from ddplaunch.checks.script import launcher_of
 from ddplaunch.checks.torch_and_driver import major_minor
 from ddplaunch.launch.gpus import SHELL
 from ddplaunch.launch.launch import Launch
@@ -232,8 +237,47 @@ def script_ranks_from_mpi(script: ScriptReport, launch: Launch) -> Findings:
     )
 
 
+_PYTHON = re.compile(r"python(?:[23](?:\.\d+)?)?\Z")
+#: Options of Python with a value: https://docs.python.org/3/using/cmdline.html
+_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def script_behind_python(launch: Launch) -> Findings:
+    """What stands behind `--` is an interpreter, with the script as its argument.
+
+    torchrun starts the ranks with an interpreter by itself. Of a program that happens to be Python the source is not
+    read: no option of the script is filled in with batch size or learning rate, and no check looks into it. Remedy:
+    the script alone behind `--`.
+    """
+    target = launch.target
+    if target is None or target.kind != "executable" or not _PYTHON.match(Path(target.name).name):
+        return
+    words = _without_options(target.args)
+    if not words or launcher_of(target) is not None:
+        return
+    here = os.path.realpath(target.name) == os.path.realpath(launch.argv[0])
+    fix = f"`{shlex.join(('--', *words))}`"
+    yield warning(
+        "script-behind-python",
+        f"`{shlex.join((Path(target.name).name, *target.args))[:60]}` is an interpreter with its script",
+        why="the source of a script is read only where the script itself stands behind `--`: no option of it is filled "
+        "in, and no check looks into it",
+        fix=fix if here else f"{fix}, with ddplaunch installed for {target.name}",
+    )
+
+
+def _without_options(words: Sequence[str]) -> Sequence[str]:
+    """Return the script, or `-m` with its module, and what follows, of the arguments of Python; none of `-c`."""
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "-m":
+        if rest[0] in ("-c", "-"):
+            return ()
+        del rest[: 2 if rest[0] in _WITH_VALUE else 1]
+    return rest
+
+
 def _read_by(script: ScriptReport | None, name: str) -> bool:
     return script is not None and name in script.reads_env
 
 
-CHECKS = checks_in(globals(), "environment", script=(script_ranks_from_mpi,))
+CHECKS = checks_in(globals(), "environment", script=(script_ranks_from_mpi, script_behind_python))

@@ -136,6 +136,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
             "RUN",
             offers="live runs",
         ),
+        Flag("all", "switch", "", "Every run of this directory, one after the other."),
         Flag(
             "grace", "duration", "", "Time between SIGTERM and SIGKILL: 30, 2m [the run's own grace and 5 s].", "TIME"
         ),

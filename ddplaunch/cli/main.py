@@ -86,23 +86,11 @@ def _unwritable(exception: Exception) -> UsageError | None:
 def dispatch(words: list[str]) -> int:
     """Parse and execute; return the exit status. Raises DdplaunchError with what is wrong."""
     ours, script = split_arguments(words)
-    if ours == ["--version"]:
-        answer(f"ddplaunch {__version__}\n")
-        return ExitStatus.DONE
-    named = ours[1:2] if ours[:1] == ["help"] else ours[:1]
-    command = named[0] if named else ""
-    if command and not command.startswith("-") and command not in HELP:
-        raise unknown_command(ours[ours[0] == "help" :], script)
-    if not ours or asks_for_help(ours):
-        from ddplaunch.cli.help.pages import page
-
-        answer(page(ours, Terminal.of(sys.stdout)))
-        return ExitStatus.DONE if ours else ExitStatus.USAGE
-    if command.partition("=")[0] in ("--install-completion", "--show-completion"):
-        from ddplaunch.cli.help.completion import set_up_shell
-
-        answer(set_up_shell(ours))
-        return ExitStatus.DONE
+    command = ours[0] if ours else ""
+    if (status := _of_itself(ours, script)) is not None:
+        return status
+    if command in HELP and command not in LAUNCHING:
+        ours += script or []  # there it ends the options, as everywhere else
     if command in HELP:
         ours = [command, *as_spelled_here(command, ours[1:])]
     if command in LAUNCHING:
@@ -115,10 +103,35 @@ def dispatch(words: list[str]) -> int:
     if values is None:
         from ddplaunch.cli.typer_app import parse  # takes longer than deciding a launch
 
-        values = parse(ours)
+        values = parse(ours, script)
     function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
     launch = {"said": said_on_command_line(values), "script": script} if command in LAUNCHING else {}
     return int(function(**launch, **own_values(command, values)))
+
+
+def _of_itself(ours: list[str], script: list[str] | None) -> ExitStatus | None:
+    """Answer what asks for ddplaunch itself: its version, help, a shell's completion; None for all else.
+
+    Raises UsageError for a first word that is no command.
+    """
+    if ours in (["--version"], ["-V"], ["-v"], ["version"]):
+        answer(f"ddplaunch {__version__}\n")
+        return ExitStatus.DONE
+    behind = ours[1:] if ours[:1] == ["help"] else ours
+    command = behind[0] if behind else ""
+    if command and not command.startswith("-") and command not in HELP:
+        raise unknown_command(behind, script)
+    if not ours or asks_for_help(ours):
+        from ddplaunch.cli.help.pages import page
+
+        answer(page(ours, Terminal.of(sys.stdout)))
+        return ExitStatus.DONE if ours else ExitStatus.USAGE
+    if command.partition("=")[0] in ("--install-completion", "--show-completion"):
+        from ddplaunch.cli.help.completion import set_up_shell
+
+        answer(set_up_shell(ours))
+        return ExitStatus.DONE
+    return None
 
 
 def _bare_env(words: list[str]) -> list[str]:

@@ -37,11 +37,19 @@ _TORCHRUNS = (
     "--rdzv-conf",
     "--role",
 )
+#: accelerate's, which hands it on as this variable and as nothing else:
+#: https://github.com/huggingface/accelerate/blob/v1.2.0/src/accelerate/utils/launch.py
+_BY_VARIABLE = {"--mixed-precision": "ACCELERATE_MIXED_PRECISION"}
 _HABITS = {
-    "logs": {"-f": "--follow", "-n": "--lines", "--tail": "--lines"},
+    "run": {"-e": "--env"},
+    "logs": {"-f": "--follow", "-n": "--lines", "--tail": "--lines", "-r": "--rank", "--ranks": "--rank"},
     "ps": {"-a": "--all"},
-    "clean": {"-y": "--yes"},
+    "stop": {"-a": "--all"},
+    "top": {"-n": "--count", "-d": "--interval"},
+    "clean": {"-y": "--yes", "-f": "--yes", "--force": "--yes"},
 }
+#: Options that take names in a list with commas, also where they may be repeated.
+_LISTS = ("--ignore", "--include", "--exclude")
 _COMMANDS = {
     "run": ("launch", "start", "train", "exec", "torchrun"),
     "stop": ("kill", "cancel", "end"),
@@ -67,7 +75,7 @@ def as_spelled_here(command: str, words: Sequence[str]) -> list[str]:
             continue
         name, equals, value = typed.partition("=")
         name = _canonical(name, command)
-        takes_value = own[name][1] is None if name in own else name in (*PROCESSES, *_TORCHRUNS)
+        takes_value = own[name][1] is None if name in own else name in (*PROCESSES, *_TORCHRUNS, *_BY_VARIABLE)
         is_value = rest and (name in own or not rest[0].startswith("-"))  # `--torchrun-arg --tee=3` is one of ours
         following = [rest.pop(0)] if takes_value and not equals and is_value else []
         if name in own:
@@ -85,15 +93,15 @@ def _canonical(name: str, command: str) -> str:
     """Return an option with dashes for underscores, and the own name of one that means the same."""
     if name.startswith("--"):
         name = name.replace("_", "-")
-    same = _SAME if command in LAUNCHING else _HABITS.get(command, {})
+    same = {**(_SAME if command in LAUNCHING else {}), **_HABITS.get(command, {})}
     return same.get(name, name)
 
 
 def _own(option: str, following: list[str]) -> list[str]:
     name, _, attached = option.partition("=")
     value = following[0] if following else attached
-    if name == "--ignore" and "," in value:
-        return [word for code in value.split(",") for word in (name, code)]
+    if name in _LISTS and "," in value:  # not in front of a number: `--exclude gpu-a:0,2` are GPUs of one host
+        return [word for each in re.split(r",(?!\d+(?:,|$))", value) if each for word in (name, each)]
     return [name, "cuda"] if (name, value) == ("--device", "gpu") else [option, *following]
 
 
@@ -104,6 +112,8 @@ def _of_others(name: str, value: str, others: Sequence[str]) -> list[str] | None
         return ["--device", "cpu"]
     if name in _AS_EVER:
         return [] if nodes == 1 or name != "--standalone" else None
+    if name in _BY_VARIABLE and value:
+        return ["--env", f"{_BY_VARIABLE[name]}={value}"]
     if name in _TORCHRUNS and value:
         return [f"--torchrun-arg={name}={value}"]
     if name in _PER_NODE and value:
@@ -126,6 +136,9 @@ def _nodes(words: Sequence[str]) -> int:
     return 1
 
 
+_ANY = "`ddplaunch --help` says what each does; a launch is `ddplaunch run 4 -- train.py`"
+
+
 def unknown_command(words: Sequence[str], script: Sequence[str] | None) -> UsageError:
     """Return the error for a first word that is no command, with the user's line corrected where its sense is plain."""
     behind = [] if script is None else ["--", *script]
@@ -137,7 +150,7 @@ def unknown_command(words: Sequence[str], script: Sequence[str] | None) -> Usage
         launch = ["run", *as_spelled_here("run", words)]
         missing = misplaced_script(launch, script)
         plain = script or re.fullmatch(r"auto|\d+(x\d+)?|-.*", words[0])
-        fix = f"`{shlex.join(['ddplaunch', *launch, *behind])}`" if plain else "`ddplaunch run 4 -- train.py`"
+        fix = f"`{shlex.join(['ddplaunch', *launch, *behind])}`" if plain else _ANY
         fix = fix if missing is None else missing.findings[0].fix
     return usage(
         f"`{words[0]}` is not a command of ddplaunch",

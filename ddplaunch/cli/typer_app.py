@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Optional
 
 import typer
@@ -28,8 +28,8 @@ _TYPES: dict[str, Any] = {
 _NEAR = 0.7
 
 
-def parse(words: list[str]) -> dict[str, Any]:
-    """Return the values of all flags as Typer understands the command line.
+def parse(words: list[str], script: Sequence[str] | None = None) -> dict[str, Any]:
+    """Return the values of all flags as Typer understands the command line; ``script`` are the words behind ``--``.
 
     Raises UsageError in our words for what it does not understand.
     """
@@ -50,7 +50,7 @@ def parse(words: list[str]) -> dict[str, Any]:
     except Exception as exception:
         if not hasattr(exception, "format_message"):
             raise
-        raise _in_our_words(words, exception) from exception
+        raise _in_our_words(words, script, exception) from exception
     return parsed
 
 
@@ -105,7 +105,7 @@ def _described(flag: Flag) -> Any:
     return typer.Option(spelling, metavar=flag.metavar or None)
 
 
-def _in_our_words(words: list[str], exception: Any) -> UsageError:
+def _in_our_words(words: list[str], script: Sequence[str] | None, exception: Any) -> UsageError:
     """Return the parser's complaint with a fix; the kinds are told apart by what the exceptions carry."""
     command = words[0] if words and words[0] in HELP else ""
     listed = f"`ddplaunch{' ' + command if command else ''} --help` lists what there is"
@@ -113,41 +113,93 @@ def _in_our_words(words: list[str], exception: Any) -> UsageError:
     unknown = getattr(exception, "option_name", None)
     kind = type(exception).__name__
     if kind == "NoSuchOption" and unknown:
-        return _unknown_option(command, unknown, listed)
+        return _unknown_option(words, script, unknown, listed)
     if kind == "BadOptionUsage" and unknown and "requires an argument" in message:
+        before = " before `--`" if script is not None else ""
         return usage(
             f"`{unknown}` needs a value",
-            why="the next word is an option, or there is none before `--`",
+            why=f"the next word is an option, or there is none{before}",
             fix=f"`{unknown} {spellings(flags_of(command))[unknown][0].metavar}`, or leave it out; {listed}",
             where=f"flag: {unknown}",
         )
     if "unexpected extra argument" in message:
-        extra = message.partition("(s) (")[2].rstrip(")") or message
-        return usage(
-            f"`{extra}` is one word too many",
-            why="only one word besides options may come before `--`",
-            fix=f"leave it out, or put it behind `--` if it is the script's; {listed}",
-        )
+        return _extra(command, message.partition("(s) (")[2].rstrip(")") or message, listed)
     return usage(message, why="the command line could not be understood", fix=listed)
 
 
-def _unknown_option(command: str, unknown: str, listed: str) -> UsageError:
+def _extra(command: str, extra: str, listed: str) -> UsageError:
+    takes = [flag.metavar for flag in flags_of(command) if flag.kind == "argument"] if command else []
+    why = f"besides options, `{command}` takes {f'one word, {takes[0]}' if takes else 'no word'}"
+    if command in LAUNCHING:
+        return usage(
+            f"`{extra}` is one word too many",
+            why=f"{why}, in front of `--`",
+            fix=f"leave it out, or put it behind `--` if it is the script's; {listed}",
+        )
+    return usage(f"`{extra}` is one word too many", why=why, fix=f"leave it out; {listed}")
+
+
+def _unknown_option(words: Sequence[str], script: Sequence[str] | None, unknown: str, listed: str) -> UsageError:
+    """Return the error for an option that there is not, with the line corrected where its sense is plain."""
+    command = words[0] if words[0] in HELP else ""
     launches = command in LAUNCHING
+    behind = [] if script is None else ["--", *script]
     if launches and unknown[1:].isdigit():
         return usage(
             f"`{unknown}` is not a number of processes",
             why="NPROC is a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
             fix="`ddplaunch run 4 -- train.py`",
         )
-    there = [*spellings(flags_of(command)), "--help"] if command else ["--version", "--help"]
-    near = difflib.get_close_matches(unknown, there, cutoff=_NEAR)
-    if launches and unknown.replace("_", "-") in PROCESSES:
-        fix = "the number stands alone: `ddplaunch run 4 -- train.py`"
-    elif near:
-        behind = "? An option of the script goes behind `--`" if launches else "?"
-        fix = f"did you mean {' or '.join(f'`{each}`' for each in near)}{behind}"
+    there = [*spellings(flags_of(command)), "--help"] if command else ["--version", "--help", "--install-completion"]
+    near = difflib.get_close_matches(unknown, there, n=1, cutoff=_NEAR)
+    at = next((at for at, word in enumerate(words) if word.partition("=")[0] == unknown), None)
+    if launches and unknown.replace("_", "-") in (*PROCESSES, "--standalone"):
+        return _number_of_processes(words, unknown, at)
+    fix = listed
+    if near and at is not None:
+        line = ["ddplaunch", *words[:at], words[at].replace(unknown, near[0], 1), *words[at + 1 :], *behind]
+        fix = f"did you mean `{shlex.join(line)}`?"
+    elif launches and at is not None and script:
+        value = [word for word in words[at + 1 : at + 2] if "=" not in words[at] and not word.startswith("-")]
+        own = [*words[:at], *words[at + 1 + len(value) :]]
+        moved = shlex.join(["ddplaunch", *own, *behind, words[at], *value])
+        fix = f"`{moved}` if it is the script's, `--torchrun-arg={unknown}` if it is torchrun's; {listed}"
     elif launches:
         fix = f"put it behind `--` if it is the script's, into `--torchrun-arg` if it is torchrun's; {listed}"
-    else:
-        fix = listed
+    if near and launches:
+        fix += " An option of the script goes behind `--`"
     return usage(f"there is no option `{unknown}`", why="it is not one of ddplaunch's", fix=fix)
+
+
+def _number_of_processes(words: Sequence[str], unknown: str, at: int | None) -> UsageError:
+    """Return the error for another launcher's number of processes or nodes that could not be read as ddplaunch's."""
+    typed = words[at] if at is not None else unknown
+    following = words[at + 1 : at + 2] if at is not None and "=" not in typed else []
+    typed = " ".join((typed, *(word for word in following if not word.startswith("-") and unknown != "--standalone")))
+    why = "it is read as NPROC, processes per node, where that is a number of its own: not beside another one"
+    if unknown.replace("_", "-") not in ("--nproc-per-node", "--nproc", "--num-gpus"):
+        why = "it counts the processes of all nodes: it needs one number of nodes that divides it, and no other NPROC"
+    number = typed.replace("=", " ").partition(" ")[2]
+    if not number and unknown != "--standalone":
+        return usage(
+            f"`{unknown}` needs a value", why="it is a number of processes", fix="`ddplaunch run 4 -- train.py`"
+        )
+    if not number.isdecimal() and unknown != "--standalone":
+        return usage(
+            f"`{typed}` is not a number of processes",
+            why="NPROC is a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
+            fix="`ddplaunch run 4 -- train.py`",
+        )
+    if unknown == "--standalone":
+        return usage(
+            "`--standalone` means one node",
+            why="the launch has several, or a range",
+            fix="leave `--standalone` out, or `--nnodes`",
+            where="flag: --standalone",
+        )
+    return usage(
+        f"`{typed}` is not read here",
+        why=why,
+        fix="give the processes of each node as a number alone: `ddplaunch run 4 -- train.py`, `run 2x4` for 2 nodes",
+        where=f"flag: {unknown}",
+    )

@@ -45,9 +45,25 @@ from ddplaunch.values.variable_names import SETTINGS
 _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists
 
 
-def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
+def stop(run: str | None, all: bool | None, grace: float | None, json: bool | None, run_dir: str | None) -> int:
+    """End a run, or every one of this directory; return 1 where something of it is left."""
+    base = runs_directory(os.environ, run_dir, Path.cwd())
+    if not all:
+        return _stop(run, base, grace, bool(json))
+    if run is not None:
+        raise usage(
+            f"`{run}` and `--all` together",
+            why="`--all` means every run of this directory",
+            fix=f"`ddplaunch stop {run}` ends one, `ddplaunch stop --all` all",
+        )
+    alive = with_residents(runs_in(process_table()), residents_in(process_table(), host_name()))
+    names = dict.fromkeys(each.run_id for each in of_directory(alive, base) if each.first.pid != os.getpid())
+    return max([int(_stop(name, base, grace, bool(json))) for name in names or (None,)])
+
+
+def _stop(run: str | None, base: Path, grace: float | None, json: bool) -> int:
     """End a run: SIGTERM to its launcher, after the grace SIGKILL to what is left; wait until it is gone."""
-    base, table, host = runs_directory(os.environ, run_dir, Path.cwd()), process_table(), host_name()
+    table, host = process_table(), host_name()
     table.pop(os.getpid(), None)  # typed where a run's variables are exported, it would look like its launcher
     residents = residents_in(table, host)
     alive = with_residents(runs_in(table), residents)
@@ -57,7 +73,7 @@ def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str |
         return ExitStatus.DONE
     for launched, launcher in residents:
         if chosen is not None and launcher in chosen.launchers:
-            return _stop_by_launcher(chosen, launched, launcher, grace, bool(json))
+            return _stop_by_launcher(chosen, launched, launcher, grace, json)
     if chosen is not None:
         directory = recorded_at(chosen)
     else:
@@ -66,8 +82,8 @@ def stop(run: str | None, grace: float | None, json: bool | None, run_dir: str |
     over = chosen is None and directory is not None and _is_concluded(read_record(directory))
     from_here = None if directory is None or over else read_launched(directory)
     if from_here is not None and from_here.host == host:
-        return _stop_by_hosts(from_here, grace, bool(json))
-    return _stop_here(chosen, directory, grace, bool(json), table)
+        return _stop_by_hosts(from_here, grace, json)
+    return _stop_here(chosen, directory, grace, json, table)
 
 
 def _is_over(base: Path, alive: Sequence[RunProcesses], run: str | None) -> bool:
