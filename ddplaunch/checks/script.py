@@ -261,7 +261,7 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
             )
 
 
-def script_islauncher_of(launch: Launch) -> Iterator[Finding]:
+def script_is_launcher(launch: Launch) -> Iterator[Finding]:
     """The program for the ranks is itself a launcher.
 
     Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
