@@ -164,7 +164,15 @@ class CapturedLogs(api.LogsSpecs):
             marks = str(file_of(directory, rank)) if directory and session.settings.trace else None
             note = str(note_path(directory, rank)) if directory and session.settings.observe else None
             phases = f"{directory}/rank-{rank}.phases.jsonl" if directory and session.settings.phases else None
-            inside = taking_part(os.environ, stacks=session.settings.stacks, marks=marks, note=note, phases=phases)
+            settings = session.settings
+            inside = taking_part(
+                os.environ,
+                stacks=settings.stacks,
+                marks=marks,
+                note=note,
+                phases=phases,
+                memory_bytes=settings.memory_bytes,
+            )
             envs[local_rank].update(inside)
             if directory is not None and rank == 0:
                 envs[local_rank][METRICS] = str(metrics_path(directory))

@@ -34,6 +34,10 @@ def command_fixes(code: str, facts: RunFacts | None, dumped: bool = False) -> tu
     behind = words[len(own) :]
     if code == "cuda-out-of-memory":
         return _smaller_batch(_Command(own, behind, facts.plan or {}))
+    # a thread's stack counts as well, and the kernel refuses it by the words for too many threads (pthread_create(3))
+    if code in ("host-out-of-memory", "process-limit") and (limit := _value(own, "--memory")):
+        smaller = _smaller_batch(_Command(own, behind, facts.plan or {}))
+        return (f"more for each rank than `--memory {limit}`, if the machine has it", *smaller)
     if code == "too-many-open-files":
         return (f"`ulimit -n 65535 && {shlex.join(words)}`",)
     if code == "port-taken" and any(word.partition("=")[0] == "--master-port" for word in own):
@@ -175,6 +179,15 @@ def _of_numbers(plan: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _number(plan: Mapping[str, Any], name: str) -> int | None:
     value = _of_numbers(plan, name).get("value")
     return value if isinstance(value, int) and value > 0 else None
+
+
+def _value(own: Sequence[str], flag: str) -> str | None:
+    """Return what was typed behind ``flag`` or attached to it, None where it was not given."""
+    for word, after in zip(own, [*own[1:], ""], strict=True):
+        name, equals, attached = word.partition("=")
+        if name == flag:
+            return attached if equals else after
+    return None
 
 
 def _with(own: Sequence[str], flag: str, value: str | None) -> list[str]:

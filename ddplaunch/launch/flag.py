@@ -30,6 +30,7 @@ _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _RATE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
 _LEAST_SIZE = 1 << 20
+_LEAST_MEMORY = 64 << 20
 COUNT = re.compile(r"[0-9]{1,19}\Z")  # more digits fit no count; int() takes other scripts' digits too
 #: A name of an environment variable.
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -214,6 +215,23 @@ def read_size(flag: Flag, said: Resolved[str]) -> int:
             said,
             " is less than 1 MiB" if size < _LEAST_SIZE else " is no size of a disk",
             "a failure is explained from what was printed last",
+        )
+    return int(size)
+
+
+def read_memory(flag: Flag, said: Resolved[str]) -> int:
+    """Return ``512M``, ``4G`` or ``4GiB`` in bytes; of at least 64 MiB."""
+    match = _SIZE.match(said.value.strip())
+    if match is None:
+        raise _refused(flag, said, " is not a size", "it is a number with K, M, G or T")
+    size = float(match[1]) * 1024 ** ("kmgt".index(match[2].lower()) + 1)
+    if not _LEAST_MEMORY <= size < 1 << 60:
+        less = size < _LEAST_MEMORY
+        raise _refused(
+            flag,
+            said,
+            " is less than 64 MiB" if less else " is more than any machine has",
+            "importing torch alone takes more" if less else "it limits what each rank may use",
         )
     return int(size)
 

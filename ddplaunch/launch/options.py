@@ -28,6 +28,7 @@ from ddplaunch.launch.flag import (
     read_device,
     read_duration,
     read_limit,
+    read_memory,
     read_modules,
     read_name,
     read_nccl_level,
@@ -113,6 +114,14 @@ class Options:
         "On which CPUs ranks run: node (their GPU's NUMA node), cores (their own), none or auto [auto].",
         "HOW",
         read_placement,
+    )
+    memory_bytes: Resolved[int] | None = _flag(
+        SIZE,
+        "Most memory for each rank on the CPU; what it asks for beyond is refused: 4GiB.",
+        "SIZE",
+        read_memory,
+        "4GiB",
+        name="memory",
     )
     batch_size: Resolved[int] | None = _integer(NUMBERS, "Samples per process and forward pass.")
     accum: Resolved[int] | None = _integer(

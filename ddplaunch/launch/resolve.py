@@ -66,6 +66,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
         options.master_port,
         situation.environ,
     )
+    _refuse_memory(options.memory_bytes, device)
     completed = complete_from_script(options, target, topology, situation.script)
     numbers = compute(request_numbers(completed, topology))
     handed_out = _handed_out(options, numbers, topology, target)
@@ -145,6 +146,17 @@ def resolve_device(
     if isinstance(count, Unavailable):
         return Resolved("cpu", Source("detected", count.reason))
     return Resolved("cuda" if count else "cpu", Source("detected", f"{count} visible GPUs"))
+
+
+def _refuse_memory(asked: Resolved[int] | None, device: Resolved[Device]) -> None:
+    """Raise UsageError for ``--memory`` where ranks train on GPUs."""
+    if asked is not None and device.value == "cuda":
+        raise usage(
+            "`--memory` limits ranks on the CPU, and these run on GPUs",
+            why="a GPU's memory is shared out by torch's allocator, and the kernel counts what CUDA maps of the host's",
+            fix="leave it out, or add `--device cpu`; `torch.cuda.set_per_process_memory_fraction` limits a rank's GPU memory",
+            where=str(asked.source),
+        )
 
 
 def visible_gpus(situation: Situation) -> int | Unavailable:
@@ -252,7 +264,7 @@ def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: 
 #: Settings of the plug-in that are options of the same name.
 _AS_SAID = (
     *("verbose", "grace_s", "max_restarts", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "record_metrics"),
-    *("trace", "observe", "phases", "log_max_bytes"),
+    *("trace", "observe", "phases", "log_max_bytes", "memory_bytes"),
 )
 
 
@@ -273,7 +285,7 @@ def plugin_settings(options: Options, about: Settings) -> Settings:
 #: Flags that only the guard beside torchrun heeds.
 _OF_THE_GUARD = (
     *("show", "verbose", "record_metrics", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
-    "phases",
+    *("phases", "memory_bytes"),
 )
 _OF_WARM_RANKS = ("start", "preload")  # of a cold start ``decide_start`` has said it
 

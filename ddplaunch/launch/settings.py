@@ -48,6 +48,8 @@ class Settings(NamedTuple):
     ignore: tuple[str, ...] = ()
     #: Let ranks write what the phases of their steps take.
     phases: bool = False
+    #: How much memory a rank may have, 0 for as much as there is.
+    memory_bytes: int = 0
     #: Write ``node-K/metrics.jsonl``.
     record_metrics: bool = False
     #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound, or torchrun binds them.
@@ -109,7 +111,7 @@ def _fits(name: str, value: object) -> bool:
         return value in _CHOICES[name]
     if name in _LISTS:
         return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    if name == "log_max_bytes":
+    if name.endswith("_bytes"):
         return type(value) is int and 0 <= value < 1 << 63
     if name == "relaunch":
         return isinstance(value, dict)

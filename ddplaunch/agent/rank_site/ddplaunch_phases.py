@@ -33,9 +33,9 @@ if TYPE_CHECKING or __package__:
         Clock,
         Communication,
         Events,
+        Memory,
         StepFile,
         Timeline,
-        peak_bytes,
     )
 else:  # beside this file
     from ddplaunch_timeline import (
@@ -49,9 +49,9 @@ else:  # beside this file
         Clock,
         Communication,
         Events,
+        Memory,
         StepFile,
         Timeline,
-        peak_bytes,
     )
 
     del sys.modules["ddplaunch_timeline"]
@@ -63,7 +63,6 @@ if TYPE_CHECKING:
 
 #: Where the rank is to write.
 PATH = "DDPLAUNCH_PHASES"
-_MEMORY_EVERY_S = 1.0
 _AT_ONCE = 64  # steps, however short they are: a short run may end by `os._exit`
 _EVERY_S, _SHARE = 0.1, 250  # later, and that many times longer than writing takes
 _OTHERS = 16  # steps of another optimizer without one of the first: that is out of use
@@ -110,8 +109,8 @@ class _Rank:
         self._about: dict[str, Any] = {}
         self._wrapped: list[Any] = []
         self._comm = Communication(self._wrapped)
-        self._peak: int | None = None
-        self._due_s = self._memory_due_s = 0.0
+        self._memory: Memory | None = None
+        self._due_s = 0.0
         os.register_at_fork(after_in_child=self._end)  # a DataLoader's worker, or whatever the script forks
 
     def safely(self, call: Callable[..., Any], *args: Any) -> None:
@@ -312,13 +311,14 @@ class _Rank:
             hidden = min(hidden, backward)
             backward, comm = backward - hidden, (times[COMM] or 0.0) + hidden
         self._tell("gradient_bytes", self._comm.bytes)
-        now_s = time.monotonic()
-        if now_s >= self._memory_due_s:
-            self._memory_due_s, self._peak = now_s + _MEMORY_EVERY_S, peak_bytes(self._comm.on_gpu)
+        if self._memory is None:
+            self._memory = Memory(self._comm.on_gpu)
+            self._tell("memory_limit_bytes", self._memory.limit_bytes())
+        peak = self._memory.peak_bytes(step)
         data = (times[DATA] or 0.0) if self._fetches and marks else None
         optimizer = times[OPTIMIZER]
         comm = comm if marks else None
-        self._lines.step([step, at_s, 1, wall, data, times[FORWARD], backward, comm, optimizer, samples, self._peak])
+        self._lines.step([step, at_s, 1, wall, data, times[FORWARD], backward, comm, optimizer, samples, peak])
 
     def _last(self) -> None:
         """Write what is known when the interpreter ends."""

@@ -23,6 +23,7 @@ FIELDS = (
 )
 REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
+_MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
 _DDP_EVERY_S = 0.2  # reading what DistributedDataParallel measured takes 0.08 ms
 
 
@@ -250,10 +251,42 @@ def _alone() -> bool:
     return os.environ.get("WORLD_SIZE", "1") == "1"
 
 
-def peak_bytes(on_gpu: bool) -> int | None:
-    """Return the most memory that was ever in use: of tensors on the GPU, else of this process."""
-    if on_gpu:
-        return int(sys.modules["torch"].cuda.max_memory_allocated())
-    with open("/proc/self/status", "rb") as file:
-        found = [line.split() for line in file if line.startswith(b"VmHWM:")]
-    return int(found[0][1]) * 1024 if found else None
+class Memory:
+    """The most memory that was ever in use: of torch's allocator on a GPU, else of this process, in bytes.
+
+    On the CPU that is what was resident at once. Where the process is limited (RLIMIT_DATA, ``run --memory``) it is what
+    the limit counts, memory of its own without the libraries that it shares: the kernel keeps no highest mark of that, so
+    the two are taken to differ at the peak by as much as they do now.
+    """
+
+    def __init__(self, on_gpu: bool) -> None:
+        """Look for a limit."""
+        import resource
+
+        self._on_gpu = on_gpu
+        self._limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+        self._peak: int | None = None
+        self._due_s = 0.0
+
+    def limit_bytes(self) -> int | None:
+        """Return how much there may be: on a GPU what this process has and what nobody has; None for no limit."""
+        if self._on_gpu:
+            cuda = sys.modules["torch"].cuda
+            return int(cuda.mem_get_info()[0]) + int(cuda.memory_reserved())
+        return None if self._limit < 0 else self._limit
+
+    def peak_bytes(self, step: int) -> int | None:
+        """Return it; asked for at the first steps, and every second."""
+        now_s = time.monotonic()
+        if step <= _MEMORY_AT_ONCE or now_s >= self._due_s:
+            self._due_s = now_s + _MEMORY_EVERY_S
+            self._peak = self._look()
+        return self._peak
+
+    def _look(self) -> int | None:
+        if self._on_gpu:
+            return int(sys.modules["torch"].cuda.max_memory_allocated())
+        with open("/proc/self/status", "rb") as file:
+            sizes = {each[0]: int(each[1]) * 1024 for each in map(bytes.split, file) if each[0].startswith(b"Vm")}
+        peak = sizes.get(b"VmHWM:")
+        return peak if peak is None or self._limit < 0 else peak + sizes[b"VmData:"] - sizes[b"VmRSS:"]

@@ -9,6 +9,7 @@ plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` im
 - lets ``faulthandler`` answer a real-time signal that nobody uses, without a thread and without Python code running,
   into memory that others can read, and counts steps and batches, if stacks were asked for,
 - lets gloo's threads finish before the interpreter ends, which would abort the rank now and then,
+- may have no more memory than `--memory` says, if that was asked for,
 - looks at the first optimizer steps, unless that is not wanted (``ddplaunch_observer.py``),
 - measures the phases of each step for `--phases`, if that was asked for (``ddplaunch_phases.py``),
 - notes for `--trace` when the rank had Python, torch, and its first collective, if that was asked for,
@@ -34,6 +35,8 @@ MARK = "DDPLAUNCH_SITE"
 STACKS = "DDPLAUNCH_STACKS"
 #: The process whose end is to be the rank's. A rank that a shell script has started has another parent, and stays.
 PARENT = "DDPLAUNCH_PARENT"
+#: Present for the ranks that may have only so much memory: how many bytes.
+LIMIT = "DDPLAUNCH_MEMORY"
 #: Present for torchrun, which ddplaunch has become with SIGINT blocked.
 INTERRUPTIBLE = "DDPLAUNCH_INTERRUPTIBLE"
 #: What the memory is called in /proc/PID/fd.
@@ -66,6 +69,25 @@ def restore(environ: MutableMapping[str, str]) -> bool:
     else:
         environ.pop("PYTHONPATH", None)
     return stacks is not None
+
+
+def limit_memory(environ: MutableMapping[str, str]) -> None:
+    """Have the kernel refuse this process, and each that it starts, more memory of its own than it may have.
+
+    RLIMIT_DATA counts private memory that can be written (setrlimit(2)): an allocation beyond it fails where it is made,
+    as on a machine without memory, and what a program says then names the line. Never raises.
+    """
+    limit = environ.pop(LIMIT, "")
+    if not limit.isdecimal():
+        return
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        both = int(limit) if most < 0 else min(int(limit), most)
+        resource.setrlimit(resource.RLIMIT_DATA, (both, both))
+    except (ImportError, OSError, ValueError):
+        return
 
 
 def register(count: Callable[[int], None]) -> None:
@@ -160,6 +182,7 @@ def _take_part() -> None:
     else:
         _end_quietly()
     _end_with(os.environ.pop(PARENT, ""))
+    limit_memory(os.environ)
     wanted = ("DDPLAUNCH_MARKS", "DDPLAUNCH_OBSERVE", "DDPLAUNCH_PHASES")
     marks, note, phases = (os.environ.pop(each, None) for each in wanted)
     if marks is not None or note is not None or phases is not None or STACKS in os.environ:

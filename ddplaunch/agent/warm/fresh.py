@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
-from ddplaunch.agent.rank_site.sitecustomize import MARK, let_gloo_finish, register, restore
+from ddplaunch.agent.rank_site.sitecustomize import MARK, let_gloo_finish, limit_memory, register, restore
 from ddplaunch.agent.torch_patches import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.values.frozen import dataclass
@@ -133,6 +133,7 @@ def become(request: Request, origin: Origin) -> Program:
     if MARK in os.environ:
         atexit.register(let_gloo_finish)
     shows_stacks = restore(os.environ)
+    limit_memory(os.environ)
     noted = (ddplaunch_marks, ddplaunch_observer, ddplaunch_phases)
     marks, note, phases = (os.environ.pop(each.PATH, None) for each in noted)
     sys.orig_argv = list(request.args)

@@ -1,0 +1,80 @@
+"""What memory a rank may have, and what it is measured to take: real torch under a limit of the kernel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.rank_site.ddplaunch_timeline import Memory
+from ddplaunch.watch.phases import RankFile, read_phases
+from tests.agent.test_phases import launched
+
+MIB = 1 << 20
+#: Every step takes 8 MiB for each sample, and touches all of it.
+TRAINING = """
+import argparse, torch
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=1)
+args = parser.parse_args()
+model = torch.nn.Linear(1, 1, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), 0.001)
+for step in range(5):
+    loss = model(torch.full((args.batch_size << 21, 1), 1.0)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def trained(folder: Path, memory: str, batch: int, start: str) -> tuple[RankFile, dict[str, Any]]:
+    """Return what rank 0 wrote, and the outcome of the run."""
+    (folder / "train.py").write_text(TRAINING)
+    name = f"{memory}-{start}"
+    words = ("--memory", memory, "--start", start, "--run-id", name, "--batch-size", str(batch), "--no-observe")
+    launched(folder, "1", "--device", "cpu", "--phases", *words, "--", "train.py")
+    record = folder / ".ddplaunch" / "runs" / name
+    files = read_phases(record / "node-0" / "attempt-0", [0])
+    return files.get(0, RankFile({}, ())), json.loads((record / "node-0" / "outcome.json").read_text())
+
+
+def peak_of(file: RankFile) -> int:
+    """Return the peak that the last line has."""
+    peak = file.lines[-1].peak_bytes
+    assert peak is not None
+    return peak
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_what_a_rank_takes_is_what_its_limit_counts(tmp_path: Path, start: str) -> None:
+    file, outcome = trained(tmp_path, "2GiB", 16, start)
+    assert outcome["state"] == "succeeded"
+    assert file.facts["memory_limit_bytes"] == 2 << 30
+    peak = peak_of(file)
+    assert peak > 16 * 8 * MIB
+
+    _, enough = trained(tmp_path, f"{peak // MIB + 8}MiB", 16, start)
+    assert enough["state"] == "succeeded"
+
+    _, short = trained(tmp_path, f"{peak // MIB - 16}MiB", 16, start)
+    assert short["state"] == "failed"
+    found = short["diagnosis"]
+    assert found["code"] == "host-out-of-memory"
+    assert f"`--memory {peak // MIB - 16}MiB`" in found["fixes"][0] and "--batch-size 8 " in found["fixes"][1]
+
+
+def test_without_a_limit_it_is_what_was_resident() -> None:
+    memory = Memory(on_gpu=False)
+    assert memory.limit_bytes() is None
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    assert memory.peak_bytes(1) == int(status["VmHWM"].split()[0]) * 1024
+
+
+def test_it_is_asked_for_at_the_first_steps_and_then_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory, looks = Memory(on_gpu=False), iter(range(100, 200))
+    monkeypatch.setattr(memory, "_look", lambda: next(looks))
+    assert [memory.peak_bytes(step) for step in range(1, 5)] == [100, 101, 102, 103]
+    assert {memory.peak_bytes(step) for step in range(1000, 1010)} <= {103, 104}
