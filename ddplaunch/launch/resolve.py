@@ -154,7 +154,7 @@ def _refuse_memory(asked: Resolved[int] | None, device: Resolved[Device]) -> Non
         raise usage(
             "`--memory` limits ranks on the CPU, and these run on GPUs",
             why="a GPU's memory is shared out by torch's allocator, and the kernel counts what CUDA maps of the host's",
-            fix="leave it out, or add `--device cpu`; `torch.cuda.set_per_process_memory_fraction` limits a rank's GPU memory",
+            fix="leave it out, or add `--device cpu`; `torch.cuda.set_per_process_memory_fraction` limits a GPU's",
             where=str(asked.source),
         )
 

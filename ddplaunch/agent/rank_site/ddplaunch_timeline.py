@@ -254,9 +254,9 @@ def _alone() -> bool:
 class Memory:
     """The most memory that was ever in use: of torch's allocator on a GPU, else of this process, in bytes.
 
-    On the CPU that is what was resident at once. Where the process is limited (RLIMIT_DATA, ``run --memory``) it is what
-    the limit counts, memory of its own without the libraries that it shares: the kernel keeps no highest mark of that, so
-    the two are taken to differ at the peak by as much as they do now.
+    On the CPU that is what was resident at once. Where the process is limited (RLIMIT_DATA, ``run --memory``) it is
+    what the limit counts, memory of its own without the libraries that it shares: the kernel keeps no highest mark of
+    that, so the two are taken to differ at the peak by as much as they do now.
     """
 
     def __init__(self, on_gpu: bool) -> None:

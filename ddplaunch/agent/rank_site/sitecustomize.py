@@ -74,8 +74,8 @@ def restore(environ: MutableMapping[str, str]) -> bool:
 def limit_memory(environ: MutableMapping[str, str]) -> None:
     """Have the kernel refuse this process, and each that it starts, more memory of its own than it may have.
 
-    RLIMIT_DATA counts private memory that can be written (setrlimit(2)): an allocation beyond it fails where it is made,
-    as on a machine without memory, and what a program says then names the line. Never raises.
+    RLIMIT_DATA counts private memory that can be written (setrlimit(2)): an allocation beyond it fails where it is
+    made, as on a machine without memory, and what a program says then names the line. Never raises.
     """
     limit = environ.pop(LIMIT, "")
     if not limit.isdecimal():
