@@ -49,11 +49,15 @@ class Echo:
 
 @dataclass(frozen=True)
 class Raised:
-    """An exception as its traceback shows it; ``frame`` is the last one in the user's own code."""
+    """An exception as its traceback shows it; ``frame`` is the last one in the user's own code.
+
+    ``notes``: the lines below it, which Python prints of notes (PEP 678) and of messages that go on.
+    """
 
     type: str
     message: str
     frame: str | None = None  # "train.py:31 in main"
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,9 @@ def diagnosis_from_json(value: dict[str, Any]) -> Diagnosis:
         value["rank"],
         value["host"],
         tuple(_evidence(each) for each in value["evidence"]),
-        None if raised is None else Raised(raised["type"], raised["message"], raised["frame"]),
+        None
+        if raised is None
+        else Raised(raised["type"], raised["message"], raised["frame"], tuple(raised.get("notes", ()))),
         tuple(
             UserCall(each["place"], each["source"], each["folded"], each["library"]) for each in value.get("calls", ())
         ),

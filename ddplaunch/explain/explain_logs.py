@@ -28,6 +28,10 @@ _OUTER = re.compile(r"^(?:srun|slurmstepd[\w.-]*): |^E\d{4} |^$")  # what follow
 _FAILS = re.compile(r"Traceback|^E\d{4} |closing signal|\(exitcode")
 _COUNTED = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)s?\b\W{0,4}\d+")
 _DIGITS = re.compile(r"\d+")
+_RUNNER = re.compile(r"\[runner\.py:\d+:main\] cmd = ")
+_DEEPSPEED = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:,]+\] \[\w+\] \[(?:runner|real_accelerator|config|launch)\.py:")
+_RETURNS = re.compile(r"exits? (?:with return code|successfully)")
+_LAST_OF_PYTHON = re.compile(r"(?:\w+\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit)(?:: |$)")  # of a traceback
 _QUOTED = 100  # characters of how an earlier run failed
 _HEAD = 2  # first lines that say something
 _SUMMARY_LINES = 14  # from "Root Cause" to the end of a summary
@@ -62,7 +66,7 @@ def _explained(logs: Iterable[tuple[LogSource, list[Numbered]]], facts: RunFacts
     scanned = scan(_lines(logs))
     cause = decide(scanned, facts)
     if cause is not None:
-        return Explanation(worded(cause, facts), _echoes(cause))
+        return Explanation(worded(cause, facts, scanned), _echoes(cause))
     last = stops_short(scanned.lines) if facts is None else None
     return Explanation(None, stops_at=last.text.strip() if last is not None else "")
 
@@ -73,6 +77,33 @@ def _lines(logs: Iterable[tuple[LogSource, list[Numbered]]]) -> Iterator[Line]:
         for line in read_lines(numbered, source.name, Speaker(source.rank, source.host), first):
             yield line
             first = line.at + 1
+
+
+def _last_without_torchrun(numbered: Sequence[Numbered]) -> int:
+    """Return the place where the last of several runs begins that DeepSpeed or plain Python launched, 0 if uncertain.
+
+    DeepSpeed's runner says once in a run what it starts. A run of one Python process is over with its uncaught
+    exception; another one begins like the file did, right below, and no time there is earlier.
+    """
+    texts = [clean(text).rstrip() for _, text in numbered]
+    begun = [at for at, text in enumerate(texts) if _RUNNER.search(text)]
+    if len(begun) > 1:
+        at = begun[-1]
+        while _DEEPSPEED.search(texts[at - 1]) and not _RETURNS.search(texts[at - 1]):
+            at -= 1
+        return at
+    head = [_DIGITS.sub("0", text) for text in islice(filter(says_something, texts), _HEAD)]
+    if begun or len(head) < _HEAD or any(text[:1] in " [" or "Traceback" in text for text in head):
+        return 0
+    said = [(at, _DIGITS.sub("0", text)) for at, text in enumerate(texts) if says_something(text)]
+    heads = [at for (at, text), (_, below) in pairwise(said) if [text, below] == head]
+    for before, at in pairwise(heads):
+        above = [text for text in texts[before:at] if says_something(text)]
+        if not (_LAST_OF_PYTHON.match(above[-1]) and any(text.startswith("Traceback (most") for text in above)):
+            return 0
+        if _told_time(texts[at:]) < _told_time(reversed(above)):
+            return 0
+    return heads[-1] if len(heads) > 1 else 0
 
 
 class _Summary(NamedTuple):
@@ -95,7 +126,7 @@ def _last_run(numbered: Sequence[Numbered]) -> int:
     they are of other hosts or ranks, and begin before the one above them ended.
     """
     if not any(_ROOT in text for _, text in numbered):
-        return 0
+        return _last_without_torchrun(numbered)
     texts = [clean(text).rstrip() for _, text in numbered]
     ends = [at for at, text in enumerate(texts) if text == _ROOT]
     over = [_summary(texts, at) for at in ends[-2:]]

@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
-from ddplaunch.explain.decide.endings import BareExit, status_text
+from ddplaunch.explain.decide.endings import BareExit, notes_below, status_text, words_above
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
 from ddplaunch.explain.read.lines import Line
-from ddplaunch.explain.read.scan import matcher
+from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
@@ -65,7 +66,7 @@ class _Words(NamedTuple):
     fixes: tuple[str, ...]
 
 
-def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
+def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagnosis:
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
     words = _words(cause, facts)
     line = cause.candidate.line.text if cause.candidate is not None else ""
@@ -74,6 +75,13 @@ def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
     left = [fix for fix in words.fixes if not (concrete and _GENERAL.search(fix))]
     general = tuple(another_port(fix, line) for fix in still_to_do(left, facts, dumped))
     raised = cause.candidate.raised if cause.candidate is not None and cause.speaks else None
+    said: tuple[Line, ...] = ()
+    if raised is not None and cause.candidate is not None:
+        raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
+        if raised.type.endswith("CalledProcessError") and (said := words_above(cause.candidate.line, scanned)):
+            who = f"rank {cause.rank}" if cause.rank is not None else "the script"
+            program = said[0].text.strip()[:_QUOTED]
+            words = words._replace(why=f"{who} started a program that failed; above the traceback stands: {program}")
     return Diagnosis(
         cause.code,
         _certainty(cause),
@@ -82,7 +90,7 @@ def worded(cause: RootCause, facts: RunFacts | None) -> Diagnosis:
         concrete + general,
         cause.rank,
         cause.host,
-        tuple(dict.fromkeys(_evidence_of(line) for line in cause.lines)),
+        tuple(dict.fromkeys(_evidence_of(line) for line in (*cause.lines, *said))),
         raised,
         cause.calls,
     )

@@ -283,7 +283,8 @@ def findings_from_json(value: Any) -> tuple[Finding, ...]:
 
 
 def _raised(data: dict[str, Any]) -> Raised:
-    return Raised(as_text(data.get("type")) or "", as_text(data.get("message")) or "", as_text(data.get("frame")))
+    kind, message = as_text(data.get("type")) or "", as_text(data.get("message")) or ""
+    return Raised(kind, message, as_text(data.get("frame")), _texts(data.get("notes")))
 
 
 def _texts(value: Any) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ _EVIDENCE = 3  # lines of evidence that are shown
 _FOLLOWED = 4  # kinds of consequences that are named
 _FIXES = 3
 _CALLS = 12  # lines of the way to the failure
+_NOTES = 6  # lines in which an exception goes on
 _INDENT = "      "
 _WIDEST_PLACE = 40
 _EXAMPLE = 200  # characters of a line that shows a code
@@ -38,7 +39,12 @@ def explanation_text(explanation: Explanation, names: str, terminal: Terminal, r
         if explanation.stops_at:
             said += f"; it stops before the last step, at `{explanation.stops_at[-_EXAMPLE:]}`: {_SHORT}"
         return "\n".join(wrap(visible(said), terminal.width)) + "\n"
-    lines = [*_head(found, terminal), *calls_text(found.calls, terminal, _CALLS), *_evidence(found, record, terminal)]
+    lines = [
+        *_head(found, terminal),
+        *calls_text(found.calls, terminal, _CALLS),
+        *notes_text(found, terminal, _NOTES),
+        *_evidence(found, record, terminal),
+    ]
     lines += _followed(explanation.cascade, terminal)
     lines += labelled("  why: ", found.why, terminal)
     for position, fix in enumerate(found.fixes[:_FIXES]):
@@ -84,6 +90,12 @@ def _call_rows(call: UserCall) -> list[tuple[str, str]]:
     if call.folded:
         rows.append((f"  … {count(call.folded, 'call')} in {visible(call.library)}", ""))
     return rows
+
+
+def notes_text(found: Diagnosis, terminal: Terminal, most: int) -> list[str]:
+    """Return how the exception goes on: its notes and the rest of its message, in at most ``most`` lines."""
+    notes = found.exception.notes if found.exception is not None else ()
+    return [cut(f"{_INDENT}{visible(text)}", terminal.width) for text in notes[: max(0, most)]]
 
 
 def cut(text: str, width: int) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.launch.relaunch import RelaunchDecision, RelaunchPolicy, RunProgress, pause_s
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
-from ddplaunch.ui.explain_view import calls_text, cut, followed_text
+from ddplaunch.ui.explain_view import calls_text, cut, followed_text, notes_text
 from ddplaunch.ui.speech import finding_text, findings_text, headline
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, Severity
@@ -20,7 +20,7 @@ _FIXES = 2  # the best ones; `ddplaunch explain` shows more
 _SCREEN = 23  # lines of a small terminal, without the prompt
 _SAID = 60  # characters of a message by which it is found again
 _DETERMINISTIC = ": this is deterministic, and starting it again does not help"
-_LEAST_STORY, _MOST_LINES = 3, 6
+_LEAST_STORY, _MOST_LINES, _NOTES = 3, 6, 3
 
 
 def outcome_text(
@@ -77,7 +77,7 @@ def _diagnosis_text(outcome: RunOutcome, record: str | None, terminal: Terminal,
     if left < _LEAST_STORY and len(found.fixes) > 1:
         finding = as_finding(replace(found, fixes=found.fixes[:1]), record)
         left = room - finding_text(finding, terminal, story).count("\n")
-    raised = _raised(found, terminal)
+    raised = _raised(found, terminal) + notes_text(found, terminal, min(_NOTES, left - _LEAST_STORY))
     if found.calls:
         story = calls_text(found.calls, terminal, max(_LEAST_STORY, left) - len(raised)) + raised + story
     elif outcome.state == "failed" and not stopped:

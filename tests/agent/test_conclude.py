@@ -160,7 +160,12 @@ def test_failed_run_is_recorded_and_told(settings: Settings) -> None:
     outcome = json.loads(path.read_text())
     assert outcome["schema"] == 1 and outcome["first_failed_rank"] == 1 and outcome["state"] == "failed"
     ranks = outcome["attempts"][0]["ranks"]
-    assert ranks[1]["exception"] == {"type": "ValueError", "message": "bad batch", "frame": "train.py:20 in main"}
+    assert ranks[1]["exception"] == {
+        "type": "ValueError",
+        "message": "bad batch",
+        "frame": "train.py:20 in main",
+        "notes": [],
+    }
     assert ranks[1]["out"] == "node-0/attempt-0/rank-1.out" and ranks[0]["signal"] == "SIGTERM"
     assert not [each for each in path.parent.iterdir() if each.name.startswith(".")], "a draft is left"
 

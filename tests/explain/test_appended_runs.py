@@ -81,3 +81,31 @@ def test_a_last_run_that_ended_well_is_not_accused_of_what_an_older_one_met() ->
     well = HEAD.format(job=12) + BANNER.format(clock="12:20:00.0") + COUNTS + "training finished\n"
     assert explained(FIRST + well).diagnosis is None
     assert diagnosed(FIRST + well.replace("12:20:00.0", "11:20:00.0")).rank == 0
+
+
+RUNNER = (
+    "[2026-01-31 {clock},100] [WARNING] [runner.py:202:fetch_hostfile] Unable to find hostfile\n"
+    "[2026-01-31 {clock},120] [INFO] [runner.py:568:main] cmd = python3 -u -m deepspeed.launcher.launch\n"
+)
+RETURNED = (
+    "[2026-01-31 {clock},300] [ERROR] [launch.py:321:sigkill_handler] ['python3', 'train.py'] exits with "
+    "return code = 1\n"
+)
+
+
+def test_the_last_of_deepspeeds_runs_decides() -> None:
+    first = RUNNER.format(clock="11:00:00") + raised(None, "KeyError: 'labels'") + RETURNED.format(clock="11:10:00")
+    second = RUNNER.format(clock="12:00:00") + raised(None, "ValueError: bad") + RETURNED.format(clock="12:10:00")
+    found = diagnosed(first + second)
+    assert found.exception is not None and found.exception.type == "ValueError"
+    assert "an earlier run in this file, up to line 7, failed differently" in found.why
+    assert explained(first + RUNNER.format(clock="12:00:00") + COUNTS + "training finished\n").diagnosis is None
+
+
+def test_the_last_run_of_plain_python_decides() -> None:
+    first = HEAD.format(job=11) + COUNTS + raised(None, "KeyError: 'labels'")
+    second = HEAD.format(job=12) + COUNTS + raised(None, "ValueError: bad")
+    found = diagnosed(first + second)
+    assert found.exception is not None and found.exception.type == "ValueError" and "an earlier run" in found.why
+    together = HEAD.format(job=1) + HEAD.format(job=1) + first + second  # several processes wrote it at once
+    assert "an earlier run" not in diagnosed(together).why

@@ -60,6 +60,11 @@ _REASON = re.compile(
     r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^[EF]\d{4} "
 )
 _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):")
+_GOES_ON = re.compile(  # what follows an exception and is no part of it
+    r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called|--"
+    r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode|^\s*$"
+)
+_NOTES = 6  # lines below an exception; as many as follow more are no part of it
 _LAST = 8  # lines among which a reason is looked for; as many as 4 from there on are quoted
 
 
@@ -141,6 +146,49 @@ def with_last_words(ended: BareExit, lines: Sequence[Line]) -> BareExit:
     if reason is None:
         return replace(ended, said=tuple(last[-1:]))
     return replace(ended, said=tuple(last[reason : reason + 4]), gives_reason=True)
+
+
+def notes_below(line: Line, scanned: Scanned) -> tuple[str, ...]:
+    """Return the lines that go on with the exception at ``line``: the rest of its message, and its notes.
+
+    Only of a rank that the lines name: what no rank signs may be another's. None where the rank printed more after it.
+    """
+    if line.speaker.rank is None:
+        return ()
+    found: list[str] = []
+    for each in scanned.lines[line.at - scanned.lines[0].at + 1 :]:
+        if each.speaker != line.speaker or each.file != line.file:
+            if each.file != line.file:
+                break
+            continue
+        if _GOES_ON.search(each.text):
+            break
+        found.append(each.text.strip())
+        if len(found) > _NOTES:
+            return ()
+    return tuple(found)
+
+
+def words_above(line: Line, scanned: Scanned) -> tuple[Line, ...]:
+    """Return what stands above the traceback that ends at ``line`` and reads like a reason: a program's own words.
+
+    Programs that a rank starts print into the rank's files. Without any in the same file, the rank's other one counts.
+    """
+    told = next((each for each in scanned.tracebacks if any(part.line.at == line.at for part in each.parts)), None)
+    first = line.at if told is None else told.parts[0].first
+    own: dict[bool, list[Line]] = {True: [], False: []}
+    for each in scanned.lines:
+        same = each.file == line.file
+        if each.speaker != line.speaker or (same and each.at >= first) or (line.speaker.rank is None and not same):
+            continue
+        if each.text and not _NOISE.search(each.text):
+            own[same].append(each)
+    for lines in own.values():
+        last = lines[-_LAST:]
+        reason = next((at for at, each in enumerate(last) if _gives_reason(each.text)), None)
+        if reason is not None:
+            return tuple(last[reason : reason + 3])
+    return ()
 
 
 def _unsigned(lines: Sequence[Line], until: float) -> tuple[Line, ...]:

@@ -1,0 +1,39 @@
+"""What stands beside an exception and belongs to it: notes, the rest of its message, the words of a program."""
+
+from __future__ import annotations
+
+from tests.explain.logs import diagnosed, ended, raised, recorded, told
+
+NOTED = raised(None, "ValueError: invalid literal for int() with base 10: 'x12'")
+NOTE = "while reading shard 7 of train.tsv: column lr\n"
+TAR = "tar: /data/train.tar: Cannot open: No such file or directory\ntar: Error is not recoverable: exiting now\n"
+STARTED = "subprocess.CalledProcessError: Command '['tar', '-xf', '/data/train.tar']' returned non-zero exit status 2."
+
+
+def test_notes_are_part_of_the_exception() -> None:
+    found = recorded((NOTED + NOTE, ended(1, 1)), ("", told(0)))
+    assert found.exception is not None and found.exception.notes == (NOTE.strip(),)
+    prefixed = "".join(f"[rank1]: {line}\n" for line in (NOTED + NOTE).splitlines())
+    found = diagnosed(prefixed + "epoch 1 of another rank\n")
+    assert found.exception is not None and found.exception.notes == (NOTE.strip(),)
+
+
+def test_what_follows_and_is_no_part_of_it_is_none() -> None:
+    for below in ("INFO trainer: closing the files\n", "Exception ignored in: <function x>\n", "a line\n" * 20):
+        found = recorded((NOTED + below, ended(1, 1)), ("", told(0)))
+        assert found.exception is not None and found.exception.notes == ()
+    found = diagnosed(NOTED + "the words of nobody knows whom\n")
+    assert found.exception is not None and found.exception.notes == ()
+
+
+def test_a_program_that_failed_is_quoted() -> None:
+    text = "loading\n" + TAR + raised(None, STARTED)
+    found = recorded((text, ended(1, 1)), ("ready\n", told(0)))
+    assert found.rank == 1 and "stands: tar: /data/train.tar: Cannot open" in found.why
+    assert any(each.text.startswith("tar: Error") for each in found.evidence)
+
+
+def test_words_of_another_rank_are_not_the_programs() -> None:
+    text = "loading the data\n" + raised(None, STARTED)
+    found = recorded((text, ended(1, 1)), (TAR, told(0)))
+    assert "stands" not in found.why and "if any" in found.why
