@@ -117,6 +117,12 @@ slurm-unanswered: Slurm did not answer
 """
 
 _LAUNCH = """
+line-not-converted: `ddplaunch convert` cannot say this line
+    The line asks for something that has no equivalent, or its size stands in something that only a running shell knows.
+    It stays as it is, and the rest is converted. Remedy: say it by hand, `ddplaunch run 4 -- train.py`.
+launcher-missing: `ddplaunch convert` finds no launcher
+    It looks for torchrun, accelerate, deepspeed, horovodrun, mpirun and srun, and for `python -m` with their modules.
+    Remedy: a script that starts one of them.
 separator-missing: The script is not behind `--`
     Words in front of `--` belong to ddplaunch and words behind it to the script, so that neither takes the other's
     options. Remedy: the line that the finding prints.

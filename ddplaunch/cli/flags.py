@@ -200,6 +200,11 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "The diagnosis as JSON."),
         _RUN_DIR,
     ),
+    "convert": (
+        Flag("files", "arguments", "", "Shell and sbatch scripts, or files of other launchers.", "FILE"),
+        Flag("write", "switch", "", "Change the scripts, and keep a copy of each as FILE.orig."),
+        Flag("json", "switch", "", "Every line with its translation, as JSON."),
+    ),
 }
 #: Kinds of flags whose values are a list.
 REPEATED = ("many", "rates", "arguments")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ddplaunch import __version__
 from ddplaunch.cli.flags import LAUNCHING, own_values, parse_quickly, said_on_command_line
@@ -89,7 +90,7 @@ def dispatch(words: list[str]) -> int:
     command = ours[0] if ours else ""
     if (status := _of_itself(ours, script)) is not None:
         return status
-    if command in HELP and command not in LAUNCHING:
+    if command in HELP and command not in (*LAUNCHING, "convert"):
         ours += script or []  # there it ends the options, as everywhere else
     if command in HELP:
         ours = [command, *as_spelled_here(command, ours[1:])]
@@ -105,8 +106,14 @@ def dispatch(words: list[str]) -> int:
 
         values = parse(ours, script)
     function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
-    launch = {"said": said_on_command_line(values), "script": script} if command in LAUNCHING else {}
-    return int(function(**launch, **own_values(command, values)))
+    return int(function(**_behind(command, values, script), **own_values(command, values)))
+
+
+def _behind(command: str, values: dict[str, Any], script: list[str] | None) -> dict[str, Any]:
+    """Return what a command gets beside its own flags: those of a launch, and the words behind ``--``."""
+    if command in LAUNCHING:
+        return {"said": said_on_command_line(values), "script": script}
+    return {"line": script} if command == "convert" else {}
 
 
 def _of_itself(ours: list[str], script: list[str] | None) -> ExitStatus | None:

@@ -11,16 +11,16 @@ from itertools import pairwise
 from ddplaunch.cli.flags import LAUNCHING, flags_of, spellings
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.target import misplaced_script
+from ddplaunch.launch.convert.launcher_options import ACCELERATE, DEEPSPEED, FLAGS, TORCHRUN
 from ddplaunch.values.finding import UsageError, usage
 
+_TABLES = (TORCHRUN, ACCELERATE, DEEPSPEED)
 #: Options of other launchers that take the same value as an own one. Underscores are dashes here.
 _SAME = {
-    "--num-machines": "--nnodes",
-    "--num-nodes": "--nnodes",
-    "--machine-rank": "--node-rank",
-    "--main-process-ip": "--master-addr",
-    "--main-process-port": "--master-port",
-    "--gpu-ids": "--gpus",
+    name: FLAGS[means.kind]
+    for table in _TABLES
+    for name, means in table.items()
+    if name.startswith("--") and means.kind in ("nnodes", "node_rank", "addr", "port", "gpus")
 }
 _PER_NODE = ("--nproc-per-node", "--nproc", "--num-gpus")
 _OF_ALL_NODES = ("--num-processes", "-n", "-np")
@@ -28,18 +28,9 @@ PROCESSES = (*_PER_NODE, *_OF_ALL_NODES)
 #: Ask for what a launch does anyway. ``--standalone`` is one of them on one node.
 _AS_EVER = ("--standalone", "--use-env", "--multi-gpu")
 #: torchrun's own, for which ddplaunch has none: they are handed on.
-_TORCHRUNS = (
-    "--tee",
-    "--redirects",
-    "--log-dir",
-    "--local-ranks-filter",
-    "--monitor-interval",
-    "--rdzv-conf",
-    "--role",
-)
-#: accelerate's, which hands it on as this variable and as nothing else:
-#: https://github.com/huggingface/accelerate/blob/v1.2.0/src/accelerate/utils/launch.py
-_BY_VARIABLE = {"--mixed-precision": "ACCELERATE_MIXED_PRECISION"}
+_TORCHRUNS = tuple(name for name, means in TORCHRUN.items() if means.kind == "torchrun" and name.startswith("--"))
+#: accelerate's, which hands it on as this variable and as nothing else.
+_BY_VARIABLE = {"--mixed-precision": ACCELERATE["--mixed-precision"].detail}
 _HABITS = {
     "run": {"-e": "--env"},
     "logs": {"-f": "--follow", "-n": "--lines", "--tail": "--lines", "-r": "--rank", "--ranks": "--rank"},

@@ -67,6 +67,15 @@ HELP: dict[str, Help] = {
         ),
         ("comm", "hosts", "list_checks", "ignore", "data", "output", "report", "json"),
     ),
+    "convert": Help(
+        LAUNCH,
+        "Say the launch lines of other launchers as its own.",
+        (
+            ("ddplaunch convert -- torchrun --nproc_per_node=4 train.py", "the command that starts the same ranks"),
+            ("ddplaunch convert train.sh", "what changes in a script, as a diff; `--write` changes it"),
+        ),
+        more="It reads shell and sbatch scripts, accelerate's YAML, host files, TorchX and PyTorchJob files.",
+    ),
     "ps": Help(
         WATCH,
         "List running and recent runs of this machine.",

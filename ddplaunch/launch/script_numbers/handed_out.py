@@ -207,6 +207,11 @@ def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tup
     return tuple(_PLACEHOLDER.sub(substitute, arg) for arg in args), list(passed.values())
 
 
+def as_literal(text: str) -> str:
+    """Return an argument that ``replace_placeholders`` turns into ``text``, whatever placeholders that looks like."""
+    return _PLACEHOLDER.sub(lambda match: "{" + match[0] + "}", text)
+
+
 def _no_number(name: str, known: Mapping[str, str]) -> UsageError:
     rates = [each for each in known if each.startswith("lr:")]
     if name not in NAMES:

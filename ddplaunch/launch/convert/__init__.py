@@ -1,0 +1,1 @@
+"""Lines, scripts and files of other launchers, as ddplaunch says the same."""
