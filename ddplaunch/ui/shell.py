@@ -1,4 +1,4 @@
-"""Command lines and environments as shell text that can be pasted, and a launch as one such text (`--dry-run`)."""
+"""Command lines and environments as shell text that can be pasted: a launch (`--dry-run`), a line of `convert`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+from ddplaunch.launch.convert.launch_words import Word
+from ddplaunch.launch.convert.translation import Translation
 from ddplaunch.launch.launch import Launch, Variable
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
-from ddplaunch.ui.terminal import Terminal, visible
+from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.secrets import in_words, is_secret
 
 
@@ -137,3 +141,46 @@ def _set(variable: Variable, unicode: bool) -> str:
         return f'{variable.name}="${{{variable.name}:?}}"'
     name, value = variable.name, variable.value or ""
     return f"{name}={quote(value, unicode)}" if name.isidentifier() else quote(f"{name}={value}", unicode)
+
+
+_LONGEST = 60  # of a line that is quoted in a finding
+
+
+def line_text(words: Sequence[Word], said: Translation) -> str:
+    """Return the line with the launcher's part replaced, as shell text."""
+    return " ".join([*(word.source for word in words[: said.start]), said.source]) + "\n"
+
+
+def line_json(words: Sequence[Word], said: Translation) -> dict[str, Any]:
+    """Return a translation as JSON values: ``command`` is None where there is none."""
+    return {
+        "schema": 1,
+        "launcher": said.launcher,
+        "command": line_text(words, said).rstrip("\n") if said.words else None,
+        "dropped": [{"what": note.what, "why": note.why} for note in said.dropped],
+        "unknown": [{"what": note.what, "why": note.why} for note in said.unknown],
+    }
+
+
+def notes_text(said: Translation, terminal: Terminal, where: str = "") -> str:
+    """Return a line for each thing that was dropped and each that is not known; ``where`` stands in front."""
+    lines: list[str] = []
+    for label, notes in (("dropped", said.dropped), ("unknown", said.unknown)):
+        for note in notes:
+            head = f"{where}{label} "
+            found = wrap(visible(f"{note.what}: {note.why}"), terminal.width, head, "  ")
+            lines += [terminal.paint(head, "dim") + found[0][len(head) :], *found[1:]]
+    return terminal.spell("".join(f"{line}\n" for line in lines))
+
+
+def not_converted(said: Translation, line: str, where: str) -> Finding:
+    """Return the finding for a line that stays as it is."""
+    note = said.unknown[0]
+    short = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return error(
+        "line-not-converted",
+        f"`{visible(short)}` stays as it is: {note.what}",
+        why=note.why,
+        fix="say it by hand: `ddplaunch run NPROC -- train.py`; `ddplaunch run --help` lists the options",
+        where=where,
+    )

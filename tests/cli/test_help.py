@@ -13,6 +13,8 @@ from ddplaunch.cli.flags import HOSTS, LAUNCHING, flags_of, own_values, parse_qu
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.help.pages import page
 from ddplaunch.cli.target import parse_target, split_arguments
+from ddplaunch.launch.convert.launch_words import plain
+from ddplaunch.launch.convert.launcher_line import translate
 from ddplaunch.launch.options import parse_options
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
@@ -99,7 +101,10 @@ def test_examples_are_right(folder: Path, name: str, line: str) -> None:
     own_values(name, values)
     if name in LAUNCHING:
         parse_options(said_on_command_line(values))
-    assert script is None or parse_target(script).name.endswith("train.py")
+    if name == "convert":
+        assert script is None or translate(plain(script)) is not None
+    else:
+        assert script is None or parse_target(script).name.endswith("train.py")
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +114,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     place = tmp_path_factory.mktemp("trained")
     (place / "train.py").write_text(TRAIN)
+    (place / "train.sh").write_text("torchrun --nproc_per_node=2 train.py\n")
     done = spawn(["run", "2", "--device", "cpu", "--record-metrics", "--", "train.py"], place)
     assert done.returncode == 0, done.stderr
     return place

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.launch.convert.launch_words import Word, divided, known, plain
+from ddplaunch.launch.convert.launcher_line import translate
 from ddplaunch.launch.convert.launcher_options import LAUNCHERS
-from ddplaunch.launch.convert.translate import Translation, translate
-from ddplaunch.launch.convert.words import Word, divided, known, plain
+from ddplaunch.launch.convert.translation import Translation
 from ddplaunch.machine.software import torchrun_flags
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
-from ddplaunch.launch.convert.translate import Translation, translate
-from ddplaunch.launch.convert.words import plain
-from ddplaunch.ui.convert_view import line_json, line_text, not_converted, notes_text
+from ddplaunch.launch.convert.launch_words import plain
+from ddplaunch.launch.convert.launcher_line import translate
+from ddplaunch.launch.convert.translation import Translation
+from ddplaunch.ui.shell import line_json, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 

@@ -4,50 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from ddplaunch.launch.convert.launch_words import Word, attached, divided, find_launcher, known, option_of
 from ddplaunch.launch.convert.launcher_options import FLAGS, LAUNCHERS, Meaning, canonical
-from ddplaunch.launch.convert.words import Word, attached, divided, find_launcher, is_python, known, option_of
-from ddplaunch.launch.script_numbers.handed_out import as_literal
-from ddplaunch.values.frozen import dataclass
+from ddplaunch.launch.convert.srun_step import step_of
+from ddplaunch.launch.convert.translation import OF_MPI, CannotSay, Note, Translation, literal, of_ranks, unsure
 
 _ONE = ("1", "1:1")
 _LOCAL = ("localhost", "127.0.0.1")
 #: What ``--config_file`` says, by option; None where it cannot be read.
 ReadConfig = Callable[[str], "Mapping[str, str] | None"]
-
-
-@dataclass(frozen=True)
-class Note:
-    """One thing of a line that was left out, or that its text does not tell: ``what`` as it was typed, and why."""
-
-    what: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Translation:
-    """What became of a launch line: the ``words`` in its place, from the word ``start`` on.
-
-    No words where it cannot be said at all; ``unknown`` says why then.
-    """
-
-    launcher: str
-    start: int
-    words: tuple[Word, ...] = ()
-    dropped: tuple[Note, ...] = ()
-    unknown: tuple[Note, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The shell text of the words."""
-        return " ".join(word.source for word in self.words)
-
-
-class CannotSay(Exception):
-    """A line has no equivalent, or its text does not tell which one."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(what)
-        self.note = Note(what, why)
 
 
 def translate(words: Sequence[Word], config: ReadConfig | None = None) -> Translation | None:
@@ -59,10 +24,8 @@ def translate(words: Sequence[Word], config: ReadConfig | None = None) -> Transl
     if place is None:
         return None
     if place.launcher == "srun":
-        from ddplaunch.launch.convert.slurm_step import step_of  # needs what stands here
-
         return step_of(words, place)
-    line = Line(place.launcher, config or (lambda path: None))
+    line = LauncherLine(place.launcher, config or (lambda path: None))
     try:
         rest = line.read(words[place.options :])
         said = [*_program(place.python), *line.command(rest)]
@@ -72,10 +35,10 @@ def translate(words: Sequence[Word], config: ReadConfig | None = None) -> Transl
 
 
 def _program(python: Word | None) -> list[Word]:
-    return [known("ddplaunch")] if python is None else [python, known("-m"), known("ddplaunch")]
+    return [known("ddplaunch")] if python is None else [python, *map(known, ("-m", "ddplaunch"))]
 
 
-class Line:
+class LauncherLine:
     """What the options of one line say, collected word by word."""
 
     def __init__(self, launcher: str, config: ReadConfig) -> None:
@@ -341,56 +304,21 @@ class Line:
     def _target(self, rest: list[Word]) -> list[Word]:
         """Return what every rank runs, with the option of its local rank where the launcher appended one."""
         if LAUNCHERS[self.launcher] in (LAUNCHERS["mpirun"], LAUNCHERS["horovodrun"]):
-            self.unknown.append(of_mpi(rest))
+            self.unknown.append(OF_MPI)
             return of_ranks(rest, self.unknown)
         local = self.launcher in ("torch.distributed.launch", "deepspeed") and "use_env" not in self.switches
         name = "--local_rank" if self.launcher == "deepspeed" else "--local-rank"
         passed = [known(name + "=${local_rank}")] if local else []
-        args = [*passed, *map(_literal, rest[1:])]
+        args = [*passed, *map(literal, rest[1:])]
         if "module" in self.switches:
             return [known("-m"), rest[0], *args]
         text = rest[0].text
         if "no_python" in self.switches:
             return [*([known("env")] if (text or "").endswith(".py") else []), rest[0], *args]
         if text is None:
-            self.unknown.append(_unsure(rest[0]))
+            self.unknown.append(unsure(rest[0]))
         as_script = text is None or text.endswith(".py")
         return [*([] if as_script else [known("python"), known("-u")]), rest[0], *args]
-
-
-def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
-    """Return what stands behind ``--`` for the program of a rank, ``python train.py``."""
-    rest = [_literal(word) for word in command]
-    if not rest or not is_python(rest[0]):
-        direct = bool(rest) and (rest[0].text or "").endswith(".py")
-        return [*([known("env")] if direct else []), *rest]
-    behind = rest[1:]
-    while behind and behind[0].text == "-u":  # torchrun's ranks get it
-        del behind[0]
-    if not behind or rest[0].text not in ("python", "python3") or (behind[0].text or "").startswith("-"):
-        return behind if behind and behind[0].text == "-m" and rest[0].text in ("python", "python3") else rest
-    if behind[0].text is None:
-        unknown.append(_unsure(behind[0]))
-        return behind
-    return behind if behind[0].text.endswith(".py") else rest
-
-
-def of_mpi(rest: Sequence[Word]) -> Note:
-    """Return what the text of a line of MPI does not tell."""
-    return Note(
-        "how the script finds its rank",
-        "torchrun sets RANK, LOCAL_RANK and WORLD_SIZE, not OMPI_COMM_WORLD_RANK, PMI_RANK or Horovod's",
-    )
-
-
-def _unsure(word: Word) -> Note:
-    why = "a script whose name does not end in .py needs `python` in front, behind `--`"
-    return Note(f"what `{word.source}` holds", why)
-
-
-def _literal(word: Word) -> Word:
-    text = None if word.text is None else as_literal(word.text)
-    return Word(as_literal(word.source), text)
 
 
 def _is_truth(text: str) -> bool:

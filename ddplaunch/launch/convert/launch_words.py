@@ -98,7 +98,7 @@ def is_python(word: Word) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
+class LauncherPlace:
     """Where a launcher stands among words: it begins at ``start``, its options at ``options``.
 
     ``python`` is the interpreter that was named for it.
@@ -110,7 +110,7 @@ class Place:
     python: Word | None = None
 
 
-def find_launcher(words: Sequence[Word]) -> Place | None:
+def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
     """Return the innermost launcher of a line: torchrun of ``srun torchrun train.py``, srun of ``srun python``."""
     first = next((i for i, word in enumerate(words) if not _assigns(word)), len(words))
     place = _launcher_at(words, first)
@@ -127,15 +127,15 @@ def _assigns(word: Word) -> bool:
     return bool(equals) and name.isidentifier()
 
 
-def _launcher_at(words: Sequence[Word], i: int) -> Place | None:
+def _launcher_at(words: Sequence[Word], i: int) -> LauncherPlace | None:
     if i >= len(words):
         return None
     name = words[i].name
     following = words[i + 1].text if i + 1 < len(words) else None
     if name == "accelerate" and following == "launch":
-        return Place("accelerate", i, i + 2)
+        return LauncherPlace("accelerate", i, i + 2)
     if name in PROGRAMS:
-        return Place(PROGRAMS[name], i, i + 1)
+        return LauncherPlace(PROGRAMS[name], i, i + 1)
     if not is_python(words[i]):
         return None
     for at in range(i + 1, len(words) - 1):
@@ -143,7 +143,7 @@ def _launcher_at(words: Sequence[Word], i: int) -> Place | None:
         if text == "-m":
             launcher = MODULES.get(words[at + 1].text or "")
             bare = words[i].text in ("python", "python3", "python2")
-            return Place(launcher, i, at + 2, None if bare else words[i]) if launcher else None
+            return LauncherPlace(launcher, i, at + 2, None if bare else words[i]) if launcher else None
         if not text.startswith("-"):
             return _launcher_at(words, at) if at == i + 1 and words[at].name in PROGRAMS else None
     return None

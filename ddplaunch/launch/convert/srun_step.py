@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.launch.convert.translate import CannotSay, Note, Translation, of_ranks
-from ddplaunch.launch.convert.words import Place, Word, known, option_of
+from ddplaunch.launch.convert.launch_words import LauncherPlace, Word, known, option_of
+from ddplaunch.launch.convert.translation import CannotSay, Note, Translation, of_ranks
 
 _SWITCHES = ("--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--verbose", "-v", "-K", "-O", "-Z")
 _SIZES = {
@@ -36,7 +36,7 @@ def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], 
     return sizes, kept, list(words[at:])
 
 
-def step_of(words: Sequence[Word], place: Place) -> Translation | None:
+def step_of(words: Sequence[Word], place: LauncherPlace) -> Translation | None:
     """Return ``srun --ntasks-per-node=1 … ddplaunch run K -- …`` for a step of K tasks a node.
 
     None where the line does not say that there are several: a step may be anything.
