@@ -11,6 +11,7 @@ from ddplaunch.checks import (
     gpu_choice,
     gpu_state,
     host,
+    mistakes,
     script,
     slurm_job,
     storage,
@@ -34,12 +35,16 @@ ALL: tuple[Check, ...] = (
     *storage.CHECKS,
     *variables.CHECKS,
     *script.CHECKS,
+    *mistakes.CHECKS,
 )
 
 
-def run_all(values: dict[str, Any], ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:
-    """Run every check on ``values`` (see ``available``); a check that ``ignore`` names is skipped."""
-    return tuple(run_check(check, values, ignore) for check in ALL)
+def run_all(values: dict[str, Any], ignore: Collection[str] = (), advice: bool = True) -> tuple[CheckOutcome, ...]:
+    """Run every check on ``values`` (see ``available``), those that only give ``advice`` if it is wanted.
+
+    A check that ``ignore`` names is skipped.
+    """
+    return tuple(run_check(check, values, ignore) for check in ALL if advice or check.family != mistakes.ADVICE)
 
 
 def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) -> tuple[CheckOutcome, ...]:

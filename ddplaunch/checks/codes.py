@@ -188,9 +188,6 @@ numbers-differ: The ranks do not train with the numbers of the panel
 no-process-group: Several ranks train, and none has joined a process group
     Without `torch.distributed.init_process_group` each rank trains a model of its own, as often as if it ran alone, and
     all say that they are done. Remedy: the script's switch for distributed training, or one process.
-data-not-divided: Each rank trains on all samples
-    The DataLoader of each rank has a sampler that knows nothing of the others, or all have the same rank's. An epoch
-    takes as long as on one process. Remedy: `DistributedSampler(dataset)`, and `set_epoch` before each epoch.
 number-out-of-range: A number is outside its range
     torch counts in signed 64-bit integers, and a learning rate is a positive finite number.
 unknown-lr-scaling: `--lr-scaling` names no rule

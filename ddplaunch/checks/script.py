@@ -199,7 +199,8 @@ def script_never_initialises(script: ScriptReport, launch: Launch) -> Iterator[F
     """
     if launch.topology.world_size == 1 or not script.complete or script.hidden or script.syntax_error is not None:
         return
-    if script.framework is not None or script.initialises is not None or script.spawns is not None:
+    threads = any(each.code == "data-parallel-under-launcher" for each in script.mistakes)  # says it more plainly
+    if script.framework is not None or script.initialises is not None or script.spawns is not None or threads:
         return
     yield warning(
         "script-never-initialises",
@@ -395,6 +396,5 @@ def number_not_received(launch: Launch, script: ScriptReport) -> Iterator[Findin
         )
 
 
-CHECKS: tuple[Check, ...] = checks_in(
-    globals(), "script", numbers=(dataset_smaller_than_batch, lr_factor_large, number_not_received)
-)
+_NUMBERS = (dataset_smaller_than_batch, lr_factor_large, number_not_received)
+CHECKS: tuple[Check, ...] = checks_in(globals(), "script", numbers=_NUMBERS)

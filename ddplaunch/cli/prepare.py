@@ -65,10 +65,12 @@ def prepare(
     locks: GpuLocks | None = None,
     import_torch: bool = False,
     back: Relaunched | None = None,
+    advice: bool = True,
 ) -> Prepared:
     """Gather facts, decide the launch and check it. ``locks`` holds the GPUs that ``--gpus free:N`` picks, and
     the cores to which ranks are bound;
     ``import_torch`` asks a child interpreter as well (seconds). ``back`` says which run is launched again.
+    Without ``advice`` only what breaks or spoils a run is looked for in the script.
 
     Raises UsageError or RefusedError where no launch can be decided at all.
     """
@@ -100,7 +102,7 @@ def prepare(
     again = (f"relaunch {back.number}, because {back.of} failed",) if back else ()
     launch = replace(launch, notes=(*again, *surroundings_notes(environ), *launch.notes))
     code = () if isinstance(script, Unavailable) else script.code
-    return Prepared(launch, facts, check(options, launch, facts, script), base, code)
+    return Prepared(launch, facts, check(options, launch, facts, script, advice), base, code)
 
 
 def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -113,10 +115,14 @@ def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def check(
-    options: Options, launch: Launch | Unavailable, facts: Facts, script: ScriptReport | Unavailable
+    options: Options,
+    launch: Launch | Unavailable,
+    facts: Facts,
+    script: ScriptReport | Unavailable,
+    advice: bool = True,
 ) -> tuple[CheckOutcome, ...]:
-    """Run the checks: none with ``--no-checks``, not those of ``--ignore``."""
-    return run_all(available(facts, launch, script), ignored(options)) if checked(options) else ()
+    """Run the checks: none with ``--no-checks``, not those of ``--ignore``, those that give ``advice`` if wanted."""
+    return run_all(available(facts, launch, script), ignored(options), advice) if checked(options) else ()
 
 
 def checked(options: Options) -> bool:

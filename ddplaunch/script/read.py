@@ -17,6 +17,7 @@ from ddplaunch.script.declared import absl_options, argparse_options, docopt_opt
 from ddplaunch.script.flow import Flow
 from ddplaunch.script.known import UNKNOWN, Known, known_value
 from ddplaunch.script.meaning import RANK_NAME, candidate, instead, understood
+from ddplaunch.script.mistakes.all_rules import mistakes_of
 from ddplaunch.script.names import dotted, last, last_word, records_of, string
 from ddplaunch.script.process_groups import (
     asked_for,
@@ -116,6 +117,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
     meant = tuple(understood(options, flow))
     final = tuple(_without_ambiguous(meant))
     hidden = _hidden_imports(program)
+    alone = used is None and ranks.spawns is None and not switched
     return ScriptReport(
         path=script.shown,
         options=final,
@@ -138,6 +140,7 @@ def _report(program: Program, script: ParsedFile, cwd: Path, args: Sequence[str]
         complete=None not in found and _sees_everything(program, parts, hidden),
         hidden=hidden,
         code=program.digests(),
+        mistakes=mistakes_of(program, parts, flow) if alone else (),
     )
 
 

@@ -103,6 +103,21 @@ class Import:
 
 
 @dataclass(frozen=True)
+class Mistake:
+    """A line of the script that does not do with several ranks what it does with one.
+
+    ``code`` is that of the finding, ``line`` the source without its indentation, ``corrected`` what should stand there,
+    ``detail`` what was read in it: a number, a name.
+    """
+
+    code: str
+    at: DeclaredAt
+    line: str
+    corrected: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
 class ScriptReport:
     """Everything read from the script and the local modules that it imports.
 
@@ -146,6 +161,7 @@ class ScriptReport:
     complete: bool = True
     hidden: bool = False
     code: tuple[tuple[str, str], ...] = ()
+    mistakes: tuple[Mistake, ...] = ()
 
 
 _FRAMEWORKS = """

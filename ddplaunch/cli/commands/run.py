@@ -92,7 +92,7 @@ def _run(
         if (status := start_slurm_step(options.nnodes, os.environ, dry_run)) is not None:
             return status
     locks = None if dry_run else GpuLocks()
-    prepared = prepare(options, target, locks=locks, back=back)
+    prepared = prepare(options, target, locks=locks, back=back, advice=dry_run)
     refusing = errors(prepared.findings)
     if dry_run:
         tell_findings(prepared.findings)

@@ -164,7 +164,7 @@ def plan(
         launch = _plan_host(mine, target, report, script, run_id, asked)
         parts.append(mine)
         launches.append(launch)
-        for outcome in check(mine, launch, report.facts, script):
+        for outcome in check(mine, launch, report.facts, script, advice=False):
             found += [(report.name, finding) for finding in outcome.findings]
     return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
 

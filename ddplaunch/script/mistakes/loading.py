@@ -1,0 +1,236 @@
+"""Mistakes in how data and checkpoints are loaded: samplers, their epochs, seeds, where tensors go."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from ddplaunch.script.mistakes.training import (
+    LOADER,
+    SAMPLER,
+    Training,
+    call_text,
+    is_plain,
+    mentions,
+    mistake,
+)
+from ddplaunch.script.names import FunctionNodes, dotted, is_true, keyword, last
+from ddplaunch.script.reachable import ReachablePart
+from ddplaunch.script.report import Mistake
+
+# What a program has that divides its data in another way than by DistributedSampler.
+_DIVIDES = (
+    r"(?m)^(?!\s*(?:from|import)\b)[^\n#]*[Ss]ampler|IterableDataset|IterDataPipe|\bshard|split_dataset_by_node|webdataset|DataPipe|ffcv|\bdali\b|Subset\b"
+    r"|random_split|num_replicas|\[\s*\w*rank\s*:|\* *\w*rank\b|\brank *\*|rank\s*::|//\s*\w*(?:world_size|num_tasks)"
+    r"|%\s*\w*(?:world_size|num_tasks)"
+)
+_EVALUATION = re.compile(r"(?i)val|test|eval|dev\b|infer|query|gallery|memory|bank|feature|knn|calib")
+_EPOCH = re.compile(r"(?i)_?(?:i_?|cur(?:rent)?_?|this_)?epochs?(?:_(?:num|idx|i|id|index))?|ep")
+
+
+def undivided(training: Training) -> Iterator[Mistake]:
+    """A DataLoader for the training of a model in DistributedDataParallel that gives every rank all samples."""
+    if not training.wraps or not training.lacks(_DIVIDES):
+        return
+    for call, part in training.calls(LOADER):
+        given = {item.arg for item in call.keywords}
+        if not is_plain(call) or len(call.args) > 2 or given & {"sampler", "batch_sampler"}:
+            continue
+        owner = _target(call, part)
+        dataset = call.args[0] if call.args else keyword(call, "dataset")
+        if dataset is None or not is_true(keyword(call, "shuffle")) or mentions(dataset, re.compile("(?i)rank|world")):
+            continue
+        if _EVALUATION.search(owner) or mentions(dataset, _EVALUATION) or not _is_trained_on(call, part, training):
+            continue
+        text = ast.unparse(dataset)
+        corrected = call_text(call, without=("shuffle",), sampler=f"DistributedSampler({text})")
+        yield mistake("data-not-divided", call, part, corrected, text)
+        return
+
+
+def _is_trained_on(call: ast.Call, part: ReachablePart, training: Training) -> bool:
+    """Return whether the function around has the wrapped model too, or is no evaluation by its name."""
+    function = training.function(call, part)
+    return not (isinstance(function, FunctionNodes) and _EVALUATION.search(function.name))
+
+
+def _target(call: ast.Call, part: ReachablePart) -> str:
+    """Return what a call is assigned to, as text; empty where it is not."""
+    parent = part.source.parents.get(call)
+    return ast.unparse(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
+
+
+def same_order(training: Training) -> Iterator[Mistake]:
+    """A DistributedSampler of a training over epochs that nobody tells of the epoch."""
+    if not training.lacks("set_epoch") or not training.lacks(r"class\s+\w*Sampler\b"):
+        return
+    loop = _loop_over_epochs(training)
+    if loop is None or not training.groups:
+        return
+    for call, part in training.calls(SAMPLER):
+        owner, shuffle = _target(call, part), keyword(call, "shuffle")
+        function = training.function(call, part)
+        name = function.name if isinstance(function, FunctionNodes) else ""
+        if (isinstance(shuffle, ast.Constant) and not shuffle.value) or not (owner.isidentifier() or "." in owner):
+            continue
+        if shuffle is not None and not isinstance(shuffle, ast.Constant):
+            continue
+        if any(_EVALUATION.search(text) for text in (owner, name)) or any(mentions(a, _EVALUATION) for a in call.args):
+            continue
+        if not is_plain(call) or not _is_sampler_of_training(owner, training):
+            continue
+        at = f"{part.source.shown}:{loop[0].lineno}"
+        epoch = ast.unparse(loop[0].target)
+        yield mistake("sampler-epoch-not-set", call, part, f"{owner}.set_epoch({epoch})", f"{owner} {at}")
+        return
+
+
+def _is_sampler_of_training(owner: str, training: Training) -> bool:
+    """Return whether a DataLoader gets this sampler, and none that is for an evaluation does."""
+    own = owner.rpartition(".")[2]
+    loaders = [
+        (call, part)
+        for part in training.parts
+        for call in part.calls_of("DataLoader")
+        if last(keyword(call, "sampler")) == own
+    ]
+    return bool(loaders) and not any(_EVALUATION.search(_target(call, part)) for call, part in loaders)
+
+
+def _loop_over_epochs(training: Training) -> tuple[ast.For, ReachablePart] | None:
+    """Return the loop over more than one epoch around a training."""
+    for part in training.parts:
+        for node in part.of(ast.For):
+            assert isinstance(node, ast.For)
+            counts = last(getattr(node.iter, "func", None)) in ("range", "trange", "tqdm")
+            if counts and isinstance(node.target, ast.Name) and _EPOCH.fullmatch(node.target.id):
+                return node, part
+    return None
+
+
+def shuffled_beside_sampler(training: Training) -> Iterator[Mistake]:
+    """``shuffle=True`` beside a sampler that is certainly there: a ValueError of the DataLoader."""
+    for call, part in training.calls(LOADER):
+        sampler = keyword(call, "sampler")
+        if sampler is None or not is_true(keyword(call, "shuffle")):
+            continue
+        known = isinstance(sampler, ast.Call) or _only_samplers(sampler, part, training)
+        if known:
+            corrected = call_text(call, without=("shuffle",))
+            yield mistake("shuffle-with-sampler", call, part, corrected, ast.unparse(sampler))
+            return
+
+
+def _only_samplers(node: ast.expr, part: ReachablePart, training: Training) -> bool:
+    """Return whether a name has one value that is a DistributedSampler, under no condition of its own."""
+    bound = training.flow.bound(node, part)
+    if len(bound) != 1 or not isinstance(node, ast.Name):
+        return False
+    value, where = bound[0]
+    outer = {id(test) for test, _ in training.conditions(node, part)}
+    inner = {id(test) for test, _ in training.conditions(value, where)}
+    return isinstance(value, ast.Call) and dotted(value.func, where.aliases) in SAMPLER and inner <= outer
+
+
+_AUGMENTS = re.compile(r"\.Random(?!Sampler|State)\w+\(|RandAugment|AutoAugment|ColorJitter|TrivialAugment")
+
+
+def same_seeds(training: Training) -> Iterator[Mistake]:
+    """One seed for the random augmentation of all ranks."""
+    if not training.wraps or not training.groups:
+        return
+    if not training.lacks(
+        r"(?i)seed[^\n]*rank|rank[^\n]*seed|worker_init_fn|seed[^\n]*gpu|gpu[^\n]*seed|\.Generator\("
+    ):
+        return
+    if not any(_AUGMENTS.search(file.text) for file in training.program.files.values()):
+        return
+    for call, part in training.calls(frozenset({"torch.manual_seed"})):
+        if len(call.args) != 1 or not training.always(call, part):
+            continue
+        seed = ast.unparse(call.args[0])
+        if isinstance(call.args[0], (ast.Constant, ast.Name, ast.Attribute)):
+            yield mistake("seed-of-all-ranks", call, part, f'torch.manual_seed({seed} + int(os.environ["RANK"]))', seed)
+            return
+
+
+def loaded_to_first_gpu(training: Training) -> Iterator[Mistake]:
+    """A checkpoint that every rank loads to the GPU which wrote it."""
+    if not training.groups or not training.wraps or not training.lacks("set_default_device|set_default_tensor_type"):
+        return
+    for call, part in training.calls(frozenset({"torch.load"})):
+        if len(call.args) != 1 or not is_plain(call) or keyword(call, "map_location") is not None:
+            continue
+        if _is_checkpoint(call, part, training) and _saves_whole_state(training):
+            yield mistake("load-without-map-location", call, part, call_text(call, map_location='"cpu"'))
+            return
+
+
+def _is_checkpoint(call: ast.Call, part: ReachablePart, training: Training) -> bool:
+    """Return whether what is loaded goes into ``load_state_dict``."""
+    parent = part.source.parents.get(call)
+    name = ast.unparse(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
+    for each in ast.walk(training.function(call, part)):
+        if isinstance(each, ast.Call) and last(each.func) == "load_state_dict" and each.args:
+            value = each.args[0]
+            if value is call or (name and re.match(rf"{re.escape(name)}\b", ast.unparse(value))):
+                return True
+    return False
+
+
+def _saves_whole_state(training: Training) -> bool:
+    """Return whether the program writes checkpoints itself, from models that are on GPUs."""
+    for part in training.parts:
+        for call in part.calls_of("save"):
+            if dotted(call.func, part.aliases) == "torch.save" and call.args and ".cpu()" not in ast.unparse(call):
+                return any(re.search(r"\.cuda\(|cuda", each.source.text) for each in training.parts)
+    return False
+
+
+_PARTS_OF_STATE = ("load_state_dict", "state_dict")
+
+
+def prefixed(training: Training) -> Iterator[Mistake]:
+    """The state of a wrapped model, saved with ``module.`` before each name and loaded into a model without."""
+    if not training.lacks(
+        r"module\.|replace\(.module|consume_prefix|strict\s*=\s*False|\.module\b|FullyShardedDataParallel"
+    ):
+        return
+    for part in training.parts:
+        for call in part.calls_of("state_dict"):
+            function = call.func
+            if not isinstance(function, ast.Attribute) or call.args or call.keywords or not _goes_to_a_file(call, part):
+                continue
+            if _is_wrapped(function.value, part, training) and not _loads_into_wrapped(training):
+                name = ast.unparse(function.value)
+                yield mistake("state-dict-prefixed", call, part, f"{name}.module.state_dict()", name)
+                return
+
+
+def _is_wrapped(node: ast.AST, part: ReachablePart, training: Training) -> bool:
+    from ddplaunch.script.mistakes.training import DDP
+
+    value = training.last_value(node, part)
+    return (
+        isinstance(value, ast.Call)
+        and dotted(value.func, part.aliases) in DDP
+        and not any(test for test, _ in training.conditions(value, part) if "__name__" not in ast.unparse(test))
+    )
+
+
+def _goes_to_a_file(call: ast.Call, part: ReachablePart) -> bool:
+    parent = part.source.parents.get(call)
+    while isinstance(parent, (ast.Dict, ast.keyword)):
+        parent = part.source.parents.get(parent)
+    return isinstance(parent, ast.Call) and dotted(parent.func, part.aliases) == "torch.save"
+
+
+def _loads_into_wrapped(training: Training) -> bool:
+    """Return whether the program loads into what it has wrapped, or where nobody can tell."""
+    return any(
+        _is_wrapped(call.func.value, part, training)
+        for part in training.parts
+        for call in part.calls_of("load_state_dict")
+        if isinstance(call.func, ast.Attribute)
+    )

@@ -1,0 +1,93 @@
+"""What is told of a script's mistakes in a launch, and in which launches they are none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.checks.all_checks import ALL, run_all
+from ddplaunch.checks.check import available
+from ddplaunch.checks.mistakes import ADVICE, CHECKS
+from ddplaunch.launch.launch import Launch
+from ddplaunch.script.report import DeclaredAt, Mistake
+from ddplaunch.values.resolved import Resolved
+from tests.checks.cases import found, silent_when_healthy
+from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
+
+HERE = DeclaredAt("train.py", 7)
+
+
+def test_healthy() -> None:
+    silent_when_healthy(CHECKS)
+
+
+def told(code: str, detail: str = "", launch: Launch | None = None) -> str:
+    """Return what is said of a mistake, empty for nothing."""
+    mistake = Mistake(code, HERE, "the line", "the_line(corrected)", detail)
+    finding = found(CHECKS, code, launch=launch, script=healthy_script(mistakes=(mistake,)))
+    if finding is None:
+        return ""
+    assert finding.where == ("train.py:7",) and finding.severity.value == "warning"
+    assert "the_line(corrected)" in finding.fix
+    return finding.what
+
+
+def one_rank() -> Launch:
+    """Return a launch of one process that somebody asked for."""
+    launch = healthy_launch(1)
+    return replace(launch, options=replace(launch.options, nproc=Resolved(1, FLAG)))
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.code))
+def test_every_code_speaks_of_several_ranks_only(check: object) -> None:
+    code = check.code  # type: ignore[attr-defined]
+    launch = healthy_launch()
+    launch = replace(launch, numbers=replace(launch.numbers, batch_size=Resolved(8, FLAG)))
+    assert told(code, "model epoch train.py:9", launch)
+    alone = replace(one_rank(), numbers=launch.numbers)
+    assert not told(code, "model epoch train.py:9", alone)
+
+
+def test_numbers_that_the_launch_has_too_are_no_mistake() -> None:
+    assert "world_size=4" in told("world-size-in-script", "world_size=4")
+    assert not told("world-size-in-script", "world_size=8")
+    assert "rank=0" in told("world-size-in-script", "rank=0")
+    launch = healthy_launch()
+    same = replace(launch, topology=replace(launch.topology, master_port=Resolved(23456, FLAG)))
+    assert told("rendezvous-in-script", "tcp://127.0.0.1:23456", launch)
+    assert not told("rendezvous-in-script", "tcp://127.0.0.1:23456", same)
+    assert not told("rendezvous-in-script", "MASTER_PORT=23456", same)
+
+
+def test_gpus_count_where_there_are_some() -> None:
+    launch = healthy_launch()
+    cpu = replace(launch, device=Resolved("cpu", FLAG), options=replace(launch.options, nproc=Resolved(8, FLAG)))
+    assert "GPU 0 in every rank" in told("gpu-of-all-ranks")
+    assert "[0]" in told("gpu-of-all-ranks", "[0]")
+    assert not told("gpu-of-all-ranks", launch=cpu) and not told("group-not-destroyed", launch=cpu)
+
+
+def test_batch_norm_counts_with_small_batches() -> None:
+    launch = healthy_launch()
+    large = replace(launch, numbers=replace(launch.numbers, batch_size=Resolved(64, FLAG)))
+    small = replace(launch, numbers=replace(launch.numbers, batch_size=Resolved(4, FLAG)))
+    assert "4 samples" in told("batch-norm-of-one-rank", "resnet50", small)
+    assert not told("batch-norm-of-one-rank", "resnet50", large)
+
+
+def test_advice_is_left_out_of_a_run() -> None:
+    values = available(healthy_facts(), healthy_launch(), healthy_script())
+    every, run = ({each.check.code for each in run_all(values, advice=advice)} for advice in (True, False))
+    assert every == {check.code for check in ALL}
+    assert every - run == {check.code for check in CHECKS if check.family == ADVICE} != set()
+
+
+def test_every_code_is_described_with_a_wrong_and_a_corrected_line() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "mistakes.md").read_text(encoding="utf-8")
+    breaks, advice = text.partition("## Told elsewhere")[0].split("## Advice")
+    for part, family in ((breaks, "script"), (advice, ADVICE)):
+        listed = re.findall(r"^\| `([a-z-]+)` \| .+ \| .+ \|$", part, re.M)
+        assert listed == [check.code for check in CHECKS if check.family == family]

@@ -1,0 +1,215 @@
+"""The rules for mistakes, each on a source where it fires and on ones where it has to stay silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.script.read import read_script
+from ddplaunch.script.report import Mistake
+
+HEAD = """\
+import os, torch, torchvision
+import torch.distributed as dist
+import torch.nn as nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader
+"""
+#: A training with several ranks in which nothing is wrong; parts of it are replaced.
+GOOD = {
+    "init": 'dist.init_process_group("nccl")',
+    "seed": "torch.manual_seed(1 + dist.get_rank())",
+    "device": 'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))',
+    "model": "model = torchvision.models.resnet18().cuda()",
+    "wrap": "model = DDP(model, device_ids=[local_rank])",
+    "sampler": "sampler = torch.utils.data.distributed.DistributedSampler(data)",
+    "loader": "loader = DataLoader(data, batch_size=8, sampler=sampler)",
+    "epoch": "sampler.set_epoch(epoch)",
+    "step": "train(model, loader)",
+    "save": 'if rank == 0:\n        torch.save(model.module.state_dict(), "last.pt")',
+    "end": "dist.destroy_process_group()",
+}
+BODY = """
+def evaluate(model, loader):
+    for x, y in loader:
+        model(x)
+
+def train(model, loader):
+    for x, y in loader:
+        model(x).sum().backward()
+
+def main():
+    {init}
+    {seed}
+    rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    {device}
+    {model}
+    {wrap}
+    data = torchvision.datasets.FakeData(transform=torchvision.transforms.RandomHorizontalFlip())
+    {sampler}
+    {loader}
+    for epoch in range(10):
+        {epoch}
+        {step}
+    {save}
+    {end}
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def read(tmp_path: Path, source: str) -> tuple[Mistake, ...]:
+    path = tmp_path / "train.py"
+    path.write_text(source)
+    report = read_script(path, tmp_path, torch="2.8.0")
+    assert report.syntax_error is None
+    return report.mistakes
+
+
+def training(**parts: str) -> str:
+    assert parts.keys() <= GOOD.keys()
+    body = BODY.replace(', int(os.environ["LOCAL_RANK"])', ", 0") if parts.get("device") == "pass" else BODY
+    if parts.get("device") == "pass":
+        body = body.replace("rank, local_rank = dist.get_rank(), 0", "rank = dist.get_rank()")
+    return HEAD + body.format(**{**GOOD, **parts})
+
+
+def but_norm(found: tuple[Mistake, ...]) -> list[Mistake]:
+    """Return the mistakes but for that of every model with BatchNorm, which counts with small batches only."""
+    return [each for each in found if each.code != "batch-norm-of-one-rank"]
+
+
+def codes(found: tuple[Mistake, ...]) -> list[str]:
+    return [each.code for each in found]
+
+
+def test_nothing_is_wrong(tmp_path: Path) -> None:
+    assert but_norm(read(tmp_path, training())) == []
+
+
+LOADER = "DataLoader(data, batch_size=8, shuffle=True)"
+FIRES = [
+    ("rendezvous-in-script", {"init": 'os.environ["MASTER_PORT"] = "12355"\n    dist.init_process_group("nccl")'}),
+    ("rendezvous-in-script", {"init": 'dist.init_process_group("nccl", init_method="tcp://127.0.0.1:23456")'}),
+    ("world-size-in-script", {"init": 'dist.init_process_group("nccl", world_size=4)'}),
+    ("world-size-in-script", {"init": 'os.environ["WORLD_SIZE"] = "1"\n    dist.init_process_group("nccl")'}),
+    ("gpu-of-all-ranks", {"device": "pass", "wrap": "model = DDP(model)"}),
+    ("gpu-of-all-ranks", {"device": "torch.cuda.set_device(0)"}),
+    ("gpu-of-all-ranks", {"wrap": "model = DDP(model, device_ids=[0])"}),
+    ("shuffle-with-sampler", {"loader": "loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=True)"}),
+    ("data-not-divided", {"sampler": "pass", "epoch": "pass", "loader": f"loader = {LOADER}"}),
+    ("sampler-epoch-not-set", {"epoch": "pass"}),
+    ("collective-on-some-ranks", {"save": "if rank == 0:\n        dist.barrier()"}),
+    ("collective-on-some-ranks", {"save": "if rank != 0:\n        return\n    dist.barrier()"}),
+    (
+        "collective-on-some-ranks",
+        {
+            "epoch": "sampler.set_epoch(epoch)\n        if rank: pass\n"
+            "        if dist.get_rank() > 0:\n            continue\n        dist.barrier()"
+        },
+    ),
+    (
+        "evaluation-on-one-rank",
+        {"step": "train(model, loader)\n        if rank == 0:\n            evaluate(model, loader)"},
+    ),
+    ("file-of-all-ranks", {"save": 'torch.save(model.module.state_dict(), "last.pt")'}),
+    ("state-dict-prefixed", {"save": 'if rank == 0:\n        torch.save(model.state_dict(), "last.pt")'}),
+    (
+        "load-without-map-location",
+        {"model": 'model = torchvision.models.resnet18().cuda()\n    model.load_state_dict(torch.load("last.pt"))'},
+    ),
+    ("seed-of-all-ranks", {"seed": "torch.manual_seed(1)"}),
+    (
+        "unused-parameters-searched",
+        {"wrap": "model = DDP(model, device_ids=[local_rank], find_unused_parameters=True)"},
+    ),
+    ("group-not-destroyed", {"end": "pass"}),
+]
+
+
+@pytest.mark.parametrize(("code", "parts"), FIRES, ids=[f"{code}-{n}" for n, (code, _) in enumerate(FIRES)])
+def test_fires_alone(tmp_path: Path, code: str, parts: dict[str, str]) -> None:
+    found = but_norm(read(tmp_path, training(**parts)))
+    assert [each.code for each in found] == [code], found
+    assert found[0].corrected and found[0].at.line > 5
+
+
+SILENT = {
+    "a port only where there is none": {
+        "init": 'os.environ.setdefault("MASTER_PORT", "12355")\n    dist.init_process_group("nccl")'
+    },
+    "a port for a run without launcher": {
+        "init": 'if "RANK" not in os.environ:\n        os.environ["MASTER_PORT"] = "12355"\n'
+        '    dist.init_process_group("nccl")'
+    },
+    "an address for a run without launcher": {
+        "init": 'try:\n        dist.init_process_group("nccl")\n    except KeyError:\n'
+        '        dist.init_process_group("nccl", init_method="tcp://127.0.0.1:1", rank=0, world_size=1)'
+    },
+    "a sampler that may not be there": {
+        "sampler": "sampler = torch.utils.data.distributed.DistributedSampler(data) if rank >= 0 else None",
+        "loader": "loader = DataLoader(data, batch_size=8, sampler=sampler, shuffle=(sampler is None))",
+    },
+    "a part of the data for each rank": {
+        "sampler": "data = torch.utils.data.Subset(data, range(rank, len(data), dist.get_world_size()))",
+        "loader": f"loader = {LOADER}",
+        "epoch": "pass",
+    },
+    "a sampler of its own": {
+        "sampler": "sampler = OwnSampler(data)",
+        "epoch": "pass",
+    },
+    "a barrier for both sides": {
+        "save": "if rank != 0:\n        dist.barrier()\n    if rank == 0:\n        dist.barrier()"
+    },
+    "a collective in another group": {"save": "if rank == 0:\n        dist.all_reduce(x, group=mine)"},
+    "a condition on the epoch": {"save": "if epoch == 0:\n        dist.barrier()"},
+    "the model within": {
+        "step": "train(model, loader)\n        if rank == 0:\n            evaluate(model.module, loader)"
+    },
+    "files by rank": {"save": 'torch.save(model.module.state_dict(), f"last-{rank}.pt")'},
+    "into memory": {"save": "import io; buffer = io.BytesIO(); torch.save(model.module.state_dict(), buffer)"},
+    "unused for a model that may have some": {
+        "model": "model = Own().cuda()",
+        "wrap": "model = DDP(model, device_ids=[local_rank], find_unused_parameters=True)",
+    },
+    "loaded where it is wanted": {
+        "model": "model = torchvision.models.resnet18().cuda()\n"
+        '    model.load_state_dict(torch.load("last.pt", map_location="cpu"))'
+    },
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_stays_silent(tmp_path: Path, name: str) -> None:
+    found = but_norm(read(tmp_path, training(**SILENT[name])))
+    assert found == []
+
+
+def test_batch_norm_is_noted(tmp_path: Path) -> None:
+    (found,) = read(tmp_path, training())
+    assert (found.code, found.detail) == ("batch-norm-of-one-rank", "resnet18")
+    synchronised = training(wrap="model = nn.SyncBatchNorm.convert_sync_batchnorm(model); model = DDP(model)")
+    assert read(tmp_path, synchronised) == ()
+
+
+def test_threads_of_one_process(tmp_path: Path) -> None:
+    threads = "import torch\nmodel = torch.nn.DataParallel(torch.nn.Linear(2, 2))\n"
+    (found,) = read(tmp_path, threads)
+    assert found.code == "data-parallel-under-launcher" and found.at.line == 2
+    either = threads + "if args.distributed:\n    torch.distributed.init_process_group()\n"
+    assert codes(read(tmp_path, either)) == ["group-not-destroyed"]
+
+
+@pytest.mark.parametrize("line", ["import lightning", "import accelerate", "import somebody"])
+def test_a_framework_or_a_stranger_makes_absence_unsure(tmp_path: Path, line: str) -> None:
+    assert codes(read(tmp_path, training(epoch="pass"))).count("sampler-epoch-not-set") == 1
+    assert "sampler-epoch-not-set" not in codes(read(tmp_path, f"{line}\n" + training(epoch="pass")))
+
+
+def test_what_another_file_does_counts(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text("def begin(sampler, epoch):\n    sampler.set_epoch(epoch)\n")
+    found = read(tmp_path, "from helper import begin\n" + training(epoch="begin(sampler, epoch)"))
+    assert "sampler-epoch-not-set" not in codes(found)
