@@ -1,6 +1,6 @@
 """Checks of the script's source for the mistakes that guides to distributed training warn of, each with its line.
 
-The ``script`` family breaks a run of several ranks, or spoils what it trains; ``advice`` is shown by ``doctor`` and
+The ``mistakes`` family breaks a run of several ranks, or spoils what it trains; ``advice`` is shown by ``doctor`` and
 ``plan`` alone. The script is read by ``ddplaunch/script/mistakes``, which is silent where it cannot be sure.
 """
 
@@ -243,7 +243,7 @@ def group_not_destroyed(script: ScriptReport, launch: Launch) -> Findings:
 
 CHECKS: tuple[Check, ...] = checks_in(
     globals(),
-    "script",
+    "mistakes",
     advice=(
         load_without_map_location,
         seed_of_all_ranks,
