@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.distributed.elastic.multiprocessing import api
 
 from ddplaunch.agent.end.evidence import OOM_KILLS_BEFORE, oom_kills
@@ -21,8 +22,8 @@ from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.plugin.torchrun_end import Ending, failures_of
 from ddplaunch.agent.plugin.trace import Trace, file_of
 from ddplaunch.agent.rank_site import breakpoints, taking_part
+from ddplaunch.agent.torch_names import ON_SIGNAL, unknown_names
 from ddplaunch.agent.torch_patches import (
-    ON_SIGNAL,
     Pause,
     RankCpus,
     logs_destination,
@@ -56,6 +57,7 @@ class CapturedLogs(api.LogsSpecs):
         try:
             settings = _settings()
             self._trace = Trace(settings, os.environ)
+            _tell_of_an_unknown_torch()
             self._template = self._prepared(settings)  # first: ranks share whatever this process has done before
             self._open(settings)
         except Exception as exception:
@@ -201,6 +203,15 @@ def _settings() -> Settings:
     """Return what the launch decided; the directory is relative to where torchrun was started."""
     settings = Settings.from_json(os.environ.get(SETTINGS) or "{}")
     return settings._replace(directory=str(Path.cwd() / settings.directory)) if settings.directory else settings
+
+
+def _tell_of_an_unknown_torch() -> None:
+    """Say once which of torch's internals are unlike those that are known, and what becomes of each launch by that."""
+    version = str(torch.__version__)
+    for place, each in enumerate(unknown_names(version)):
+        if not place:
+            _warn(f"torch {version} is unlike those that this ddplaunch knows, which does without:")
+        _warn(f"  `{each.name}`: {each.fallback}")
 
 
 def _lost(session: Session) -> None:

@@ -6,6 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,10 @@ import pytest
 
 from ddplaunch.agent.plugin.trace import Trace
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_phases
-from ddplaunch.agent.torch_patches import (
+from ddplaunch.agent.torch_names import (
     AGENT_CLOCK,
     CLOSE,
+    DDP_EVERY_STEP,
     DDP_TIMES,
     DELETE_LIBRARY,
     ENGINE,
@@ -24,6 +26,7 @@ from ddplaunch.agent.torch_patches import (
     FLIGHT_RECORDER,
     JOIN,
     METHOD_NAME,
+    NOT_COMPILED,
     ON_SIGNAL,
     PARSE_ARGS,
     POPEN,
@@ -32,9 +35,12 @@ from ddplaunch.agent.torch_patches import (
     TORCH_NAMES,
     WAIT,
     WORK_WAIT,
+    TorchName,
+    unknown_names,
+)
+from ddplaunch.agent.torch_patches import (
     Pause,
     RankCpus,
-    TorchName,
     method_name,
     name_methods_quickly,
     notice_failures,
@@ -58,11 +64,18 @@ def shown(name: TorchName) -> str:
 
 @pytest.mark.parametrize("name", TORCH_NAMES, ids=shown)
 def test_the_installed_torch_has_the_name(name: TorchName) -> None:
-    value = name.value()
-    assert value is not None
-    if name.parameters is not None:
-        assert name.has_its_parameters()
+    installed = version("torch")
+    assert name.is_known() if name.expected_in(installed) else name.value() is None
     assert name.why and name.fallback and "2.13" in name.seen
+
+
+def test_this_torch_is_known() -> None:
+    assert unknown_names(version("torch")) == []
+
+
+def test_a_name_is_expected_since_it_was_first_seen() -> None:
+    assert not FLIGHT_RECORDER.expected_in("2.6.0+cu124")
+    assert all(FLIGHT_RECORDER.expected_in(each) for each in ("2.8.0", "2.13.0a0+git1234", "3.0", "of our own"))
 
 
 def test_every_name_has_a_fallback() -> None:
@@ -121,7 +134,7 @@ def signals_stay_torchs() -> None:
 
 
 def ranks_start_cold() -> None:
-    assert not POPEN.has_its_parameters()  # `why_no_template` says what comes of that
+    assert not POPEN.is_known()  # `why_no_template` says what comes of that
     said: list[str] = []
     RankCpus(["0", "1"], said.append).bind()
     assert said == ["ranks are not bound to CPUs: this torch starts them in a way unknown to ddplaunch"]
@@ -168,6 +181,19 @@ def phases_end() -> None:
     assert rank._off
 
 
+def phases_cannot_be_had() -> None:
+    rank = ddplaunch_phases._Rank("/dev/null/none")
+    module = SimpleNamespace(logger=object())
+    rank._wrapped.append(lambda: module)
+    rank.safely(rank._comm.of_step_us, 1, None)
+    assert rank._off
+
+
+def it_may_be_compiled() -> None:
+    ddplaunch_phases._leave_to_the_interpreter()
+    assert NOT_COMPILED.value() is None
+
+
 def never(*_: object) -> None:
     raise AssertionError("it was called")
 
@@ -187,14 +213,39 @@ WITHOUT: dict[TorchName, Callable[[], None]] = {
     DELETE_LIBRARY: finalizers_run,
     **{each: phases_without(each) for each in (ENGINE, FETCH, WORK_WAIT)},
     DDP_TIMES: phases_end,
+    DDP_EVERY_STEP: phases_cannot_be_had,
+    NOT_COMPILED: it_may_be_compiled,
 }
 
 
 @pytest.mark.parametrize("name", TORCH_NAMES, ids=shown)
 def test_without_the_name_torch_does_as_ever(name: TorchName, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not name.expected_in(version("torch")):
+        pytest.skip("this torch is older than the name")
     monkeypatch.delattr(name.owner(), name.name.rpartition(".")[2])
     assert name.value() is None
     WITHOUT[name]()
+
+
+def elsewise(only_here: object = None) -> None:
+    """A function of a torch to come, with parameters of its own."""
+
+
+@pytest.mark.parametrize("name", [each for each in TORCH_NAMES if each.parameters and each.in_torchrun], ids=shown)
+def test_a_function_with_other_parameters_is_left_alone(name: TorchName, monkeypatch: pytest.MonkeyPatch) -> None:
+    for each in TORCH_NAMES:  # what is replaced here is put back
+        if each.in_torchrun:
+            monkeypatch.setattr(each.owner(), each.name.rpartition(".")[2], each.value())
+    monkeypatch.setattr(name.owner(), name.name.rpartition(".")[2], elsewise)
+    assert unknown_names("3.0") == [name]
+    name_methods_quickly()
+    skip_the_spread()
+    notice_start(never)
+    notice_failures(never)
+    wait_for_ranks(1.0)
+    said: list[str] = []
+    RankCpus(["0"], said.append).bind()
+    assert name.value() is elsewise
 
 
 def child() -> subprocess.Popen[bytes]:
@@ -275,20 +326,23 @@ def test_methods_are_named_as_torch_names_them() -> None:
     assert method_name(10_000) is None
 
 
-@pytest.mark.parametrize(("nodes", "pauses"), [(1, [1]), (2, [(0, 0.3), 1]), (None, [(0, 0.3), 1])])
+@pytest.mark.parametrize(
+    ("nodes", "pauses"), [(1, [(0, 10), 1]), (2, [(0, 0.3), (0, 10), 1]), (None, [(0, 0.3), (0, 10), 1])]
+)
 def test_only_a_node_that_is_alone_skips_the_random_pause(
     nodes: int | None, pauses: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paused: list[object] = []
     module = SPREAD.owner()
-    monkeypatch.setattr(module, "_delay", paused.append)
+    monkeypatch.setattr(module, "_delay", lambda seconds: paused.append(seconds))
 
     class Handlers:
         settings = SimpleNamespace(max_nodes=nodes) if nodes else None
 
         def next_rendezvous(self) -> str:
-            module._delay((0, 0.3))
-            module._delay(1)
+            module._delay(seconds=(0, 0.3))
+            module._delay(seconds=(0, 10))  # 2.15, when it could not write to the store
+            module._delay(seconds=1)
             return "joined"
 
     monkeypatch.setattr(module, "DynamicRendezvousHandler", Handlers)
@@ -331,3 +385,74 @@ def test_a_launch_ends_with_its_rank_and_waits_without_work(start: str, tmp_path
     assert float(done.stdout) < WAITED_S / 10, (
         "torchrun's process, the guard, or the template is busy while a rank runs"
     )
+
+
+UNLIKE = """
+import sys, importlib.abc, importlib.util
+
+class Unlike(importlib.abc.MetaPathFinder):
+    # what a later torch may do: the same functions, each with one more parameter
+    def find_spec(self, name, path, target=None):
+        if name not in NAMES:
+            return None
+        sys.meta_path.remove(self)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            sys.meta_path.insert(0, self)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            for words in NAMES[name]:
+                *path, last = words.split(".")
+                owner = module
+                for part in path:
+                    owner = getattr(owner, part)
+                setattr(owner, last, wrapped(getattr(owner, last)))
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+def wrapped(function):
+    def later(*args, added=None, **more):
+        return function(*args, **more)
+    return later
+
+sys.meta_path.insert(0, Unlike())
+"""
+RESTARTED = """
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+again = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+print("trained" if again else "fails", flush=True)
+os._exit(0 if again else 42)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["cold", "warm"])
+def test_an_unknown_torch_is_told_once_and_trains(start: str, tmp_path: Path) -> None:
+    names: dict[str, list[str]] = {}
+    for each in TORCH_NAMES:
+        if each.in_torchrun and each.parameters and each is not PARSE_ARGS:  # torchrun's own module is `__main__`
+            names.setdefault(each.module, []).append(each.name)
+    (tmp_path / "later").mkdir()
+    (tmp_path / "later" / "sitecustomize.py").write_text(f"NAMES = {names}\n{UNLIKE}")
+    (tmp_path / "s.py").write_text(RESTARTED)
+    done = subprocess.run(
+        [sys.executable, "-m", "ddplaunch", "run", "2", "--start", start, "--max-restarts", "1", "--", "s.py"],
+        cwd=tmp_path,
+        env={**clean_environment(), "PYTHONPATH": str(tmp_path / "later")},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+    assert done.stderr.count("is unlike those that this ddplaunch knows") == 1, done.stderr
+    for module_names in names.values():
+        assert all(done.stderr.count(f"`{each}`: ") == 1 for each in module_names), done.stderr
+    assert ("this torch starts its ranks in a way unknown to ddplaunch" in done.stderr) == (start == "warm")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddplaunch.explain.decide import endings
 from ddplaunch.explain.decide.endings import telling
 from ddplaunch.explain.diagnosis import RankEnd
 from tests.explain.logs import diagnosed, ended, explained, failed, lost, raised, recorded, summary, told
@@ -485,3 +486,9 @@ def test_by_a_record_the_first_rank_to_fail_lost_it_whichever_way_it_was_closed(
         assert (later.code, later.rank) == ("killed", 1)
         other = recorded((joining(0, message), ended(0, 1, 5.6)), ("bad path\n", ended(1, 3)))
         assert (other.code, other.rank) != ("rendezvous-failed", 0)
+
+
+def test_what_a_healthy_rank_of_gloo_says_is_no_reason_for_its_end() -> None:
+    connected = "[Gloo] Rank 1 is connected to 1 peer ranks. Expected number of connected peer ranks is : 1"
+    assert not endings._gives_reason(connected)
+    assert endings._gives_reason("expected 4 channels, found 3")

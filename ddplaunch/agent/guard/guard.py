@@ -296,7 +296,7 @@ class GuardedRun:
         attempt.ended_s = time.time()
         attempt.complete(failures, succeeded=False)
         self._streams.end_attempt()
-        self._sweep(attempt)
+        self._sweep(attempt, followed=True)
         self._speaking += 1
         _thread.start_new_thread(self._speak_of, (attempt,))
 
@@ -331,11 +331,14 @@ class GuardedRun:
         if self._attempts:
             self._attempts[-1].ordered_to_end = True
 
-    def _sweep(self, attempt: Attempt, *, workers_only: bool = False, at_once: bool = False) -> None:
-        """End what is left of ``attempt``."""
+    def _sweep(
+        self, attempt: Attempt, *, workers_only: bool = False, at_once: bool = False, followed: bool = False
+    ) -> None:
+        """End what is left of ``attempt``; ``followed`` by another one, whose ranks torchrun may be starting."""
 
         def find() -> list[ProcessStat]:
-            if not attempt.announced and attempt is self._attempts[-1]:  # else they would be those of a later attempt
+            last = attempt is self._attempts[-1] and not followed
+            if not attempt.announced and last:  # else they would be those of a later attempt
                 for one in unannounced(own_processes(), self._mark, self._launcher):
                     attempt.owners.setdefault(one.pid, Owner(one.pid, one))
             return left_by(attempt.owners, self._rank_command, workers_only=workers_only)

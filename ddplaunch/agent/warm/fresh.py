@@ -45,7 +45,7 @@ from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
 from ddplaunch.agent.rank_site.sitecustomize import MARK, let_gloo_finish, limit_memory, register, restore
-from ddplaunch.agent.torch_patches import DELETE_LIBRARY
+from ddplaunch.agent.torch_names import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.values.frozen import dataclass
 

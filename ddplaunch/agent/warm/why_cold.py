@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddplaunch.agent.rank_site import VARIABLE
 from ddplaunch.agent.rank_site.sitecustomize import restore
-from ddplaunch.agent.torch_patches import POPEN
+from ddplaunch.agent.torch_names import POPEN
 from ddplaunch.agent.warm import kernel
 from ddplaunch.agent.warm.requests import Request, is_python_command
 from ddplaunch.values.frozen import dataclass
@@ -121,7 +121,7 @@ def agent_facts() -> AgentFacts:
         traced=sys.gettrace() is not None or sys.getprofile() is not None,
         cuda=kernel.cuda_in_use(),
         has_streams=None not in (sys.stdin, sys.stdout, sys.stderr),
-        starts_ranks_as_known=POPEN.has_its_parameters(),
+        starts_ranks_as_known=POPEN.is_known(),
         caller=foreign_caller([frame.f_code.co_filename for frame, _ in traceback.walk_stack(None)]),
     )
 

@@ -35,7 +35,7 @@ _PASSED = re.compile(
 )
 _PROGRESS = re.compile(
     r"(?i)\b(?:epoch|step|iter(?:ation)?|batch|global_step|train)s?\b\W{0,4}\d+|\d+/\d+ \[\d+:\d\d|\bloss\b\W{0,3}\d|"
-    r"\d+%\|"
+    r"\d+%\||^\[Gloo\] Rank \d+ is connected to \d+ peer"  # torch 2.8 says so of each healthy rank
 )
 _STEP = re.compile(r"(?i)\b(?:epoch|step|iter(?:ation)?)\b\W{0,4}(\d+(?:\.\d+)?)")
 _PART = re.compile(r"(\d+)\s?/\s?(\d+)")

@@ -1,0 +1,236 @@
+"""Every name of torch's internals that ddplaunch replaces or calls, with the versions of torch that had it.
+
+``TORCH_NAMES`` lists them, each with what happens in a torch without it. Torch is imported when a function is called,
+not with this module.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from typing import Any
+
+from ddplaunch.values.frozen import dataclass
+
+_SEEN = ("2.4", "2.6", "2.8", "2.13", "2.15")
+_SINCE_2_8 = ("2.8", "2.13", "2.15")
+_SINCE_2_4 = ("2.4", "2.5", "2.6", "2.8", "2.10", "2.13", "2.15")
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Return (2, 13) of "2.13.0+cpu"; a build of its own, whose version is no number, counts as the newest."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (sys.maxsize, 0)
+
+
+@dataclass(frozen=True)
+class TorchName:
+    """One name, and the module of https://github.com/pytorch/pytorch that defines it.
+
+    ``seen`` are releases of torch that had it, oldest first: an older one has none, and what is newer is expected to.
+    ``parameters`` are those of a function that is replaced or called, None for anything else. ``in_torchrun`` is of
+    those that are used in torchrun's own process; the others are looked for in the ranks.
+    """
+
+    module: str
+    name: str
+    seen: tuple[str, ...]
+    why: str
+    fallback: str
+    parameters: tuple[str, ...] | None = None
+    in_torchrun: bool = True
+
+    def owner(self) -> Any:
+        """Return the module or class that has the name; None in a torch without it."""
+        path, _, last = self.name.rpartition(".")
+        try:
+            owner: Any = importlib.import_module(self.module)
+            for part in path.split(".") if path else ():
+                owner = getattr(owner, part)
+        except (ImportError, AttributeError):
+            return None
+        return owner if last in vars(owner) else None
+
+    def value(self) -> Any:
+        """Return what the name stands for; None in a torch without it."""
+        owner = self.owner()
+        return None if owner is None else getattr(owner, self.name.rpartition(".")[2])
+
+    def is_known(self) -> bool:
+        """Say whether this torch has it, and as a function with the ``parameters`` if it is to be one."""
+        if self.parameters is None:
+            return self.value() is not None
+        try:
+            return tuple(inspect.signature(self.value()).parameters) == self.parameters
+        except (TypeError, ValueError):
+            return False
+
+    def expected_in(self, torch: str) -> bool:
+        """Say whether the release ``torch`` ("2.16.0+cpu") is no older than the first one that had it."""
+        return _release(torch) >= _release(self.seen[0])
+
+
+_ELASTIC = "torch.distributed.elastic"
+_AGENT, _PROCESSES = f"{_ELASTIC}.agent.server.api", f"{_ELASTIC}.multiprocessing.api"
+_RENDEZVOUS = f"{_ELASTIC}.rendezvous.dynamic_rendezvous"
+
+AGENT_CLOCK = TorchName(
+    _AGENT,
+    "time",
+    _SINCE_2_4,
+    "the module whose `sleep` is torchrun's pause between two looks at its ranks (`SimpleElasticAgent._invoke_run`)",
+    "torchrun pauses for --monitor-interval also when all ranks have ended",
+)
+METHOD_NAME = TorchName(
+    _RENDEZVOUS,
+    "get_method_name",
+    _SINCE_2_4,
+    "names each event of a rendezvous, for which torch reads the source of the whole stack twice, some 10 ms",
+    "torch reads the source",
+    ("depth",),
+)
+SPREAD = TorchName(
+    _RENDEZVOUS,
+    "_delay",
+    _SINCE_2_4,
+    'makes the random pause of 0 to 0.3 s before a first rendezvous, "to slightly skew the rendezvous attempts across '
+    'the nodes"; 2.15 has a second use of it',
+    "a node that waits for no other pauses too",
+    ("seconds",),
+)
+JOIN = TorchName(
+    _RENDEZVOUS,
+    "DynamicRendezvousHandler.next_rendezvous",
+    _SINCE_2_4,
+    "knows how many nodes there are when the pause is made",
+    "a node that waits for no other pauses too",
+    ("self",),
+)
+START = TorchName(
+    _PROCESSES,
+    "PContext.start",
+    _SINCE_2_4,
+    "tells when all ranks of an attempt are started, with their pids",
+    "the guard looks for ranks by the run's id, a second signal breaks off torchrun's orderly end",
+    ("self",),
+)
+WAIT = TorchName(
+    _PROCESSES,
+    "PContext.wait",
+    _SINCE_2_4,
+    "tells which ranks torchrun has seen fail, in attempts that are followed by another too",
+    "the guard knows what it saw itself",
+    ("self", "timeout", "period"),
+)
+CLOSE = TorchName(
+    _PROCESSES,
+    "PContext.close",
+    _SEEN,
+    "ends the ranks and waits for them; where another rank has died torchrun has it wait 30 s, whatever was asked for",
+    "ranks have 30 s to end after another one's death",
+    ("self", "death_sig", "timeout"),
+)
+ON_SIGNAL = TorchName(
+    _PROCESSES,
+    "_terminate_process_handler",
+    _SEEN,
+    "torchrun's handler of signals, recognised to put ddplaunch's in front of it",
+    "a second signal breaks off torchrun's orderly end",
+    ("signum", "frame"),
+)
+POPEN = TorchName(
+    f"{_ELASTIC}.multiprocessing.subprocess_handler",
+    "SubprocessHandler._popen",
+    _SINCE_2_4,
+    "starts one rank. There is no official place for a warm start: entry points choose logs and events, `--run-path "
+    "--start-method fork` forks from a process with threads and hides the script's `sys.path`, `atexit` and signals. "
+    "Here the command line, the environment and the opened outputs (`_stdout`, `_stderr`) are final",
+    "ranks start cold",
+    ("self", "args", "env"),
+)
+PARSE_ARGS = TorchName(
+    "torch.distributed.run",
+    "parse_args",
+    _SEEN,
+    "torchrun's own reading of its command line: what may be preloaded, and whether ranks may start again",
+    "as if ranks may start again, and nothing leads their `sys.path`",
+    ("args",),
+)
+FLIGHT_RECORDER = TorchName(
+    "torch._C._distributed_c10d",
+    "_dump_fr_trace_json",
+    _SINCE_2_8,
+    "knows when the first collective of a rank was called; `rank_site/ddplaunch_marks.py` asks it, in the rank",
+    "the trace has no part for the time until then",
+    in_torchrun=False,
+)
+ENGINE = TorchName(
+    "torch.autograd.variable",
+    "Variable._execution_engine",
+    _SEEN,
+    "runs backward passes; `rank_site/ddplaunch_phases.py` puts one in its place that notes when they begin and end",
+    "`--phases` does not know how long forward and backward passes take",
+    in_torchrun=False,
+)
+FETCH = TorchName(
+    "torch.utils.data.dataloader",
+    "_BaseDataLoaderIter.__next__",
+    _SEEN,
+    "fetches a batch; `rank_site/ddplaunch_phases.py` notes when it is looked up and let go of",
+    "`--phases` does not know how long ranks wait for data",
+    ("self",),
+    in_torchrun=False,
+)
+WORK_WAIT = TorchName(
+    "torch._C._distributed_c10d",
+    "Work.wait",
+    _SEEN,
+    "waits for a collective of the script's own; `rank_site/ddplaunch_phases.py` notes it as the one before",
+    "`--phases` does not know how long ranks wait for collectives of the script's own",
+    in_torchrun=False,
+)
+DDP_TIMES = TorchName(
+    "torch.nn.parallel.distributed",
+    "DistributedDataParallel._get_ddp_logging_data",
+    _SEEN,
+    "knows how long a backward pass waited for gradients of other ranks; `rank_site/ddplaunch_timeline.py` asks it",
+    "`--phases` ends at the first step",
+    ("self",),
+    in_torchrun=False,
+)
+DELETE_LIBRARY = TorchName(
+    "torch.library",
+    "_del_library",
+    _SEEN,
+    "withdraws the operators of a library when the interpreter ends, recognised by its module to leave it out",
+    "forked ranks take longer to end",
+)
+DDP_EVERY_STEP = TorchName(
+    "torch.nn.parallel.distributed",
+    "DistributedDataParallel._set_ddp_runtime_logging_sample_rate",
+    _SEEN,
+    "has the times of backward passes taken in each step, on the CPU; `rank_site/ddplaunch_timeline.py` calls it",
+    "`--phases` ends at the first step",
+    ("self", "sample_rate"),
+    in_torchrun=False,
+)
+NOT_COMPILED = TorchName(
+    "torch._C._dynamo.eval_frame",
+    "set_code_exec_strategy",
+    _SINCE_2_8,
+    "keeps torch.compile from compiling what `rank_site/ddplaunch_phases.py` has called in the middle of a step; "
+    "`skip_code` before torch 2.7",
+    "torch.compile compiles it with the script, or breaks the graph there",
+    in_torchrun=False,
+)
+TORCH_NAMES = tuple(each for each in list(vars().values()) if isinstance(each, TorchName))
+
+
+def unknown_names(torch: str) -> list[TorchName]:
+    """Return what torchrun's process would use and this torch, of the version ``torch``, has not or not as it is known.
+
+    Ask before anything is replaced.
+    """
+    return [each for each in TORCH_NAMES if each.in_torchrun and each.expected_in(torch) and not each.is_known()]
