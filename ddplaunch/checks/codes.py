@@ -253,6 +253,34 @@ communication-bound: Communication takes much of the time, and no computation hi
     With `--phases` ranks tell how long they wait for each other's gradients after their own: a quarter of the time or
     more, and no rank is late. Remedy: more computation for each step, by a larger batch or by accumulation without
     communication in between; faster links.
+cpus-used-up: More processes share the same CPUs
+    `scale` compares how long a rank computes in a step: where fewer processes kept the CPUs busy already, each of more
+    computes longer, and the whole is no faster. Remedy: more machines; nothing on this one.
+gpus-slower-together: GPUs compute slower together than alone
+    `scale` compares how long a rank computes in a step with how long it did with fewer processes. GPUs that work at a
+    time share power, cooling, PCIe and CPUs. Remedy: `ddplaunch top` shows clocks and power.
+gpu-not-filled: The ranks use little of their GPUs' memory
+    Less than 30 % of it: a larger batch fits, and gives the GPU more to do at a time. Remedy: a larger `--batch-size`.
+speed-up-low: More processes are not as much faster as they could be
+    Less than 80 % of the ideal speed-up, and no phase of a step takes so much time that it alone explains it. Remedy: a
+    larger batch for each process, so that what is done once in a step weighs less.
+size-not-here: A size asks for more processes or machines than there are
+    `scale` runs sizes on the GPUs of this machine; 2x4 takes two machines. Remedy: smaller sizes, or `--hosts`.
+trial-refused: The launch of a trial is refused
+    A trial is a run with all its checks, and one of them found an error. Remedy: what the finding names.
+trial-failed: A trial failed before it was measured
+    The script ended by an error, or was killed. Remedy: `ddplaunch explain` with the trial's name.
+trial-ended-early: The script came to its end before it could be measured
+    Step times have to settle first: some steps of warmup, then ten alike. Remedy: let the script train for longer.
+trial-without-steps: A trial made no optimizer step in its time
+    The ranks still load, wait for each other, or make their steps without an optimizer of torch. Remedy: a longer
+    `--timeout`; `ddplaunch.step(samples=…)` in the script marks a step.
+trial-too-slow: A trial made too few steps in its time
+    Five steps behind the first one are wanted. Remedy: a longer `--timeout`.
+trial-without-samples: The measured steps had no samples
+    The ranks counted 0 samples in each step, so that there is no speed to compare. Remedy: the data, and its sampler.
+trial-interrupted: A trial was interrupted
+    Ctrl-C ended it before enough was measured. Remedy: `--resume` takes what was measured before.
 """
 
 

@@ -56,6 +56,16 @@ HOSTS = (
 )
 _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 
+_SIZES = "Numbers of processes: 1,2,4 or, of nodes with 4 each, 2x4 [1, 2, 4 … all that there is]."
+_TRIALS = "Trials"
+#: How long trials are, and what is kept of them.
+TRIALS = (
+    Flag("warmup_steps", "integer", _TRIALS, "Steps before measuring, at least; step times settle too [5].", "N"),
+    Flag("steps", "integer", _TRIALS, "Measure so many steps [as many as there are in --seconds].", "N"),
+    Flag("seconds", "duration", _TRIALS, "Measure for so long [10; with --steps until they are over].", "TIME"),
+    Flag("keep", "switch", _TRIALS, "Keep what the script wrote into the trials' folders."),
+)
+
 #: Each command's flags beside those of a launch. ``plan --env`` without K=V is another spelling of ``--exports``.
 OWN: dict[str, tuple[Flag, ...]] = {
     "run": (
@@ -112,6 +122,15 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("secret", "many", _CLUSTER, "Kubernetes: a variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
         Flag("wait", "switch", _OUTPUT, "Follow the job's log to its end, and exit as it did."),
         Flag("dry_run", "switch", _OUTPUT, "Print the batch script or manifest; submit nothing."),
+    ),
+    "scale": (
+        _PROFILE,
+        Flag("strong", "switch", _TRIALS, "Keep the effective batch, not that of each process."),
+        *TRIALS,
+        Flag("resume", "switch", _TRIALS, "Take what the same command has measured before, and do the rest."),
+        Flag("plot", "text", _OUTPUT, "Draw speed-up and phases into an SVG file.", "FILE"),
+        Flag("json", "switch", _OUTPUT, "Everything as JSON."),
+        *HOSTS,
     ),
     "ps": (
         Flag("all", "switch", "", "All recorded runs, not only the newest."),
@@ -208,13 +227,18 @@ OWN: dict[str, tuple[Flag, ...]] = {
 }
 #: Kinds of flags whose values are a list.
 REPEATED = ("many", "rates", "arguments")
-LAUNCHING = ("run", "plan", "doctor", "submit")
+LAUNCHING = ("run", "plan", "doctor", "submit", "scale")
 
 
 def flags_of(command: str) -> tuple[Flag, ...]:
     """Return every flag of a command."""
     own = OWN[command]
-    return (*flags_of_options().values(), *own) if command in LAUNCHING else own
+    if command not in LAUNCHING:
+        return own
+    launch = flags_of_options()
+    if command == "scale":
+        launch = {**launch, "nproc": launch["nproc"]._replace(metavar="SIZES", text=_SIZES)}
+    return (*launch.values(), *own)
 
 
 def spellings(flags: tuple[Flag, ...]) -> dict[str, tuple[Flag, bool | None]]:

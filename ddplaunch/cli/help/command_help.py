@@ -43,6 +43,19 @@ HELP: dict[str, Help] = {
         ),
         ("compare", "gpus", "device", "batch_size", "global_batch_size", "base_lr", "dataset_size", "profile", "json"),
     ),
+    "scale": Help(
+        LAUNCH,
+        "Measure 1, 2, 4 … processes, and what holds them back.",
+        (
+            ("ddplaunch scale --batch-size 8 -- train.py", "1, 2, 4 … processes, up to what this machine has"),
+            (
+                "ddplaunch scale 2 --device cpu --steps 20 --plot scale.svg -- train.py",
+                "20 steps of each, and a picture",
+            ),
+        ),
+        ("strong", "steps", "seconds", "batch_size", "dataset_size", "timeout", "hosts", "resume", "plot", "json"),
+        "Each size is a short run of the unchanged script; with --timeout it has so long until it is measured [10m].",
+    ),
     "submit": Help(
         LAUNCH,
         "Submit the same launch to Slurm or Kubernetes.",

@@ -1,8 +1,8 @@
 """The one program that a launcher has a host start, and its end: by signal, then SIGKILL, then whatever is left.
 
-The program is ``python -m ddplaunch.cli.hosts.on_host``, which checks the launch here and becomes torchrun, pid and all. It
-reads what to do from a file without a name, because neither arguments nor secrets belong on a command line. For `doctor
---comm` it is another module of ddplaunch, which reads more on its stdin.
+The program is ``python -m ddplaunch.cli.hosts.on_host``, which checks the launch here and becomes torchrun, pid and
+all. It reads what to do from a file without a name, because neither arguments nor secrets belong on a command line. For
+`doctor --comm` it is another module of ddplaunch, which reads more on its stdin.
 """
 
 from __future__ import annotations

@@ -1,0 +1,366 @@
+"""``ddplaunch scale``: short trials of a script with 1, 2, 4 … processes, their speed-up, and what limits it."""
+
+from __future__ import annotations
+
+import json as json_text
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.flags import launch_words, spelled
+from ddplaunch.cli.prepare import Prepared, errors, prepare
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
+from ddplaunch.cli.trials.trial_problems import problem_of
+from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
+from ddplaunch.launch.gpus import exported, visible
+from ddplaunch.launch.options import Options, Said
+from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.records.find import run_directories
+from ddplaunch.records.json_files import read_object, replace_file
+from ddplaunch.scaling.numbers import Numbers, format_lr
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.codec import plain
+from ddplaunch.values.finding import ExitStatus, RefusedError, usage
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
+from ddplaunch.watch.phases import RankPhases
+from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
+from ddplaunch.watch.size_verdicts import SizeMeasured
+
+_SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
+_SECONDS = 10.0
+_TIMEOUT_S = 600.0
+_SAVED = "size.json"
+
+
+class Size(NamedTuple):
+    """One size: ``nodes`` machines with ``each`` processes."""
+
+    nodes: int
+    each: int
+
+    @property
+    def processes(self) -> int:
+        """All of them."""
+        return self.nodes * self.each
+
+    def __str__(self) -> str:
+        return str(self.each) if self.nodes == 1 else f"{self.nodes}x{self.each}"
+
+
+def scale(
+    said: Said,
+    script: list[str] | None,
+    profile: str | None,
+    strong: bool | None,
+    warmup_steps: int | None,
+    steps: int | None,
+    seconds: float | None,
+    keep: bool | None,
+    resume: bool | None,
+    plot: str | None,
+    json: bool | None,
+    **hosts: Any,
+) -> int:
+    """Measure each size in turn, and say what its speed-up is and what holds it back."""
+    words = required(script)
+    _refuse_plot(plot)
+    asked = said.get("nproc")
+    launch = {name: value for name, value in said.items() if name != "nproc"}
+    options = with_configuration(launch, profile, working_directory())
+    measuring = Measuring(
+        5 if warmup_steps is None else warmup_steps,
+        steps,
+        _SECONDS if seconds is None and steps is None else seconds,
+        value_of(options.timeout_s, _TIMEOUT_S),
+    )
+    trials = _Trials(options, launch, words, profile, measuring, bool(strong), bool(keep))
+    sizes = _sizes(None if asked is None else str(asked.value), trials)
+    dataset_size = value_of(options.dataset_size, None)
+    found, interrupted = trials.run(sizes, resume=bool(resume))
+    if plot is not None:
+        _write(
+            plot,
+            scale_svg(
+                found,
+                f"ddplaunch scale -- {Path(words[-1] if words[:1] == ['-m'] else words[0]).name}",
+                strong=trials.strong,
+            ),
+        )
+    if json:
+        answer_json(scale_json(found, strong=trials.strong, dataset_size=dataset_size))
+    elif plot != "-":
+        answer(scale_text(found, Terminal.of(sys.stdout), strong=trials.strong, dataset_size=dataset_size))
+    if interrupted:
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.FINDINGS if any(one.problem is not None for one in found) else ExitStatus.DONE
+
+
+class _Trials:
+    """The trials of one command."""
+
+    def __init__(
+        self,
+        options: Options,
+        said: Said,
+        script: Sequence[str],
+        profile: str | None,
+        measuring: Measuring,
+        strong: bool,
+        keep: bool,
+    ) -> None:
+        self._options, self._said, self._script, self._measuring, self._keep = (
+            options,
+            said,
+            tuple(script),
+            measuring,
+            keep,
+        )
+        self._words = () if profile is None else tuple(spelled("--profile", profile))
+        self._target = parse_target([word.replace(TRIAL_DIR, "trial") for word in script])
+        self.first = prepare(self._sized(Size(1, 1)), self._target)
+        self.strong = strong or options.global_batch_size is not None
+        self._whole = self._effective() if self.strong else None
+        self._group = value_of(options.run_id, None) or new_group("scale")
+
+    def _sized(self, size: Size) -> Options:
+        return replace(self._options, nproc=Resolved(size.each, Source("flag", "SIZES")), gpus=None)
+
+    def _effective(self) -> int:
+        """Return the effective batch that every size keeps. Raises UsageError where nobody says it."""
+        if self._options.global_batch_size is not None:
+            return self._options.global_batch_size.value
+        if (known := self.first.launch.numbers.global_batch_size) is not None:
+            return known.value
+        raise usage(
+            "`--strong` without a batch",
+            why="the effective batch is to stay the same, and neither an option nor the script says what it is",
+            fix="`--strong --global-batch-size 64`",
+            where="flag: --strong",
+        )
+
+    def said_for(self, size: Size) -> dict[str, Any]:
+        """Return the flags of the trial of a size."""
+        said = dict(self._said)
+        if self._whole is not None:
+            said.pop("batch_size", None)
+            said["global_batch_size"] = Resolved(self._whole, Source("flag", "--strong"))
+        if self.first.launch.device.value == "cuda":
+            said["gpus"] = Resolved(self._gpus(size), Source("flag", "SIZES"))
+        return said
+
+    def _gpus(self, size: Size) -> str:
+        """Return the first GPUs that ``--gpus`` lists, else as many idle ones, which the trial holds."""
+        listed = value_of(self._options.gpus, "free")
+        if listed.startswith("free"):
+            return f"free:{size.each}"
+        return ",".join(listed.split(",")[: size.each])
+
+    def prepared(self, size: Size) -> Prepared:
+        """Return the launch of a size, decided as its trial will. Raises UsageError."""
+        options = self._sized(size)
+        if self._whole is not None:
+            whole = Resolved(self._whole, Source("flag", "--strong"))
+            options = replace(options, batch_size=None, global_batch_size=whole)
+        return prepare(options, self._target)
+
+    def run(self, sizes: Sequence[Size], *, resume: bool) -> tuple[list[SizeMeasured], bool]:
+        """Run the trials in turn; return what was found, and whether Ctrl-C came before they were over."""
+        found: list[SizeMeasured] = []
+        tell_findings(self.first.findings)
+        if refusing := errors(self.first.findings):
+            raise RefusedError(*refusing)
+        for size in sizes:
+            key = self._key(size)
+            if resume and (known := saved(self.first.base, key)) is not None:
+                tell(progress_text(known, 0.0))
+                found.append(known)
+                continue
+            order = TrialOrder(
+                self._group,
+                str(size),
+                str(size),
+                self.said_for(size),
+                self._script,
+                self._words,
+                measuring=self._measuring,
+                keep=self._keep,
+            )
+            result = run_trial(order, self._report(), _Progress(size))
+            one = self._measured(size, result)
+            tell(progress_text(one, result.took_s))
+            found.append(one)
+            if one.ranks and one.problem is None:
+                _save(result.record, key, one)
+            if result.status == "interrupted":
+                return found, True
+        return found, False
+
+    def _report(self) -> Any:
+        from ddplaunch.cli.prepare import script_report
+
+        return script_report(self._options, self._target, Path.cwd(), self.first.facts)
+
+    def _measured(self, size: Size, result: TrialResult) -> SizeMeasured:
+        numbers: Numbers | None = None
+        with suppress(Exception):
+            numbers = self.prepared(size).launch.numbers
+        batch = None if numbers is None or numbers.global_batch_size is None else numbers.global_batch_size.value
+        rates = [] if numbers is None else [rate for rate in (numbers.lr, *(each.lr for each in numbers.rates)) if rate]
+        cpu = self.first.facts.cpu
+        one = SizeMeasured(
+            size=str(size),
+            processes=size.processes,
+            nodes=size.nodes,
+            ranks=result.ranks,
+            samples_per_s=result.samples_per_s,
+            effective_batch=batch,
+            lr=", ".join(format_lr(rate.value) for rate in rates) or None,
+            cpus=1 if isinstance(cpu, Unavailable) else cpu.usable,
+            gpu_bytes=self._gpu_bytes(),
+            busy_cpus=result.busy_cpus,
+            settled=result.settled,
+            outside=result.outside,
+            record=str(result.record),
+            problem=problem_of(result),
+        )
+        if one.samples_per_s is None and one.mean_s and batch:
+            one = replace(one, samples_per_s=batch / one.mean_s)
+        return one
+
+    def _gpu_bytes(self) -> int | None:
+        nvml = self.first.facts.nvml
+        if self.first.launch.device.value != "cuda" or not isinstance(nvml, NvmlFacts):
+            return None
+        sizes = [gpu.memory_total_bytes for gpu in nvml.gpus]
+        return min((size for size in sizes if isinstance(size, int)), default=None)
+
+    def _key(self, size: Size) -> str:
+        """Return what two trials have in common of which one can stand for the other."""
+        said = launch_words(self.said_for(size), ("run_id", "run_dir", "timeout"))
+        return json_text.dumps([str(size), said, self._words, self._script, list(plain(self._measuring).values())[:3]])
+
+    def most_here(self) -> int:
+        """Return how many processes there is a place for on this machine: GPUs, or CPUs without one."""
+        if self.first.launch.device.value == "cpu":
+            cpu = self.first.facts.cpu
+            return 1 if isinstance(cpu, Unavailable) else cpu.usable
+        listed = value_of(self._options.gpus, "")
+        if listed and not listed.startswith("free"):
+            return len(listed.split(","))
+        nvml = self.first.facts.nvml
+        if not isinstance(nvml, NvmlFacts):
+            return 1
+        seen = exported(os.environ, ())
+        return len(visible(nvml, seen.devices, seen.order).entries)
+
+
+class _Progress:
+    """Shows how far a trial is, on a terminal in one line that the next one replaces."""
+
+    def __init__(self, size: Size) -> None:
+        self._size, self._shown = size, Terminal.of(sys.stderr).styled
+
+    def __call__(self, steps: int, seconds: float) -> None:
+        if self._shown:
+            tell(f"\r{self._size}: {steps} steps, {seconds:.0f} s \r")
+
+
+def _sizes(text: str | None, trials: _Trials) -> list[Size]:
+    """Return the sizes, each once. Raises UsageError for what is none, or does not exist here."""
+    most = trials.most_here()
+    if text is None:
+        return [Size(1, each) for each in _powers(most)]
+    found = []
+    for word in text.split(","):
+        match = _SIZE.match(word.strip())
+        if match is None:
+            raise usage(
+                f"`{word.strip()}` is not a size",
+                why="a size is a number of processes, or nodes times processes of each, as in 2x4",
+                fix="`ddplaunch scale 1,2,4 -- train.py`",
+                where="SIZES",
+            )
+        size = Size(int(match[1] or 1), int(match[2]))
+        if trials.first.launch.device.value == "cuda" and size.each > most:
+            raise usage(
+                f"there is no place for size {size}: {most} GPUs are visible here",
+                why="each process takes a GPU of its own",
+                fix=f"`ddplaunch scale {','.join(map(str, _powers(most)))} …`, or `--hosts` for other machines",
+                where="SIZES",
+                code="size-not-here",
+            )
+        if size.nodes > 1:
+            raise usage(
+                f"size {size} takes {size.nodes} machines, and this is one",
+                why="neither `--hosts` nor an allocation of Slurm gives others",
+                fix=f"`--hosts a,b`, or sizes of this machine: `ddplaunch scale {size.processes} …`",
+                where="SIZES",
+                code="size-not-here",
+            )
+        found.append(size)
+    return list(dict.fromkeys(found))
+
+
+def _powers(most: int) -> list[int]:
+    """Return 1, 2, 4 … up to ``most``, which is the last one."""
+    found = [1]
+    while found[-1] * 2 <= most:
+        found.append(found[-1] * 2)
+    return found if found[-1] == most else [*found, most]
+
+
+def _save(record: Path, key: str, one: SizeMeasured) -> None:
+    """Keep what was measured in the trial's record, for ``--resume``; without a disk it is not kept."""
+    with suppress(OSError):
+        replace_file(record / _SAVED, json_text.dumps({"schema": 1, "key": key, "size": plain(one)}) + "\n")
+
+
+def saved(base: Path, key: str) -> SizeMeasured | None:
+    """Return the newest size under ``base`` that was measured with the same words; None where there is none."""
+    for directory in run_directories(base):
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            data = read_object(directory / _SAVED)
+            if data["key"] == key:
+                return _size_of(data["size"])
+    return None
+
+
+def _size_of(data: Mapping[str, Any]) -> SizeMeasured:
+    """Return the size in a record. Raises KeyError, TypeError or ValueError for what no trial wrote."""
+    ranks = tuple(RankPhases(**each) for each in data["ranks"])
+    if not ranks or not all(float(one.mean_s) > 0 and isinstance(one.shares, dict) for one in ranks):
+        raise ValueError("no ranks")
+    return SizeMeasured(**{**data, "ranks": ranks, "outside": tuple(data["outside"]), "problem": None})
+
+
+def _refuse_plot(plot: str | None) -> None:
+    if plot not in (None, "-") and not str(plot).endswith(".svg"):
+        raise usage(
+            f"`--plot {plot}` is not the name of an SVG file",
+            why="plots are written as SVG, which every browser shows and scales",
+            fix=f"`--plot {str(plot).rpartition('.')[0] or plot}.svg`, or `--plot -` for stdout",
+            where="flag: --plot",
+        )
+
+
+def _write(path: str, text: str) -> None:
+    if path == "-":
+        answer(text)
+        return
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as exception:
+        raise usage(
+            f"`{path}` cannot be written: {exception.strerror}",
+            why="the plot was to go there",
+            fix="name another file, or `--plot -` for stdout; `--resume` measures nothing again",
+            where="flag: --plot",
+        ) from exception

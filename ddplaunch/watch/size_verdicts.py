@@ -1,0 +1,243 @@
+"""What short trainings with several numbers of processes say: speed-up, efficiency, and what holds each size back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from ddplaunch.values.finding import Finding, warning
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import count, size_text
+from ddplaunch.watch.phases import RankPhases, held_back, mean_shares, milliseconds, percent
+
+_AS_IT_SHOULD = 0.8  # of the ideal speed-up, which guides promise of good scaling
+_GREW = 1.25  # computing that takes this many times as long as at the smallest size
+_ABOVE = 1.2  # of the ideal speed-up, which caches alone do not explain
+_NOT_FILLED = 0.3  # of a GPU's memory
+_COMPUTE = ("forward", "backward", "optimizer")
+#: How a step that took so many times as long at one end of its spread as at the other is judged.
+_NOISY = 1.5
+
+
+@dataclass(frozen=True)
+class SizeMeasured:
+    """One size. ``size`` is as it was typed (``2x4``), ``processes`` all of them, on ``nodes`` machines.
+
+    ``ranks`` is empty where nothing was measured, and ``problem`` says why. ``samples_per_s`` counts all ranks.
+    ``effective_batch`` and ``lr`` are what this size would train with, None where nobody said. ``cpus`` are those that
+    the ranks of one machine share, ``gpu_bytes`` the memory of its smallest GPU. ``busy_cpus`` were kept busy by others
+    before it began. ``settled`` is False where step times still moved. Sizes are in bytes, times in seconds.
+    """
+
+    size: str
+    processes: int
+    nodes: int = 1
+    ranks: tuple[RankPhases, ...] = ()
+    samples_per_s: float | None = None
+    effective_batch: int | None = None
+    lr: str | None = None
+    cpus: int = 1
+    gpu_bytes: int | None = None
+    busy_cpus: float = 0.0
+    settled: bool = True
+    outside: tuple[str, ...] = ()
+    record: str = ""
+    problem: Finding | None = None
+
+    @property
+    def mean_s(self) -> float | None:
+        """A mean step, in seconds."""
+        return sum(one.mean_s for one in self.ranks) / len(self.ranks) if self.ranks else None
+
+    @property
+    def step_s(self) -> float | None:
+        """The median step, in seconds."""
+        return median(one.step_s for one in self.ranks) if self.ranks else None
+
+    @property
+    def spread_s(self) -> tuple[float, float] | None:
+        """The tenth and the ninetieth percentile of steps, in seconds."""
+        if not self.ranks:
+            return None
+        return min(one.fastest_s for one in self.ranks), max(one.slowest_s for one in self.ranks)
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory of a rank."""
+        return max((one.peak_bytes for one in self.ranks if one.peak_bytes), default=None)
+
+    @property
+    def shares(self) -> dict[str, float | None]:
+        """Where the time goes, by the names of phases."""
+        return mean_shares(self.ranks)
+
+    @property
+    def slowest(self) -> RankPhases | None:
+        """The rank that works longest in a step; None of one rank, or where it cannot be told."""
+        if len(self.ranks) < 2 or any(one.own_s is None for one in self.ranks):
+            return None
+        return max(self.ranks, key=lambda one: one.own_s or 0.0)
+
+    @property
+    def compute_s(self) -> float | None:
+        """How long a rank computes in a mean step, without communication; None where it cannot be told."""
+        each = [
+            sum(one.shares[name] or 0.0 for name in _COMPUTE) * one.mean_s
+            for one in self.ranks
+            if one.shares["backward"] is not None
+        ]
+        return median(each) if each else None
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How much faster a size is than the smallest one that was measured, what would be ideal, and their ratio."""
+
+    speed_up: float
+    ideal: float
+
+    @property
+    def efficiency(self) -> float:
+        """The share of the ideal that is reached."""
+        return self.speed_up / self.ideal
+
+
+def base_of(sizes: Sequence[SizeMeasured]) -> SizeMeasured | None:
+    """Return the size that the others are compared with: the smallest one that was measured."""
+    return min((one for one in sizes if one.ranks), key=lambda one: one.processes, default=None)
+
+
+def speed_up(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SpeedUp | None:
+    """Return how much faster ``one`` is than ``base``; None where one of them was not measured.
+
+    By samples in a second; where ranks do not count them, by steps, which have as many samples for each rank, or with
+    ``strong`` in all.
+    """
+    if base is None or one.mean_s is None or base.mean_s is None:
+        return None
+    ideal = one.processes / base.processes
+    if one.samples_per_s and base.samples_per_s:
+        return SpeedUp(one.samples_per_s / base.samples_per_s, ideal)
+    return SpeedUp(base.mean_s / one.mean_s * (1.0 if strong else ideal), ideal)
+
+
+@dataclass(frozen=True)
+class SizeVerdict:
+    """What holds a size back, None where it scales as it should, in which case ``text`` says so."""
+
+    finding: Finding | None
+    text: str
+
+
+def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> SizeVerdict | None:
+    """Return what holds a measured size back most, None for one that was not measured."""
+    if not one.ranks:
+        return None
+    faster = speed_up(one, base, strong=strong)
+    alone = base is None or one.processes == base.processes
+    cpus = one.cpus * one.nodes
+    found = held_back(one.ranks, cpus)
+    if found is not None and found.code == "communication-bound":
+        found = _with_bandwidth(found, one)
+    if found is not None and found.code == "threads-exceed-cpus" and len(one.ranks) > one.cpus:
+        found = _more_than_cpus(one)  # fewer threads than one there are not
+    if found is None and not alone and base is not None and faster is not None:
+        found = _of_speed(one, base, faster, strong=strong)
+    if found is None and _is_small(one):
+        found = _not_filled(one)
+    if found is not None:
+        return SizeVerdict(found, found.what)
+    if faster is None or alone:
+        return SizeVerdict(None, "nothing holds its steps back")
+    if faster.efficiency > _ABOVE:
+        told = f"{percent(faster.efficiency)} of the ideal speed-up: something slowed {base.size if base else ''} down"
+        return SizeVerdict(None, f"{told}; `ddplaunch scale` once more tells")
+    return SizeVerdict(None, f"scaling as it should: {percent(faster.efficiency)} of the ideal")
+
+
+def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:
+    """Return the finding with what was seen of the links; a ring moves 2(n-1)/n of the gradients in each direction.
+
+    https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    """
+    size = next((size for rank in one.ranks if isinstance(size := rank.facts.get("gradient_bytes"), int)), None)
+    waits_s = median((rank.shares["comm"] or 0.0) * rank.mean_s for rank in one.ranks)
+    if not size or not waits_s:
+        return found
+    moved = 2 * (one.processes - 1) / one.processes * size
+    where = "over the network" if one.nodes > 1 else "within this machine"
+    seen = f"{found.what}, {size_text(round(moved / waits_s))} in a second {where}"
+    return warning(found.code, seen, why=found.why, fix=found.fix)
+
+
+def _more_than_cpus(one: SizeMeasured) -> Finding:
+    return warning(
+        "cpus-used-up",
+        f"{count(one.processes, 'process')} compute on {count(one.cpus * one.nodes, 'CPU')}",
+        why="each of them has one thread at least, and waits for a CPU while another one computes",
+        fix=f"at most {count(one.cpus, 'process')} on this machine: `ddplaunch scale {one.cpus} …`",
+    )
+
+
+def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong: bool) -> Finding | None:
+    """Return why a size is slow whose phases do not say it: computing takes longer than with fewer processes."""
+    if faster.efficiency >= _AS_IT_SHOULD:
+        return None
+    less = f"{count(one.processes, 'process')}: {faster.speed_up:.2g} times as fast as {base.processes}"
+    now_s, then_s = one.compute_s, base.compute_s
+    work = base.processes / one.processes if strong else 1.0
+    on_cpu = all(rank.facts.get("device") == "cpu" for rank in one.ranks)
+    if now_s is not None and then_s is not None and now_s > _GREW * then_s * work:
+        longer = f"a rank computes {milliseconds(now_s)} in a step, it was {milliseconds(then_s)}"
+        if on_cpu:
+            threads = sum(rank.facts["threads"] for rank in base.ranks if isinstance(rank.facts.get("threads"), int))
+            return warning(
+                "cpus-used-up",
+                f"{less}; {longer}",
+                why=f"{count(base.processes, 'process')} computed with {count(threads, 'thread')} already, and more "
+                f"share the same {count(one.cpus, 'CPU')}",
+                fix="more processes on this machine bring nothing; other machines do: `--hosts a,b`",
+            )
+        return warning(
+            "gpus-slower-together",
+            f"{less}; {longer}",
+            why="GPUs that work together get hot, share power, PCIe and the CPUs that feed them",
+            fix="`ddplaunch top` shows clocks, power and who else uses a GPU",
+        )
+    slow = one.slowest
+    names = {name: share for name, share in one.shares.items() if share is not None and name not in _COMPUTE}
+    most = max(names, key=lambda name: names[name], default="")
+    words = {"data": "waiting for data", "comm": "communication", "rest": "what is no phase of a step"}
+    told = f"; {words[most]} takes {percent(names[most])}" if most else ""
+    return warning(
+        "speed-up-low",
+        f"{less}, {percent(faster.efficiency)} of the ideal{told}",
+        why="no phase alone takes a quarter of the time"
+        + (f"; rank {slow.rank} works longest" if slow is not None else ""),
+        fix="a larger `--batch-size` makes all that is done once in a step smaller; `ddplaunch fit` finds the largest",
+    )
+
+
+def _is_small(one: SizeMeasured) -> bool:
+    return bool(one.gpu_bytes and one.peak_bytes and one.peak_bytes < _NOT_FILLED * one.gpu_bytes)
+
+
+def _not_filled(one: SizeMeasured) -> Finding:
+    return warning(
+        "gpu-not-filled",
+        f"the ranks use {size_text(one.peak_bytes)} of {size_text(one.gpu_bytes)} on their GPUs",
+        why="a larger batch fits, and keeps more of a GPU busy at a time",
+        fix="`ddplaunch fit` finds the batch that is fastest; `--batch-size` says it",
+    )
+
+
+def noise(one: SizeMeasured) -> str:
+    """Return what makes the figures of a size unsure, as a clause; "" if nothing does."""
+    spread = one.spread_s
+    if one.busy_cpus >= max(1.0, 0.25 * one.cpus):
+        return f"other programs kept {one.busy_cpus:.1f} CPUs busy before it began"
+    if not one.settled:
+        return "its step times still moved"
+    if spread is not None and spread[1] > _NOISY * spread[0]:
+        return f"its steps took from {milliseconds(spread[0])} to {milliseconds(spread[1])}"
+    return ""

@@ -1,0 +1,179 @@
+"""`ddplaunch scale` on real ranks: each planted bottleneck is named, and what cannot be measured is said."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.machine.processes.run_processes import runs_in
+from tests.hosts.launching import ANYWHERE, clean_environment, ddplaunch
+
+#: A model that sleeps is as fast on a busy machine as on an idle one; what is planted is what a rank really does.
+PLANTED = """
+import argparse, os, time, torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
+parser = argparse.ArgumentParser()
+parser.add_argument("--planted", default="nothing")
+parser.add_argument("--batch-size", type=int, default=4)
+parser.add_argument("--steps", type=int, default=100000)
+parser.add_argument("--lr", type=float, default=0.01)
+parser.add_argument("--out-dir", default="out")
+arguments = parser.parse_args()
+planted = arguments.planted
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.set_num_threads(16 if planted == "threads" else 1)
+
+class Samples(Dataset):
+    def __len__(self):
+        return 1 << 20
+    def __getitem__(self, index):
+        if planted == "input":
+            time.sleep(0.02)
+        return torch.ones(8)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        wide = 6_000_000 if planted == "communication" else 8
+        self.wide = torch.nn.Parameter(torch.zeros(wide))
+        self.large = torch.nn.Linear(1024, 1024) if planted == "threads" else None
+        self.one = torch.nn.Linear(8, 1)
+    def forward(self, batch):
+        if planted == "threads":
+            return self.large(torch.ones(2048, 1024)).sum() + self.one(batch).sum() + self.wide.sum()
+        if planted not in ("communication", "input"):
+            time.sleep(0.08 if planted == "late" and rank == 1 else 0.03)
+        return self.one(batch).sum() + self.wide[0] * 0.0
+
+model = torch.nn.parallel.DistributedDataParallel(Model(), bucket_cap_mb=100)
+optimizer = torch.optim.SGD(model.parameters(), arguments.lr)
+os.makedirs(arguments.out_dir, exist_ok=True)
+open(os.path.join(arguments.out_dir, f"rank-{rank}"), "w").close()
+loader = DataLoader(Samples(), arguments.batch_size)
+for done, batch in enumerate(loader):
+    if done == arguments.steps:
+        break
+    optimizer.zero_grad(set_to_none=False)
+    model(batch).backward()
+    optimizer.step()
+dist.barrier()
+os._exit(0)
+"""
+_FINISH_S = 400
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(PLANTED)
+    return tmp_path
+
+
+def words(sizes: str, *more: str, script: tuple[str, ...] = ()) -> list[str]:
+    return ddplaunch("scale", sizes, *ANYWHERE, "--steps", "25", *more, "--", "train.py", *script)
+
+
+def scale(folder: Path, command: list[str], status: int = 0) -> tuple[str, str]:
+    done = subprocess.run(
+        command, cwd=folder, env=clean_environment(), capture_output=True, text=True, timeout=_FINISH_S, check=False
+    )
+    assert done.returncode == status, done.stdout + done.stderr
+    assert not any(run.run_id.startswith("scale-") and within(run, folder) for run in runs_in(process_table()))
+    return done.stdout, done.stderr
+
+
+def within(run: Any, folder: Path) -> bool:
+    return any(str(folder) in " ".join(each.command) or each.mark("PWD") == str(folder) for each in run.all)
+
+
+def found(folder: Path, *more: str, planted: str) -> dict[str, Any]:
+    """Return what `--json` says of 2 processes."""
+    out, _ = scale(folder, words("2", "--json", *more, script=("--planted", planted)))
+    (two,) = json.loads(out)["sizes"]
+    return dict(two)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("planted", "code"),
+    [
+        ("input", "input-bound"),
+        ("communication", "communication-bound"),
+        ("late", "rank-late"),
+        ("threads", "threads-exceed-cpus"),
+        ("nothing", None),
+    ],
+)
+def test_what_is_planted_is_named(folder: Path, planted: str, code: str | None) -> None:
+    two = found(folder, planted=planted)
+    finding = two["verdict"]["finding"]
+    assert (None if finding is None else finding["code"]) == code, two["verdict"]
+    if planted == "late":
+        assert two["slowest_rank"] == 1 and "rank 1" in finding["what"]
+    if planted == "communication":
+        assert "in a second within this machine" in finding["what"]
+
+
+@pytest.mark.slow
+def test_sizes_side_by_side_and_resumed(folder: Path) -> None:
+    command = words("1,2", "--batch-size", "8", "--base-lr", "0.1", "--dataset-size", "1000", "--plot", "scale.svg")
+    out, err = scale(folder, command)
+    assert err.count(" steps of ") == 2 and "1 process:" in err and "2 processes:" in err
+    lines = {line[2:19].strip(): line[19:].split() for line in out.splitlines() if line.startswith("  ")}
+    assert lines["processes"] == ["1", "2"] and lines["effective batch"] == ["8", "16"]
+    assert lines["learning rate"] == ["0.1", "0.2"] and lines["speed-up"][0] == "1.00"
+    assert 1.4 < float(lines["speed-up"][1]) < 2.6, out
+    assert sorted(path.name for path in folder.iterdir()) == [".ddplaunch", "scale.svg", "train.py"]
+    assert "speed-up" in (folder / "scale.svg").read_text()
+    again, _ = scale(folder, resumed(command))
+    assert again == out
+    assert len(list((folder / ".ddplaunch" / "runs").iterdir())) == 2, "nothing was measured again"
+    strong, _ = scale(folder, words("1,2", "--strong", "--global-batch-size", "8", "--keep"))
+    assert "the effective batch stays the same" in strong
+    assert next(line.split()[-2:] for line in strong.splitlines() if "effective batch  " in line) == ["8", "8"]
+    assert len(list((folder / ".ddplaunch" / "trials").glob("*/output/rank-0"))) == 2, "kept"
+
+
+def resumed(command: list[str]) -> list[str]:
+    at = command.index("scale")
+    return [*command[: at + 2], "--resume", *command[at + 2 :]]
+
+
+@pytest.mark.slow
+def test_what_cannot_be_measured(folder: Path) -> None:
+    out, _ = scale(folder, words("1", script=("--steps", "5")), 1)
+    assert "error[trial-ended-early]: the script ended after" in out
+    (folder / "train.py").write_text("raise ValueError('no such thing')\n")
+    out, _ = scale(folder, words("1"), 1)
+    assert "error[trial-failed]" in out and "no such thing" in out
+    (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
+    out, _ = scale(folder, words("1", "--timeout", "8"), 1)
+    assert "error[trial-without-steps]: no optimizer step in 8.0 s" in out
+    for bad, code in (("2x2", "size-not-here"), ("1,x", "usage"), ("0", "usage")):
+        _, err = scale(folder, words(bad), 2)
+        assert f"error[{code}]" in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_there_is(folder: Path) -> None:
+    command = words("1,2", "--timeout", "300", "--warmup-steps", "100000")
+    command[command.index("25")] = "100000"
+    running = subprocess.Popen(
+        command, cwd=folder, env=clean_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + 120
+    while not list(folder.glob(".ddplaunch/runs/*/node-0/attempt-0/rank-0.phases.jsonl")) and time.monotonic() < end:
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    out, err = running.communicate(timeout=120)
+    assert running.returncode == 130, out + err
+    assert "error[trial-interrupted]" in out and "`--resume`" in out
+    assert not any(within(run, folder) for run in runs_in(process_table()))

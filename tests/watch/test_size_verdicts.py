@@ -1,0 +1,153 @@
+"""Speed-up, efficiency and verdicts of sizes that were measured, and how they are shown."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as Xml
+from typing import Any
+
+import pytest
+
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import error
+from ddplaunch.watch.phases import RankPhases
+from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
+from ddplaunch.watch.size_verdicts import SizeMeasured, base_of, noise, speed_up, verdict
+from tests.conftest import Golden
+
+HEALTHY = {"data": 0.02, "forward": 0.3, "backward": 0.55, "comm": 0.08, "optimizer": 0.04, "rest": 0.01}
+
+
+def rank(number: int, step_s: float = 0.1, spread: float = 1.1, **more: Any) -> RankPhases:
+    shares = more.pop("shares", HEALTHY)
+    facts = {"device": "cuda", "threads": 1, "gradient_bytes": 1 << 28, **more}
+    return RankPhases(
+        rank=number,
+        steps=100,
+        step_s=step_s,
+        fastest_s=step_s / spread,
+        slowest_s=step_s * spread,
+        mean_s=step_s,
+        shares=shares,
+        samples_per_s=8 / step_s,
+        peak_bytes=30 << 30,
+        facts=facts,
+    )
+
+
+def size(processes: int, step_s: float = 0.1, nodes: int = 1, **more: Any) -> SizeMeasured:
+    of_ranks = {name: more.pop(name) for name in ("shares", "spread", "device", "threads") if name in more}
+    ranks = more.pop("ranks", tuple(rank(number, step_s, **of_ranks) for number in range(processes)))
+    each = processes // nodes
+    return SizeMeasured(
+        size=str(each) if nodes == 1 else f"{nodes}x{each}",
+        processes=processes,
+        nodes=nodes,
+        ranks=ranks,
+        samples_per_s=more.pop("samples_per_s", 8 * processes / step_s),
+        effective_batch=8 * processes,
+        lr=f"{processes * 1e-4:g}",
+        cpus=more.pop("cpus", 64),
+        gpu_bytes=more.pop("gpu_bytes", 80 << 30),
+        **more,
+    )
+
+
+def test_speed_up_weak_and_strong() -> None:
+    one, four = size(1), size(4, 0.125)
+    assert base_of([four, one]) is one and base_of([SizeMeasured("1", 1)]) is None
+    weak = speed_up(four, one, strong=False)
+    assert weak is not None and weak.speed_up == pytest.approx(3.2) and weak.efficiency == pytest.approx(0.8)
+    unknown = [size(1, samples_per_s=None), size(4, 0.125, samples_per_s=None)]
+    weak = speed_up(unknown[1], unknown[0], strong=False)
+    assert weak is not None and weak.speed_up == pytest.approx(3.2)
+    strong = speed_up(size(4, 0.05, samples_per_s=None), unknown[0], strong=True)
+    assert strong is not None and strong.speed_up == pytest.approx(2.0) and strong.ideal == 4
+    assert speed_up(SizeMeasured("2", 2), one, strong=False) is None
+
+
+def changed(**more: float) -> dict[str, float]:
+    return {**HEALTHY, **more}
+
+
+#: Size, and the code of its verdict beside a healthy size 1.
+CASES = {
+    "healthy": (size(4, 0.11), None),
+    "input": (size(4, 0.2, shares=changed(data=0.5, forward=0.15, backward=0.2)), "input-bound"),
+    "communication": (size(4, 0.2, shares=changed(comm=0.5, forward=0.15, backward=0.25)), "communication-bound"),
+    "late": (
+        size(
+            4,
+            0.2,
+            ranks=(
+                rank(0, 0.2, shares=changed(comm=0.02, rest=0.3)),
+                *(rank(n, 0.2, shares=changed(comm=0.5)) for n in (1, 2, 3)),
+            ),
+        ),
+        "rank-late",
+    ),
+    "threads": (size(4, 0.2, device="cpu", threads=64), "threads-exceed-cpus"),
+    "too many": (size(4, 0.2, device="cpu", threads=1, cpus=2), "cpus-used-up"),
+    "computes longer": (size(4, 0.2, device="cpu", threads=1), "cpus-used-up"),
+    "gpus": (size(4, 0.2), "gpus-slower-together"),
+    "low": (size(4, 0.14, shares=changed(comm=0.24, forward=0.2, backward=0.35)), "speed-up-low"),
+    "not filled": (size(4, 0.1, gpu_bytes=200 << 30), "gpu-not-filled"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_verdicts(case: str) -> None:
+    one, code = CASES[case]
+    found = verdict(one, size(1), strong=False)
+    assert found is not None
+    assert (None if found.finding is None else found.finding.code) == code, found
+    if code is None:
+        assert found.text == "scaling as it should: 91 % of the ideal"
+    if code == "communication-bound":
+        assert "in a second within this machine" in found.text
+
+
+def test_what_is_unsure() -> None:
+    assert noise(size(2)) == ""
+    assert noise(size(2, cpus=4, busy_cpus=2.0)) == "other programs kept 2.0 CPUs busy before it began"
+    assert noise(size(2, spread=1.5)).startswith("its steps took from")
+    assert "still moved" in noise(size(2, settled=False))
+    above = verdict(size(2, 0.05), size(1), strong=False)
+    assert above is not None and above.finding is None and "200 % of the ideal" in above.text
+
+
+FAILED = error("trial-failed", "it failed after 3 steps: boom", why="it raised", fix="`ddplaunch explain x`")
+SIZES = [
+    size(1),
+    size(2, 0.105, spread=1.4),
+    size(4, 0.2, shares=changed(comm=0.5, forward=0.15, backward=0.25), outside=("/a/model.pt",)),
+    SizeMeasured("8", 8, problem=FAILED),
+    size(8, 0.2, nodes=2, shares=changed(data=0.5, forward=0.15, backward=0.2)),
+]
+
+
+@pytest.mark.parametrize("width", [80, 40])
+def test_the_answer(golden: Golden, width: int) -> None:
+    shown = scale_text(SIZES, Terminal(width=width), strong=False, dataset_size=50_000)
+    golden(f"scale-{width}", shown)
+    assert max(map(len, shown.splitlines())) <= width or "`" in shown
+    assert progress_text(SIZES[0], 3) == "1 process: 100 steps of 100 ms, 80 samples/s (3.0 s)\n"
+    assert progress_text(SIZES[3], 3) == "8 processes: it failed after 3 steps: boom (3.0 s)\n"
+
+
+def test_the_json() -> None:
+    found = json.loads(json.dumps(scale_json(SIZES, strong=False, dataset_size=50_000)))
+    assert found["schema"] == 1 and [each["size"] for each in found["sizes"]] == ["1", "2", "4", "8", "2x4"]
+    assert found["sizes"][2]["verdict"]["finding"]["code"] == "communication-bound"
+    assert found["sizes"][3]["problem"]["code"] == "trial-failed" and found["sizes"][3]["verdict"] is None
+    assert found["sizes"][1]["speed_up"] == 1.9048 and found["sizes"][0]["epoch_s"] == 625
+
+
+def test_the_picture() -> None:
+    root = Xml.fromstring(scale_svg(SIZES, "train.py <8>", strong=False))
+    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert "train.py <8>" in words and "1.90 (95 %)" in words and "2x4" in words
+    assert words.count("2x4") == 2 and words.count("8") == 1, "what was not measured is only a number at the axis"
+    bars = root.findall(".//{http://www.w3.org/2000/svg}rect[{http://www.w3.org/2000/svg}title]")
+    assert len(bars) == 4 * 6
+    assert Xml.fromstring(scale_svg([SIZES[3]], "nothing", strong=False)) is not None
