@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}  # where the module's name is not the package's
+MODULES = {
+    "nvidia-ml-py": "pynvml",
+    "pyyaml": "yaml",
+    "tree-sitter": "tree_sitter",
+    "tree-sitter-bash": "tree_sitter_bash",
+}  # where the module's name is not the package's
 
 
 def _declared() -> set[str]:
@@ -51,7 +56,7 @@ def test_a_launch_loads_none_of_the_heavy_ones(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import argparse\n")
     code = (
         "import sys; from ddplaunch.cli.main import main\ntry: main()\nfinally: print(sorted({'rich', 'psutil', "
-        "'yaml', 'typer', 'torch'} & sys.modules.keys()), file=sys.stderr)"
+        "'yaml', 'typer', 'torch', 'tree_sitter'} & sys.modules.keys()), file=sys.stderr)"
     )
     words = ["ddplaunch", "run", "2", "--device", "cpu", "--dry-run", "--", "train.py"]
     child = [sys.executable, "-c", f"import sys; sys.argv = {words!r}\n{code}"]

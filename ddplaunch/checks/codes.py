@@ -120,6 +120,11 @@ _LAUNCH = """
 line-not-converted: `ddplaunch convert` cannot say this line
     The line asks for something that has no equivalent, or its size stands in something that only a running shell knows.
     It stays as it is, and the rest is converted. Remedy: say it by hand, `ddplaunch run 4 -- train.py`.
+file-not-readable: `ddplaunch convert` cannot read this file
+    It is missing, a directory, not permitted, or no text. Remedy: a shell script.
+file-not-writable: `ddplaunch convert --write` did not change this file
+    It is a link, its directory is not yours, or a copy of an earlier change is there already. Nothing was changed.
+    Remedy: name the file behind the link; move FILE.orig away.
 launcher-missing: `ddplaunch convert` finds no launcher
     It looks for torchrun, accelerate, deepspeed, horovodrun, mpirun and srun, and for `python -m` with their modules.
     Remedy: a script that starts one of them.

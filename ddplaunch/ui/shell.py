@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import shlex
@@ -12,7 +13,7 @@ from ddplaunch.launch.convert.launch_words import Word
 from ddplaunch.launch.convert.translation import Translation
 from ddplaunch.launch.launch import Launch, Variable
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
-from ddplaunch.ui.terminal import Terminal, visible, wrap
+from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.secrets import in_words, is_secret
 
@@ -143,6 +144,7 @@ def _set(variable: Variable, unicode: bool) -> str:
     return f"{name}={quote(value, unicode)}" if name.isidentifier() else quote(f"{name}={value}", unicode)
 
 
+_MOST_COMPARED = 5000  # lines
 _LONGEST = 60  # of a line that is quoted in a finding
 
 
@@ -183,4 +185,30 @@ def not_converted(said: Translation, line: str, where: str) -> Finding:
         why=note.why,
         fix="say it by hand: `ddplaunch run NPROC -- train.py`; `ddplaunch run --help` lists the options",
         where=where,
+    )
+
+
+def diff_text(path: str, old: bytes, new: bytes, terminal: Terminal) -> str:
+    """Return what changes in a script as a unified diff, which ``patch`` takes.
+
+    The lines between two changes are compared by their place alone: comparing long scripts as texts takes minutes.
+    """
+    before, after = (data.decode("utf-8", "surrogateescape").splitlines(keepends=True) for data in (old, new))
+    first = next(
+        (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
+    )
+    most = min(len(before), len(after)) - first
+    same = next((i for i in range(most) if before[-1 - i] != after[-1 - i]), most)
+    start = max(0, first - 3)
+    ends = [len(lines) - max(0, same - 3) for lines in (before, after)]
+    if max(ends) - start > _MOST_COMPARED:
+        hunk = [f"-{line}" for line in before[start : ends[0]]] + [f"+{line}" for line in after[start : ends[1]]]
+        head = f"@@ -{start + 1},{ends[0] - start} +{start + 1},{ends[1] - start} @@\n"
+        lines = [f"--- {path}\n", f"+++ {path}\n", head, *hunk]
+    else:
+        lines = list(difflib.unified_diff(before, after, path, path))
+    shown = [line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines]
+    emphasis: dict[str, Emphasis] = {"+": "good", "-": "error", "@": "dim"}
+    return "".join(
+        terminal.paint(line[:-1], emphasis[line[0]]) + "\n" if line[0] in emphasis else line for line in shown
     )

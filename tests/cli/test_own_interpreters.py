@@ -120,7 +120,7 @@ def interpreters() -> list[tuple[str, list[ast.expr]]]:
 NO_START = {
     "cli/commands/run.py": "(sys.executable, *sys.orig_argv[1:]) of a relaunch: this one, as the user typed it",
     "cli/prepare.py": "interpreter(): with -P where there is one",
-    "launch/convert/launcher_line.py": "the text of a command for the user, with the interpreter that stood in the line",
+    "launch/convert/launcher_line.py": "the text of a command, with the interpreter that stood in the line",
     "values/variable_names.py": "own_command",
 }
 

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.launch.convert.launch_words import plain
 from ddplaunch.launch.convert.launcher_line import translate
 from ddplaunch.launch.convert.translation import Translation
-from ddplaunch.ui.shell import line_json, line_text, not_converted, notes_text
+from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.finding import ExitStatus, UsageError, usage
+
+_LARGEST = 64 << 20  # of a script, in bytes
 
 
 def convert(line: list[str] | None, files: list[str], write: bool | None, json: bool | None) -> int:
-    """Print the translation of the ``line`` behind ``--``, or of the launch lines of ``files``."""
-    if line is None and not files:
+    """Print the translation of the ``line`` behind ``--``, or of the launch lines of ``files``.
+
+    Raises UsageError for what is neither.
+    """
+    if bool(line) == bool(files):
         raise usage(
-            "there is nothing to convert",
-            why="`convert` reads a script, or a launch line behind `--`",
+            "there is nothing to convert" if not files else "a file and a line behind `--`",
+            why="`convert` reads scripts, or one launch line behind `--`",
             fix="`ddplaunch convert train.sh`, or `ddplaunch convert -- torchrun --nproc_per_node=4 train.py`",
         )
-    return _line(line or [], bool(json))
+    if line:
+        return _line(line, bool(json))
+    status = ExitStatus.DONE
+    for name in files:
+        status = max(status, _file(name, bool(write), bool(json)))
+    return status
 
 
 def _line(line: list[str], json: bool) -> int:
     words = plain(line)
-    said = translate(words)
+    said = translate(words, read_config)
     if said is None:
-        raise usage(
-            "there is no launcher in that line",
-            why="ddplaunch knows torchrun, accelerate, deepspeed, horovodrun, mpirun, and srun with tasks per node",
-            fix="`ddplaunch run 4 -- …` launches any training script",
-            code="launcher-missing",
-        )
+        raise _no_launcher("that line")
     if json:
         answer_json(line_json(words, said))
     elif said.words:
@@ -41,10 +51,131 @@ def _line(line: list[str], json: bool) -> int:
     return tell_notes(said, " ".join(word.source for word in words), "")
 
 
+def _no_launcher(where: str) -> UsageError:
+    return usage(
+        f"there is no launcher in {where}",
+        why="ddplaunch knows torchrun, accelerate, deepspeed, horovodrun, mpirun, and srun with tasks per node",
+        fix="`ddplaunch run 4 -- …` launches any training script",
+        code="launcher-missing",
+    )
+
+
 def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
     """Tell what was dropped and what is not known; return the exit status that follows."""
     if not said.words:
         tell_findings([not_converted(said, line, where)])
         return ExitStatus.FINDINGS
-    tell(notes_text(said, Terminal.of(sys.stderr)))
+    tell(notes_text(said, Terminal.of(sys.stderr), f"{where}: " if where else ""))
     return ExitStatus.DONE
+
+
+def _file(name: str, write: bool, json: bool) -> ExitStatus:
+    """Convert one script."""
+    from ddplaunch.launch.convert.shell_script import changed, sites_of  # a parser, which a line has no need of
+
+    data = _read(name)
+    sites = sites_of(data, read_config)
+    if not sites:
+        raise _no_launcher(f"`{name}`")
+    new = changed(data, sites)
+    status = ExitStatus.DONE
+    if json:
+        answer_json({"schema": 1, "file": name, "launches": [_site_json(site) for site in sites]})
+    elif write and new != data:
+        _replace(Path(name), data, new)
+    elif new != data:
+        answer(diff_text(name, data, new, Terminal.of(sys.stdout)))
+    for site in sites:
+        status = max(status, tell_notes(site.said, site.text, f"{name}:{site.line}"))
+    return status
+
+
+def _site_json(site: Any) -> dict[str, Any]:
+    notes = line_json([], site.said)
+    return {**notes, "line": site.line, "command": site.said.source if site.said.words else None}
+
+
+def _read(name: str) -> bytes:
+    """Return the bytes of a script. Raises UsageError for what is none."""
+    path = Path(name)
+    try:
+        if not path.is_file():
+            raise _no_script(name, "is a directory" if path.is_dir() else "is not a file that exists")
+        if path.stat().st_size > _LARGEST:
+            raise _no_script(name, "is larger than 64 MiB")
+        data = path.read_bytes()
+    except OSError as problem:
+        raise _no_script(name, f"cannot be read: {problem.strerror}") from problem
+    if b"\0" in data:
+        raise _no_script(name, "is no text")
+    return data
+
+
+def _no_script(name: str, problem: str) -> UsageError:
+    return usage(
+        f"`{name}` {problem}",
+        why="`convert` reads shell scripts, sbatch scripts and files of other launchers",
+        fix="`ddplaunch convert train.sh`, or a launch line behind `--`",
+        code="file-not-readable",
+    )
+
+
+def _replace(path: Path, old: bytes, new: bytes) -> None:
+    """Put ``new`` in the place of a script at once, with its mode and owner; ``old`` stays as FILE.orig.
+
+    Raises UsageError for a link, for a copy that is there already, and for what may not be written.
+    """
+    if path.is_symlink():
+        target = shlex.quote(str(path.resolve()))
+        raise usage(
+            f"`{path}` is a link",
+            why="others may use the file behind it, under another name",
+            fix=f"`ddplaunch convert --write {target}`",
+            code="file-not-writable",
+        )
+    copy, fresh = path.with_name(f"{path.name}.orig"), path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        was = path.stat()
+        _create(copy, old, was)
+        try:
+            _create(fresh, new, was)
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            copy.unlink(missing_ok=True)
+            raise
+    except OSError as problem:
+        raise usage(
+            f"`{path}` was not changed: {problem.filename or copy}: {problem.strerror}",
+            why="the script is copied to FILE.orig, then replaced at once with its owner and mode",
+            fix=f"`ddplaunch convert {shlex.quote(str(path))} | patch -p0`, or move the old copy away",
+            code="file-not-writable",
+        ) from problem
+    tell(f"changed {path}; the original is {copy}\n")
+
+
+def _create(path: Path, data: bytes, like: os.stat_result) -> None:
+    """Write a new file with the owner and mode of another; nothing that exists is touched."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            if (like.st_uid, like.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(file.fileno(), like.st_uid, like.st_gid)
+            os.fchmod(file.fileno(), like.st_mode & 0o7777)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def read_config(path: str) -> Mapping[str, str] | None:
+    """Return what a file of `accelerate config` says, None for a file that is none or cannot be read."""
+    from ddplaunch.launch.convert.launch_files import accelerate_options, parsed  # YAML, for those who have such a file
+
+    try:
+        document = parsed(_read(path))
+    except UsageError:
+        return None
+    return accelerate_options(document)

@@ -23,10 +23,22 @@ _WRAPPERS = frozenset(
 
 @dataclass(frozen=True)
 class Word:
-    """One word: ``source`` is its shell text, ``text`` what a shell makes of it, None where that is not known."""
+    """One word: ``source`` is its shell text, ``text`` what a shell makes of it, None where that is not known.
+
+    ``constant`` is the value of a variable that has one value in its script, ``parts`` are the words for which one
+    stands that the script sets to several. ``span`` is where the word stands, in bytes.
+    """
 
     source: str
     text: str | None = None
+    constant: str | None = None
+    parts: tuple[Word, ...] = ()
+    span: tuple[int, int] | None = None
+
+    @property
+    def value(self) -> str | None:
+        """What the word is, said outright or by a variable; None where that is not known."""
+        return self.constant if self.text is None else self.text
 
     @property
     def name(self) -> str:

@@ -54,8 +54,12 @@ class LauncherLine:
     def read(self, words: Sequence[Word]) -> list[Word]:
         """Take the launcher's options; return the words behind them: what the ranks run. Raises CannotSay."""
         at = 0
+        words = list(words)
         while at < len(words):
             word = words[at]
+            if word.parts and option_of(word.parts[0])[0]:
+                words[at : at + 1] = word.parts
+                continue
             if word.text == "--":
                 return list(words[at + 1 :])
             name, value = option_of(word)
@@ -80,7 +84,7 @@ class LauncherLine:
 
     def _refuse_hidden_options(self, rest: Sequence[Word]) -> None:
         """Raise CannotSay if a variable stands before what is plainly the script: options of the launcher are in it."""
-        if rest[0].text is not None:
+        if rest[0].value is not None:
             return
         table = LAUNCHERS[self.launcher]
         for word in rest[1:]:
@@ -152,7 +156,7 @@ class LauncherLine:
     def command(self, rest: Sequence[Word]) -> list[Word]:
         """Return ``run NPROC FLAGS -- TARGET``. Raises CannotSay."""
         nproc, nnodes = self._size()
-        one = nnodes.text in _ONE
+        one = nnodes.value in _ONE
         counts = [nproc]
         if not one and nproc.text is not None and nnodes.number() is not None:
             counts = [known(f"{nnodes.text}x{nproc.text}")]
@@ -294,7 +298,7 @@ class LauncherLine:
         if (
             address.text in _LOCAL
             and number.text in ("0", "29400")
-            and self.said.get("nnodes", known("1")).text in _ONE
+            and self.said.get("nnodes", known("1")).value in _ONE
         ):
             self.dropped.append(Note(f"`--rdzv-endpoint {word.source}`", "one node finds a free port by itself"))
             return
@@ -312,7 +316,7 @@ class LauncherLine:
         args = [*passed, *map(literal, rest[1:])]
         if "module" in self.switches:
             return [known("-m"), rest[0], *args]
-        text = rest[0].text
+        text = rest[0].value
         if "no_python" in self.switches:
             return [*([known("env")] if (text or "").endswith(".py") else []), rest[0], *args]
         if text is None:

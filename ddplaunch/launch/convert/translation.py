@@ -55,10 +55,10 @@ def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
         del behind[0]
     if not behind or rest[0].text not in ("python", "python3") or (behind[0].text or "").startswith("-"):
         return behind if behind and behind[0].text == "-m" and rest[0].text in ("python", "python3") else rest
-    if behind[0].text is None:
+    if behind[0].value is None:
         unknown.append(unsure(behind[0]))
         return behind
-    return behind if behind[0].text.endswith(".py") else rest
+    return behind if behind[0].value.endswith(".py") else rest
 
 
 #: What the text of a line of MPI does not tell.
@@ -76,5 +76,5 @@ def unsure(word: Word) -> Note:
 
 def literal(word: Word) -> Word:
     """Return an argument so that ddplaunch finds no placeholder in it."""
-    text = None if word.text is None else as_literal(word.text)
-    return Word(as_literal(word.source), text)
+    source = as_literal(word.source)
+    return word if source == word.source else Word(source, None if word.text is None else as_literal(word.text))
