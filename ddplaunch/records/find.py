@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.records.directory import metrics_path, not_yours, path_text
+from ddplaunch.records.first_failure import first_failed_node
 from ddplaunch.records.json_files import as_number, as_text, read_object
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.own_files import NotOursError, foreign, own_folders, read_file
@@ -19,6 +20,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
 _MOST_METRICS = 1 << 28  # bytes
+_MOST_TASKS = 4_000_001  # Slurm's largest MaxArraySize
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,20 @@ class RunRecord:
 
     @property
     def outcome(self) -> RunOutcome | None:
-        """Node 0's outcome, which is that of all nodes of a launch over ssh, else that of the first node with one."""
-        return self.outcomes[min(self.outcomes)] if self.outcomes else None
+        """Node 0's outcome if it failed or all succeeded, else that of the node that failed first, else the first one.
+
+        Node 0's is that of all nodes in a launch over ssh; elsewhere it names another node's failure that it knew of.
+        """
+        if not self.outcomes:
+            return None
+        first = self.outcomes[min(self.outcomes)]
+        return first if first.state in ("failed", "killed") else first_failed_node(self.outcomes) or first
+
+    @property
+    def slurm_job(self) -> str | None:
+        """The Slurm job as squeue names it: ``12``, or ``3_0`` for an element of an array; None outside of one."""
+        array, task = (as_text(self.value("environment", f"SLURM_ARRAY_{name}_ID")) for name in ("JOB", "TASK"))
+        return f"{array}_{task}" if array and task else as_text(self.value("environment", "SLURM_JOB_ID"))
 
 
 def run_directories(base: Path) -> list[Path]:
@@ -197,6 +211,36 @@ def yours(directory: Path) -> Path:
 def newest_run(base: Path, prefix: str) -> Path | None:
     """Return the newest directory of a run whose id begins with ``prefix``, None where there is none."""
     return next((path for path in run_directories(base) if path.name.startswith(prefix)), None)
+
+
+def runs_of_job(base: Path, job: str) -> dict[str, Path]:
+    """Return the newest run of a Slurm job, or of each element of a job array, by their names as squeue has them.
+
+    ``job`` is ``12``, ``3_0``, ``3_[0-4,7]``, or 3 for all elements of an array. Elements have numbers of their own,
+    too, which the ids of their runs begin with; the last one has the number of the array.
+    """
+    array, bracket, tasks = job.partition("_")
+    wanted = task_numbers(tasks) if bracket else None
+    found: dict[str, Path] = {}
+    for path in run_directories(base):
+        if not path.name.startswith("slurm-"):
+            continue
+        label = read_record(path).slurm_job or path.name.removeprefix("slurm-").partition(".")[0]
+        of_array, _, task = label.partition("_")
+        own = not bracket and path.name.startswith(f"slurm-{job}.") and of_array != array
+        if own or (of_array == array and (wanted is None or task in wanted)):
+            found.setdefault(label, path)
+    return found
+
+
+def task_numbers(text: str) -> frozenset[str]:
+    """Return the elements of a job array that ``0`` or ``[0-4,7]`` means, as Slurm writes them; none if malformed."""
+    found: set[str] = set()
+    for word in re.sub(r"%\d+(?=\]?\Z)", "", text).strip("[]").split(","):
+        first, _, last = word.partition("-")
+        if first.isdecimal() and (last or first).isdecimal() and int(last or first) - int(first) < _MOST_TASKS:
+            found |= {str(number) for number in range(int(first), int(last or first) + 1)}
+    return frozenset(found)
 
 
 def _no_such_run(what: str, base: Path) -> UsageError:

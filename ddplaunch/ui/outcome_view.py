@@ -157,6 +157,17 @@ def elsewhere_text(attempt: int, attempts: int) -> str:
     )
 
 
+def node_failed_text(outcome: RunOutcome, node: int, record: str, width: int) -> str:
+    """Return the last line of a node that ended because ``node`` failed, whose own words are on the same console."""
+    found = outcome.diagnosis
+    after = duration_text(outcome.ended_s - outcome.started_s)
+    reason = "" if found is None else f": error[{found.code}] {found.what}"
+    text = (
+        f"failed (exit status {outcome.exit_status}) after {after}, because node {node} did{reason}; record in {record}"
+    )
+    return line_text(text, width)
+
+
 def _killed(outcome: RunOutcome) -> tuple[int, ...]:
     """Return the ranks that did not end when they were told to, and had to be killed."""
     last = outcome.attempts[-1].ranks if outcome.attempts else ()

@@ -416,3 +416,26 @@ def test_what_an_outcome_lacks_is_not_there(changes: dict[str, Any], expected: d
     run_id = tmp_path.name if "run_id" in changes else "r"
     whole = outcome(attempts=before(DIAGNOSIS), notes=("a",), run_id=run_id)
     assert read_outcome(tmp_path) == replace(whole, **expected)
+
+
+def test_a_node_that_others_ended_has_the_verdict_of_the_one_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 1's rank failed, srun sent SIGTERM to node 0, and both records are in one place."""
+    for name, value in {"DDPLAUNCH_NNODES": "2", "SLURM_STEP_ID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "node-1").mkdir()
+    settings, heard = Settings(directory=str(tmp_path)), Heard()
+    told = ended(attempt(rank(0, **TERMINATED)), state="signal", signal=signal.SIGTERM)
+    found = Diagnosis("script-exception", "observed", "ValueError: bad batch", "", (), 1)
+    other = AttemptOutcome(0, 1.0, 9.0, True, found, (rank(1, exit_code=3),))
+    write_outcome(tmp_path, RunOutcome("r", "b", 1, "failed", 3, 1.0, 9.0, 1, found, (), (other,)))
+    assert conclude(settings, told, heard) == 3
+    assert "because node 1 did: error[script-exception] ValueError: bad batch" in " ".join(heard.text.split())
+    outcome = read_outcome(tmp_path)
+    assert isinstance(outcome, RunOutcome) and outcome.diagnosis == replace(found, host="b")
+    assert (outcome.state, outcome.exit_status, outcome.first_failed_rank) == ("failed", 3, 1)
+    own = ended(attempt(rank(0, exit_code=5), first=0), state="failed")
+    assert conclude(settings, own, heard) == 5, "its own failure counts"
+    interrupted = ended(attempt(rank(0, **TERMINATED)), state="signal", signal=signal.SIGINT)
+    assert conclude(settings, interrupted, heard) == 130, "a person counts"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.records.outcome import RunOutcome, write_outcome
 from tests.cli.cli_calls import Call, call, folder
 from tests.launch.test_submit import SCONTROL, programs
 
@@ -57,3 +59,39 @@ def test_the_newest_run_of_a_job_comes_before_its_log_and_a_number_alone_is_no_p
     assert json.loads(call("explain", "12", "--json").out)["run_id"] == "slurm-12.0-r1"
     said = call("explain", "999")
     assert said.status == 2 and "`999` is no code, no run and no file" in said.err
+
+
+def recorded(folder: Path, run_id: str, *, array: str = "", task: str = "") -> None:
+    """Write the record of a run that failed, of an element of a job array if one is named."""
+    place = folder / ".ddplaunch/runs" / run_id
+    place.mkdir(parents=True)
+    names = {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": task} if array else {"SLURM_JOB_ID": "7"}
+    (place / "run.json").write_text(json.dumps({"schema": 1, "run_id": run_id, "created_s": 1.0, "environment": names}))
+    found = Diagnosis("out-of-gpu-memory", "observed", "no memory", "", (), 0)
+    write_outcome(place, RunOutcome(run_id, "vn1", 0, "failed", 1, 2.0, 9.0, 0, found, (), ()))
+
+
+def test_an_element_of_an_array_by_any_of_its_names_and_an_array_by_none(call: Call, folder: Path) -> None:
+    for number, (run_id, task) in enumerate((("slurm-4.0", "0"), ("slurm-5.0", "1"), ("slurm-3.0", "2"))):
+        recorded(folder, run_id, array="3", task=task)
+        os.utime(folder / ".ddplaunch/runs" / run_id / "run.json", (1000 + number, 1000 + number))
+    named = {
+        "3_0": "slurm-4.0",
+        "3_[1]": "slurm-5.0",
+        "3_[2%1]": "slurm-3.0",
+        "4": "slurm-4.0",
+        "slurm-3_2": "slurm-3.0",
+    }
+    for word, run_id in named.items():
+        assert json.loads(call("explain", word, "--json").out)["run_id"] == run_id
+    for word, elements in (("3", "3_0, 3_1, 3_2"), ("3_[0-1]", "3_0, 3_1"), ("3_[0,2]", "3_0, 3_2")):
+        said = call("explain", word)
+        assert said.status == 2 and f"its elements are known here: {elements}" in " ".join(said.err.split())
+    assert call("explain", "3_7").status == 2 and call("explain", "3_[x]").status == 2
+
+
+def test_the_log_of_a_job_is_explained_by_the_run_that_it_shows(call: Call, folder: Path) -> None:
+    (folder / "job.out").write_text(f"ddplaunch slurm-7.0\n  run     train.py\n{CUT}")
+    assert "the job was cancelled" in call("explain", "job.out").out
+    recorded(folder, "slurm-7.0")
+    assert "error[out-of-gpu-memory]" in call("explain", "job.out").out

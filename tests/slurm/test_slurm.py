@@ -41,6 +41,8 @@ sys.stdout.flush()
 dist.barrier()
 if sys.argv[1] == "fail" and dist.get_rank() == 1:
     os._exit(42)
+if sys.argv[1] == "raise":
+    raise RuntimeError("the loss is not finite")
 if sys.argv[1] == "fail":
     time.sleep(100)
 if sys.argv[1] == "wait":
@@ -140,15 +142,34 @@ def test_a_batch_script_without_srun_gets_its_step_and_a_failure_ends_all(cluste
     job = cluster.run(["sbatch", "--parsable", "job.sh"], place).stdout.strip()
     ended = cluster.finished(job, timeout_s=120)
     log = (place / "job.out").read_text()
-    # srun exits with the highest status of its tasks, so the one that it ended may count: 128 + SIGTERM.
-    assert ended["JobState"] == "FAILED" and ended["ExitCode"] in ("42:0", "143:0"), log
+    assert ended["JobState"] == "FAILED" and ended["ExitCode"] == "42:0", log
     assert "rank 1 ended with exit code 42" in " ".join(log.split())
     record = newest_run(place / ".ddplaunch", f"slurm-{job}.")
     first = None if record is None else first_failed_node(read_outcomes(record))
-    assert first is not None
+    assert record is not None and first is not None
     assert (first.run_id, first.node, first.exit_status, first.first_failed_rank) == (f"slurm-{job}.0", 1, 42, 1)
+    assert "because node 1 did: error[unknown] rank 1 ended with exit code 42" in " ".join(log.split())
+    whole = json.loads((record / "outcome.json").read_text())  # of node 0, which srun ended
+    assert (whole["state"], whole["exit_status"], whole["first_failed_rank"]) == ("failed", 42, 1)
+    for word in (job, "job.out"):
+        assert "rank 1 ended with exit code 42" in " ".join(
+            cluster.ddplaunch("explain", word, cwd=place).stdout.split()
+        )
     assert "one task on each node, by srun \\ --kill-on-bad-exit=1 --wait=60" in " ".join(log.split())
     assert not _left(place), "no rank outlives the job"
+
+
+def test_elements_of_an_array_are_explained_by_their_names(cluster: Cluster, place: Path) -> None:
+    size = ("1x1", "--gpus-per-node", "1", "--time", "5", "--sbatch-arg", "--array=0-1")
+    job = cluster.ddplaunch("submit", *size, *HERE, "--", "train.py", "raise", cwd=place).stdout.strip()
+    for element in ("0", "1"):
+        cluster.finished(f"{job}_{element}")
+    for word, run in ((f"{job}_0", "slurm-"), (f"{job}_[1]", f"slurm-{job}.0"), (f"slurm-{job}_1.out", f"slurm-{job}")):
+        said = cluster.ddplaunch("explain", word, "--json", cwd=place)
+        assert json.loads(said.stdout)["run_id"].startswith(run), said.stdout + said.stderr
+    for word in (job, f"{job}_[0-1]"):
+        said = cluster.ddplaunch("explain", word, cwd=place)
+        assert said.returncode == 2 and f"are known here: {job}_0, {job}_1" in " ".join(said.stderr.split())
 
 
 def test_a_signal_before_the_end_reaches_every_rank_in_time_to_save(cluster: Cluster, place: Path) -> None:

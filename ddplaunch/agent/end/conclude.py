@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +21,10 @@ from ddplaunch.explain.read.traceback import Tracebacks
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read_end
 from ddplaunch.records.directory import path_text
-from ddplaunch.records.first_failure import failed_by_itself, first_failed
+from ddplaunch.records.find import read_outcomes
+from ddplaunch.records.first_failure import failed_by_itself, first_failed, first_failed_node
 from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, write_outcome
-from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, outcome_text
+from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding
 from ddplaunch.watch import observed
@@ -30,6 +32,8 @@ from ddplaunch.watch.recording import straggler_words
 
 _TAIL_BYTES = 1 << 16
 _LINES = 20
+_WRITES_S = 3.0  # a record on a network file system arrives late
+_CLOCK_S = 5.0  # what the clocks of two nodes may differ by
 _LINE_CHARS = 500
 
 _explained: dict[int, Diagnosis | None] = {}  # attempts before the last, by number, so that none is read twice
@@ -87,10 +91,14 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) ->
     if directory is not None and outcome.state == "failed" and not settings.node:
         outcome = replace(outcome, previous=_before(directory, outcome))
     problem = "no run directory was named" if directory is None else _written(directory, outcome)
-    scheduled = _by_the_scheduler(settings, ended)
-    if scheduled is not None:
-        outcome = replace(outcome, diagnosis=scheduled)
-        problem = problem if directory is None else _written(directory, outcome)
+    decided, cause = _decided_elsewhere(settings, ended, outcome, first)
+    if directory is not None and decided is not outcome:
+        problem = _written(directory, decided)
+    outcome = decided
+    if cause is not None and "SLURM_STEP_ID" in os.environ:  # what that node says stands on the same console
+        if not (settings.silent or settings.node):
+            say(node_failed_text(outcome, cause, settings.directory, Terminal.of(sys.stderr).width))
+        return outcome.exit_status
     text = outcome_text(
         outcome,
         None if directory is None else path_text(directory),
@@ -138,6 +146,64 @@ def _node_0_says_it(settings: Settings, outcome: RunOutcome) -> bool:
     """Whether this node ended like all others of a Slurm step, whose words srun puts on one console."""
     alike = outcome.state in ("succeeded", "terminated")
     return alike and bool(settings.node) and "SLURM_STEP_ID" in os.environ
+
+
+def _decided_elsewhere(
+    settings: Settings, ended: EndedRun, outcome: RunOutcome, first: RankOutcome | None
+) -> tuple[RunOutcome, int | None]:
+    """Return the outcome with what Slurm, or the node that failed, knows of the end; and that node, None for none."""
+    scheduled = _by_the_scheduler(settings, ended)
+    if scheduled is not None:
+        return replace(outcome, diagnosis=scheduled), None
+    cause = _node_that_failed(settings, Path(settings.directory), ended, first) if settings.directory else None
+    return (outcome, None) if cause is None else (caused_by(outcome, cause), cause.node)
+
+
+def _node_that_failed(
+    settings: Settings, directory: Path, ended: EndedRun, first: RankOutcome | None
+) -> RunOutcome | None:
+    """Return how the node ended because of which this one did, if their records are in one place.
+
+    srun, or torchrun's rendezvous, ends the nodes of which no rank failed; the one that did has written why before.
+    """
+    told = ended.state == "signal" and ended.signal == signal.SIGTERM
+    if first is not None or ended.stopped is not None or ended.launcher_died or not (told or ended.state == "error"):
+        return None
+    if os.environ.get("DDPLAUNCH_NNODES", "1") == "1":
+        return None
+    until_s = time.monotonic() + (_WRITES_S if not told or "SLURM_STEP_ID" in os.environ else 0.0)
+    while True:
+        others = {
+            node: each
+            for node, each in read_outcomes(directory).items()
+            if node != settings.node and each.ended_s > ended.started_s - _CLOCK_S
+        }
+        found = first_failed_node({node: each for node, each in others.items() if _knows(each)})
+        if found is not None or time.monotonic() > until_s:
+            return found
+        time.sleep(0.1)
+
+
+def _knows(outcome: RunOutcome) -> bool:
+    """Return whether a rank failed on the node, and not only what it waited for."""
+    return any(failed_by_itself(each) for each in outcome.last_ranks) and outcome.diagnosis is not None
+
+
+def caused_by(outcome: RunOutcome, cause: RunOutcome) -> RunOutcome:
+    """Return the outcome of a node that ended because another one failed: that node's verdict and exit status."""
+    found = cause.diagnosis
+    attempts = outcome.attempts
+    if attempts:
+        attempts = (*attempts[:-1], replace(attempts[-1], failed=True, diagnosis=found))
+    return replace(
+        outcome,
+        state="failed",
+        exit_status=cause.exit_status,
+        first_failed_rank=cause.first_failed_rank,
+        diagnosis=None if found is None else replace(found, host=found.host or cause.host),
+        cascade=cause.cascade,
+        attempts=attempts,
+    )
 
 
 def _by_the_scheduler(settings: Settings, ended: EndedRun) -> Diagnosis | None:

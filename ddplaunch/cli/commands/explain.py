@@ -16,7 +16,16 @@ from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import Subject, named_files, recorded_run
-from ddplaunch.records.find import RunRecord, find_run, newest_run, numbered, read_record, run_directories, yours
+from ddplaunch.records.find import (
+    RunRecord,
+    find_run,
+    numbered,
+    read_record,
+    run_directories,
+    runs_of_job,
+    task_numbers,
+    yours,
+)
 from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
@@ -27,9 +36,12 @@ if TYPE_CHECKING:
 
 #: Codes that tell so little that another node, or Slurm, may know more.
 _VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
-_JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10})(?:_[0-9]+)?\Z")
+_JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%-]+\]))?)\Z")
 _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
+_SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)\r?$", re.MULTILINE)
+_HEAD_BYTES = 1 << 18  # of a log, where a launch shows its id
 _JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
+_NAMED = 8  # elements of a job array
 _SHOWN = 200  # characters of a name
 _SLURM_S = 5.0  # to wait for Slurm's answer
 
@@ -126,10 +138,11 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
     if match is None:
         return explanation
     restarts = int(match[2] or 0) if record is not None else 0
-    state = job_state(match[1], os.environ, _SLURM_S)
+    job = (record.slurm_job if record is not None else None) or match[1]
+    state = job_state(job, os.environ, _SLURM_S)
     if state is None or (record is not None and state.restarts > restarts):
         return explanation
-    found = diagnosis(match[1], state, state.restarts)
+    found = diagnosis(job, state, state.restarts)
     return explanation if found is None else Explanation(found, explanation.cascade)
 
 
@@ -167,6 +180,9 @@ def _explained(subject: Subject) -> Explanation:
     nodes = [outcome.explanation for outcome in record.outcomes.values()]
     named = [each for each in nodes if each and each.diagnosis and each.diagnosis.code not in _VAGUE]
     outside = [each for each in nodes if each and each.diagnosis and _from_outside(each.diagnosis, found.diagnosis)]
+    failed = record.outcome is not None and record.outcome.state == "failed"
+    if failed and not (named or outside) and found.diagnosis.code == "terminated":  # of the nodes that srun ended
+        return (record.outcome and record.outcome.explanation) or found
     return next(iter((*named, *outside)), found)  # a node may have known more than its logs say: its kernel, its cgroup
 
 
@@ -194,16 +210,57 @@ def _subject(targets: list[str], base: Path) -> Subject:
         if not path.exists():
             found = _job(targets[0], base) or _run(targets[0], base)
             return recorded_run(found) if found.is_dir() else named_files([str(found)])
+        if (recorded := _run_of_log(path, base)) is not None:
+            return recorded_run(recorded)
     return named_files(targets)
 
 
 def _job(word: str, base: Path) -> Path | None:
-    """Return the newest run, else the log, of the job that ``word`` names (``12``, ``slurm-12``), None for neither."""
-    if not _JOB_WORD.match(word):
+    """Return the newest run, else the log, of the job that ``word`` names (``12``, ``slurm-12``, ``3_0``), or None.
+
+    Raises UsageError for a job array of several elements.
+    """
+    match = _JOB_WORD.match(word)
+    if match is None:
         return None
-    job = word.removeprefix("slurm-")
-    log = Path(f"slurm-{job}.out")
-    return newest_run(base, f"slurm-{job}.") or (log if log.is_file() else None)
+    job = match[1]
+    found = runs_of_job(base, job)
+    if not found:
+        array, _, tasks = job.partition("_")
+        wanted = task_numbers(tasks)
+        logs = [Path(f"slurm-{job}.out"), *sorted(Path().glob(f"slurm-{array}_*.out"))]
+        named = {path.stem.removeprefix("slurm-"): path for path in logs if path.is_file()}
+        found = {name: path for name, path in named.items() if not tasks or name.partition("_")[2] in wanted}
+        if job in named:
+            return named[job]
+    if len(found) > 1:
+        names = sorted(found, key=lambda name: int(name.partition("_")[2] or 0))
+        listed = ", ".join(names[:_NAMED]) + (", …" if len(names) > _NAMED else "")
+        raise usage(
+            f"job {job} is an array; {len(found)} of its elements are known here: {listed}",
+            why="each element is a run of its own, with its own end",
+            fix=f"`ddplaunch explain {names[0]}`; `ddplaunch ps` shows how each of them ended",
+        )
+    return next(iter(found.values()), None)
+
+
+def _run_of_log(path: Path, base: Path) -> Path | None:
+    """Return the record of the run in a Slurm job that a log shows, if that knows of a failure; None otherwise.
+
+    The log of a job mixes the words of all nodes: srun ends those that did not fail, and what they say comes last.
+    """
+    try:
+        if not path.is_file():
+            return None
+        with path.open("rb") as file:
+            said = _SAYS_RUN.findall(file.read(_HEAD_BYTES))
+    except OSError:
+        return None
+    directory = base / "runs" / said[-1].decode() if len(set(said)) == 1 else None
+    if directory is None or directory not in run_directories(base):
+        return None
+    outcome = read_record(directory).outcome
+    return None if outcome is None or outcome.diagnosis is None else directory
 
 
 def _run(word: str, base: Path) -> Path:

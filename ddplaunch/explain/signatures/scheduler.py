@@ -181,7 +181,11 @@ SIGNATURES: tuple[Signature, ...] = (
         fixes=_CANCELLED_FIXES,
         examples=("slurmstepd-node1: error: *** STEP 4.0 ON node1 CANCELLED AT 2026-11-21T11:21:58 ***",),
         near_misses=("slurmstepd: error: *** JOB 12 ON n CANCELLED AT 2026-11-21T10:16:20 DUE TO TIME LIMIT ***",),
-        log_unless=(r"srun: Terminating (?:[Ss]tep|job)", r"DUE TO (?:TIME|NODE)", r"oom[-_]kill|Out Of Memory"),
+        log_unless=(
+            r"srun: (?:launch/slurm: \w+: )?Terminating (?:[Ss]tep|job)",
+            r"DUE TO (?:TIME|NODE)",
+            r"oom[-_]kill|Out Of Memory",
+        ),
         source="https://slurm.schedmd.com/scancel.html",
     ),
     _state(
