@@ -122,6 +122,7 @@ def environment(home: Path) -> dict[str, str]:
         "LANG": "C.UTF-8",
         "COLUMNS": "80",
         "NO_COLOR": "1",
+        "DDPLAUNCH_QUIET": "0",  # the panel, as on a terminal
         "PYTHONWARNINGS": "ignore",  # torch warns of a missing NumPy, which nothing here needs
     }
 
@@ -177,7 +178,7 @@ def comparable(block: Block, text: str) -> str:
     )
     text = re.sub(r"\d+ usable CPUs?", "N usable CPUs", text)
     text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N", text)
-    text = re.sub(r"\d+ variables set", "N variables set", text)
+    text = re.sub(r"OMP_NUM_THREADS=\d+", "OMP_NUM_THREADS=N", text)
     text = re.sub(r"(?<=\.err:)\d+", "N", text)  # Python versions draw tracebacks with more or fewer lines
     text = re.sub(r"\(pid \d+\)", "(pid N)", text)
     return re.sub(r"\b(after|for) (?:\d+ min )?[\d.]+ s\b", r"\1 N s", text)

@@ -36,7 +36,7 @@ from ddplaunch.agent.torch_patches import (
 from ddplaunch.launch.settings import Settings
 from ddplaunch.records.directory import metrics_path, note_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
-from ddplaunch.values.variable_names import METRICS, SETTINGS
+from ddplaunch.values.variable_names import METRICS, SETTINGS, TYPED
 
 if TYPE_CHECKING:
     from ddplaunch.agent.warm.template import Template
@@ -132,6 +132,7 @@ class CapturedLogs(api.LogsSpecs):
         before = {OOM_KILLS_BEFORE: str(oom_kills() or 0)}
         session = Session(settings, {**os.environ, **before, SETTINGS: settings.to_json()}, read_console())
         end_with_this_program()
+        os.environ.pop(TYPED, None)
         os.environ.pop(SETTINGS, None)  # it is for this torchrun, not for one that a rank may start
         session.take_stderr()
         session.lost = lambda: _lost(session)

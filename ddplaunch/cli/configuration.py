@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import json
+import os
 import re
 import shlex
 import sys
@@ -19,8 +20,10 @@ from ddplaunch.launch.options import Options, Said, flags_of_options, parse_opti
 from ddplaunch.records.own.own_files import other_owner, read_file
 from ddplaunch.values.finding import Finding, UsageError, usage, warning
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.variable_names import QUIET
 
 _LARGEST = 1 << 24  # bytes
+_NOT = ("0", "false", "no", "off")
 _FILES = ("ddplaunch.toml", "pyproject.toml")
 
 
@@ -37,6 +40,8 @@ def with_configuration(said: Said, profile: str | None, cwd: Path) -> Options:
     else:
         if profile is not None:
             raise _no_profile(profile, cwd)
+    if (quiet := os.environ.get(QUIET)) and "quiet" not in said:
+        said = {**said, "quiet": Resolved(quiet.lower() not in _NOT, Source("environment", QUIET))}
     options = parse_options(said)
     if options.ignore:
         from ddplaunch.comm.checks import CHECKS as measured  # only to know their names

@@ -11,10 +11,16 @@ from pathlib import Path
 from typing import NoReturn
 
 import ddplaunch
+from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.launch.launch import Launch
-from ddplaunch.values.finding import RefusedError, error
-from ddplaunch.values.variable_names import EXECUTED, LAUNCH, SETTINGS
+from ddplaunch.machine.facts import Facts
+from ddplaunch.ui.launch_view import launch_line, launch_panel
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.resolved import value_of
+from ddplaunch.values.variable_names import EXECUTED, LAUNCH, SETTINGS, TYPED
 
+_TYPED_S = time.time()  # a moment after it, when the command line was read
 _LONGEST_WORD = 32 * 4096  # bytes, with the null byte at the end
 
 
@@ -60,6 +66,21 @@ def interruptible(argv: Sequence[str], environment: Mapping[str, str]) -> dict[s
     return {"DDPLAUNCH_INTERRUPTIBLE": "1", "DDPLAUNCH_SITE": before, "PYTHONPATH": path}
 
 
+def announce(launch: Launch, findings: Sequence[Finding], facts: Facts, record: str) -> None:
+    """Tell the reader of stderr what is launched: as a panel, in a line where no terminal is, or what is wrong alone.
+
+    ``record`` is where the run's record lies, or the sentence that says why there is none.
+    """
+    terminal, quiet = Terminal.of(sys.stderr), value_of(launch.options.quiet, None)
+    if quiet:
+        tell_findings(findings)
+    elif quiet is None and not (sys.stderr is not None and sys.stderr.isatty()):
+        tell(launch_line(launch, terminal, facts=facts, record=record))
+        tell_findings(findings)
+    else:
+        tell(launch_panel(launch, findings, terminal, facts=facts, record=record))
+
+
 def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn:
     """Replace this process by torchrun; ``token`` marks all that it starts."""
     environment[LAUNCH] = token
@@ -67,6 +88,8 @@ def execute(launch: Launch, environment: dict[str, str], token: str) -> NoReturn
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it is None where its descriptor was closed
             stream.flush()
+    if SETTINGS in environment:
+        environment[TYPED] = str(_TYPED_S)
     if launch.options.trace is not None and SETTINGS in environment:
         environment[EXECUTED] = str(time.time())
     if quiet:

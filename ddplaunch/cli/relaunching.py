@@ -37,7 +37,7 @@ from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunchi
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, error
-from ddplaunch.values.variable_names import EXECUTED, LAUNCH, RUN_ID, SETTINGS
+from ddplaunch.values.variable_names import EXECUTED, LAUNCH, RUN_ID, SETTINGS, TYPED
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def with_order(
     if policy is None or SETTINGS not in environment:
         return dict(environment)
     outputs = [item.value for item in launch.options.output]
-    changed = [*(variable.name for variable in launch.environment), EXECUTED, LAUNCH, _OF_TORCHRUN]
+    changed = [*(variable.name for variable in launch.environment), EXECUTED, TYPED, LAUNCH, _OF_TORCHRUN]
     order = RelaunchOrder(
         run_id=launch.run_id,
         number=back.number if back else 0,

@@ -249,6 +249,9 @@ class Options:
         SHOWING, "Ranks whose output is shown: 0, 0,3 or all [0].", "RANKS", read_ranks, "0,3", offers=("0", "all")
     )
     verbose: Resolved[bool] | None = _switch(SHOWING, "Show torchrun's own messages too.", "switch")
+    quiet: Resolved[bool] | None = _switch(
+        SHOWING, "Say only what is wrong; --no-quiet: the whole panel also without a terminal [DDPLAUNCH_QUIET]."
+    )
     capture: Resolved[bool] | None = _switch(SHOWING, "Record every rank's output, and explain a failure [yes].")
     log_max_bytes: Resolved[int] | None = _flag(
         SHOWING,

@@ -264,7 +264,7 @@ def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: 
 #: Settings of the plug-in that are options of the same name.
 _AS_SAID = (
     *("verbose", "grace_s", "max_restarts", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "record_metrics"),
-    *("trace", "observe", "phases", "log_max_bytes", "memory_bytes"),
+    *("trace", "observe", "phases", "log_max_bytes", "memory_bytes", "quiet"),
 )
 
 

@@ -33,6 +33,8 @@ class Settings(NamedTuple):
     show: str = "0"
     #: Show torchrun's own messages too.
     verbose: bool = False
+    #: Say nothing of a run that succeeds.
+    quiet: bool = False
     #: How long ranks have to end after SIGTERM; torchrun's own default.
     grace_s: float = 30.0
     max_restarts: int = 0

@@ -16,7 +16,7 @@ from ddplaunch.ui.speech import findings_text, labelled
 from ddplaunch.ui.terminal import Terminal, cells, speak, visible
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Unavailable
-from ddplaunch.values.secrets import hide_text
+from ddplaunch.values.secrets import hide_text, hide_value
 from ddplaunch.values.words import count, listed, numbers_text, tallied
 
 if TYPE_CHECKING:  # most launches call no roll
@@ -181,11 +181,30 @@ def launch_panel(
 
     ``record`` is where the run's record lies, or the sentence that says why there is none.
     """
+    lines = [terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")]
+    for label, text in _rows(launch, facts, record):
+        lines += labelled(f"  {label:<{_LABEL}}", visible(text), terminal)
+    text = terminal.spell("\n".join(lines) + "\n")
+    return text + ("\n" + findings_text(findings, terminal) if findings else "")
+
+
+_IN_A_LINE = ("run", "batch", "lr", "note", "record")
+
+
+def launch_line(launch: Launch, terminal: Terminal, *, facts: Facts | None = None, record: str | None = None) -> str:
+    """Return the launch in one line, for a log: what runs where, batch, learning rate, notes, where the record is."""
+    rows = [(label, text) for label, text in _rows(launch, facts, record) if label in _IN_A_LINE]
+    parts = [text if label in ("run", "note") else f"{label} {text}" for label, text in rows]
+    return terminal.spell(f"ddplaunch {visible(launch.run_id)}: {visible('; '.join(parts))}\n")
+
+
+def _rows(launch: Launch, facts: Facts | None, record: str | None) -> list[tuple[str, str]]:
+    """Return what is known of a launch, each fact under its label."""
     rows = [
         ("run", f"{target_text(launch.target)} on {nodes_text(launch)}, {device_text(launch, facts)}"),
         ("cpus", launch.placement.text if launch.placement.shown else ""),
         ("batch", _with_missing(batch_text(launch), launch, "batch_size", "accum")),
-        ("lr", _with_missing(lr_text(launch.numbers), launch, "lr")),
+        ("lr", _with_missing("" if _is_scripts(launch.numbers) else lr_text(launch.numbers), launch, "lr")),
         ("steps", _with_missing(_schedule_text(launch.numbers), launch, "warmup_steps")),
         ("pass", "; ".join(_passed_text(passed) for passed in launch.passed)),
         ("config", _configured_text(launch)),
@@ -193,12 +212,17 @@ def launch_panel(
         ("note", hide_text("; ".join(launch.notes))),
         ("record", record or ""),
     ]
-    lines = [terminal.paint("ddplaunch", "bold") + " " + terminal.paint(visible(launch.run_id), "dim")]
-    for label, text in rows:
-        if text:
-            lines += labelled(f"  {label:<{_LABEL}}", visible(text), terminal)
-    text = terminal.spell("\n".join(lines) + "\n")
-    return text + ("\n" + findings_text(findings, terminal) if findings else "")
+    return [(label, text) for label, text in rows if text]
+
+
+def _is_scripts(numbers: Numbers) -> bool:
+    """Whether the learning rate is the script's own and nothing scaled it: then there is nothing to say of it."""
+    if numbers.rates or numbers.lr is None:
+        return False
+    base, factor = numbers.base_lr, numbers.lr_factor
+    if base is None or factor is None:
+        return numbers.lr.source.kind == "script"
+    return base.source.kind == "script" and factor.value == 1
 
 
 def _passed_text(passed: Passed) -> str:
@@ -231,13 +255,21 @@ def _with_missing(text: str, launch: Launch, *numbers: str) -> str:
     return "; ".join([text, *clauses]) if text else text
 
 
+_SHOWN_ABOVE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+_MOST_VARIABLES, _LONGEST_VALUE = 6, 40
+
+
 def _environment_text(launch: Launch) -> str:
-    decided = [variable for variable in launch.environment if variable.value is not None]
-    removed = len(launch.environment) - len(decided)
-    text = f"{count(len(decided), 'variable')} set"
-    if removed:
-        text += f", {removed} removed"
-    return f"{text} (`ddplaunch plan` says why)" if launch.environment else ""
+    """Return ``OMP_NUM_THREADS=4, MINE=***, PET_NNODES removed``: what was asked for or measured, not what is usual."""
+    shown = []
+    for variable in launch.environment:
+        if variable.value is None:
+            shown.append(f"{variable.name} removed")
+        elif variable.source.kind not in ("default", "computed") and variable.name not in _SHOWN_ABOVE:
+            value = hide_value(variable.name, variable.value)
+            shown.append(f"{variable.name}={value if len(value) <= _LONGEST_VALUE else value[:_LONGEST_VALUE] + '…'}")
+    more = len(shown) - _MOST_VARIABLES
+    return ", ".join(shown[:_MOST_VARIABLES]) + (f" and {more} more (`ddplaunch plan` shows all)" if more > 0 else "")
 
 
 _FIRST_S = 0.5  # nodes that are started together need no words

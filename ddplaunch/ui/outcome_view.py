@@ -29,6 +29,7 @@ def outcome_text(
     terminal: Terminal,
     *,
     signal: int | None = None,
+    typed_s: float | None = None,
     unrecorded: str | None = None,
     stopped: bool = False,
     told: Sequence[str] = (),
@@ -37,8 +38,9 @@ def outcome_text(
 ) -> str:
     """Return the last words of a run; on failure the diagnosis stands at the end, where the eye is.
 
-    ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``unrecorded`` why
-    something is missing in the record, ``stopped`` whether a time-out of ours ended the run, ``told`` the first lines
+    ``record`` is the run's directory as it is shown, ``signal`` what torchrun was told to end with, ``typed_s``
+    when the user started it, in seconds since 1970 [when ranks could begin], ``unrecorded`` why something is missing in
+    the record, ``stopped`` whether a time-out of ours ended the run, ``told`` the first lines
     of findings that were told while it ran: after a long run they are told again, in short. ``unshown`` says why the
     console did not take all output, ``last_words`` whose last lines are shown because they are in no file.
     """
@@ -47,7 +49,7 @@ def outcome_text(
     asked = outcome.state == "terminated" and signal == signals.SIGINT  # the user's own doing
     where = f"record in {record}" if record and unrecorded is None else _unrecorded(record, unrecorded)
     where += f"; not all output was shown: {unshown}" if unshown else ""
-    after = duration_text(outcome.ended_s - outcome.started_s)
+    after = duration_text(outcome.ended_s - (outcome.started_s if typed_s is None else typed_s))
     lines = wrap(visible(f"{head}{rest} after {after}, {where}"), terminal.width, "ddplaunch: ", "  ")
     label = f"ddplaunch: {head}"
     if lines[0].startswith(label):

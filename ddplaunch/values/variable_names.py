@@ -31,6 +31,10 @@ PLAN = "DDPLAUNCH_PLAN"
 METRICS = "DDPLAUNCH_METRICS"
 #: Group and name of a trial (``scale-x7k2q9/2``), for the ranks of one.
 TRIAL = "DDPLAUNCH_TRIAL"
+#: Stands for ``--quiet``, or with 0 for ``--no-quiet``.
+QUIET = "DDPLAUNCH_QUIET"
+#: Tells the guard when the launch was typed, in seconds since 1970.
+TYPED = "DDPLAUNCH_TYPED"
 #: Tells the plug-in when ddplaunch became torchrun, in seconds since 1970, for ``--trace``.
 EXECUTED = "DDPLAUNCH_EXECUTED"
 #: What all nodes of a launch know and strangers do not (``hosts/roll_call/messages.py``).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 from dataclasses import replace
@@ -187,6 +188,27 @@ def test_success_is_one_line_even_without_a_disk(settings: Settings) -> None:
     heard = Heard()
     assert conclude(settings._replace(directory=str(directory)), run, heard) == 0
     assert "incomplete: outcome.json: Not a directory" in heard.text
+
+
+def test_the_time_counts_from_what_the_user_typed(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = ended(attempt(rank(0), rank(1)), state="succeeded")
+    for typed, shown in ((str(run.started_s - 5), "15 s"), ("soon", "10 s")):
+        monkeypatch.setenv("DDPLAUNCH_TYPED", typed)
+        heard = Heard()
+        conclude(settings, run, heard)
+        assert heard.text == f"ddplaunch: done after {shown}, record in runs/r\n"
+    outcome = json.loads((Path(settings.directory) / "outcome.json").read_text())
+    assert outcome["started_s"] == run.started_s  # when ranks could begin
+
+
+def test_a_quiet_run_says_only_what_is_wrong(settings: Settings) -> None:
+    heard = Heard()
+    quiet = settings._replace(quiet=True)
+    fine = ended(attempt(rank(0), rank(1)), state="succeeded")
+    assert conclude(quiet, fine, heard) == 0 and heard.text == ""
+    assert conclude(quiet, dataclasses.replace(fine, unshown="disk full"), heard) == 1
+    assert "not all output was shown: disk full" in heard.text
+    assert conclude(quiet, ended(two_ranks()), heard) == 1 and "error[script-exception]" in heard.text
 
 
 def test_nothing_known_but_the_exit(settings: Settings) -> None:

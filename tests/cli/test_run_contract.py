@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,29 @@ def test_stdout_is_the_scripts_own(tmp_path: Path) -> None:
     write_script(tmp_path / "say.py", ["import sys", "sys.stdout.write('said\\n')"])
     done = run(tmp_path, "say.py")
     assert (done.returncode, done.stdout) == (ExitStatus.DONE, "said\n")
+
+
+@pytest.mark.slow
+def test_quiet_says_nothing_of_a_run_that_succeeds(tmp_path: Path) -> None:
+    write_script(tmp_path / "say.py", ["import sys", "sys.stdout.write('said\\n')"])
+    command = [sys.executable, "-m", "ddplaunch", "run", "1", "--device", "cpu", "--no-checks"]
+    spoken = {}
+    for name, words, said in (
+        ("line", [], ""),
+        ("flag", ["--quiet"], "0"),
+        ("variable", [], "1"),
+        ("panel", [], "0"),
+        ("flag before variable", ["--no-quiet"], "1"),
+    ):
+        environ = {**os.environ, "DDPLAUNCH_QUIET": said}
+        done = subprocess.run(
+            [*command, *words, "--", "say.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == "said\n"
+        spoken[name] = len(done.stderr.splitlines())
+    assert spoken["flag"] == spoken["variable"] == 0
+    assert spoken["line"] == 2  # one for the launch and one for its end
+    assert spoken["panel"] == spoken["flag before variable"] > 3
 
 
 def test_the_numbers_are_frozen() -> None:

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.launch.launch import Launch, Missing, Passed, Placement, Target
+from ddplaunch.launch.launch import Launch, Missing, Passed, Placement, Target, Variable
 from ddplaunch.scaling.numbers import NamedRate
 from ddplaunch.script.report import DeclaredAt
-from ddplaunch.ui.launch_view import device_text, launch_panel, number_text
+from ddplaunch.ui.launch_view import device_text, launch_line, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
@@ -67,7 +67,23 @@ def test_a_learning_rate_of_the_script_is_said_to_be_its_own() -> None:
     text = launch_panel(launch(numbers=scaled), (), Terminal(200))
     assert "lr      0.0004 = 0.0001 × 4 (linear: batch 32 / 8; 0.0001: default at train.py:31)\n" in text
     final = dataclasses.replace(launch().numbers, base_lr=None, lr=own)
-    assert "lr      0.0001 (default at train.py:31)\n" in launch_panel(launch(numbers=final), (), Terminal(200))
+    assert "  lr  " not in launch_panel(launch(numbers=final), (), Terminal(200))  # nobody gave or scaled one
+    same = dataclasses.replace(scaled, lr_factor=Resolved(1.0, Source("computed")), lr=own)
+    assert "  lr  " not in launch_panel(launch(numbers=same), (), Terminal(200))
+
+
+def test_without_a_terminal_it_is_one_line(golden: Golden) -> None:
+    text = launch_line(launch(), Terminal(40), facts=facts(), record=RECORD)
+    assert text.count("\n") == 1 and "hunter2" not in text
+    golden("panel-line", text)
+
+
+def test_the_environment_names_what_was_asked_for_or_measured() -> None:
+    text = launch_panel(launch(), (), Terminal(200))
+    assert "  env     OMP_NUM_THREADS=4, NCCL_IB_DISABLE=1, WANDB_API_KEY=***, PET_NNODES removed\n" in text
+    many = tuple(Variable(f"A{number}", "x" * 99, Source("flag", "--env"), "yours") for number in range(9))
+    text = launch_panel(launch(environment=many), (), Terminal(800))
+    assert f"A0={'x' * 40}…, " in text and "A5=" in text and "and 3 more (`ddplaunch plan` shows all)" in text
 
 
 def test_two_nodes_name_this_one_and_where_rank_0_is() -> None:

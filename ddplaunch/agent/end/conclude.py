@@ -5,6 +5,7 @@ The guard calls it when every rank is gone and everything that they printed is r
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -27,6 +28,7 @@ from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, 
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding
+from ddplaunch.values.variable_names import TYPED
 from ddplaunch.watch import observed
 from ddplaunch.watch.recording import straggler_words
 
@@ -104,6 +106,7 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) ->
         None if directory is None else path_text(directory),
         Terminal.of(sys.stderr),
         signal=ended.signal,
+        typed_s=_typed_s(),
         stopped=ended.stopped is not None,
         unrecorded="; ".join(filter(None, (ended.unrecorded, problem))) or None,
         told=ended.told,
@@ -111,8 +114,16 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) ->
         last_words=_in_no_file(settings, outcome, last),
     )
     if not settings.silent and not _node_0_says_it(settings, outcome):
-        say(straggler_words(settings) + _phases(settings, last) + text)
+        fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or ended.unshown or problem)
+        say(straggler_words(settings) + _phases(settings, last) + ("" if settings.quiet and fine else text))
     return outcome.exit_status
+
+
+def _typed_s() -> float | None:
+    """Return when ddplaunch was started for this run, None for a torchrun that was started without it."""
+    with contextlib.suppress(ValueError):
+        return float(os.environ[TYPED]) if TYPED in os.environ else None
+    return None
 
 
 def _written(directory: Path, outcome: RunOutcome) -> str | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.execute import environment_of, execute, new_token, refuse_too_long
+from ddplaunch.cli.execute import announce, environment_of, execute, new_token, refuse_too_long
 from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import (
     answer,
@@ -27,7 +27,6 @@ from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.records.write import write_record
 from ddplaunch.ui.export import plan_json
-from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
@@ -140,8 +139,7 @@ def _start(
     tell_findings_to_starter(findings)
     if not silent:
         record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
-        terminal = Terminal.of(sys.stderr)
-        tell(launch_panel(launch, prepared.findings, terminal, facts=prepared.facts, record=record))
+        announce(launch, prepared.findings, prepared.facts, record)
     execute(launch, told, new_token())
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.configuration import variables, with_configuration, working_directory
-from ddplaunch.cli.execute import new_token
+from ddplaunch.cli.execute import announce, new_token
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.cli.hosts.plan_hosts import (
@@ -56,7 +56,6 @@ from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.own.run_lock import hold_run
 from ddplaunch.records.write import write_record
 from ddplaunch.ui.export import plan_json
-from ddplaunch.ui.launch_view import launch_panel
 from ddplaunch.ui.outcome_view import not_relaunched_text, outcome_text, relaunching_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
@@ -134,7 +133,7 @@ def _launch(
     tell_launch_to_starter(first.run_id, noted)
     tell_findings_to_starter(planned.findings)
     record = f"none: {noted}" if isinstance(noted, str) else held.told(path_text(noted))
-    tell(launch_panel(first, planned.findings, Terminal.of(sys.stderr), facts=facts, record=record))
+    announce(first, planned.findings, facts, record)
     console, pieces = HostsConsole(names, first.options.show is not None), Pieces(directory)
     grace_s = value_of(first.options.grace_s, _GRACE_S)
     running = LaunchOnHosts(links, gathered.links, console.show, pieces.keep, grace_s, console.say)
