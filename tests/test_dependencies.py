@@ -48,7 +48,10 @@ def test_every_declared_dependency_is_imported_and_no_other() -> None:
         "tomli",
         "yaml",
         "cloudpickle",
-    } | {"tree_sitter", "tree_sitter_bash"}
+        "jinja2",
+        "tree_sitter",
+        "tree_sitter_bash",
+    }
     assert _declared() <= _imported()
     own = {
         "ddplaunch",

@@ -162,6 +162,11 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", "", "How every process ended, as JSON."),
         _RUN_DIR,
     ),
+    "report": (
+        Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN"),
+        Flag("output", "text", "", "Where the page goes, - for stdout [ddplaunch-RUN.html].", "FILE"),
+        _RUN_DIR,
+    ),
     "clean": (
         Flag("run", "argument", "", "Clean up only this run; keep all records.", "RUN", offers="runs"),
         Flag("yes", "switch", "", "Do not ask for confirmation."),

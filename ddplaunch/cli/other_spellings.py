@@ -38,6 +38,7 @@ _HABITS = {
     "stop": {"-a": "--all"},
     "top": {"-n": "--count", "-d": "--interval"},
     "clean": {"-y": "--yes", "-f": "--yes", "--force": "--yes"},
+    "report": {"-o": "--output"},
 }
 #: Options that take names in a list with commas, also where they may be repeated.
 _LISTS = ("--ignore", "--include", "--exclude")

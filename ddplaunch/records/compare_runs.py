@@ -113,25 +113,40 @@ def compare(first: RunRecord, second: RunRecord) -> Comparison:
     return Comparison(tuple(found), _divergence(first.directory, second.directory))
 
 
+def across_nodes(run: RunRecord) -> dict[Difference, list[int]]:
+    """Return what differs between node 0, the ``first``, and other nodes of one run, with these nodes."""
+    found: dict[Difference, list[int]] = {}
+    for node in sorted(_nodes(run)):
+        for each in _unlike(run, replace(run, run=read_run(run.directory, node), outcomes={})):
+            found.setdefault(each, []).append(node)
+    return found
+
+
 def _on_other_nodes(first: RunRecord, second: RunRecord, known: Sequence[Difference]) -> Iterator[Difference]:
     """Yield what differs on nodes that left a record of their own in both runs, but not in the same way on node 0."""
     nodes: dict[Difference, list[int]] = {}
     for node in sorted(_nodes(first) & _nodes(second)):
         one, other = (replace(each, run=read_run(each.directory, node), outcomes={}) for each in (first, second))
-        secrets = one.value("secrets", "key") == other.value("secrets", "key")
-        parts = (
-            ("code", _texts(one.value("code")), _texts(other.value("code"))),
-            ("version", _versions(one), _versions(other)),
-            ("host", _hosts(one), _hosts(other)),
-            ("variable", _variables(one, secrets), _variables(other, secrets)),
-        )
-        for kind, ours, theirs in parts:
-            for name in dict.fromkeys((*ours, *theirs)) if ours and theirs else ():
-                found = Difference(kind, name, ours.get(name), theirs.get(name))  # type: ignore[arg-type]
-                if found.first != found.second and name != "hosts" and found not in known:
-                    nodes.setdefault(found, []).append(node)
+        for found in _unlike(one, other):
+            if found not in known:
+                nodes.setdefault(found, []).append(node)
     for found, where in nodes.items():
         yield replace(found, name=f"{found.name} on node{'s' if len(where) > 1 else ''} {numbers_text(where)}")
+
+
+def _unlike(one: RunRecord, other: RunRecord) -> Iterator[Difference]:
+    """Yield what differs between two records of one node each, in what a node has of its own."""
+    secrets = one.value("secrets", "key") == other.value("secrets", "key")
+    parts = (
+        ("code", _texts(one.value("code")), _texts(other.value("code"))),
+        ("version", _versions(one), _versions(other)),
+        ("host", _hosts(one), _hosts(other)),
+        ("variable", _variables(one, secrets), _variables(other, secrets)),
+    )
+    for kind, ours, theirs in parts:
+        for name in dict.fromkeys((*ours, *theirs)) if ours and theirs else ():
+            if ours.get(name) != theirs.get(name) and name != "hosts":
+                yield Difference(kind, name, ours.get(name), theirs.get(name))  # type: ignore[arg-type]
 
 
 def _nodes(record: RunRecord) -> set[int]:

@@ -62,6 +62,27 @@ def metrics_svg(samples: Mapping[int, Sequence[Sample]], title: str) -> str:
     return "\n".join([*parts, *legend, "</svg>"]) + "\n"
 
 
+def small_plots(samples: Mapping[int, Sequence[Sample]]) -> tuple[tuple[str, str], ...]:
+    """Return title and SVG of each thing that was recorded, one by one, for a page that arranges them itself.
+
+    The last is the legend.
+    """
+    everything = [sample for node in sorted(samples) for sample in samples[node]]
+    began_s = min((sample.at_s for sample in everything), default=0.0)
+    span_s = max((sample.at_s for sample in everything), default=0.0) - began_s or 1.0
+    width, height = _LEFT + _WIDTH + 20, _HEIGHT + 44
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
+    found = []
+    for name, value, top in _PLOTS:
+        if lines := _lines(value, everything, began_s):
+            parts = _drawn(name, top, lines, span_s, _LEFT, 20)
+            found.append((name, "\n".join([f'{head} font-size="12" role="img">', *parts, "</svg>"])))
+    ranks = sorted({rank.rank for sample in everything for rank in sample.ranks})
+    legend, below = _legend(ranks, width, 10)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{_LEFT - 10} 0 {width} {below}" font-family="sans-serif"'
+    return (*found, ("colours of the ranks", "\n".join([f'{head} font-size="12" role="img">', *legend, "</svg>"])))
+
+
 def _lines(value: Value, samples: Sequence[Sample], began_s: float) -> _Lines:
     """Return rank → (seconds, value); nothing if no rank ever had one."""
     found: _Lines = {}

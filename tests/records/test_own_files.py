@@ -217,8 +217,10 @@ ELSEWHERE = {
     "agent/rank_site/ddplaunch_timeline.py",  # as the ones before
     "agent/warm/template_process.py",  # /dev/null
     "cli/commands/doctor.py",  # --report FILE
+    "cli/commands/report.py",  # --output FILE
     "cli/commands/top.py",  # --plot FILE
     "cli/main.py",  # /dev/null
+    "cli/trials/trial_runs.py",  # what a trial writes into
     "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
     "launch/current.py",  # in the rank; the folder is ours

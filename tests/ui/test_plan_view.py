@@ -9,8 +9,7 @@ import yaml
 
 from ddplaunch.launch.launch import Placement, Target, Variable
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.ui.export import plan_env, plan_json, plan_yaml
-from ddplaunch.ui.plan_view import compare_text, plan_text
+from ddplaunch.ui.plan_view import compare_text, plan_env, plan_json, plan_text, plan_yaml
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden

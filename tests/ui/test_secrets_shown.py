@@ -18,7 +18,7 @@ import pytest
 from ddplaunch.cli.main import dispatch
 from ddplaunch.launch.launch import Launch, Target, Variable
 from ddplaunch.records.write import write_record
-from ddplaunch.ui import export, launch_view, plan_view, shell
+from ddplaunch.ui import launch_view, plan_view, shell
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError, warning
@@ -58,7 +58,7 @@ FINDING = warning("gpu-busy", f"GPU 0 is held by `x.py --api-key {SECRET}`", why
 GIVEN: dict[str, Any] = {"terminal": Terminal(80), "findings": (FINDING,), "facts": facts(), "record": "x"}
 SHOWS_A_LAUNCH = [
     (module, name)
-    for module in (export, launch_view, plan_view, shell)
+    for module in (launch_view, plan_view, shell)
     for name, function in inspect.getmembers(module, inspect.isfunction)
     if function.__module__ == module.__name__ and next(iter(inspect.signature(function).parameters), "") == "launch"
 ]

@@ -56,7 +56,7 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         if len(targets) == 2 and (runs := _two_runs(targets, base)):
             return _compared(runs, bool(json))
         subject = _subject(targets, base)
-        explanation = _explained(subject)
+        explanation = explained(subject)
     except OSError as error:
         raise usage(
             f"`{str(error.filename or named)[:_SHOWN]}` cannot be read: {error.strerror}",
@@ -105,14 +105,14 @@ def _compared(directories: Sequence[Path], json: bool) -> int:
     """Say what differs between two runs."""
     from ddplaunch.records.compare_runs import compare
 
-    records, explained = [], []
+    records, found_in = [], []
     for directory in directories:
         subject = recorded_run(directory)
         records.append(read_record(directory))
-        explained.append(_explained(subject).diagnosis)
+        found_in.append(explained(subject).diagnosis)
     comparison = compare(*records)
     if json:
-        ended = zip(records, explained, strict=True)
+        ended = zip(records, found_in, strict=True)
         runs = [
             {"run_id": run.run_id, "state": run.outcome and run.outcome.state, "diagnosis": found and plain(found)}
             for run, found in ended
@@ -121,8 +121,8 @@ def _compared(directories: Sequence[Path], json: bool) -> int:
     else:
         from ddplaunch.ui.explain_view import comparison_text
 
-        answer(comparison_text(records, explained, comparison, Terminal.of(sys.stdout)))
-    return ExitStatus.FINDINGS if any(explained) else ExitStatus.DONE
+        answer(comparison_text(records, found_in, comparison, Terminal.of(sys.stdout)))
+    return ExitStatus.FINDINGS if any(found_in) else ExitStatus.DONE
 
 
 def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanation:
@@ -167,7 +167,8 @@ def _written(subject: Subject, explanation: Explanation) -> bool:
     return is_written(max(paths, key=lambda path: path.stat().st_mtime))
 
 
-def _explained(subject: Subject) -> Explanation:
+def explained(subject: Subject) -> Explanation:
+    """Return what was found when a recorded run ended, else what its logs, or those that were named, say."""
     from ddplaunch.explain.explain_logs import explain_texts
 
     record = subject.record

@@ -13,8 +13,7 @@ from ddplaunch.launch.options import Said
 from ddplaunch.launch.resolve import request_numbers
 from ddplaunch.scaling.compute import compare as compare_sizes
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.ui.export import compare_json, plan_env, plan_json, plan_yaml
-from ddplaunch.ui.plan_view import compare_text, plan_text
+from ddplaunch.ui.plan_view import compare_json, compare_text, plan_env, plan_json, plan_text, plan_yaml
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 

@@ -26,7 +26,7 @@ from ddplaunch.records.directory import path_text
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.records.write import write_record
-from ddplaunch.ui.export import plan_json
+from ddplaunch.ui.plan_view import plan_json
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal

@@ -47,7 +47,7 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     command = run_words(said, profile, submission, words)
     if cluster == "kubernetes":
         from ddplaunch.launch.job.kubernetes import decide_manifest
-        from ddplaunch.ui.export import yaml_text
+        from ddplaunch.ui.plan_view import yaml_text
 
         refuse_secrets(merged.env, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")
         refuse_secret_words(

@@ -139,6 +139,15 @@ HELP: dict[str, Help] = {
         ),
         more="Two runs are compared; `-` reads a log from stdin.",
     ),
+    "report": Help(
+        AFTERWARDS,
+        "Write one page about a run, for a colleague.",
+        (
+            ("ddplaunch report", "the newest run of this directory, as ddplaunch-RUN.html"),
+            ("ddplaunch report --output run.html", "into run.html"),
+        ),
+        more="One file, no network: diagnosis, timeline, plots, environment and the last 10,000 lines.",
+    ),
     "clean": Help(
         AFTERWARDS,
         "End processes whose launcher is gone; remove old records.",

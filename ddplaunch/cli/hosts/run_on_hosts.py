@@ -55,8 +55,8 @@ from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.own.run_lock import hold_run
 from ddplaunch.records.write import write_record
-from ddplaunch.ui.export import plan_json
 from ddplaunch.ui.outcome_view import not_relaunched_text, outcome_text, relaunching_text
+from ddplaunch.ui.plan_view import plan_json
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal

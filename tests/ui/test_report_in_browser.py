@@ -1,0 +1,117 @@
+"""The page of a real run, looked at in a real browser: nothing wider than a phone, light and dark, logs searched."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import skip
+
+pytestmark = pytest.mark.slow
+TRAIN = """
+import time
+import torch
+import torch.distributed as dist
+import ddplaunch
+
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 61):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.05)
+    print(f"step {step} on rank {dist.get_rank()}", flush=True)
+ddplaunch.log_metrics({"val_loss": 0.25})
+dist.barrier()
+if dist.get_rank() == 1:
+    raise ValueError("no luck on " + "a-very-long-word" * 12)
+dist.barrier()
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "train.py").write_text(TRAIN)
+    launcher = [sys.executable, "-m", "ddplaunch"]
+    options = ["--phases", "--record-metrics", "--run-id", "seen"]
+    run = subprocess.run([*launcher, "run", "2", *options, "--", "train.py"], cwd=folder, check=False, timeout=300)
+    assert run.returncode == 1
+    subprocess.run([*launcher, "report", "seen", "--output", "seen.html"], cwd=folder, check=True, timeout=120)
+    return folder / "seen.html"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        skip("needs chromium and its driver: the page is looked at in a real browser")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    for word in ("headless=new", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"):
+        options.add_argument(f"--{word}")
+    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+def scheme(browser: Any, name: str) -> None:
+    features = [{"name": "prefers-color-scheme", "value": name}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+def test_it_tells_the_run(browser: Any, page: Path) -> None:
+    browser.get(page.as_uri())
+    text = browser.find_element("tag name", "body").text
+    assert "ValueError: no luck on" in browser.find_element("id", "diagnosis").text
+    assert browser.find_element("id", "state").text == "failed"
+    assert "val_loss" in text and "0.25" in text
+    assert len(browser.find_elements("css selector", "#timeline .row")) == 2
+    assert len(browser.find_elements("css selector", "#phases .row")) == 2
+    assert len(browser.find_elements("css selector", ".plots svg")) >= 3
+    assert [each for each in browser.get_log("browser") if each["level"] == "SEVERE"] == []
+
+
+def test_the_logs_are_searched(browser: Any, page: Path) -> None:
+    from selenium.webdriver.support.ui import Select
+
+    browser.get(page.as_uri())
+    browser.find_element("id", "search").send_keys("step 60")
+    assert browser.find_element("id", "count").text == "2 lines"
+    Select(browser.find_element("id", "rank")).select_by_value("1")
+    assert browser.find_element("id", "count").text == "1 line"
+    seen = [each.text for each in browser.find_elements("css selector", "#log > div") if each.is_displayed()]
+    assert len(seen) == 1 and "step 60 on rank 1" in seen[0]
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_nothing_is_wider_than_the_window(browser: Any, page: Path, width: int) -> None:
+    metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(page.as_uri())
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+
+
+def test_it_is_readable_in_the_light_and_in_the_dark(browser: Any, page: Path) -> None:
+    brightness = {}
+    for name in ("light", "dark"):
+        scheme(browser, name)
+        browser.get(page.as_uri())
+        colours = browser.execute_script(
+            "const style = getComputedStyle(document.body);"
+            "return [style.backgroundColor, style.color].map(colour => colour.match(/\\d+/g).slice(0, 3)"
+            ".reduce((sum, each) => sum + Number(each), 0) / 3)"
+        )
+        brightness[name] = colours
+    assert brightness["light"][0] - brightness["light"][1] > 150
+    assert brightness["dark"][1] - brightness["dark"][0] > 150

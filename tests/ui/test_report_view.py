@@ -1,0 +1,107 @@
+"""The page of ``ddplaunch report`` is whole in itself, keeps secrets, and escapes what others wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.main import main
+from ddplaunch.ui.report_view import shown
+
+BEGAN_S = 1790000000.0
+SECRET = "hf_" + "AbCdEfGhIjKlMnOpQrStUvWxYz01234567"
+
+
+def record(base: Path, run_id: str, lines: int = 3, ranks: int = 2) -> Path:
+    directory = base / "runs" / run_id
+    attempt = directory / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    run = {
+        "schema": 1,
+        "run_id": run_id,
+        "created_s": BEGAN_S,
+        "cwd": "/home/ada/project",
+        "argv": ["/x/ddplaunch", "run", "2", "--", "train.py", "<b>&</b>"],
+        "plan": {"target": {"name": "train.py"}, "numbers": {"world_size": {"value": 2, "source": {"kind": "flag"}}}},
+        "versions": {"torch": "2.13.0"},
+        "host": {"host": {"name": "gpu-a", "kernel": "6.1"}, "memory": {"total_bytes": 1 << 34}},
+        "findings": [],
+    }
+    (directory / "run.json").write_text(json.dumps(run))
+    ends = [
+        {
+            "rank": rank,
+            "local_rank": rank,
+            "host": "gpu-a",
+            "exit_code": int(rank == 1),
+            "started_s": BEGAN_S,
+            "ended_s": BEGAN_S + 3,
+        }
+        for rank in range(ranks)
+    ]
+    outcome = {
+        "schema": 1, "run_id": run_id, "host": "gpu-a", "node": 0, "state": "failed", "exit_status": 1,
+        "started_s": BEGAN_S, "ended_s": BEGAN_S + 4, "first_failed_rank": 1, "cascade": [],
+        "diagnosis": {
+            "code": "script-exception", "certainty": "observed", "what": "ValueError: <script>alert(1)</script>",
+            "why": "the script ended by it", "fixes": ["look at it"], "rank": 1, "host": "gpu-a", "evidence": [],
+            "exception": None, "calls": [],
+        },
+        "attempts": [{"attempt": 0, "started_s": BEGAN_S, "ended_s": BEGAN_S + 4, "failed": True, "ranks": ends}],
+    }  # fmt: skip
+    (directory / "outcome.json").write_text(json.dumps(outcome))
+    for rank in range(ranks):
+        text = "".join(f"step {each} of rank {rank} <i>\n" for each in range(lines))
+        (attempt / f"rank-{rank}.out").write_text(text + f"token {SECRET}\n")
+        (attempt / f"rank-{rank}.err").write_text("10%|#\r100%|##########\nno newline")
+    return directory
+
+
+def page(folder: Path, *words: str) -> str:
+    with pytest.raises(SystemExit) as end:
+        main(["report", *words])
+    assert end.value.code == 0
+    (path,) = folder.glob("*.html")
+    return path.read_text(encoding="utf-8")
+
+
+def test_a_page_fetches_nothing_and_escapes_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / ".ddplaunch", "first")
+    text = page(tmp_path)
+    assert "default-src 'none'" in text
+    assert not [
+        word for word in ("http:", "https:", "src=", "@import", "url(") if word in text.replace("http://www.w3.org", "")
+    ]
+    assert "&lt;script&gt;alert(1)" in text and "<script>alert" not in text
+    assert "train.py &#39;&lt;b&gt;&amp;&lt;/b&gt;&#39;" in text
+    assert SECRET not in text and text.count("token ***") == 2
+    assert "100%|##########" in text and "10%|#<" not in text
+    assert "no newline" in text
+
+
+def test_at_most_10000_lines_are_in_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / ".ddplaunch", "long", lines=9000)
+    text = page(tmp_path, "long", "-o", "long.html")
+    assert 4_900 < text.count("<div data-rank=") <= 10_000
+    assert "of rank 0 &lt;i&gt;" in text and "step 8999 of rank 1" in text and "step 0 of" not in text
+    assert "ddplaunch logs long" in text
+
+
+def test_a_line_is_the_last_state_of_a_bar_without_colours() -> None:
+    assert shown(b"10%|#\r\x1b[31m20%|##\x1b[0m\r") == "20%|##"
+    assert shown(b"\x1b]0;title\x07plain \xff") == "plain \ufffd"
+
+
+def test_a_place_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record(tmp_path / ".ddplaunch", "first")
+    with pytest.raises(SystemExit) as end:
+        main(["report", "--output", "no/such/folder.html"])
+    assert end.value.code == 2
+    assert "`no/such/folder.html` cannot be written" in capsys.readouterr().err
