@@ -57,17 +57,16 @@ def look(attempt: str, ranks: Sequence[int], environ: Mapping[str, str], ignored
     if not notes:
         return Observed((), False)
     over = len(notes) == len(ranks) and all(note.get("over") is True for note in notes)
-    plan = {**plan_of(environ), **_ways(Path(attempt).parent)}
-    found = differences(notes, len(ranks), plan)
-    return Observed(tuple(finding for finding in found if finding.code not in ignored), over)
+    node = Path(attempt).parent
+    run = read_run(node.parent, int(node.name.removeprefix("node-")))
+    found = differences(notes, len(ranks), {**plan_of(environ), **_ways(run)})
+    told = {*ignored, *(each.get("code") for each in objects(run.get("findings")))}  # the script's source has shown it
+    return Observed(tuple(finding for finding in found if finding.code not in told), over)
 
 
-def _ways(node: Path) -> dict[str, Any]:
-    """Return from the record of ``node-K`` how numbers went to the script.
-
-    Both by number: ``passed`` what was filled in, with its ``option``, ``missing`` what could not be.
-    """
-    plan = read_run(node.parent, int(node.name.removeprefix("node-"))).get("plan", {})
+def _ways(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return by number how it went to the script: ``passed`` with its ``option``, ``missing`` what could not be."""
+    plan = run.get("plan", {})
     passed = {
         str(each.get("number")): {**each, "option": str(each["arguments"][0]).partition("=")[0]}
         for each in objects(plan.get("passed"))

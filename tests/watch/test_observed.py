@@ -367,6 +367,16 @@ def test_the_fix_names_the_option_that_was_filled_in(tmp_path: Path) -> None:
     assert look(str(attempt), [0, 1], {"DDPLAUNCH_PLAN": "?"}).findings == ()
 
 
+def test_what_the_source_showed_before_the_run_is_not_said_again(tmp_path: Path) -> None:
+    attempt = tmp_path / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    for one in both(ALL_PLAIN):
+        note_path(attempt, one["rank"]).write_text(json.dumps(one))
+    assert [each.code for each in look(str(attempt), [0, 1], {}).findings] == ["data-not-divided"]
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 1, "findings": [{"code": "data-not-divided"}]}))
+    assert look(str(attempt), [0, 1], {}).findings == ()
+
+
 def test_a_finding_names_the_line_that_was_read_for_the_number(tmp_path: Path) -> None:
     """The line that divides or scales it, else that of the option; with what was understood, where it did not hold."""
     attempt = tmp_path / "node-0" / "attempt-0"

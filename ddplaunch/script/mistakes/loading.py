@@ -58,6 +58,8 @@ def _is_trained_on(call: ast.Call, part: ReachablePart, training: Training) -> b
 def _target(call: ast.Call, part: ReachablePart) -> str:
     """Return what a call is assigned to, as text; empty where it is not."""
     parent = part.source.parents.get(call)
+    while isinstance(parent, ast.IfExp):
+        parent = part.source.parents.get(parent)
     return ast.unparse(parent.targets[0]) if isinstance(parent, ast.Assign) else ""
 
 

@@ -30,7 +30,7 @@ _SHORT = 100
 _ASIDE_NAMES = """
     IPython accimage apex debugpy dllogger functorch gpu_affinity line_profiler lxml onnx onnxruntime panopticapi ptvsd
     pycocoevalcap pytorch_quantization ruamel_yaml swanlab tabulate tensorboard_logger tensorflow thop torchdiffeq
-    torchprofile torchsummary torchinfo torchviz warmup_scheduler yaml
+    torchprofile torchsummary torchinfo torchviz unidecode warmup_scheduler yaml
 """
 _ASIDE = frozenset(_ASIDE_NAMES.split())
 
