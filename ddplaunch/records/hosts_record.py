@@ -5,6 +5,7 @@ Each host wrote ``node-K`` and its outcome on its own disk. Where all see one fi
 
 from __future__ import annotations
 
+import math
 import os
 import tarfile
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar
 
 from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.records.first_failure import failed_by_itself
 from ddplaunch.records.outcome import AttemptOutcome, RankOutcome, RunOutcome, outcome_path, write_outcome
 from ddplaunch.records.own.own_files import closing, open_folder, open_place, open_to_write
 
@@ -83,20 +85,29 @@ def without_skew(outcome: RunOutcome, ahead_s: float) -> RunOutcome:
 
 
 def merged_attempts(outcomes: Iterable[RunOutcome], diagnosis: Diagnosis | None) -> tuple[AttemptOutcome, ...]:
-    """Return the attempts of all nodes, attempt A with the ranks of every node's A; ``diagnosis`` is the last one's."""
+    """Return the attempts of all nodes, attempt A with the ranks of every node's A; ``diagnosis`` is the last one's.
+
+    That of an attempt before is what the node found whose rank failed first in it; the others were ended for it.
+    """
     merged: dict[int, AttemptOutcome] = {}
-    for each in (attempt for outcome in outcomes for attempt in outcome.attempts):
-        known = merged.get(each.attempt, replace(each, failed=False, diagnosis=None, ranks=()))
-        merged[each.attempt] = replace(
-            known,
-            started_s=min(known.started_s, each.started_s),
-            ended_s=max(known.ended_s, each.ended_s),
-            failed=known.failed or each.failed,
-            ranks=tuple(sorted((*known.ranks, *each.ranks), key=lambda rank: rank.rank)),
-        )
+    failed: dict[int, tuple[float, Diagnosis]] = {}
+    for outcome in outcomes:
+        for each in outcome.attempts:
+            known = merged.get(each.attempt, replace(each, failed=False, diagnosis=None, ranks=()))
+            merged[each.attempt] = replace(
+                known,
+                started_s=min(known.started_s, each.started_s),
+                ended_s=max(known.ended_s, each.ended_s),
+                failed=known.failed or each.failed,
+                ranks=tuple(sorted((*known.ranks, *each.ranks), key=lambda rank: rank.rank)),
+            )
+            own = [one.ended_s for one in each.ranks if failed_by_itself(one) and one.ended_s is not None]
+            if own and each.diagnosis is not None and min(own) < failed.get(each.attempt, (math.inf,))[0]:
+                failed[each.attempt] = (min(own), replace(each.diagnosis, host=each.diagnosis.host or outcome.host))
+    found: dict[int, Diagnosis | None] = {number: known for number, (_, known) in failed.items()}
     if merged:
-        merged[max(merged)] = replace(merged[max(merged)], diagnosis=diagnosis)
-    return tuple(merged[number] for number in sorted(merged))
+        found[max(merged)] = diagnosis
+    return tuple(replace(merged[number], diagnosis=found.get(number)) for number in sorted(merged))
 
 
 def write_for_all(directory: Path, outcome: RunOutcome) -> str | None:

@@ -151,6 +151,22 @@ def attempt_text(attempt: int, attempts: int, diagnosis: Diagnosis | None, width
     return line_text(text, width)
 
 
+def attempts_text(outcome: RunOutcome | None, width: int) -> str:
+    """Return a line for each attempt that failed before the last one; empty where there was none."""
+    attempts = () if outcome is None else outcome.attempts
+    failed = [each for each in attempts[:-1] if each.failed and each.diagnosis is not None]
+    said = (f"attempt {each.attempt + 1} of {len(attempts)} failed: {_told(each.diagnosis)}" for each in failed)
+    return "".join("\n".join(wrap(visible(text), width, "", "  ")) + "\n" for text in said)
+
+
+def _told(diagnosis: Diagnosis | None) -> str:
+    if diagnosis is None:
+        return "no reason is known"
+    on = f" on {diagnosis.host}" if diagnosis.host else ""
+    where = "" if diagnosis.rank is None else f", rank {diagnosis.rank}{on}"
+    return f"error[{diagnosis.code}] {diagnosis.what}{where}"
+
+
 def elsewhere_text(attempt: int, attempts: int) -> str:
     """Return the line for an attempt whose ranks torchrun ended though none of this node had failed."""
     return (

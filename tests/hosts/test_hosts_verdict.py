@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.cli.hosts.hosts_verdict import decide
+from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records.first_failure import EndedBy
-from ddplaunch.records.hosts_record import without_skew, write_for_all
+from ddplaunch.records.hosts_record import merged_attempts, without_skew, write_for_all
 from ddplaunch.records.outcome import (
     AttemptOutcome,
     RankOutcome,
@@ -17,6 +19,7 @@ from ddplaunch.records.outcome import (
     read_outcome,
     write_outcome,
 )
+from ddplaunch.ui.outcome_view import attempts_text
 
 T = 1_700_000_000.0
 
@@ -142,3 +145,24 @@ def test_one_outcome_for_all(tmp_path: Path) -> None:
     assert [each.rank for each in attempt.ranks] == [0, 1]
     assert attempt.failed and attempt.diagnosis == found.diagnosis
     assert json.loads((tmp_path / "node-0" / "outcome.json").read_text())["host"] == "h0"
+
+
+def test_an_attempt_before_the_last_has_the_reason_of_the_host_where_it_failed() -> None:
+    def restarted(node: int, *first: RankOutcome, found: Diagnosis | None) -> RunOutcome:
+        attempts = (
+            AttemptOutcome(0, T, T + 5, found is not None, found, first),
+            AttemptOutcome(1, T, T, False, None, ()),
+        )
+        return replace(outcome(node, "succeeded"), attempts=attempts)
+
+    cause = Diagnosis("script-exception", "observed", "RuntimeError: bad batch", "", (), 1)
+    follows = Diagnosis("network-connection-lost", "observed", "reset", "", (), 2)
+    outcomes = (
+        restarted(0, rank(0, T + 4.2, None, "SIGTERM", "launcher"), found=None),
+        restarted(1, rank(1, T + 4.0, 1), found=cause),
+        restarted(2, rank(2, T + 4.1, 1), found=follows),
+    )
+    before, last = merged_attempts(outcomes, None)
+    assert before.diagnosis == replace(cause, host="h1") and before.failed and last.diagnosis is None
+    said = attempts_text(replace(outcomes[0], attempts=(before, last)), 80)
+    assert said == "attempt 1 of 2 failed: error[script-exception] RuntimeError: bad batch, rank 1\n  on h1\n"

@@ -153,3 +153,12 @@ def test_gpus_in_short() -> None:
         "0,2",
         "1 by UUID",
     ]
+
+
+def test_how_a_run_ended_whose_launcher_said_nothing_is_not_known(call: Call, folder: Path) -> None:
+    directory = record(folder / ".ddplaunch", "silent")
+    said = call("explain", "silent")
+    assert said.status == 1
+    assert "how run silent ended is not recorded, and its launcher is gone" in " ".join(said.out.split())
+    outcome(directory, "succeeded")
+    assert call("explain", "silent").out == "nothing failed in run silent\n"

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ssh.lab import lab
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import WAIT, Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
@@ -44,3 +45,18 @@ def test_what_goes_without_a_word(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGCONT)
         assert run.ended(60) == 1, run.said
         assert run.outcome["diagnosis"]["code"] == "launcher-stood-still", run.said
+
+        run = Launched(made, "slain", "1", "--hosts", left.name)
+        run.ready(0, left)
+        assert "so far: it is still running" in _explained(made, "slain")
+        os.kill(run.launcher, signal.SIGKILL)
+        made.nothing_left("slain", 60, (left,))
+        said = _explained(made, "slain")
+        assert "how run slain ended is not recorded, and its launcher is gone" in said
+        assert f"`ssh {left.name} 'cd {made.work} && " in said and "-m ddplaunch explain slain'`" in said
+
+
+def _explained(made: Lab, run_id: str) -> str:
+    """Return what `explain` says where launches are typed."""
+    done = made.login.run(ddplaunch("explain", run_id), made.work, clean_environment())
+    return " ".join((done.stdout + done.stderr).split())

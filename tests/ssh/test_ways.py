@@ -15,6 +15,21 @@ from tests.ssh.launched import TRAIN, Launched
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 
+#: Rank 1 fails in the first attempt, while rank 0 is at work.
+AGAIN = """
+import os, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    if dist.get_rank() == 1:
+        raise RuntimeError("bad batch")
+    time.sleep(60)
+dist.barrier()
+os._exit(0)
+"""
+
+
 @pytest.fixture(scope="module")
 def debian(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two hosts whose own names mean 127.0.1.1 to themselves, as Debian's installer writes it."""
@@ -42,6 +57,16 @@ def said_of(made: Lab, *words: str, status: int, **env: str) -> str:
 def test_name_that_means_loopback_to_rank_0(debian: Lab) -> None:
     run = Launched(debian, "loopback", "2x1", "--master-addr", "alpha0", script=("train.py",))
     assert trained(debian, run) == [f"{debian.hosts[0].address} {INTERFACE}"] * 2
+
+
+def test_the_reason_of_a_restart_on_another_host_is_kept(debian: Lab) -> None:
+    debian.write("again.py", AGAIN)
+    run = Launched(debian, "again", "2x1", "--max-restarts", "1", script=("again.py",))
+    assert run.ended() == 0, run.said
+    assert "attempt 1 of 2 failed: error[script-exception] RuntimeError: bad batch" in run.flat.replace("[alpha1] ", "")
+    assert "ended by another node" not in run.flat
+    before = run.outcome["attempts"][0]["diagnosis"]
+    assert (before["code"], before["rank"], before["host"]) == ("script-exception", 1, "alpha1")
 
 
 def test_jump_hosts_and_questions(debian: Lab) -> None:

@@ -44,14 +44,16 @@ _explained: dict[int, Diagnosis | None] = {}  # attempts before the last, by num
 def attempt_ended(settings: Settings, attempt: EndedAttempt) -> str | None:
     """Return what to say of an attempt that another one follows; None if it did not fail.
 
-    Ranks that torchrun ended, because another node failed or came, have not failed either.
+    Ranks that torchrun ended, because another node failed or came, have not failed either. Where one console has the
+    words of all nodes, that of the rank which failed is enough.
     """
     if not attempt.failed:
         return None
     attempt = attributed(settings, attempt)
     attempts = settings.max_restarts + 1
     if not any(failed_by_itself(each) for each in attempt.ranks):
-        return elsewhere_text(attempt.attempt, attempts)
+        one_console = settings.silent or "SLURM_STEP_ID" in os.environ
+        return None if one_console else elsewhere_text(attempt.attempt, attempts)
     diagnosis = explain_attempt(settings, attempt, None).diagnosis
     _explained[attempt.attempt] = diagnosis
     return attempt_text(attempt.attempt, attempts, diagnosis, Terminal.of(sys.stderr).width)

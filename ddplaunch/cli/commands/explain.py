@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
+from ddplaunch.values.words import listed
 
 if TYPE_CHECKING:
     from ddplaunch.checks.check import Check
@@ -64,25 +66,39 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
             fix="name a file that can be read",
         ) from error
     running = _written(subject, explanation) if subject.record is None else _running(subject.record)
-    if running and (explanation.diagnosis is None or explanation.diagnosis.code == "unknown"):
-        explanation = Explanation(None)  # a run that goes on has no end to explain
-    elif explanation.diagnosis is None or explanation.diagnosis.code in _VAGUE:
-        explanation = _with_slurms_reason(explanation, subject)
+    explanation = _with_what_else_is_known(explanation, subject, running)
     if json:
         answer_json(_json(explanation, subject))
     else:
         from ddplaunch.records.log_files import log_parts
         from ddplaunch.ui.explain_view import explanation_text
         from ddplaunch.ui.logs_view import cut_text
+        from ddplaunch.ui.outcome_view import attempts_text
 
         record = "" if subject.record is None else path_text(subject.record.directory)
         names = f"{subject.names} so far: it is still running" if running else subject.names
         if subject.record is not None and not (subject.record.outcomes or running):
             names = f"what is recorded of {names}, which does not say how it ended"
         answer(explanation_text(explanation, names, Terminal.of(sys.stdout), record))
+        if subject.record is not None and (
+            said := attempts_text(subject.record.outcome, Terminal.of(sys.stdout).width)
+        ):
+            answer(said)
         if subject.record is not None and (cut := cut_text(log_parts(subject.record.directory))) is not None:
             tell(cut)
     return ExitStatus.DONE if explanation.diagnosis is None else ExitStatus.FINDINGS
+
+
+def _with_what_else_is_known(explanation: Explanation, subject: Subject, running: bool) -> Explanation:
+    """Return the explanation of the logs and the record, with what processes and Slurm tell where these do not."""
+    found = explanation.diagnosis
+    if running and (found is None or found.code == "unknown"):
+        return Explanation(None)  # a run that goes on has no end to explain
+    if running or (found is not None and found.code not in _VAGUE):
+        return explanation
+    if found is None and subject.record is not None and not subject.record.outcomes:
+        explanation = Explanation(_unsaid(subject.record))
+    return _with_slurms_reason(explanation, subject)
 
 
 def _two_runs(words: Sequence[str], base: Path) -> tuple[Path, ...]:
@@ -147,13 +163,48 @@ def _with_slurms_reason(explanation: Explanation, subject: Subject) -> Explanati
 
 
 def _running(record: RunRecord) -> bool:
-    """Return whether the launcher of a run without an outcome lives on this machine."""
+    """Return whether a run without an outcome goes on, by what lives here, its launcher over ssh included."""
     if record.outcomes:
         return False
     from ddplaunch.machine.processes.process_table import process_table
     from ddplaunch.machine.processes.run_processes import runs_in
+    from ddplaunch.records.launchers import residents_in, with_residents
+    from ddplaunch.records.run_states import host_name
 
-    return any(run.run_id == record.run_id and (run.launchers or run.guards) for run in runs_in(process_table()))
+    table = process_table()
+    alive = with_residents(runs_in(table), residents_in(table, host_name()))
+    return any(run.run_id == record.run_id and (run.launchers or run.guards) for run in alive)
+
+
+def _unsaid(record: RunRecord) -> Diagnosis | None:
+    """Return what can be said of a run that left no outcome; None where another host may know, or it never began.
+
+    A launcher that ends by itself, or by a signal that can be caught, writes how the run ended.
+    """
+    from ddplaunch.records.run_states import host_name, summary
+
+    if not record.run or summary(record.directory, None, host_name()).state != "ended":
+        return None
+    from ddplaunch.records.launchers import read_launched
+
+    launched = read_launched(record.directory)
+    what = f"how run {record.run_id} ended is not recorded, and its launcher is gone"
+    why = (
+        "`kill -9`, the kernel when memory is short, or a loss of power leaves a program no time to say anything; a "
+        "full disk takes no record"
+    )
+    look = "`dmesg -T | grep -iE 'oom|killed process'` for memory, `last -x` for the machine's restarts"
+    if launched is None:
+        return Diagnosis(
+            "unknown", "unknown", what, why, (look, "the last lines of each rank: `ddplaunch logs --tail 20`")
+        )
+    place, run_id = launched.places[0], shlex.quote(record.run_id)
+    inside = shlex.quote(
+        f"cd {shlex.quote(str(record.value('cwd') or '.'))} && {place.python} -m ddplaunch explain {run_id}"
+    )
+    names = listed(list(dict.fromkeys(each.host for each in launched.places)), 4)
+    kept = f"each host ended its part, and keeps its record ({names}): `ssh {place.host} {inside}`"
+    return Diagnosis("unknown", "unknown", what, why, (kept, look))
 
 
 def _written(subject: Subject, explanation: Explanation) -> bool:
