@@ -248,7 +248,9 @@ class Options:
     show: Resolved[Ranks] | None = _flag(
         SHOWING, "Ranks whose output is shown: 0, 0,3 or all [0].", "RANKS", read_ranks, "0,3", offers=("0", "all")
     )
-    verbose: Resolved[bool] | None = _switch(SHOWING, "Show torchrun's own messages too.", "switch")
+    verbose: Resolved[bool] | None = _switch(
+        SHOWING, "Show torchrun's own messages too; in doctor, why checks were skipped.", "switch"
+    )
     quiet: Resolved[bool] | None = _switch(
         SHOWING, "Say only what is wrong; --no-quiet: the whole panel also without a terminal [DDPLAUNCH_QUIET]."
     )

@@ -67,10 +67,11 @@ def doctor_text(
     terminal: Terminal,
     *,
     picture: Sequence[str] = (),
+    verbose: bool = False,
 ) -> str:
-    """Return a line for the machine, one for each family, skips with reasons, crashes, findings, the verdict.
+    """Return a line for the machine, one for each family, crashes, findings, the verdict.
 
-    ``picture`` are the lines of what was measured between the ranks.
+    ``picture`` are the lines of what was measured between the ranks. ``verbose`` adds why checks were skipped.
     """
     lines = [
         *wrap(visible(_machine_text(facts)), terminal.width, "", "  "),
@@ -80,11 +81,14 @@ def doctor_text(
         "",
         *picture,
     ]
-    for status, title in (("skipped", "skipped"), ("crashed", "crashed (a bug in ddplaunch, not in the machine)")):
-        lines += section(title, _reasons(outcomes, status, terminal.width), terminal)
+    if verbose:
+        lines += section("skipped", _reasons(outcomes, "skipped", terminal.width), terminal)
+    crashed = _reasons(outcomes, "crashed", terminal.width)
+    lines += section("crashed (a bug in ddplaunch, not in the machine)", crashed, terminal)
     tally = _tally(outcomes)
     sound = not tally["crashed"] and tally["passed"] > 0
-    lines += _conclusion(found(outcomes), verdict_text(outcomes), terminal, sound)
+    more = " (`--verbose` says why)" if tally["skipped"] and not verbose else ""
+    lines += _conclusion(found(outcomes), verdict_text(outcomes) + more, terminal, sound)
     return terminal.spell("\n".join(lines) + "\n")
 
 
@@ -268,7 +272,13 @@ def report_text(facts: Facts, outcomes: Sequence[CheckOutcome], versions: Mappin
     """Return the report: versions, the checks as `doctor` prints them, the facts as JSON."""
     lines = ["### ddplaunch doctor", ""]
     lines += [f"- {name} {version}" for name, version in versions.items()]
-    lines += ["", "```text", hide_text(doctor_text(outcomes, facts, Terminal(100))).rstrip("\n"), "```", ""]
+    lines += [
+        "",
+        "```text",
+        hide_text(doctor_text(outcomes, facts, Terminal(100), verbose=True)).rstrip("\n"),
+        "```",
+        "",
+    ]
     lines += ["<details><summary>Facts</summary>", "", "```json", _facts(facts), "```", "", "</details>"]
     return "\n".join(lines) + "\n"
 

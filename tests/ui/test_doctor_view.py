@@ -27,7 +27,7 @@ SKIP = CheckOutcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded")
 
 @pytest.mark.parametrize("width", [80, 40])
 def test_findings_and_skips(golden: Golden, width: int) -> None:
-    text = doctor_text(MIXED, facts(), Terminal(width))
+    text = doctor_text(MIXED, facts(), Terminal(width), verbose=True)
     assert max(map(len, text.splitlines())) <= width
     golden(f"doctor-{width}", text)
 
@@ -55,7 +55,9 @@ def test_a_machine_with_several_numa_nodes_shows_what_each_has() -> None:
 )
 def test_verdict(outcomes: tuple[CheckOutcome, ...], verdict: str) -> None:
     assert verdict_text(outcomes) == verdict
-    assert doctor_text(outcomes, facts(), Terminal(80)).endswith(f"\n{verdict}\n")
+    more = " (`--verbose` says why)" if "skipped" in verdict else ""
+    assert doctor_text(outcomes, facts(), Terminal(80)).endswith(f"\n{verdict}{more}\n")
+    assert doctor_text(outcomes, facts(), Terminal(80), verbose=True).endswith(f"\n{verdict}\n")
 
 
 def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
@@ -64,7 +66,8 @@ def test_skips_of_one_reason_share_a_line_and_crashes_are_ours() -> None:
         CheckOutcome(SHM_CHECK, "skipped", reason=SKIP.reason),
         CheckOutcome(FILES_CHECK, "crashed", reason="E: x"),
     )
-    text = doctor_text(skips, facts(), Terminal(80))
+    assert "no NVIDIA driver" not in doctor_text(skips, facts(), Terminal(80))
+    text = doctor_text(skips, facts(), Terminal(80), verbose=True)
     assert "  no NVIDIA driver is loaded: gpu-busy, shm-too-small\n" in text
     assert "a bug in ddplaunch" in text
     assert "  E: x: open-files-low\n" in text

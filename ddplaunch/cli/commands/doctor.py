@@ -90,7 +90,7 @@ def doctor(
     else:
         terminal = Terminal.of(sys.stdout)
         picture = () if found is None else comm_text(found, terminal)
-        answer(doctor_text(outcomes, facts, terminal, picture=picture))
+        answer(doctor_text(outcomes, facts, terminal, picture=picture, verbose=value_of(options.verbose, False)))
     wrong = any(outcome.status in ("found", "crashed") for outcome in outcomes)
     return ExitStatus.FINDINGS if wrong else ExitStatus.DONE
 
