@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from ddplaunch.checks.check import Check, checks_in
 from ddplaunch.launch.launch import Launch, Missing, Target
@@ -14,15 +13,6 @@ from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import count, in_one, listed
 
-_LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
-_LAUNCHER_MODULES = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "accelerate.commands.accelerate_cli",
-    "deepspeed.launcher.runner",
-    "ddplaunch",
-)
 _LOCAL_RANK_FLAGS = ("--local-rank", "--local_rank")
 
 
@@ -260,38 +250,6 @@ def option_given_twice(script: ScriptReport, launch: Launch) -> Iterator[Finding
                 fix=f"keep one of them behind `--`: `{option.flags[0]} {shlex.quote(values[-1])}`",
                 where=str(option.at),
             )
-
-
-def script_is_launcher(launch: Launch) -> Iterator[Finding]:
-    """The program for the ranks is itself a launcher.
-
-    Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
-    other at the same port. Remedy: put the training script behind `--`.
-    """
-    if launch.target is None or (found := launcher_of(launch.target)) is None:
-        return
-    name, rest = found
-    script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
-    behind = shlex.join(rest[script:]) if script is not None else "train.py"
-    yield error(
-        "script-is-launcher",
-        f"every rank would run `{name}`, which is a launcher",
-        why="each rank would start all ranks again",
-        fix=f"put the training script behind `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {behind}`",
-        where="--",
-    )
-
-
-def launcher_of(target: Target) -> tuple[str, tuple[str, ...]] | None:
-    """Return the launcher's name and arguments, also behind ``python -m``; None if the target is no launcher."""
-    name = PurePath(target.name).name
-    if target.kind == "module":
-        return (target.name, target.args) if target.name in _LAUNCHER_MODULES else None
-    if name in _LAUNCHERS:
-        return name, target.args
-    if name.startswith("python") and target.args[:1] == ("-m",) and target.args[1:2]:
-        return (target.args[1], target.args[2:]) if target.args[1] in _LAUNCHER_MODULES else None
-    return None
 
 
 _LARGE_FACTOR = 8.0  # one server of eight GPUs is the smallest configuration in Goyal et al. 2017

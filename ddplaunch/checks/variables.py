@@ -7,19 +7,29 @@ import re
 import shlex
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, RENAMED, user_variables
-from ddplaunch.checks.script import launcher_of
 from ddplaunch.checks.torch_and_driver import major_minor
+from ddplaunch.launch.convert.launch_words import plain
+from ddplaunch.launch.convert.launcher_line import translate
 from ddplaunch.launch.gpus import SHELL
-from ddplaunch.launch.launch import Launch
+from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.machine.facts import NetworkFacts, TorchFacts
 from ddplaunch.script.report import ScriptReport
-from ddplaunch.values.finding import warning
+from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import listed
 
+_LAUNCHERS = ("torchrun", "torchx", "accelerate", "deepspeed", "mpirun", "mpiexec", "horovodrun", "srun", "ddplaunch")
+_LAUNCHER_MODULES = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "accelerate.commands.accelerate_cli",
+    "deepspeed.launcher.runner",
+    "ddplaunch",
+)
 # The variables that torchrun sets for each worker (torch/distributed/elastic/agent/server/local_elastic_agent.py),
 # without MASTER_ADDR, MASTER_PORT and NODE_RANK: people set those on purpose, and the plan shows them.
 _RANK_VARIABLES = (
@@ -280,4 +290,60 @@ def _read_by(script: ScriptReport | None, name: str) -> bool:
     return script is not None and name in script.reads_env
 
 
-CHECKS = checks_in(globals(), "environment", script=(script_ranks_from_mpi, script_behind_python))
+def script_is_launcher(launch: Launch, launch_lines: tuple[str, ...] = ()) -> Findings:
+    """The program for the ranks is itself a launcher, or a shell script that starts one.
+
+    Each rank would start a launcher, and each launcher all ranks again: N x N processes, or ranks that wait for each
+    other at the same port. Remedy: put the training script behind `--`; `ddplaunch convert` says a line of another
+    launcher, or those of a script, as ddplaunch does.
+    """
+    target = launch.target
+    if target is None:
+        return
+    found = launcher_of(target)
+    if found is not None:
+        yield error(
+            "script-is-launcher",
+            f"every rank would run `{found[0]}`, which is a launcher",
+            why="each rank would start all ranks again",
+            fix=_launched_here(target, found[1], launch),
+            where="--",
+        )
+    elif launch_lines:
+        script = shlex.quote(target.args[0])
+        more = f"; `ddplaunch convert {script}` shows all {len(launch_lines)}" if len(launch_lines) > 1 else ""
+        first = launch_lines[0]
+        fix = f"`{first}`" if "$" not in first else f"`ddplaunch convert --write {script}`, then `bash {script}`"
+        yield error(
+            "script-is-launcher",
+            f"every rank would run `{target.args[0]}`, which starts a launcher",
+            why="each rank would start all ranks again",
+            fix=fix + more,
+            where="--",
+        )
+
+
+def _launched_here(target: Target, rest: tuple[str, ...], launch: Launch) -> str:
+    """Return the launch that stood behind ``--`` as ddplaunch says it."""
+    program = ["python", "-m", target.name] if target.kind == "module" else [PurePath(target.name).name]
+    said = translate(plain([*program, *target.args]))
+    if said is not None and said.words:
+        return f"`{said.source}`"
+    script = next((position for position, item in enumerate(rest) if item.endswith(".py")), None)
+    behind = shlex.join(rest[script:]) if script is not None else "train.py"
+    return f"put the training script behind `--`: `ddplaunch run {launch.topology.nproc_per_node.value} -- {behind}`"
+
+
+def launcher_of(target: Target) -> tuple[str, tuple[str, ...]] | None:
+    """Return the launcher's name and arguments, also behind ``python -m``; None if the target is no launcher."""
+    name = PurePath(target.name).name
+    if target.kind == "module":
+        return (target.name, target.args) if target.name in _LAUNCHER_MODULES else None
+    if name in _LAUNCHERS:
+        return name, target.args
+    if name.startswith("python") and target.args[:1] == ("-m",) and target.args[1:2]:
+        return (target.args[1], target.args[2:]) if target.args[1] in _LAUNCHER_MODULES else None
+    return None
+
+
+CHECKS = checks_in(globals(), "environment", script=(script_ranks_from_mpi, script_behind_python, script_is_launcher))

@@ -8,11 +8,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from ddplaunch.checks.all_checks import run_all
 from ddplaunch.checks.check import CheckOutcome, available
 from ddplaunch.cli.configuration import variables
+from ddplaunch.launch.convert.launcher_options import named_in
 from ddplaunch.launch.gpus import Exported, Selection, exported, select
 from ddplaunch.launch.inside.complete import complete, notes, within_allocation
 from ddplaunch.launch.launch import Launch, Target
@@ -31,6 +32,8 @@ from ddplaunch.script.source import locate
 from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
+
+_MOST_OF_A_SCRIPT = 1 << 20  # bytes of a shell script behind `--` in which launchers are looked for
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,7 @@ def prepare(
     options = complete(options, environ)
     pairs = variables(options)
     facts = within_allocation(gather(probe_request(options, environ, import_torch=import_torch)), environ)
+    facts = replace(facts, launch_lines=launch_lines(target))
     script = script_report(options, target, cwd, facts)
     run_id = run_id_of(options, back.number if back else 0)
     base = runs_directory(environ, value_of(options.run_dir, None), cwd)
@@ -103,6 +107,21 @@ def prepare(
     launch = replace(launch, notes=(*again, *surroundings_notes(environ), *launch.notes))
     code = () if isinstance(script, Unavailable) else script.code
     return Prepared(launch, facts, check(options, launch, facts, script, advice), base, code)
+
+
+def launch_lines(target: Target | None) -> tuple[str, ...]:
+    """Return the launches in a shell script that the ranks would run, as ddplaunch says them."""
+    if target is None or target.kind != "executable" or PurePath(target.name).name not in ("bash", "sh", "zsh"):
+        return ()
+    name = next(iter(target.args), "-")
+    if name.startswith("-") or not Path(name).is_file():
+        return ()
+    data = Path(name).read_bytes()[:_MOST_OF_A_SCRIPT]
+    if not named_in(data):
+        return ()
+    from ddplaunch.launch.convert.shell_script import sites_of  # a parser of bash: for scripts that name a launcher
+
+    return tuple(site.said.source for site in sites_of(data) if site.replacement)
 
 
 def surroundings_notes(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.cli.flags import flags_of, spellings
+from ddplaunch.launch.convert.launch_words import plain
+from ddplaunch.launch.convert.launcher_line import translate
+from ddplaunch.launch.convert.launcher_options import PROGRAMS
 from ddplaunch.launch.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 
@@ -52,7 +55,7 @@ def parse_target(words: Sequence[str]) -> Target:
         raise _option_behind(words)
     if _exists(name):
         raise _not_runnable(name, "is not executable", f"`chmod +x {shlex.quote(name)}`, or give it the name `….py`")
-    raise _missing(path)
+    raise _launcher_missing(words) if name in PROGRAMS else _missing(path)
 
 
 def _module(words: Sequence[str]) -> Target:
@@ -118,6 +121,17 @@ def _missing(path: Path) -> UsageError:
     fix = f"did you mean `{shlex.quote(str(parent / near[0]))}`?" if near else "correct the path, or `cd` to it first"
     where = f"looked in {os.path.realpath(parent)}" if there else f"there is no directory {_shortened(str(parent))}"
     return usage(f"`{_shortened(str(path))}` does not exist", why=where, fix=fix, code="script-not-found")
+
+
+def _launcher_missing(words: Sequence[str]) -> UsageError:
+    """Another launcher's line, of which ddplaunch can say the same."""
+    said = translate(plain(words))
+    return usage(
+        f"`{words[0]}` is a launcher, and is not on PATH",
+        why="ddplaunch starts the ranks itself; the training script goes behind `--`",
+        fix=f"`{said.source}`" if said is not None and said.words else "`ddplaunch run 4 -- train.py --epochs 20`",
+        code="script-not-found",
+    )
 
 
 def _exists(name: str) -> bool:

@@ -328,6 +328,7 @@ class Facts:
     environment: dict[str, str] = field(default_factory=dict)  # as ddplaunch found it, secrets replaced by "***"
     packages: PackageFacts | Unavailable = NOT_ASKED
     cpu_layout: CpuLayout | Unavailable = NOT_ASKED
+    launch_lines: tuple[str, ...] = ()  # of the shell script that the ranks would run, as ddplaunch says them
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.script import CHECKS
+from ddplaunch.checks.variables import CHECKS as OF_LAUNCHERS
 from ddplaunch.launch.launch import Launch, Missing, Target
 from ddplaunch.scaling.numbers import NamedRate, Numbers
 from ddplaunch.script.read import read_script
@@ -16,7 +17,7 @@ from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import found, outcome_of, silent_when_healthy
-from tests.checks.healthy import FLAG, healthy_launch, healthy_script
+from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script
 
 HERE = DeclaredAt("train.py", 7)
 LOCAL_RANK = DeclaredOption(("--local_rank",), HERE, required=True)
@@ -207,18 +208,39 @@ def test_the_same_number_in_another_spelling_is_no_contradiction() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "behind"),
+    ("target", "fix"),
     [
-        (Target("executable", "torchrun", ("--nproc-per-node", "8", "train.py", "--lr", "1")), "-- train.py --lr 1`"),
-        (Target("executable", "/opt/env/bin/accelerate", ("launch", "train.py")), "-- train.py`"),
-        (Target("module", "torch.distributed.launch", ("train.py",)), "-- train.py`"),
-        (Target("executable", "python3", ("-m", "torch.distributed.run", "my train.py")), "-- 'my train.py'`"),
-        (Target("executable", "deepspeed", ()), "-- train.py`"),
+        (Target("executable", "torchrun", ("--nproc-per-node", "8", "train.py", "--lr", "1")), "8 -- train.py --lr 1"),
+        (
+            Target("executable", "torchrun", ("--nproc_per_node=4", "--nnodes=2", "--node_rank=1", "train.py")),
+            "2x4 --node-rank 1 -- train.py",
+        ),
+        (Target("executable", "/opt/env/bin/accelerate", ("launch", "train.py")), "auto -- train.py"),
+        (
+            Target("module", "torch.distributed.launch", ("train.py",)),
+            "1 -- train.py '--local-rank=${local_rank}'",
+        ),
+        (Target("executable", "python3", ("-m", "torch.distributed.run", "my train.py")), "1 -- 'my train.py'"),
+        (Target("executable", "deepspeed", ()), "8 -- train.py"),
     ],
 )
-def test_script_is_launcher(target: Target, behind: str) -> None:
-    finding = found(CHECKS, "script-is-launcher", launch=healthy_launch(target=target))
-    assert finding and finding.fix.endswith(f"`ddplaunch run 8 {behind}")
+def test_script_is_launcher(target: Target, fix: str) -> None:
+    finding = found(OF_LAUNCHERS, "script-is-launcher", launch=healthy_launch(target=target))
+    assert finding and finding.fix.endswith(f"`ddplaunch run {fix}`")
+
+
+@pytest.mark.parametrize(
+    ("lines", "fix"),
+    [
+        (("ddplaunch run 2 -- t.py",), "`ddplaunch run 2 -- t.py`"),
+        (("ddplaunch run 2 -- t.py",) * 2, "`ddplaunch run 2 -- t.py`; `ddplaunch convert old.sh` shows all 2"),
+        (("ddplaunch run $N -- t.py",), "`ddplaunch convert --write old.sh`, then `bash old.sh`"),
+    ],
+)
+def test_a_script_that_starts_a_launcher(lines: tuple[str, ...], fix: str) -> None:
+    launch = healthy_launch(target=Target("executable", "/bin/bash", ("old.sh",)))
+    finding = found(OF_LAUNCHERS, "script-is-launcher", healthy_facts(launch_lines=lines), launch=launch)
+    assert finding and finding.fix == fix
 
 
 @pytest.mark.parametrize(
@@ -232,7 +254,7 @@ def test_script_is_launcher(target: Target, behind: str) -> None:
     ],
 )
 def test_script_is_no_launcher(target: Target | None) -> None:
-    assert found(CHECKS, "script-is-launcher", launch=healthy_launch(target=target)) is None
+    assert found(OF_LAUNCHERS, "script-is-launcher", launch=healthy_launch(target=target)) is None
 
 
 def read(folder: Path, source: str) -> ScriptReport:

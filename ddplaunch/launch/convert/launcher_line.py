@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.launch.convert.launch_words import Word, attached, divided, find_launcher, known, option_of
@@ -9,6 +10,7 @@ from ddplaunch.launch.convert.launcher_options import FLAGS, LAUNCHERS, Meaning,
 from ddplaunch.launch.convert.srun_step import step_of
 from ddplaunch.launch.convert.translation import OF_MPI, CannotSay, Note, Translation, literal, of_ranks, unsure
 
+_PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
 _ONE = ("1", "1:1")
 _LOCAL = ("localhost", "127.0.0.1")
 #: What ``--config_file`` says, by option; None where it cannot be read.
@@ -291,9 +293,9 @@ class LauncherLine:
         else:
             bare = word.source.strip('"')
             host, colon, port = bare.rpartition(":")
-            if "{" in port or "(" in port or (colon and not host) or ("}" in port and "$" not in port):
+            if colon and not (host and _PORT.match(port)):
                 raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
-            address = Word(f'"{host}"') if colon else Word(word.source)
+            address = (Word(f'"{host}"') if "$" in host else known(host)) if colon else Word(word.source)
             number = Word(port, port if port.isdecimal() else None) if colon else known("29400")
         if (
             address.text in _LOCAL

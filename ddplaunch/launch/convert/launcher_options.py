@@ -196,6 +196,15 @@ PROGRAMS = {
 }
 
 
+#: What the text of a script has if a launcher is in it.
+_NAMES = (b"torchrun", b"torch.distributed", b"accelerate", b"deepspeed", b"horovodrun", b"mpirun", b"mpiexec", b"srun")
+
+
+def named_in(text: bytes) -> bool:
+    """Whether a launcher may be in a text."""
+    return any(name in text for name in _NAMES)
+
+
 def canonical(launcher: str, name: str) -> str | None:
     """Return an option as the table of ``launcher`` spells it, None for one that it does not have.
 

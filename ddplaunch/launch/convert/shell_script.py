@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.launch.convert.launch_words import Word, find_launcher, known, option_of
 from ddplaunch.launch.convert.launcher_line import ReadConfig, translate
+from ddplaunch.launch.convert.launcher_options import named_in
 from ddplaunch.launch.convert.translation import Note, Translation
 from ddplaunch.values.frozen import dataclass
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from tree_sitter import Node, Parser
 
 _SHELLS = ("bash", "sh", "zsh", "dash", "eval", "ssh")
-_NAMES = (b"torchrun", b"torch.distributed", b"accelerate", b"deepspeed", b"horovodrun", b"mpirun", b"mpiexec", b"srun")
 _SKIPPED = ("heredoc_body", "file_redirect", "heredoc_redirect", "herestring_redirect")
 _QUOTES = "'\"\\`"
 
@@ -114,13 +114,13 @@ class _Reader:
         for node in self.others:
             if node.type == "heredoc_body":
                 yield from self._inside(node.start_byte, node.end_byte, "")
-            elif node.type == "ERROR" and any(name in self.data[node.start_byte : node.end_byte] for name in _NAMES):
+            elif node.type == "ERROR" and named_in(self.data[node.start_byte : node.end_byte]):
                 yield from self._not_parsed(node)
 
     def _not_parsed(self, node: Node) -> Iterator[Site]:
         for number, line in enumerate(self.data[node.start_byte : node.end_byte].splitlines()):
             words = line.split()
-            if words and any(name == words[0].rpartition(b"/")[2] for name in _NAMES):
+            if words and named_in(words[0]):
                 note = Note("the shell's grammar does not take it", "the lines around it are not a complete command")
                 text = line.strip().decode("utf-8", "replace")
                 yield Site(self.line + node.start_point[0] + number, text, Translation("", 0, unknown=(note,)))
@@ -158,7 +158,7 @@ class _Reader:
     def _inside(self, start: int, end: int, quote: str) -> Iterator[Site]:
         """Yield the launches of a text within this one."""
         text = self.data[start:end]
-        if not any(name in text for name in _NAMES):
+        if not named_in(text):
             return
         line = self.line + self.data.count(b"\n", 0, start)
         if quote == '"' and b"\\" in text.replace(b"\\\n", b"").replace(b"\\$", b""):
@@ -170,7 +170,7 @@ class _Reader:
     def _in_definition(self, node: Node) -> Site | None:
         """``CMD="torchrun …"`` and ``CMD=(torchrun …)``: the definition changes, its uses stay."""
         value = node.child_by_field_name("value")
-        if value is None or not any(name in self.data[value.start_byte : value.end_byte] for name in _NAMES):
+        if value is None or not named_in(self.data[value.start_byte : value.end_byte]):
             return None
         words = list(self._words_of(value) or ())
         place = find_launcher(words)
