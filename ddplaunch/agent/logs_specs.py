@@ -34,7 +34,7 @@ from ddplaunch.agent.torch_patches import (
     wait_for_ranks,
 )
 from ddplaunch.launch.settings import Settings
-from ddplaunch.records.directory import metrics_path, note_path
+from ddplaunch.records.directory import metrics_path, note_path, through_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
 from ddplaunch.values.variable_names import METRICS, SETTINGS, TYPED
 
@@ -175,6 +175,7 @@ class CapturedLogs(api.LogsSpecs):
                 note=note,
                 phases=phases,
                 memory_bytes=settings.memory_bytes,
+                ended=str(through_path(directory, rank)) if directory else None,
             )
             envs[local_rank].update(inside)
             if directory is not None and rank == 0:

@@ -129,7 +129,10 @@ class LogSource:
 
 @dataclass(frozen=True)
 class RankEnd:
-    """How one rank ended. ``exit_code`` and ``signal`` ("SIGKILL") exclude each other; ``ended_s`` is an epoch."""
+    """How one rank ended. ``exit_code`` and ``signal`` ("SIGKILL") exclude each other; ``ended_s`` is an epoch.
+
+    ``through``: its program had ended without an exception; "group" where the process group still existed then.
+    """
 
     rank: int
     host: str | None = None
@@ -137,6 +140,7 @@ class RankEnd:
     signal: str | None = None
     ended_s: float | None = None
     ended_by: Literal["itself", "launcher"] | None = None
+    through: str | None = None
 
 
 @dataclass(frozen=True)

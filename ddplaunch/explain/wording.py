@@ -13,7 +13,8 @@ from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, status_text, words_above
-from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RunFacts
+from ddplaunch.explain.decide.outside_logs import aborted_when_through
+from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.signatures import all_signatures
@@ -68,7 +69,9 @@ class _Words(NamedTuple):
 
 def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagnosis:
     """Return the diagnosis of a root cause; the fixes for this very run come first."""
-    words = _words(cause, facts)
+    through = aborted_when_through(facts, cause.rank) if cause.code in ("aborted", "unknown") else None
+    cause = cause if through is None else replace(cause, code="aborted-at-exit")
+    words = _words(cause, facts) if through is None else _at_exit(cause, through)
     line = cause.candidate.line.text if cause.candidate is not None else ""
     dumped = bool(cause.dumped) or "Fatal Python error" in line
     concrete = command_fixes(cause.code, facts, dumped)
@@ -226,6 +229,20 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
     return _plain_exit(cause, ended, who, how)
 
 
+def _at_exit(cause: RootCause, end: RankEnd) -> _Words:
+    """Return the words for a rank whose libraries aborted after its program was through."""
+    who = "the ranks" if cause.rank is None else f"rank {cause.rank}"
+    last = "`os._exit(0)` as the script's last call, behind `sys.stdout.flush()`: no destructor runs then"
+    close = "close DataLoaders, writers and whatever else runs threads before the script ends"
+    group = ("`dist.barrier()` and `dist.destroy_process_group()` at the end of the script",)
+    still = "; its process group still existed" if end.through == "group" else ""
+    return _Words(
+        f"{who} aborted after the program was through, while its libraries were taken down",
+        f"no exception had ended the program, and all of its code had run{still}; a native thread was at work then",
+        (*(group if still else ()), close, last),
+    )
+
+
 def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words:
     """Return the words for a rank that left with a status, after what it said last."""
     text = ended.said[0].text.strip()[:_QUOTED] if ended.said else ""
@@ -375,10 +392,9 @@ def _mismatch(cause: RootCause, found: Stuck) -> _Words | None:
         waiting = ranks_text([each.rank for each in found.waited])
         what = f"rank {cause.rank} was done while {waiting} still waited in {found.waited[0].described}"
         return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))
-    apart = uneven(found)
-    if apart is None:
+    if (apart := uneven(found)) is None:
         return None
     least, most = apart
-    fewest, fewer_than = found.enqueued[least], found.enqueued[most]
-    what = f"rank {least} had started {fewest} collectives when rank {most} had started {fewer_than}"
+    fewest, more = found.enqueued[least], found.enqueued[most]
+    what = f"rank {least} had started {fewest} collectives when rank {most} had started {more}"
     return _Words(what, why, (EQUAL_BATCHES, SAME_ORDER))

@@ -31,6 +31,11 @@ def note_path(attempt: Path, rank: int) -> Path:
     return attempt / f"rank-{rank}.observed.json"
 
 
+def through_path(attempt: Path, rank: int) -> Path:
+    """Return where a rank of an attempt notes that its program was through before its libraries were taken down."""
+    return attempt / f"rank-{rank}.through"
+
+
 def path_text(path: Path) -> str:
     """Return ``path`` as it is best named: from the working directory if it lies below."""
     try:

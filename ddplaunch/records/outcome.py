@@ -43,6 +43,7 @@ class RankOutcome:
     """One rank of one attempt. ``exit_code`` and ``signal`` ("SIGKILL") are both None where nobody could see.
 
     Times are seconds since the epoch. ``out`` and ``err`` are files of the record, ``err`` None where both were one.
+    ``through``: what the rank noted when its program was through, "group" where its process group still existed.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class RankOutcome:
     exception: Raised | None = None
     out: str | None = None
     err: str | None = None
+    through: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class RunOutcome:
 
 def rank_end(rank: RankOutcome) -> RankEnd:
     """Return how a rank ended as the explanation takes it."""
-    return RankEnd(rank.rank, rank.host or None, rank.exit_code, rank.signal, rank.ended_s, rank.ended_by)
+    return RankEnd(rank.rank, rank.host or None, rank.exit_code, rank.signal, rank.ended_s, rank.ended_by, rank.through)
 
 
 def outcome_path(directory: Path, node: int) -> Path:
@@ -232,6 +234,7 @@ def _rank(data: dict[str, Any]) -> RankOutcome:
         exception=_raised(exception) if isinstance(exception, dict) else None,
         out=as_text(data.get("out")),
         err=as_text(data.get("err")),
+        through=as_text(data.get("through")),
     )
 
 

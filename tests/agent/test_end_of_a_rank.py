@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ddplaunch.agent.rank_site import taking_part
 from tests.hosts.launching import clean_environment
 
@@ -45,3 +47,25 @@ def ran(program: str, folder: Path) -> None:
     environ = clean_environment()
     environ |= taking_part(environ, stacks=True)
     subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=True, timeout=60)
+
+
+def note_of(program: str, folder: Path) -> str | None:
+    """Return what a rank that runs ``program`` notes at its end, None without a note."""
+    environ = clean_environment()
+    path = folder / "rank-0.through"
+    environ |= taking_part(environ, ended=str(path))
+    subprocess.run([sys.executable, "-c", program], cwd=folder, env=environ, check=False, timeout=60)
+    return path.read_text() if path.exists() else None
+
+
+def test_a_rank_notes_that_its_program_was_through(tmp_path: Path) -> None:
+    assert note_of("print()", tmp_path) == "through"
+
+
+@pytest.mark.parametrize("program", ["raise KeyError('bird')", "import os; os._exit(0)", "import os; os.abort()"])
+def test_a_rank_that_did_not_come_to_its_end_leaves_no_note(tmp_path: Path, program: str) -> None:
+    assert note_of(program, tmp_path) is None
+
+
+def test_a_process_that_the_rank_forked_leaves_no_note(tmp_path: Path) -> None:
+    assert note_of("import os\nif os.fork():\n    os.wait()\n    os._exit(0)\n", tmp_path) is None

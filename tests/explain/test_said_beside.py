@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.explain.logs import diagnosed, ended, raised, recorded, told
 
 NOTED = raised(None, "ValueError: invalid literal for int() with base 10: 'x12'")
@@ -37,3 +39,18 @@ def test_words_of_another_rank_are_not_the_programs() -> None:
     text = "loading the data\n" + raised(None, STARTED)
     found = recorded((text, ended(1, 1)), (TAR, told(0)))
     assert "stands" not in found.why and "if any" in found.why
+
+
+ABORTED = "terminate called without an active exception\nFatal Python error: Aborted\n"
+
+
+def test_an_abort_after_the_end_of_the_program_is_called_so() -> None:
+    end = ended(1, "SIGABRT")
+    found = recorded((ABORTED, replace(end, through="group")), ("", told(0)))
+    assert found.code == "aborted-at-exit" and "its process group still existed" in found.why
+    assert "destroy_process_group" in found.fixes[0]
+    found = recorded((ABORTED, replace(end, through="through")), ("", told(0)))
+    assert found.code == "aborted-at-exit" and not any("destroy_process_group" in fix for fix in found.fixes)
+    assert recorded((ABORTED, end), ("", told(0))).code == "aborted"
+    noted = recorded((raised(None, "KeyError: 'bird'") + ABORTED, end), ("", told(0)))
+    assert noted.code == "script-exception"

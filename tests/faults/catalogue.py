@@ -276,6 +276,23 @@ WORDS = (
         says="rank 0 left with status 0",
     ),
     Fault(
+        "aborted_at_exit",
+        "import ctypes\nr, w = init()\ndist.barrier()\ndist.destroy_process_group()\nlibc = ctypes.CDLL(None)\n"
+        "if r == 1: libc.__cxa_atexit(libc.abort, None, None)\n",
+        ("aborted-at-exit",),
+        1,
+        134,
+        says="rank 1 aborted after the program was through",
+    ),
+    Fault(
+        "aborted_by_its_exception",
+        "import ctypes\nr, w = init()\nreduce()\nlibc = ctypes.CDLL(None)\n"
+        "if r == 1:\n    libc.__cxa_atexit(libc.abort, None, None)\n    raise KeyError('bird')\nreduce()\n",
+        ("script-exception",),
+        1,
+        134,
+    ),
+    Fault(
         "fewer_batches",
         "from torch.nn.parallel import DistributedDataParallel as DDP\nr, w = init()\nm = DDP(torch.nn.Linear(8, 8))\n"
         "for i in range(5 - r):\n    m(torch.randn(2, 8)).sum().backward()\n",

@@ -228,6 +228,7 @@ ELSEWHERE = {
     "records/own/own_files.py",
     "records/user_key.py",  # the home directory, by O_EXCL and a link
     "cli/help/completion.py",  # in the home of whoever asks to install it
+    "agent/rank_site/sitecustomize.py",  # in the rank; a new file, through no link
     "ui/terminal.py",  # /dev/null
     "watch/recording.py",  # /proc/self/comm
 }

@@ -11,9 +11,11 @@ import contextlib
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.agent.guard.sweep import Owner, of_ranks
@@ -21,6 +23,7 @@ from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
+from ddplaunch.records.directory import through_path
 from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.words import signal_name
@@ -167,10 +170,10 @@ class Attempt:
         others = [one.end() for one in self.ranks.values() if one not in self.order]
         self.first = first_to_fail([one.end() for one in self.order], others)
 
-    def ended(self, node: int, host: str, unwritten: Mapping[str, bytes]) -> EndedAttempt:
+    def ended(self, node: int, host: str, unwritten: Mapping[str, bytes], directory: str | None = None) -> EndedAttempt:
         """Return what is known now as values; ``node`` is the number of this ``host`` in the record.
 
-        ``unwritten`` is what is in no file, by the file's name in the node's directory.
+        ``unwritten`` is what is in no file, by the file's name in the node's ``directory``.
         """
         from ddplaunch.agent.end.ended import EndedAttempt
         from ddplaunch.records.outcome import RankOutcome
@@ -189,6 +192,7 @@ class Attempt:
                 ended_by=ended_by(end, self.first),
                 out=f"{folder}/rank-{one.rank}.out",
                 err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
+                through=_through(directory, self.number, one.rank) if end.signal == signal.SIGABRT else None,
             )
             for one in sorted(self.ranks.values(), key=lambda each: each.rank)
             for end in [one.end()]
@@ -295,6 +299,19 @@ class NumbersWatch:
             self._say(f"ddplaunch: the ranks' notes could not be compared: {error!r}\n")
         finally:
             self.looking = False
+
+
+def _through(directory: str | None, attempt: int, rank: int) -> str | None:
+    """Return what the rank noted when its program was through, None if it did not."""
+    path = through_path(Path(directory or "", f"attempt-{attempt}"), rank)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return os.read(descriptor, 16).decode("ascii", "replace") or None
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
 
 
 def note_processes(path: str, table: dict[str, Any]) -> None:

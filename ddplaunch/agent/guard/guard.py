@@ -156,7 +156,8 @@ class GuardedRun:
         )
 
     def _ended_attempt(self, attempt: Attempt) -> EndedAttempt:
-        return attempt.ended(self._settings.node, self._host, self._streams.unwritten())
+        settings = self._settings
+        return attempt.ended(settings.node, self._host, self._streams.unwritten(), settings.node_directory)
 
     def _once(self) -> None:
         """Wait for the next thing to happen, and do what is due."""

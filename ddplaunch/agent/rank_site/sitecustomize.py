@@ -8,7 +8,8 @@ plug-in puts this folder in front of the rank's PYTHONPATH; Python's ``site`` im
 - has the kernel send SIGTERM to the rank when torchrun, its parent, is gone,
 - lets ``faulthandler`` answer a real-time signal that nobody uses, without a thread and without Python code running,
   into memory that others can read, and counts steps and batches, if stacks were asked for,
-- lets gloo's threads finish before the interpreter ends, which would abort the rank now and then,
+- lets gloo's threads finish before the interpreter ends, which would abort the rank now and then, and notes that the
+  program was through, for the case that another library's destructor aborts it all the same,
 - may have no more memory than `--memory` says, if that was asked for,
 - looks at the first optimizer steps, unless that is not wanted (``ddplaunch_observer.py``),
 - measures the phases of each step for `--phases`, if that was asked for (``ddplaunch_phases.py``),
@@ -39,6 +40,8 @@ PARENT = "DDPLAUNCH_PARENT"
 LIMIT = "DDPLAUNCH_MEMORY"
 #: Present for torchrun, which ddplaunch has become with SIGINT blocked.
 INTERRUPTIBLE = "DDPLAUNCH_INTERRUPTIBLE"
+#: Where a rank is to note that its program is through, and only its libraries are left to be taken down.
+ENDED = "DDPLAUNCH_ENDED"
 #: What the memory is called in /proc/PID/fd.
 MEMORY = "ddplaunch-stacks"
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib takes longer than all of this
@@ -132,6 +135,32 @@ def let_gloo_finish() -> None:
             return
 
 
+def when_through(path: str | None) -> Callable[[], None]:
+    """Return what runs last before the libraries are taken down: it waits for gloo, and leaves a note at ``path``.
+
+    The note says "group" where the process group still exists. There is none where an exception ended the program, nor
+    of a process that the rank has forked. Python says nothing of the status that it will end with.
+    """
+    owner = os.getpid()
+
+    def through() -> None:
+        let_gloo_finish()
+        if path is None or os.getpid() != owner or getattr(sys, "last_value", None) is not None:
+            return
+        try:
+            dist = sys.modules.get("torch.distributed")
+            text = "group" if dist is not None and dist.is_initialized() else "through"
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+            try:
+                os.write(descriptor, text.encode())
+            finally:
+                os.close(descriptor)
+        except Exception:  # the note is a convenience
+            return
+
+    return through
+
+
 def _gloo_threads() -> list[str]:
     """Return what the kernel says of each, with its switches: one that was woken and sleeps again has one more."""
     found = []
@@ -178,7 +207,8 @@ def _take_part() -> None:
     import atexit
 
     if os.environ.pop(INTERRUPTIBLE, None) is None:
-        atexit.register(let_gloo_finish)  # the first that is registered is the last to run
+        ended, direct = os.environ.pop(ENDED, None), str(os.getppid()) == os.environ.get(PARENT)
+        atexit.register(when_through(ended if direct else None))  # the first that is registered is the last to run
     else:
         _end_quietly()
     _end_with(os.environ.pop(PARENT, ""))

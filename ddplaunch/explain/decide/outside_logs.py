@@ -93,6 +93,14 @@ def left_before(facts: RunFacts | None, first: RankEnd) -> tuple[RankEnd, ...]:
     return tuple(end for end in left if (end.ended_s or 0.0) <= (first.ended_s or 0.0))
 
 
+def aborted_when_through(facts: RunFacts | None, rank: int | None) -> RankEnd | None:
+    """Return the end of ``rank``, or of the first of several, if it aborted after its program was through."""
+    ends: Sequence[RankEnd] = facts.ranks if facts is not None else ()
+    own = [end for end in ends if end.ended_by == "itself" and (end.exit_code or end.signal)]
+    own = [end for end in own if rank is None or end.rank == rank]
+    return own[0] if own and all(end.signal == "SIGABRT" and end.through for end in own) else None
+
+
 def on_cpu(facts: RunFacts | None) -> bool:
     """Return whether the run was launched on the CPU, where no GPU can fail."""
     device = ((facts.plan if facts is not None else None) or {}).get("device")
