@@ -86,6 +86,14 @@ def showing(environment: Mapping[str, str], launch: Launch | None) -> Setting:
     return as_ranks_get_it(_NAME, environment, on_gpus) or Setting(_NAME, "", SHELL)
 
 
+def _hides(setting: Setting, launch: Launch) -> str:
+    """Return who keeps the other GPUs from the ranks, up to their number: `--gpus` itself, or a variable's value."""
+    asked = launch.options.gpus
+    if setting.where.startswith("`--gpus"):
+        return f"`--gpus {setting.value if asked is None else asked.value}` leaves out"
+    return f"{setting.typed} from {setting.where} hides"
+
+
 def _more(setting: Setting, processes: int = 0) -> str:
     """Return how to see other GPUs than ``setting`` shows, as a clause for a fix, or how to see ``processes``."""
     number = f"{processes} GPUs" if processes else "other GPUs"
@@ -120,7 +128,7 @@ def more_processes_than_gpus(nvml: NvmlFacts, launch: Launch, environment: Mappi
     fewer = f"{gpus}" if nodes == 1 else f"{nodes}x{gpus}"
     hidden = len(nvml.gpus) - gpus
     setting = showing(environment, launch)
-    more = f" ({setting.typed} from {setting.where} hides {hidden} of {len(nvml.gpus)})" if hidden > 0 else ""
+    more = f" ({_hides(setting, launch)} {hidden} of {len(nvml.gpus)})" if hidden > 0 else ""
     enough = f", {_more(setting, processes)}" if len(nvml.gpus) >= processes else ""
     yield error(
         "more-processes-than-gpus",

@@ -55,6 +55,9 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
     """
     left = []
     for fix in fixes:
+        if "--no-forward" in fix:  # said only of a launch that filled something in
+            left += _filled_in(facts)
+            continue
         followed = _already_followed(fix, facts)
         if "PYTHONFAULTHANDLER" in fix and (dumped or followed):
             left.append(CORE_DUMP)
@@ -67,11 +70,29 @@ def _already_followed(fix: str, facts: RunFacts | None) -> bool:
     """Return whether the run that failed had done what ``fix`` says, or had nothing that it could undo."""
     if facts is None or (facts.plan is None and not facts.ranks):
         return False
-    if "--no-forward" in fix:
-        return facts.plan is not None and not facts.plan.get("passed")
     if "PYTHONFAULTHANDLER" in fix:
         return _sets(facts, "PYTHONFAULTHANDLER")
     return "ddplaunch run … -- SCRIPT" in fix or "--tee 3" in fix
+
+
+def _filled_in(facts: RunFacts | None) -> list[str]:
+    """Return which options ddplaunch gave to the script, and how to have it give none; nothing where it gave none."""
+    passed = (facts.plan or {}).get("passed") if facts is not None else None
+    words: list[str] = []
+    for each in passed if isinstance(passed, list) else []:
+        arguments = each.get("arguments") if isinstance(each, dict) else None
+        words += map(str, arguments) if isinstance(arguments, list) else ()
+    return [f"ddplaunch filled in `{shlex.join(words)}`: `--no-forward` leaves it out"] if words else []
+
+
+def who_asked(facts: RunFacts | None) -> str:
+    """Return how to find out who ended a run by SIGTERM: from Slurm only where it ran in a job."""
+    save = "save checkpoints on SIGTERM"
+    if facts is not None and facts.slurm_job:
+        return f"if it was not you: `sacct -j {facts.slurm_job} -o State,ExitCode,Reason` says why Slurm did; {save}"
+    if facts is not None and facts.argv:
+        return f"if it was not you, a `kill` of somebody's or what supervises this process sent it; {save}"
+    return f"if it was not you: in a job of Slurm, `sacct -j JOBID -o State,ExitCode,Reason` says why; {save}"
 
 
 def another_port(fix: str, line: str) -> str:

@@ -149,7 +149,7 @@ class RunFacts:
 
     ``state`` is from ``outcome.json``, ``signal`` the number that the launcher got, ``plan`` from ``run.json``,
     ``argv`` the command as typed, ``oom_kills`` from the cgroup's ``memory.events``, ``dmesg`` the kernel's lines since
-    the run began.
+    the run began, ``slurm_job`` from the environment of the launch, ``stopped_by`` the user who typed `ddplaunch stop`.
     """
 
     ranks: tuple[RankEnd, ...] = ()
@@ -161,6 +161,8 @@ class RunFacts:
     dmesg: tuple[str, ...] = ()
     shm_free_bytes: int | None = None
     shm_size_bytes: int | None = None
+    slurm_job: str | None = None
+    stopped_by: str | None = None
 
 
 SCHEMA = 1

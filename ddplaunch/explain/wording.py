@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do
+from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do, who_asked
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
@@ -27,7 +27,6 @@ _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
 _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
-_ASKED = "if it was not you: ask the scheduler (`sacct -j JOBID -o State,ExitCode,Reason`); save checkpoints on SIGTERM"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
 _TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
@@ -128,7 +127,7 @@ def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     if cause.outside is not None:
         return _outside(cause, cause.outside)
     if cause.ended is not None:
-        return _bare_exit(cause, cause.ended)
+        return _bare_exit(cause, cause.ended, facts)
     if candidate is None:
         return _unknown(cause)
     words = _stuck(cause, cause.stuck) if cause.stuck is not None and cause.stuck.waited else None
@@ -170,7 +169,7 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
     return _Words(what, f"{who} {special[0]}" if special else why, (special[1], *fixes) if special else fixes)
 
 
-def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
+def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Words:
     """Return the words for a rank whose exit no line explains."""
     nobody = "the ranks" if ended.exit.seen else "a rank"
     who = nobody if cause.rank is None else f"rank {cause.rank}"
@@ -212,7 +211,7 @@ def _bare_exit(cause: RootCause, ended: BareExit) -> _Words:
         return _Words(
             f"{who} was ended from outside by {how}",
             "the launcher did not send it: a person, a scheduler or a supervisor asked this process to end",
-            (_ASKED,),
+            (who_asked(facts),),
         )
     if cause.lost_one_that_left:
         return _Words(
@@ -305,11 +304,17 @@ def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
             (_DMESG, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
         )
     name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    if facts is not None and facts.stopped_by:
+        why = f"{facts.stopped_by} typed it, and it sends torchrun SIGTERM, which ends the ranks"
+        return _Words("the run was ended by `ddplaunch stop`", why, ("nothing is wrong if that was meant",))
     reasons = {
-        "SIGHUP": ("the terminal or the ssh session was closed", "run it in tmux or screen, or as a batch job"),
+        "SIGHUP": (
+            "usually because the terminal or the ssh session was closed",
+            "run it in tmux or screen, or as a batch job",
+        ),
         "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
     }
-    other = ("a person, a scheduler that takes the node back, or a supervisor asked the run to end", _ASKED)
+    other = ("a person, a scheduler that takes the node back, or a supervisor asked the run to end", who_asked(facts))
     why, fix = reasons.get(name, other)
     return _Words(f"the run was ended from outside by {name}", why, (fix,))
 

@@ -11,7 +11,7 @@ from ddplaunch.launch.ranks.topology import endpoint
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Unavailable, value_of
 
-#: What the launch decides itself; a second value by ``--torchrun-arg`` would contradict the plan.
+#: What the launch decides itself, and from what; torchrun would get each a second time by ``--torchrun-arg``.
 _OURS = {
     "--nnodes": "--nnodes",
     "--nproc-per-node": "NPROC",
@@ -164,8 +164,8 @@ def _check_flag(word: str, known: frozenset[str] | Unavailable) -> None:
     flag = "--" + word[2:].partition("=")[0].replace("_", "-") if word.startswith("--") else word
     if flag in _OURS:
         raise usage(
-            f"`--torchrun-arg {word}` contradicts the plan",
-            why=f"ddplaunch decides `{flag}` itself, from {_OURS[flag]}",
+            f"`--torchrun-arg {word}` is not handed on: ddplaunch decides `{flag}` itself",
+            why=f"it follows from {_OURS[flag]}, and torchrun would get it twice",
             fix=f"say it by {_OURS[flag]} instead",
         )
     if not word.startswith("--") or isinstance(known, Unavailable) or flag in known:

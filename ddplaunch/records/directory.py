@@ -10,6 +10,9 @@ from pathlib import Path
 from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.values.finding import Finding, error
 
+#: In a run's directory: who typed `ddplaunch stop`, and when.
+STOP_NOTE = "stop.json"
+
 
 def runs_directory(environ: Mapping[str, str], run_dir_option: str | None, cwd: Path) -> Path:
     """Return what holds ``runs/``: ``--run-dir``, else ``DDPLAUNCH_DIR``, else ``.ddplaunch`` in ``cwd``."""

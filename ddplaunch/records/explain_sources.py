@@ -17,6 +17,7 @@ from ddplaunch.explain.read.packed import is_binary, open_pipe, packing, sample,
 from ddplaunch.machine.files import Piece, pieces_in, pieces_of
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import RunRecord, numbered, read_record
+from ddplaunch.records.json_files import as_text
 from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
@@ -101,11 +102,12 @@ def _facts(record: RunRecord) -> RunFacts | None:
 
 
 def facts_of_run(run: Mapping[str, Any]) -> RunFacts:
-    """Return what run.json knows: the plan, and the command as typed."""
-    plan, argv = run.get("plan"), run.get("argv")
+    """Return what run.json knows: the plan, the command as typed, and the job of Slurm that it ran in."""
+    plan, argv, environment = run.get("plan"), run.get("argv"), run.get("environment")
     return RunFacts(
         plan=plan if isinstance(plan, dict) else None,
         argv=tuple(map(str, argv)) if isinstance(argv, list) else None,
+        slurm_job=as_text(environment.get("SLURM_JOB_ID")) if isinstance(environment, dict) else None,
     )
 
 

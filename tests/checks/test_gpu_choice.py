@@ -80,7 +80,7 @@ FIRES = (
         "more-processes-than-gpus",
         "--gpus chose two",
         launch=healthy_launch(4, environment=CHOSEN),
-        says=("run 2", "CUDA_VISIBLE_DEVICES=0,1 from `--gpus` hides 6 of 8", "name 4 GPUs with `--gpus`"),
+        says=("run 2", "`--gpus 0,1` leaves out 6 of 8", "name 4 GPUs with `--gpus`"),
     ),
     Case("no-gpu-for-cuda", "none here", healthy_facts(nvml=EMPTY), says=("no NVIDIA GPU", "--device cpu")),
     Case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -152,11 +153,35 @@ def test_of_ranks_that_exit_alike_the_one_that_speaks_for_itself_is_named() -> N
 )
 def test_no_advice_that_is_already_followed(text: str, status: int | str, taken: str) -> None:
     plan = {"passed": [], "environment": [{"name": "PYTHONFAULTHANDLER", "value": "1"}]}
-    other = {"passed": [{"option": "--lr"}], "environment": []}
+    other = {"passed": [{"number": "lr", "arguments": ["--lrr", "0.1"]}], "environment": []}
     ranks = (("", told(0)), (f"{text}\n", ended(1, status)))
     assert taken not in " ".join(recorded(*ranks, plan=plan, argv=("ddplaunch", "run", "2")).fixes)
     if "29501" not in taken:
         assert taken in " ".join(recorded(*ranks, plan=other).fixes), "where it was not followed, it is given"
+
+
+def test_of_options_that_ddplaunch_filled_in_only_those_are_named() -> None:
+    ranks = (("", told(0)), ("train.py: error: unrecognized arguments: --lrr\n", ended(1, 2)))
+    some = {"passed": [{"number": "lr", "arguments": ["--lrr", "0.1"]}, {"number": "accum", "arguments": []}]}
+    fixes = " ".join(recorded(*ranks, plan=some).fixes)
+    assert "ddplaunch filled in `--lrr 0.1`: `--no-forward` leaves it out" in fixes
+    for nothing in (None, {}, {"passed": []}, {"passed": [{"number": "lr", "arguments": []}]}):
+        assert "no-forward" not in " ".join(recorded(*ranks, plan=nothing).fixes)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says", "never"),
+    [
+        (RunFacts(stopped_by="ada"), "the run was ended by `ddplaunch stop` ada typed it", "sacct"),
+        (RunFacts(slurm_job="17", argv=("ddplaunch", "run")), "`sacct -j 17 -o State,ExitCode,Reason`", "JOBID"),
+        (RunFacts(argv=("ddplaunch", "run")), "a `kill` of somebody's or what supervises this process", "sacct"),
+        (RunFacts(), "in a job of Slurm, `sacct -j JOBID", "ddplaunch stop"),
+    ],
+)
+def test_who_ended_a_run_is_said_as_far_as_it_is_known(facts: RunFacts, says: str, never: str) -> None:
+    found = diagnosed("step 3\n", replace(facts, state="terminated", signal=15))
+    text = " ".join((found.what, found.why, *found.fixes))
+    assert found.code == "terminated" and says in text and never not in text
 
 
 STORE = "torch.distributed.DistNetworkError: failed to recv, got 0 bytes"

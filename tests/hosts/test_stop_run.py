@@ -239,6 +239,9 @@ def test_a_real_run_from_ps_to_clean(folder: Path) -> None:
             assert wait_for(lambda: "rank 1 begins" in say("logs", first), 120)
             say("stop", first)
             assert launched.wait(120) == 128 + signal.SIGTERM
+            assert launched.stderr is not None
+            told = " ".join(launched.stderr.read().decode().split())
+            assert "the run was ended by `ddplaunch stop`" in told and "typed it" in told and "sacct" not in told
         finally:
             launched.kill()
     assert listed(first)["state"] == "terminated"

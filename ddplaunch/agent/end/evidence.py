@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFa
 from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read, read_end
 from ddplaunch.machine.hardware import levels, probe_shm
+from ddplaunch.records.directory import STOP_NOTE
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run
 from ddplaunch.records.first_failure import failed_by_itself, first_failed
+from ddplaunch.records.json_files import as_number, as_text, read_object
 from ddplaunch.records.outcome import rank_end
 from ddplaunch.values.resolved import Unavailable
 
@@ -96,7 +99,17 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
         dmesg=kernel_lines(attempt.started_s) if attempt is not None else (),
         shm_free_bytes=None if isinstance(shm, Unavailable) else shm.free_bytes,
         shm_size_bytes=None if isinstance(shm, Unavailable) else shm.size_bytes,
+        stopped_by=_stopped_by(settings, ended),
     )
+
+
+def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | None:
+    """Return who typed `ddplaunch stop`, which notes that before its first signal; None for another end."""
+    if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
+        return None
+    note = read_object(Path(settings.directory) / STOP_NOTE)
+    at_s, user = as_number(note.get("at_s")), as_text(note.get("user"))
+    return user if at_s is not None and at_s >= ended.started_s else None
 
 
 def _by_exit(attempt: EndedAttempt | None, ended: EndedRun | None, also: str) -> Diagnosis | None:

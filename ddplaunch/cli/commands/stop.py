@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from json import dumps as json_text
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,11 +14,12 @@ from ddplaunch.cli.streams import answer_json, tell, tell_findings
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
 from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.files import boot_id, owner_name
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.records.directory import runs_directory
+from ddplaunch.records.directory import STOP_NOTE, runs_directory
 from ddplaunch.records.find import RunRecord, find_run, read_record
+from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.launchers import (
     Launched,
     other_processes,
@@ -25,6 +29,7 @@ from ddplaunch.records.launchers import (
     with_residents,
 )
 from ddplaunch.records.outcome import RankOutcome
+from ddplaunch.records.own.own_files import foreign
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.stop_view import (
     begin_asking_hosts,
@@ -179,6 +184,8 @@ def _stop_here(
     else:
         grace_s = _grace_of(chosen) + _LONGER_S if grace_s is None else grace_s
         tell(begin_text(chosen, grace_s))
+        if directory is not None:
+            _note(directory)
         stopped = stop_run(chosen, grace_s)
         if not json:
             tell(stopped_text(stopped))
@@ -187,6 +194,14 @@ def _stop_here(
         answer_json(stop_json(stopped, elsewhere))
     tell_findings(stop_findings(stopped, elsewhere))
     return ExitStatus.FINDINGS if stopped.remaining or elsewhere else ExitStatus.DONE
+
+
+def _note(directory: Path) -> None:
+    """Leave in the run's record who ends it, for its own last words; another user's record stays as it is."""
+    if foreign(directory) is None:
+        with suppress(OSError):
+            note = {"schema": 1, "user": owner_name(os.geteuid()), "at_s": round(time.time(), 3)}
+            replace_file(directory / STOP_NOTE, json_text(note) + "\n")
 
 
 def _grace_of(run: RunProcesses) -> float:
