@@ -15,6 +15,7 @@ _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "davfs")
 # Parallel file systems (Lustre, GPFS, BeeGFS, WekaFS) are built for many readers and are not on the list.
 _REMOTE_FUSE = ("sshfs", "s3fs", "gcsfuse", "rclone", "goofys", "blobfuse", "blobfuse2", "mountpoint-s3")
 _FULL_BYTES = 100 * MIB
+_NO_ROOM_BYTES = 1 << 20  # of the record
 _LOW_BYTES = GIB
 _LOW_SHARE, _LOW_SHARE_BYTES = 0.02, 20 * GIB
 _LOW_INODES = 1000
@@ -192,6 +193,28 @@ def disk_nearly_full(output_paths: tuple[PathFact, ...]) -> Findings:
 
 def _nearly_full(free: int, total: int | None) -> bool:
     return free < _LOW_BYTES or (total is not None and free < _LOW_SHARE * total and free < _LOW_SHARE_BYTES)
+
+
+def record_not_writable(record_paths: tuple[PathFact, ...]) -> Findings:
+    """The record of the run cannot be written on a host, or its disk is full.
+
+    What ranks print there, and why they failed, would be lost. Looked at on every host of a launch over ssh. Less than
+    1 MiB is an error, less than 100 MiB a warning. Remedy: free some space, or another place for records, `--run-dir`.
+    """
+    for path in record_paths:
+        name = quote(path.path)
+        fix = "`--run-dir DIR` names a place for records that can be written on every host"
+        if path.kind == "unreachable" or not path.writable:
+            owner = f" (it belongs to {path.owner})" if path.owner else ""
+            reason = path.error or f"this user may not write there{owner}, or the file system is read-only"
+            what = f"the record of the run cannot be written: {name}"
+            yield error("record-not-writable", what, why=f"{reason}; why a rank failed would be lost", fix=fix)
+        elif path.free_bytes is not None and path.total_bytes and path.free_bytes < _FULL_BYTES:
+            what = f"the record of the run has {size_text(path.free_bytes)} left: {name}"
+            why = "what ranks print is kept there, and why they failed"
+            yield (error if path.free_bytes < _NO_ROOM_BYTES else warning)(
+                "record-not-writable", what, why=why, fix=fix
+            )
 
 
 def output_inodes(output_paths: tuple[PathFact, ...]) -> Findings:

@@ -325,6 +325,7 @@ class Facts:
     master_port: PortFact | Unavailable = NO_PORT
     data_paths: tuple[PathFact, ...] = ()
     output_paths: tuple[PathFact, ...] = ()
+    record_paths: tuple[PathFact, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)  # as ddplaunch found it, secrets replaced by "***"
     packages: PackageFacts | Unavailable = NOT_ASKED
     cpu_layout: CpuLayout | Unavailable = NOT_ASKED
@@ -335,6 +336,7 @@ class Facts:
 class ProbeRequest:
     """What to look at beyond the machine itself. ``path_deadline_s`` bounds each look at a path.
 
+    Of ``record_paths`` an empty one is where records go by default.
     ``torch_needs_gpu`` lets ``import_torch`` be skipped where there is no driver of a GPU: what the import tells beyond
     torch's files is about GPUs.
     """
@@ -348,3 +350,4 @@ class ProbeRequest:
     path_deadline_s: float = 2.0
     torch_needs_gpu: bool = False
     packages: bool = False
+    record_paths: tuple[str, ...] = ()

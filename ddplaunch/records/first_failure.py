@@ -194,7 +194,7 @@ def node_failure(
     - a host that was lost failed when it was last heard;
     - ranks of the last attempt that failed by themselves: the earliest of them;
     - a torchrun that was killed, unless the launcher killed it: a second before its ranks ended, which the guard ended
-      then, because nobody records when torchrun died;
+      then, because nobody records when torchrun died; ranks that had ended well do not count;
     - any other end with a status that nobody asked for.
     """
     if lost:
@@ -207,7 +207,8 @@ def node_failure(
     if own:
         return NodeFailure(min(own), node, "ranks")
     if outcome.state == "killed":
-        ends = [each.ended_s for each in outcome.last_ranks if each.ended_s is not None]
+        bad = [each for each in outcome.last_ranks if each.exit_code or each.signal]  # others had ended before it
+        ends = [each.ended_s for each in bad if each.ended_s is not None]
         died_s = min(ends, default=outcome.ended_s) - 1.0
         return None if told == SIGKILL else NodeFailure(died_s, node, "torchrun")
     if outcome.state == "terminated" or told is not None:

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.checks.storage import CHECKS, is_remote
 from ddplaunch.machine.facts import Facts, PathFact
 from ddplaunch.machine.paths import Role, begin_looks
-from ddplaunch.values.finding import Severity
+from ddplaunch.values.finding import Finding, Severity
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import GIB, healthy_facts
 
@@ -109,3 +109,16 @@ def test_real_paths(tmp_path: Path) -> None:
     assert found(CHECKS, "data-empty", healthy_facts(data_paths=(empty,)))
     assert found(CHECKS, "data-missing", healthy_facts(data_paths=(missing,)))
     assert found(CHECKS, "output-not-writable", healthy_facts(output_paths=(output,))) is None
+
+
+def test_record_not_writable() -> None:
+    def of(**changes: Any) -> Finding | None:
+        path = dataclasses.replace(GOOD, **{"path": ".ddplaunch", **changes})
+        return found(CHECKS, "record-not-writable", healthy_facts(record_paths=(path,)))
+
+    assert of() is None and found(CHECKS, "record-not-writable", healthy_facts()) is None
+    refused = of(writable=False)
+    assert refused and refused.severity is Severity.ERROR and "cannot be written: .ddplaunch" in refused.what
+    full, nearly = of(free_bytes=4096), of(free_bytes=50 * MIB)
+    assert full and full.severity is Severity.ERROR and full.what.startswith("the record of the run has 4 KiB left")
+    assert nearly and nearly.severity is Severity.WARNING

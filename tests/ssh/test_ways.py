@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -67,6 +68,23 @@ def test_the_reason_of_a_restart_on_another_host_is_kept(debian: Lab) -> None:
     assert "ended by another node" not in run.flat
     before = run.outcome["attempts"][0]["diagnosis"]
     assert (before["code"], before["rank"], before["host"]) == ("script-exception", 1, "alpha1")
+
+
+def test_a_host_that_takes_no_record_is_named_before_and_its_last_words_come_all_the_same(debian: Lab) -> None:
+    debian.write("bad.py", "import os\nif os.environ['RANK'] == '1':\n    raise RuntimeError('bad batch')\n")
+    host = debian.hosts[1]
+    assert (
+        host.run(["mount", "-o", "remount,bind,ro", str(debian.work)], Path("/"), clean_environment()).returncode == 0
+    )
+    try:
+        said = said_of(debian, "--hosts", debian.names, status=4)
+        assert "error[record-not-writable]: the record of the run cannot be written: .ddplaunch --> alpha1" in said
+        run = Launched(debian, "unkept", "2x1", "--ignore", "record-not-writable", script=("bad.py",))
+        assert run.ended() == 1, run.said
+        assert "[alpha1] error[script-exception]: RuntimeError: bad batch at bad.py:3" in run.said
+        assert "incomplete: alpha1: its record was not brought" in run.flat
+    finally:
+        host.run(["mount", "-o", "remount,bind,rw", str(debian.work)], Path("/"), clean_environment())
 
 
 def test_jump_hosts_and_questions(debian: Lab) -> None:

@@ -115,7 +115,8 @@ def conclude(settings: Settings, ended: EndedRun, say: Callable[[str], None]) ->
         unshown=ended.unshown,
         last_words=_in_no_file(settings, outcome, last),
     )
-    if not settings.silent and not _node_0_says_it(settings, outcome):
+    kept = directory is not None and problem is None  # else the launcher of all hosts would never hear of it
+    if not (settings.silent and kept) and not _node_0_says_it(settings, outcome):
         fine = outcome.state == "succeeded" and not (outcome.findings or outcome.notes or ended.unshown or problem)
         say(straggler_words(settings) + _phases(settings, last) + ("" if settings.quiet and fine else text))
     return outcome.exit_status

@@ -111,7 +111,11 @@ def decide(
         diagnosis=diagnosis,
         cascade=explanation.cascade,
         attempts=merged_attempts(outcomes.values(), diagnosis),
-        notes=tuple(f"{end.name}: its record was not brought" for end in ends if end.lost is not None),
+        notes=tuple(
+            f"{end.name}: its record was not brought"
+            for end in ends
+            if end.lost is not None or (end.node not in outcomes and end.status != ExitStatus.REFUSED)
+        ),
         findings=tuple(dict.fromkeys(each for outcome in outcomes.values() for each in outcome.findings)),
     )
 
@@ -176,7 +180,7 @@ def _nothing_known(end: HostEnd) -> Diagnosis:
         "unknown",
         "unknown",
         f"the launch on {end.name} ended {how} before the others, and left no record that says why",
-        "its torchrun and what guards it are gone, or never started",
+        "its torchrun and what guards it are gone, never started, or could not write there; what they said is above",
         (_LOOK,),
         host=end.name,
     )

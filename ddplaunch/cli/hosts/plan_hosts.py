@@ -110,7 +110,12 @@ def facts_of(
     """Ask all hosts at once. Raises RefusedError where there is no ssh."""
     python = asked.python or sys.executable
     question = Question(
-        request=replace(probe_request(options, {}, import_torch=torch), master_addr=None, master_port=None),
+        request=replace(
+            probe_request(options, {}, import_torch=torch),
+            record_paths=(value_of(options.run_dir, ""),),
+            master_addr=None,
+            master_port=None,
+        ),
         python=python,
         cwd=asked.chdir or str(working_directory()),
         script=target.name if target is not None and target.kind == "script" else None,
