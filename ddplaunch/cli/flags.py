@@ -132,6 +132,13 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", _OUTPUT, "Everything as JSON."),
         *HOSTS,
     ),
+    "fit": (
+        _PROFILE,
+        Flag("headroom", "text", _TRIALS, "How much of the memory stays free [10%].", "PERCENT"),
+        Flag("trials", "integer", _TRIALS, "Most trials to run [8].", "N"),
+        *TRIALS,
+        Flag("json", "switch", _OUTPUT, "Everything as JSON."),
+    ),
     "ps": (
         Flag("all", "switch", "", "All recorded runs, not only the newest."),
         Flag("json", "switch", "", "All details of the runs, as JSON."),
@@ -232,7 +239,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
 }
 #: Kinds of flags whose values are a list.
 REPEATED = ("many", "rates", "arguments")
-LAUNCHING = ("run", "plan", "doctor", "submit", "scale")
+LAUNCHING = ("run", "plan", "doctor", "submit", "scale", "fit")
 
 
 def flags_of(command: str) -> tuple[Flag, ...]:

@@ -56,6 +56,16 @@ HELP: dict[str, Help] = {
         ("strong", "steps", "seconds", "batch_size", "dataset_size", "timeout", "hosts", "resume", "plot", "json"),
         "Each size is a short run of the unchanged script; with --timeout it has so long until it is measured [10m].",
     ),
+    "fit": Help(
+        LAUNCH,
+        "Find the batch that fits into memory, and the fastest.",
+        (
+            ("ddplaunch fit 4 --global-batch-size 512 -- train.py", "batch and accumulation for exactly 512 samples"),
+            ("ddplaunch fit 2 --device cpu --memory 4GiB -- train.py", "4 GiB for each process, which none exceeds"),
+        ),
+        ("gpus", "memory", "headroom", "batch_size", "global_batch_size", "base_lr", "seconds", "timeout", "json"),
+        "Each batch is a short run of the unchanged script; with --timeout it has so long until it is measured [10m].",
+    ),
     "submit": Help(
         LAUNCH,
         "Submit the same launch to Slurm or Kubernetes.",

@@ -1,0 +1,364 @@
+"""``ddplaunch fit``: finds the batch per process that fits into memory, and the fastest, by trials with all ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ddplaunch.cli.configuration import with_configuration, working_directory
+from ddplaunch.cli.flags import launch_words, spelled
+from ddplaunch.cli.prepare import Prepared, errors, prepare, script_report
+from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
+from ddplaunch.cli.target import parse_target, required
+from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
+from ddplaunch.cli.trials.trial_problems import problem_of
+from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
+from ddplaunch.launch.options import Options, Said
+from ddplaunch.records.find import numbered
+from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
+from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
+from ddplaunch.values.words import count
+from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
+from ddplaunch.watch.phases import RankFile, read_phases
+
+_HEADROOM, _SECONDS, _TIMEOUT_S, _TRIALS = 0.1, 5.0, 600.0, 8
+_PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
+_FIRST = 8  # samples, where neither an option nor the script says how many
+_STARTED_WITH = 4  # of an effective batch that is kept, its part of one rank by this
+_FIT = Source("flag", "fit")
+#: What says that a rank got no more memory; a thread that cannot be started is one where memory is limited.
+_MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "process-limit"})
+#: Flags that the answer sets anew, or that were about the trials.
+_DECIDED = (
+    *("batch_size", "accum", "global_batch_size", "base_lr", "base_batch_size", "lr", "lr_scaling", "lr_max_factor"),
+    *("base_warmup", "warmup", "run_id", "timeout"),
+)
+
+
+def fit(
+    said: Said,
+    script: list[str] | None,
+    profile: str | None,
+    headroom: str | None,
+    trials: int | None,
+    warmup_steps: int | None,
+    steps: int | None,
+    seconds: float | None,
+    keep: bool | None,
+    json: bool | None,
+) -> int:
+    """Try batches until the largest that fits is known, and say what to type."""
+    words = required(script)
+    options = with_configuration(said, profile, working_directory())
+    measuring = Measuring(
+        5 if warmup_steps is None else warmup_steps,
+        steps,
+        _SECONDS if seconds is None and steps is None else seconds,
+        value_of(options.timeout_s, _TIMEOUT_S),
+    )
+    most = _TRIALS if trials is None else trials
+    search = _Search(options, said, words, profile, measuring, _headroom(headroom), keep=bool(keep))
+    interrupted = search.run(most)
+    found = search.found()
+    if json:
+        answer_json(fit_json(found))
+    else:
+        answer(fit_text(found, Terminal.of(sys.stdout)))
+    if interrupted:
+        return ExitStatus.INTERRUPTED
+    return ExitStatus.DONE if found.problem is None else ExitStatus.FINDINGS
+
+
+def _headroom(text: str | None) -> float:
+    """Return the part of the memory that stays free. Raises UsageError."""
+    if text is None:
+        return _HEADROOM
+    match = _PERCENT.match(text.strip())
+    if match is None or float(match[1]) > 90:
+        raise usage(
+            f"`--headroom {text}` is no part of the memory",
+            why="it says how much stays free, from 0 to 90 %",
+            fix="`--headroom 10%`",
+            where="flag: --headroom",
+        )
+    return float(match[1]) / 100
+
+
+class _Search:
+    """The trials of one command, and what they have shown so far."""
+
+    def __init__(
+        self,
+        options: Options,
+        said: Said,
+        script: Sequence[str],
+        profile: str | None,
+        measuring: Measuring,
+        headroom: float,
+        *,
+        keep: bool,
+    ) -> None:
+        self._said, self._script, self._measuring, self._keep = said, tuple(script), measuring, keep
+        self._options, self._headroom = options, headroom
+        self._words = () if profile is None else tuple(spelled("--profile", profile))
+        self._target = parse_target([word.replace(TRIAL_DIR, "trial") for word in script])
+        self._base: Prepared = prepare(options, self._target)
+        tell_findings(self._base.findings)
+        if refusing := errors(self._base.findings):
+            raise RefusedError(*refusing)
+        launch = self._base.launch
+        if launch.topology.nnodes.value > 1:
+            raise usage(
+                "`fit` tries batches on one machine, and this launch has several",
+                why="what the ranks of other machines took is not read here",
+                fix="try one of them: the same command with its number of processes alone",
+            )
+        self._world = launch.topology.world_size
+        self._accumulates = "accum" in launch.receives
+        if "batch_size" not in launch.receives:
+            raise RefusedError(self._takes_none())
+        self._report = script_report(options, self._target, Path.cwd(), self._base.facts)
+        self._memory = self._limit()
+        self._batches = self._candidates(launch.numbers)
+        self._group = value_of(options.run_id, None) or new_group("fit")
+        self._trials: list[FitTrial] = []
+        self._problem: Finding | None = None
+        self._predicted: dict[int, float] = {}
+
+    def _takes_none(self) -> Finding:
+        """Return the finding for a script that takes no batch size from outside, with what the plan knows of it."""
+        first = replace(self._options, batch_size=Resolved(_FIRST, _FIT), global_batch_size=None, accum=None)
+        reason, fix = "no option of it was found that takes one", "`--batch-option NAME` names its option"
+        try:
+            missing = [each for each in prepare(first, self._target).launch.missing if each.number == "batch_size"]
+            reason, fix = (missing[0].reason, missing[0].fix or fix) if missing else (reason, fix)
+        except UsageError as problem:
+            reason, fix = problem.findings[0].what, problem.findings[0].fix
+        return error(
+            "batch-not-taken",
+            "the script takes no batch size from outside, so that none can be tried",
+            why=reason,
+            fix=fix,
+            where=self._script[0],
+        )
+
+    def _limit(self) -> Resolved[str] | None:
+        """Return what a rank may have on the CPU, as `--memory` takes it: that, or its share of what is available."""
+        if self._base.launch.device.value != "cpu":
+            return None
+        if "memory" in self._said or self._options.memory_bytes is not None:
+            return self._said.get("memory")
+        memory = self._base.facts.memory
+        if isinstance(memory, Unavailable):
+            return None
+        return Resolved(f"{max(64, memory.available_bytes // self._world >> 20)}M", Source("detected"))
+
+    def _candidates(self, numbers: Numbers) -> Batches:
+        whole, size = self._options.global_batch_size, self._options.dataset_size
+        known = self._options.batch_size
+        if whole is None:
+            first = numbers.batch_size if known is None else known
+            most = Batches.most if size is None else max(1, size.value // self._world)
+            return Batches(_FIRST if first is None else first.value, most)
+        total = whole.value // self._world
+        first_of = max(1, total // _STARTED_WITH) if known is None else known.value
+        return Batches(first_of, total=total, whole=not self._accumulates)
+
+    # Trials
+
+    def run(self, most: int) -> bool:
+        """Run the trials, ``most`` at most; return whether Ctrl-C came before they were over."""
+        while len(self._trials) < most and self._problem is None:
+            batch = next_batch(self._tried(), self._batches, self._headroom)
+            if batch is None:
+                break
+            if self._try(batch) == "interrupted":
+                return True
+        best = largest(self._tried(), self._headroom)
+        if best is None and self._problem is None and self._trials:
+            smallest = min(self._trials, key=lambda each: each.tried.batch)
+            self._problem = never_fits(smallest, self._headroom, whole=self._batches.whole)
+        if best is not None and self._problem is None and len(self._trials) < most and best.samples_per_s:
+            half = self._batches.at_most(best.batch / 2)
+            near = [each.tried.batch for each in self._trials if each.tried.ran and each.tried.batch < best.batch]
+            if half < best.batch and not any(batch > best.batch / 3 for batch in near):
+                return self._try(half) == "interrupted"  # whether less is faster
+        return False
+
+    def _try(self, batch: int) -> str:
+        model = modelled(self._tried())
+        if model is not None:
+            self._predicted[batch] = model.at(batch)
+        order = TrialOrder(
+            self._group,
+            f"batch-{batch}",
+            str(self._base.launch.topology.nproc_per_node.value),
+            self._said_for(batch),
+            self._script,
+            self._words,
+            measuring=self._measuring,
+            keep=self._keep,
+        )
+        result = run_trial(order, self._report, _Progress(batch))
+        if result.status == "interrupted":
+            return result.status
+        tried, note = self._seen(batch, result)
+        if tried is not None:
+            accum = self._accum(batch)
+            trial = FitTrial(tried, accum, result.steps_seen, note, order.run_id, result.took_s, result.outside)
+            self._trials.append(trial)
+            tell(trial_text(trial, self._headroom))
+        return result.status
+
+    def _said_for(self, batch: int) -> dict[str, object]:
+        said = {name: value for name, value in self._said.items() if name not in ("batch_size", "timeout")}
+        if self._options.global_batch_size is not None:
+            said.pop("accum", None)
+        said["batch_size"] = Resolved(batch, _FIT)
+        if self._memory is not None:
+            said["memory"] = self._memory
+        return said
+
+    def _accum(self, batch: int) -> int | None:
+        total = self._batches.total
+        return total // batch if total is not None else value_of(self._base.launch.numbers.accum, None)
+
+    def _tried(self) -> list[Tried]:
+        return [each.tried for each in self._trials]
+
+    def _seen(self, batch: int, result: TrialResult) -> tuple[Tried | None, str]:
+        """Return what a trial says of its batch, and how it ended; None where it says nothing, and why is noted."""
+        files = dict(_files(result.record))
+        facts = [file.facts for file in files.values()]
+        peaks = [line.peak_bytes for file in files.values() for line in file.lines if line.peak_bytes]
+        limits = [limit for each in facts if isinstance(limit := each.get("memory_limit_bytes"), int)]
+        peak, limit = max(peaks, default=None), min(limits, default=None)
+        loaded = {loader["batch_size"] for each in facts if isinstance(loader := each.get("loader"), dict)} - {None}
+        if result.status in ("measured", "ended") and loaded and batch not in loaded and not self._trials:
+            self._problem = _not_this_batch(batch, loaded, result)
+            return None, ""
+        problem = problem_of(result)
+        if result.status == "measured" and problem is None:
+            return Tried(batch, True, peak, limit, result.samples_per_s or self._by_steps(batch, result)), ""
+        if result.status == "ended" and peak is not None:
+            return Tried(batch, True, peak, limit), f"it ended after {count(result.steps_seen, 'step')}"
+        if result.status == "failed" and (note := self._out_of_memory(batch, result)):
+            return Tried(batch, False, None, limit), note
+        if result.status == "ended" and self._trials:
+            return Tried(batch, False, None, limit), "no step: the data hold no such batch"
+        self._problem = problem
+        return None, ""
+
+    def _out_of_memory(self, batch: int, result: TrialResult) -> str:
+        """Return how memory ran out in a trial that failed, "" where that was not why."""
+        code = "" if result.diagnosis is None else result.diagnosis.code
+        if code in _MEMORY and (code != "process-limit" or self._memory is not None):
+            return "out of memory"
+        model, known = modelled(self._tried()), [each for each in self._tried() if each.limit_bytes]
+        # what is refused memory may say anything, so that what is known of smaller batches counts as well
+        if model is not None and known and model.at(batch) > budget(known[0], _HEADROOM):
+            return f"failed ({code or 'unknown'}) where memory ends"
+        return ""
+
+    def _by_steps(self, batch: int, result: TrialResult) -> float | None:
+        """Return samples per second where only the length of steps is known."""
+        longest = max((rank.mean_s for rank in result.ranks), default=0.0)
+        return batch * (self._accum(batch) or 1) * self._world / longest if longest else None
+
+    # The answer
+
+    def found(self) -> Fitted:
+        """Return all that was found."""
+        tried = self._tried()
+        best, quickest = largest(tried, self._headroom), fastest(tried, self._headroom)
+        return Fitted(
+            trials=tuple(self._trials),
+            headroom=self._headroom,
+            device=self._base.launch.device.value,
+            best=best,
+            fastest=quickest,
+            model=modelled(tried),
+            predicted_bytes=None if best is None else self._predicted.get(best.batch),
+            commands=() if best is None else tuple(self._commands(best, quickest or best)),
+            problem=self._problem,
+        )
+
+    def _commands(self, best: Tried, quickest: Tried) -> Iterator[FitCommand]:
+        """Yield what may be typed: for the effective batch of this launch, and for a larger one if nobody fixed it."""
+        numbers = self._base.launch.numbers
+        effective, total = value_of(numbers.global_batch_size, None), self._batches.total
+        if total is not None:
+            yield self._command(quickest.batch, total // quickest.batch, numbers, effective)
+            return
+        accum = value_of(numbers.accum, 1)
+        if effective is not None:
+            each = effective // self._world
+            same = Batches(1, total=each, whole=not self._accumulates)
+            batch = same.at_most(best.batch)
+            if batch <= best.batch and each % batch == 0:
+                yield self._command(batch, each // batch, numbers, effective)
+        larger = quickest.batch * accum * self._world
+        if larger != effective:
+            yield self._command(quickest.batch, accum, numbers, effective)
+
+    def _command(self, batch: int, accum: int, numbers: Numbers, effective: int | None) -> FitCommand:
+        """Return the whole command of a batch; its learning rates follow from those of the ``effective`` batch."""
+        now = batch * accum * self._world
+        nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
+        said = launch_words(self._said, _DECIDED)
+        sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
+        rates = list(self._rates(numbers, now / effective if effective else 1.0))
+        words = ["ddplaunch", "run", *nproc, *self._words, *said, *sizes]
+        words += [word for flag, name, lr in rates for word in (flag, f"{name}={lr}" if name else lr)]
+        lr = ", ".join(f"{name}={lr}" if name else lr for flag, name, lr in rates if flag == "--lr")
+        return FitCommand(batch, now, now == effective, (*words, "--", *self._script), lr)
+
+    def _rates(self, numbers: Numbers, factor: float) -> Iterator[tuple[str, str, str]]:
+        """Yield flag, name and value of what changes with the effective batch, or was said about it."""
+        rule = value_of(self._options.lr_scaling, "linear")
+        scale = 1.0 if rule == "none" else factor**0.5 if rule == "sqrt" else factor
+        own = numbers.lr is not None and numbers.lr.source.kind == "script"
+        takes = "lr" in self._base.launch.receives or not own
+        if numbers.lr is not None and takes and not (own and factor == 1):
+            yield "--lr", "", format_lr(round_significant(numbers.lr.value * scale))
+        for each in numbers.rates:
+            yield "--lr", each.name, format_lr(round_significant(each.lr.value * scale))
+        if numbers.warmup_steps is not None and numbers.warmup_steps.source.kind != "script":
+            yield "--warmup", "", str(max(0, round(numbers.warmup_steps.value * scale)))
+
+
+def _files(record: Path) -> Iterator[tuple[int, RankFile]]:
+    """Yield what the ranks of a trial wrote, also of one that ended too early to be measured."""
+    for _, node in numbered(record, "node"):
+        for _, attempt in numbered(node, "attempt"):
+            names = [path.name.split(".")[0].removeprefix("rank-") for path in attempt.glob("rank-*.phases.jsonl")]
+            yield from read_phases(attempt, [int(name) for name in names if name.isdecimal()]).items()
+
+
+def _not_this_batch(batch: int, loaded: Collection[object], result: TrialResult) -> Finding:
+    seen = " and ".join(str(each) for each in sorted(loaded, key=str))
+    return error(
+        "batch-not-taken",
+        f"the script was given a batch of {batch} for each process, and its DataLoader has one of {seen}",
+        why="trials with other batches would all train the same one, or another one than they are meant to",
+        fix="`--batch-option NAME:total` (rank, node, total, step) says whose batch the option is",
+        where=f"trial {result.order.run_id}",
+    )
+
+
+class _Progress:
+    """Shows how far a trial is, on a terminal in one line that the next one replaces."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch, self._shown = batch, Terminal.of(sys.stderr).styled
+
+    def __call__(self, steps: int, seconds: float) -> None:
+        if self._shown:
+            os.write(2, f"\rbatch {self._batch}: {steps} steps, {seconds:.0f} s \r".encode())

@@ -1,0 +1,170 @@
+"""What `ddplaunch fit` answers: a line for each trial, the table, what is known of the memory, commands, and JSON."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from ddplaunch.scaling.largest_batch import MemoryModel, Tried
+from ddplaunch.ui.speech import finding_text
+from ddplaunch.ui.table import column_table
+from ddplaunch.ui.terminal import Terminal, wrap
+from ddplaunch.values.codec import plain
+from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import count, duration_text, listed, size_text
+
+_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class FitTrial:
+    """One trial: its numbers, how it ended in a clause, and its run. ``accum`` is None where nobody decides it."""
+
+    tried: Tried
+    accum: int | None
+    steps: int
+    note: str
+    run_id: str
+    took_s: float
+    outside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FitCommand:
+    """What may be typed: the words of the run, and its samples per optimizer step, None where they are not known."""
+
+    batch: int
+    effective: int | None
+    same: bool
+    words: tuple[str, ...]
+    lr: str = ""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """All that was found. ``best`` is the largest batch that leaves ``headroom`` (0.1 for 10 %), ``fastest`` is one of
+    those that do. ``predicted_bytes`` is what the model said of ``best`` before it was tried.
+    """
+
+    trials: tuple[FitTrial, ...]
+    headroom: float
+    device: str
+    best: Tried | None = None
+    fastest: Tried | None = None
+    model: MemoryModel | None = None
+    predicted_bytes: float | None = None
+    commands: tuple[FitCommand, ...] = ()
+    problem: Finding | None = None
+
+
+def trial_text(trial: FitTrial, headroom: float) -> str:
+    """Return the line of one trial that is over."""
+    tried = trial.tried
+    parts = [_verdict(trial, headroom), _memory(tried), *([f"{_rate(tried)} samples/s"] if _rate(tried) else [])]
+    return f"batch {tried.batch}: {', '.join(filter(None, parts))} ({duration_text(trial.took_s)})\n"
+
+
+def fit_text(found: Fitted, terminal: Terminal) -> str:
+    """Return the table of all trials, the answer, and the commands."""
+    order = sorted(found.trials, key=lambda each: each.tried.batch)
+    columns = {
+        "batch": [str(each.tried.batch) for each in order],
+        "accum": ["" if each.accum is None else str(each.accum) for each in order],
+        "memory": [size_text(each.tried.peak_bytes) for each in order],
+        "of it": [_share(each.tried) for each in order],
+        "samples/s": [_rate(each.tried) for each in order],
+        "fits": [_verdict(each, found.headroom) for each in order],
+    }
+    lines = column_table(columns, terminal, {"batch", "accum", "memory", "of it", "samples/s"}) if order else []
+    for label, text in _answer(found):
+        lines += wrap(text, terminal.width, f"  {label:<9}", " " * 11)
+    if outside := sorted({path for each in order for path in each.outside}):
+        lines += wrap(f"written outside of the trials' folders: {listed(outside, 8)}", terminal.width, "  ", "    ")
+    for command in found.commands:
+        lines += ["", *wrap(_title(command), terminal.width, "", "  "), f"  {shlex.join(command.words)}"]
+    if found.problem is not None:
+        lines += ["", finding_text(found.problem, terminal).rstrip("\n")]
+    return terminal.spell("\n".join(lines).lstrip("\n") + "\n")
+
+
+def _answer(found: Fitted) -> list[tuple[str, str]]:
+    lines, best, fastest = [], found.best, found.fastest
+    if best is not None:
+        free = f"; {_percent(found.headroom)} and more stay free" if found.headroom and best.limit_bytes else ""
+        lines.append(("largest", f"{best.batch} per process, tried: {_memory(best) or 'memory unknown'}{free}"))
+    if fastest is not None:
+        lines.append(("fastest", f"{fastest.batch} per process: {_rate(fastest)} samples/s"))
+    model = found.model
+    if model is not None and model.sample_bytes > 0:
+        fixed = f"{_size(model.fixed_bytes)} and {_size(model.sample_bytes)} for each sample"
+        lines.append(("memory", f"{fixed}{_sure(found)}"))
+    return lines
+
+
+def _sure(found: Fitted) -> str:
+    """Return how far the model is off, from what it said before the answer was tried, and from all trials."""
+    best, model, parts = found.best, found.model, []
+    if best is not None and best.peak_bytes and found.predicted_bytes is not None:
+        off = abs(found.predicted_bytes / best.peak_bytes - 1)
+        parts.append(f"foretold for {best.batch}: {_size(found.predicted_bytes)}, {_percent(off)} off")
+    if model is not None and model.off is not None:
+        parts.append(f"trials differ from this by {_percent(model.off)} at most")
+    return "".join(f"; {part}" for part in parts)
+
+
+def _title(command: FitCommand) -> str:
+    known = "" if command.effective is None else f" of {command.effective}"
+    title = f"the same effective batch{known}" if command.same else f"an effective batch{known}"
+    return f"{title}, {command.batch} per process{f', lr {command.lr}' if command.lr else ''}:"
+
+
+def _verdict(trial: FitTrial, headroom: float) -> str:
+    if trial.tried.ran and trial.tried.within(headroom):
+        return f"yes{f', {trial.note}' if trial.note else ''}"
+    return f"no: {trial.note or f'less than {_percent(headroom)} free'}"
+
+
+def _memory(tried: Tried) -> str:
+    if tried.peak_bytes is None:
+        return ""
+    return size_text(tried.peak_bytes) + (f" of {size_text(tried.limit_bytes)}" if tried.limit_bytes else "")
+
+
+def _share(tried: Tried) -> str:
+    return _percent(tried.peak_bytes / tried.limit_bytes) if tried.peak_bytes and tried.limit_bytes else ""
+
+
+def _rate(tried: Tried) -> str:
+    rate = tried.samples_per_s
+    return "" if rate is None else f"{rate:.0f}" if rate >= 100 else f"{rate:.3g}"
+
+
+def _size(size_bytes: float) -> str:
+    return size_text(max(0, round(size_bytes)))
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.1f} %" if 0 < part < 0.0995 and round(100 * part, 1) % 1 else f"{100 * part:.0f} %"
+
+
+def fit_json(found: Fitted) -> dict[str, Any]:
+    """Return everything as JSON values, schema 1; memory in bytes, ``headroom`` as a part of 1."""
+    trials = [{**plain(each), "fits": each.tried.within(found.headroom)} for each in found.trials]
+    return {"schema": _SCHEMA, **plain(found), "trials": trials}
+
+
+def never_fits(trial: FitTrial, headroom: float, *, whole: bool) -> Finding:
+    """Return the finding where the smallest batch there is was too large."""
+    tried = trial.tried
+    took = "memory ran out" if not tried.ran else f"it took {_memory(tried)}, and {_percent(headroom)} are to stay free"
+    smaller = "smaller inputs or a smaller model, activation checkpointing, or FSDP, which shards weights and optimizer"
+    return error(
+        "batch-never-fits",
+        f"no batch fits: with {count(tried.batch, 'sample')} per process {took}",
+        why="the script takes no accumulation, so that this is the only batch for the effective one"
+        if whole
+        else "this is the smallest batch there is; weights, gradients and optimizer state need the rest",
+        fix="a smaller `--global-batch-size`, or more processes" if whole else smaller,
+        where=f"trial {trial.run_id}",
+    )
