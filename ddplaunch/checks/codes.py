@@ -286,6 +286,12 @@ trial-without-samples: The measured steps had no samples
     The ranks counted 0 samples in each step, so that there is no speed to compare. Remedy: the data, and its sampler.
 trial-interrupted: A trial was interrupted
     Ctrl-C ended it before enough was measured. Remedy: `--resume` takes what was measured before.
+batch-never-fits: The smallest batch there is does not fit into memory
+    `fit` has tried it. Weights, gradients, optimizer state and libraries take memory whatever the batch is. Remedy:
+    smaller inputs or a smaller model, activation checkpointing, FSDP, or a larger `--memory`.
+batch-not-taken: The script takes no batch size from outside, or trains with another one
+    `fit` tries batches by giving them to the script. Remedy: an option for it, or `--batch-option NAME:total`, which
+    says which one it is and whose batch it means.
 """
 
 

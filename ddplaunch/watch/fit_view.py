@@ -72,11 +72,12 @@ def fit_text(found: Fitted, terminal: Terminal) -> str:
         "batch": [str(each.tried.batch) for each in order],
         "accum": ["" if each.accum is None else str(each.accum) for each in order],
         "memory": [size_text(each.tried.peak_bytes) for each in order],
-        "of it": [_share(each.tried) for each in order],
+        "share": [_share(each.tried) for each in order],
         "samples/s": [_rate(each.tried) for each in order],
         "fits": [_verdict(each, found.headroom) for each in order],
     }
-    lines = column_table(columns, terminal, {"batch", "accum", "memory", "of it", "samples/s"}) if order else []
+    lines = column_table(columns, terminal, {"batch", "accum", "memory", "share", "samples/s"}) if order else []
+    lines += [""] if found.best is not None else []
     for label, text in _answer(found):
         lines += wrap(text, terminal.width, f"  {label:<9}", " " * 11)
     if outside := sorted({path for each in order for path in each.outside}):

@@ -1,0 +1,147 @@
+"""`ddplaunch fit` with real trials on the CPU: each rank may have so much memory and no more."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hosts.launching import clean_environment, ddplaunch
+
+pytestmark = pytest.mark.slow
+#: Trains one of the models below.
+TRAINING = """
+import argparse, os, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--batch-size", type=int, default=2)
+parser.add_argument("--lr", type=float, default=0.01)
+parser.add_argument("--grad-accum", type=int, default=1)
+args = parser.parse_args()
+dist.init_process_group("gloo")
+MODEL
+optimizer = torch.optim.SGD(model.parameters(), args.lr)
+data = torch.utils.data.TensorDataset(torch.randn(1000, *shape))
+sampler = torch.utils.data.distributed.DistributedSampler(data)
+step = 0
+while step < 400:
+    for (batch,) in torch.utils.data.DataLoader(data, args.batch_size, sampler=sampler, drop_last=True):
+        step += 1
+        (model(batch).square().mean() / args.grad_accum).backward()
+        if step % args.grad_accum == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+MODELS = {
+    "linear": """
+class Wide(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(16, 1 << 18, bias=False)
+    def forward(self, x):
+        return torch.relu(self.line(x)) * 2
+model, shape = DistributedDataParallel(Wide()), (16,)
+""",
+    "convolution": """
+layers = [torch.nn.Conv2d(3, 32, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(32, 16, 3, padding=1)]
+model, shape = DistributedDataParallel(torch.nn.Sequential(*layers)), (3, 64, 64)
+""",
+    "transformer": """
+layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+model, shape = DistributedDataParallel(torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)), (64, 64)
+""",
+}
+
+
+def fit(
+    folder: Path, *words: str, script: tuple[str, ...] = ("train.py",)
+) -> tuple[subprocess.CompletedProcess[str], Any]:
+    """Return how it ended, and its JSON."""
+    command = ddplaunch("fit", *words, "--json", "--", *script)
+    environ = clean_environment(NO_COLOR="1", COLUMNS="120", OMP_NUM_THREADS="1")
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=900)
+    return done, json.loads(done.stdout) if done.stdout.startswith("{") else None
+
+
+def runs(folder: Path, batch: int, memory: str) -> bool:
+    """Say whether a batch trains to its end in this memory."""
+    words = ("2", "--device", "cpu", "--memory", memory, "--batch-size", str(batch), "--timeout", "2m")
+    command = ddplaunch("run", *words, "--", "train.py")
+    environ = clean_environment(NO_COLOR="1", OMP_NUM_THREADS="1")
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, timeout=300).returncode == 0
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_largest_batch_is_found_in_few_trials(tmp_path: Path, name: str) -> None:
+    (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", MODELS[name]))
+    done, found = fit(tmp_path, "2", "--device", "cpu", "--memory", "500MiB", "--steps", "10", "--warmup-steps", "2")
+    assert done.returncode == 0, done.stderr
+    best = found["best"]
+    assert best["peak_bytes"] <= 0.9 * (500 << 20) and best["limit_bytes"] == 500 << 20
+    assert len(found["trials"]) <= 8
+    assert found["commands"][-1]["words"][:2] == ["ddplaunch", "run"]
+    assert f"{found['fastest']['batch']}" in found["commands"][-1]["words"]
+    # nothing fits that takes by far more than all of the memory for its samples, as the model has it
+    model = found["model"]
+    over = int(1.25 * ((500 << 20) - model["fixed_bytes"]) / model["sample_bytes"])
+    assert not runs(tmp_path, over, "500MiB")
+
+
+def test_an_effective_batch_is_kept_exactly(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", MODELS["linear"]))
+    words = ("2", "--device", "cpu", "--memory", "500MiB", "--global-batch-size", "72", "--steps", "6")
+    done, found = fit(tmp_path, *words, "--warmup-steps", "1", "--lr", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert {each["accum"] * each["tried"]["batch"] * 2 for each in found["trials"]} == {72}
+    (command,) = found["commands"]
+    text = " ".join(command["words"])
+    assert command["same"] and command["effective"] == 72
+    assert f"--batch-size {command['batch']} --accum {36 // command['batch']} --lr 0.1 -- train.py" in text
+
+
+def test_a_batch_that_never_fits(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING.replace("MODEL", MODELS["linear"]).replace("1 << 18", "1 << 24"))
+    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "400MiB")
+    assert done.returncode == 1
+    assert found["problem"]["code"] == "batch-never-fits" and found["best"] is None
+    assert [each["tried"]["batch"] for each in found["trials"]][-1] == 1
+
+
+def test_a_script_that_takes_no_batch_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nprint(torch.zeros(1))\n")
+    done, _ = fit(tmp_path, "1", "--device", "cpu")
+    assert done.returncode == 4 and "error[batch-not-taken]" in done.stderr
+    assert not (tmp_path / ".ddplaunch").exists()
+
+
+def test_another_failure_is_said_at_once_with_its_diagnosis(tmp_path: Path) -> None:
+    broken = TRAINING.replace("MODEL", MODELS["linear"] + "print(undefined)\n")
+    (tmp_path / "train.py").write_text(broken)
+    done, found = fit(tmp_path, "2", "--device", "cpu", "--memory", "1GiB")
+    assert done.returncode == 1
+    assert found["problem"]["code"] == "trial-failed" and "undefined" in found["problem"]["what"]
+    assert found["trials"] == []
+
+
+def test_a_script_that_trains_another_batch_than_it_is_given(tmp_path: Path) -> None:
+    wrong = TRAINING.replace("MODEL", MODELS["linear"]).replace(
+        "(data, args.batch_size,", "(data, min(3, args.batch_size),"
+    )
+    (tmp_path / "train.py").write_text(wrong)
+    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "8", "--steps", "5")
+    assert done.returncode == 1
+    assert found["problem"]["code"] == "batch-not-taken" and "one of 3" in found["problem"]["what"]
+
+
+def test_a_script_that_ends_early_has_its_memory_measured(tmp_path: Path) -> None:
+    short = TRAINING.replace("MODEL", MODELS["linear"]).replace("step < 400", "step < 1").replace("1000", "40")
+    (tmp_path / "train.py").write_text(short)
+    done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "16")
+    assert done.returncode == 0, done.stderr
+    assert found["trials"][0]["note"] == "it ended after 2 steps"
+    assert found["best"]["batch"] <= 40 and any("no step" in each["note"] for each in found["trials"])

@@ -1,0 +1,71 @@
+"""What `ddplaunch fit` answers, as people read it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddplaunch.scaling.largest_batch import Tried, fastest, largest, modelled
+from ddplaunch.ui.terminal import Terminal
+from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
+from tests.conftest import Golden
+
+MIB = 1 << 20
+TRIED = (
+    Tried(8, True, 338 * MIB, 900 * MIB, 1200.0),
+    Tried(128, True, 458 * MIB, 900 * MIB, 4100.0),
+    Tried(640, False, None, 900 * MIB),
+    Tried(496, True, 828 * MIB, 900 * MIB, 4520.0),
+    Tried(472, True, 806 * MIB, 900 * MIB, 4510.0),
+    Tried(236, True, 566 * MIB, 900 * MIB),
+)
+NOTES = {640: "out of memory", 236: "it ended after 4 steps"}
+TRIALS = tuple(
+    FitTrial(each, 1, 40, NOTES.get(each.batch, ""), f"fit-a.batch-{each.batch}", 12.3, ("/data/out.pt",))
+    for each in TRIED
+)
+WORDS = ("ddplaunch", "run", "2", "--batch-size", "32", "--", "train.py", "--name", "a b")
+FOUND = Fitted(
+    trials=TRIALS,
+    headroom=0.1,
+    device="cpu",
+    best=largest(TRIED, 0.1),
+    fastest=fastest(TRIED, 0.1),
+    model=modelled(TRIED),
+    predicted_bytes=811.0 * MIB,
+    commands=(
+        FitCommand(32, 64, True, WORDS),
+        FitCommand(472, 944, False, (*WORDS[:4], "472", "--lr", "0.15", *WORDS[5:]), "0.15"),
+    ),
+)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_the_answer(golden: Golden, width: int) -> None:
+    golden(f"fit-{width}", fit_text(FOUND, Terminal(width=width)))
+
+
+def test_each_trial_has_a_line() -> None:
+    assert [trial_text(each, 0.1) for each in TRIALS[1:4]] == [
+        "batch 128: yes, 458 MiB of 900 MiB, 4100 samples/s (12 s)\n",
+        "batch 640: no: out of memory (12 s)\n",
+        "batch 496: no: less than 10 % free, 828 MiB of 900 MiB, 4520 samples/s (12 s)\n",
+    ]
+
+
+def test_json_has_everything() -> None:
+    data = json.loads(json.dumps(fit_json(FOUND)))
+    assert data["schema"] == 1 and data["best"]["batch"] == 472 and data["headroom"] == 0.1
+    assert [each["fits"] for each in data["trials"]] == [True, True, False, False, True, True]
+    assert data["commands"][0]["words"] == list(WORDS)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_never_fits_is_said_with_what_it_took(whole: bool) -> None:
+    text = fit_text(
+        Fitted((TRIALS[2],), 0.1, "cpu", problem=never_fits(TRIALS[2], 0.1, whole=whole)),
+        Terminal(width=80),
+    )
+    assert "error[batch-never-fits]" in text and "with 640 samples per process memory" in text
+    assert ("--global-batch-size" in text) == whole
