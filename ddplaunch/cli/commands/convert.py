@@ -71,9 +71,13 @@ def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
 
 def _file(name: str, write: bool, json: bool) -> ExitStatus:
     """Convert one script."""
+    from ddplaunch.launch.convert.launch_files import line_of
     from ddplaunch.launch.convert.shell_script import changed, sites_of  # a parser, which a line has no need of
 
     data = _read(name)
+    line = line_of(name, data)
+    if line is not None:
+        return ExitStatus(_line(line, json))
     sites = sites_of(data, read_config)
     if not sites:
         raise _no_launcher(f"`{name}`")

@@ -97,7 +97,7 @@ HELP: dict[str, Help] = {
             ("ddplaunch convert -- torchrun --nproc_per_node=4 train.py", "the command that starts the same ranks"),
             ("ddplaunch convert train.sh", "what changes in a script, as a diff; `--write` changes it"),
         ),
-        more="It reads shell and sbatch scripts, accelerate's YAML, host files, TorchX and PyTorchJob files.",
+        more="It reads shell and sbatch scripts, accelerate's YAML, DeepSpeed's host files and PyTorchJob files.",
     ),
     "ps": Help(
         WATCH,

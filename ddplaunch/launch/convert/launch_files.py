@@ -1,4 +1,4 @@
-"""Files that say a launch: accelerate's YAML, a hostfile of DeepSpeed or MPI, PyTorchJob and TorchX."""
+"""Files that say a launch: accelerate's YAML, DeepSpeed's host file, a PyTorchJob."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-#: accelerate's names that differ from its options, with the prefix that its file leaves out or adds.
-_GROUPS = {"fsdp_config": "", "deepspeed_config": "", "dynamo_config": ""}
+#: The parts of accelerate's file that hold options of one subject.
+_GROUPS = ("fsdp_config", "deepspeed_config", "dynamo_config")
 _NO_OPTIONS = ("compute_environment", "distributed_type", "rdzv_backend", "downcast_bf16", "same_network")
 
 
@@ -53,25 +53,33 @@ def _said(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def line_of(document: Any) -> list[str] | None:
-    """Return the launch that a file says as the words of a line of its launcher, None for a file that says none."""
-    if not isinstance(document, dict):
+def line_of(name: str, data: bytes) -> list[str] | None:
+    """Return the launch that a file says as the words of a line of its launcher, None for a file that says none.
+
+    A script that the file does not name is ``train.py``.
+    """
+    lines = [line.partition("#")[0].split() for line in data.decode("utf-8", "replace").splitlines()]
+    hosts = [words for words in lines if words]
+    if hosts and all(len(words) == 2 and words[1].startswith("slots=") for words in hosts):
+        return ["deepspeed", "--no_local_rank", "--hostfile", name, "train.py"]
+    if not name.endswith((".yaml", ".yml", ".json")):
         return None
-    if document.get("kind") == "PyTorchJob":
-        return _pytorch_job(document)
-    return None
+    document = parsed(data)
+    if accelerate_options(document) is not None:
+        return ["accelerate", "launch", "--config_file", name, "train.py"]
+    is_job = isinstance(document, dict) and document.get("kind") == "PyTorchJob"
+    return _pytorch_job(document) if is_job else None
 
 
 def _pytorch_job(document: Mapping[str, Any]) -> list[str] | None:
     """https://www.kubeflow.org/docs/components/trainer/legacy-v1/user-guides/pytorch/"""
-    spec = document.get("spec") or {}
-    replicas = spec.get("pytorchReplicaSpecs") or {}
-    nodes = sum(int((each or {}).get("replicas", 1)) for each in replicas.values())
-    first = replicas.get("Master") or replicas.get("Worker") or {}
-    containers = ((first.get("template") or {}).get("spec") or {}).get("containers") or []
-    if not containers or not nodes:
+    try:
+        replicas = document["spec"]["pytorchReplicaSpecs"]
+        first = replicas.get("Master") or replicas["Worker"]
+        container = first["template"]["spec"]["containers"][0]
+        command = [str(word) for word in (*(container.get("command") or ()), *(container.get("args") or ()))]
+        if len(command) > 2 and command[0].rpartition("/")[2] in ("bash", "sh") and command[1].endswith("c"):
+            command = shlex.split(command[2])
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         return None
-    command = [str(word) for word in (*(containers[0].get("command") or ()), *(containers[0].get("args") or ()))]
-    if command[:2] in (["bash", "-c"], ["sh", "-c"], ["/bin/bash", "-c"], ["/bin/sh", "-c"]) and len(command) > 2:
-        command = shlex.split(command[2])
     return command or None

@@ -152,8 +152,10 @@ class LauncherLine:
             )
         for name, text in said.items():
             key = canonical("accelerate", name)
-            if key is not None:
-                self.take(key, LAUNCHERS["accelerate"][key], [known(text)][: LAUNCHERS["accelerate"][key].values])
+            means = LAUNCHERS["accelerate"].get(key or "")
+            if key is None or means is None or means.kind in self.said or means.detail in self.env:
+                continue  # what was typed wins over the file
+            self.take(key, means, [known(text)][: means.values])
 
     def command(self, rest: Sequence[Word]) -> list[Word]:
         """Return ``run NPROC FLAGS -- TARGET``. Raises CannotSay."""

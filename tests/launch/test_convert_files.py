@@ -1,0 +1,69 @@
+"""Files of other launchers: the launch that each says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.cli_calls import Call, call, folder
+
+__all__ = ["call", "folder"]
+
+FSDP = """
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_offload_params: false
+  fsdp_sharding_strategy: FULL_SHARD
+machine_rank: 1
+main_process_ip: gpu-a
+main_process_port: 29511
+mixed_precision: bf16
+num_machines: 2
+num_processes: 8
+use_cpu: false
+"""
+JOB = """
+kind: PyTorchJob
+spec:
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      template: {spec: {containers: [{command: [torchrun, --nproc_per_node=4, train.py]}]}}
+"""
+OF_FSDP = (
+    "--env ACCELERATE_USE_FSDP=true --env FSDP_OFFLOAD_PARAMS=false --env FSDP_SHARDING_STRATEGY=FULL_SHARD "
+    "--env ACCELERATE_MIXED_PRECISION=bf16 -- train.py"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "command"),
+    [
+        ("a.yaml", FSDP, f"run 2x4 --node-rank 1 --master-addr gpu-a --master-port 29511 {OF_FSDP}"),
+        ("hostfile", "gpu-a slots=4\n# no\ngpu-b slots=4\n", "run auto --hostfile hostfile -- train.py"),
+        ("job.yaml", JOB, "run 4 -- train.py"),
+    ],
+)
+def test_a_file(call: Call, folder: Path, name: str, text: str, command: str) -> None:
+    (folder / name).write_text(text)
+    said = call("convert", name)
+    assert (said.status, said.out) == (0, f"ddplaunch {command}\n")
+
+
+def test_what_was_typed_wins_over_the_file(call: Call, folder: Path) -> None:
+    (folder / "a.yaml").write_text(FSDP)
+    for line in (
+        ["--num_processes", "2", "--config_file", "a.yaml"],
+        ["--config_file", "a.yaml", "--num_processes", "2"],
+    ):
+        said = call("convert", "--", "accelerate", "launch", *line, "t.py")
+        assert said.out.startswith("ddplaunch run 2x1 "), said.out
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n", "kind: PyTorchJob\nspec: 3\n", "", "a: &x [*x]\n"])
+def test_other_yaml_is_no_launch(call: Call, folder: Path, text: str) -> None:
+    (folder / "a.yaml").write_text(text)
+    said = call("convert", "a.yaml")
+    assert said.status == 2 and "error[launcher-missing]" in said.err
