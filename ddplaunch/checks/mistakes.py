@@ -63,8 +63,8 @@ def gpu_of_all_ranks(script: ScriptReport, launch: Launch) -> Findings:
 
     `cuda()` and `torch.device("cuda")` are the current GPU, which is number 0 until `torch.cuda.set_device` names
     another one; a number in the source is the same for all ranks. NCCL refuses two ranks on one GPU (`Duplicate GPU
-    detected`), and without NCCL they share its memory. Remedy: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`
-    before anything is moved.
+    detected`), and without NCCL they share its memory. What the source does not show, the ranks' first steps do.
+    Remedy: `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` before anything is moved.
     """
     if launch.device.value == "cpu" and launch.options.nproc is not None:
         return

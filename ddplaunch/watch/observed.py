@@ -20,9 +20,8 @@ from ddplaunch.records.json_files import objects, read_object
 from ddplaunch.values.finding import Finding, warning
 from ddplaunch.values.variable_names import PLAN
 from ddplaunch.values.words import count
+from ddplaunch.watch.sharing import Note, Plan, apart, group, same_gpu, undivided
 
-Note = Mapping[str, Any]
-Plan = Mapping[str, Any]
 #: What a family of findings follows from: the notes of a node, how many ranks it has, the plan.
 Family = Callable[[Sequence[Note], int, Plan], Iterator[Finding]]
 
@@ -112,41 +111,12 @@ def differences(notes: Sequence[Note], ranks: int, plan: Plan) -> tuple[Finding,
     """Return what is not as planned in the ``notes`` of a node that has so many ``ranks``. Never raises."""
     found: list[Finding] = []
     rates, batches, accumulation = _each(_rate, "lr"), _each(_batch, "batch_size"), _each(_accumulated, "accum")
-    for family in (_apart, _group, rates, _among_ranks, batches, accumulation, _undivided):
+    for family in (apart, group, same_gpu, rates, _among_ranks, batches, accumulation, undivided):
         try:
             found += family(notes, ranks, plan)
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             continue  # a note that another version wrote, or that the script has changed
     return tuple(found)
-
-
-def _apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Ranks that train each for itself."""
-    world = notes[0]["world_size"] if notes else 1
-    alone = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
-    if world < 2 or len(alone) < ranks:
-        return
-    yield warning(
-        "no-process-group",
-        f"{world} ranks train, and none has joined a process group: these are {world} separate trainings",
-        why="without `torch.distributed.init_process_group` gradients are never averaged: each rank trains a model of "
-        "its own, with its own batch and as often as if it ran alone",
-        fix="`torch.distributed.init_process_group()` and `DistributedDataParallel(model)` in the script, or its own "
-        "switch for both; `ddplaunch run 1` for one training",
-    )
-
-
-def _group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """A process group that has not all ranks."""
-    sizes = {note["process_group"]["size"] for note in notes if note["process_group"]}
-    world = notes[0]["world_size"] if notes else 1
-    if len(sizes) == 1 and (size := sizes.pop()) != world:
-        yield warning(
-            "numbers-differ",
-            f"the process group has {count(size, 'rank')}, the plan says {world}",
-            why="ranks outside of it train on their own, and samplers divide the data by its size",
-            fix="`init_process_group()` without `world_size` and `rank`: torchrun has set WORLD_SIZE and RANK",
-        )
 
 
 class _Rate(NamedTuple):
@@ -343,36 +313,6 @@ def _accumulated(note: Note, plan: Plan) -> Finding | None:
         fix=fix,
         where=where,
     )
-
-
-def _undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
-    """Samplers that give every rank all samples."""
-    joined = [note for note in notes if note["ddp"] and note["process_group"]]
-    world = notes[0]["world_size"] if notes else 1
-    if world < 2 or len(joined) < 2 or len(joined) < ranks or not all(note["loaders"] for note in joined):
-        return
-    loaders = [loader for note in joined for loader in note["loaders"]]
-    samples = {loader["samples"] for loader in loaders}
-    sampler = loaders[0]["sampler"].removeprefix("torch.")
-    same_part = {(each["replicas"], each["replica"]) for each in loaders}
-    if all(_gives_all(loader) for loader in loaders) and len(samples) == 1 and None not in samples:
-        what = f"each of {world} ranks trains on all {samples.pop()} samples: its DataLoader has a {sampler}"
-        fix = "`DataLoader(dataset, sampler=DistributedSampler(dataset))` and `sampler.set_epoch(epoch)`; nothing, if "
-        fix += "the dataset of each rank is a part of its own"
-    elif len(same_part) == 1 and loaders[0]["replicas"] == world and len(loaders) >= len(joined):
-        what = f"all {world} ranks take the same part of the samples: part {loaders[0]['replica']} of {world}"
-        fix = "`DistributedSampler(dataset)` without `rank`: it takes the rank's own"
-    else:
-        return
-    why = "ranks that see the same samples do the same work side by side: an epoch takes as long as on one process"
-    yield warning("data-not-divided", what, why=why, fix=fix)
-
-
-def _gives_all(loader: Note) -> bool:
-    plain = loader["sampler"] in ("torch.RandomSampler", "torch.SequentialSampler")
-    alone = loader["sampler"] == "torch.DistributedSampler" and loader["replicas"] == 1
-    whole = loader["batch_sampler"] == "torch.BatchSampler" and loader["dataset"] != "torch.Subset"
-    return bool((plain or alone) and whole)
 
 
 def _each(judge: Callable[[Note, Plan], Finding | None], number: str) -> Family:

@@ -367,6 +367,22 @@ def test_the_fix_names_the_option_that_was_filled_in(tmp_path: Path) -> None:
     assert look(str(attempt), [0, 1], {"DDPLAUNCH_PLAN": "?"}).findings == ()
 
 
+def on_gpus(*devices: str, visible: tuple[str | None, ...] = (None, None), gpus: int = 8) -> list[dict[str, Any]]:
+    places = zip(range(2), devices, visible, strict=True)
+    return [note(rank, optimizer={"devices": [gpu]}, visible=seen, gpus=gpus) for rank, gpu, seen in places]
+
+
+def test_all_ranks_on_one_gpu() -> None:
+    assert told(on_gpus("cuda:0", "cuda:0")) == [
+        "gpu-of-all-ranks: all 2 ranks of this node train on cuda:0, of 8 GPUs that each of them sees"
+    ]
+    assert told(on_gpus("cuda:0", "cuda:1")) == []
+    assert told(on_gpus("cuda:0", "cuda:0", visible=("0", "1"))) == []  # each sees another one
+    assert told(on_gpus("cuda:0", "cuda:0", gpus=1)) == []  # there is no other
+    assert told(on_gpus("cpu", "cpu", gpus=0)) == []
+    assert told(on_gpus("cuda:0", "cuda:0")[:1]) == []  # the other rank has not noted anything yet
+
+
 def test_what_the_source_showed_before_the_run_is_not_said_again(tmp_path: Path) -> None:
     attempt = tmp_path / "node-0" / "attempt-0"
     attempt.mkdir(parents=True)

@@ -200,6 +200,7 @@ class _Observer:
                 "max_lr": [_number(group.get("max_lr")) for group in groups],
                 "steady": True,
                 "rises": False,
+                "devices": sorted({str(one.device) for one in groups[0]["params"][:_MOST] if hasattr(one, "device")}),
                 "restored": self._loaded.get(id(optimizer), _bases(optimizer)) != _bases(optimizer),
             }
 
@@ -281,6 +282,8 @@ class _Observer:
             "optimizers": list(self._optimizers.values()),
             "loaders": self._loaders,
             "forward": self._forward,
+            "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+            "gpus": cuda.device_count() if (cuda := sys.modules["torch"].cuda).is_initialized() else 0,
             "passes": None if self._closure else self._passes_of_steps,
         }
         draft = f"{self._path}.{self._owner}"

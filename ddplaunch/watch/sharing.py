@@ -1,0 +1,87 @@
+"""What the notes of ranks show of how they share the work: the process group, the GPUs of their node, the data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ddplaunch.values.finding import Finding, warning
+from ddplaunch.values.words import count
+
+Note = Mapping[str, Any]
+Plan = Mapping[str, Any]
+
+
+def apart(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Ranks that train each for itself."""
+    world = notes[0]["world_size"] if notes else 1
+    alone = [note for note in notes if note["process_group"] is None and not note["others"] and not note["ddp"]]
+    if world < 2 or len(alone) < ranks:
+        return
+    yield warning(
+        "no-process-group",
+        f"{world} ranks train, and none has joined a process group: these are {world} separate trainings",
+        why="without `torch.distributed.init_process_group` gradients are never averaged: each rank trains a model of "
+        "its own, with its own batch and as often as if it ran alone",
+        fix="`torch.distributed.init_process_group()` and `DistributedDataParallel(model)` in the script, or its own "
+        "switch for both; `ddplaunch run 1` for one training",
+    )
+
+
+def group(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """A process group that has not all ranks."""
+    sizes = {note["process_group"]["size"] for note in notes if note["process_group"]}
+    world = notes[0]["world_size"] if notes else 1
+    if len(sizes) == 1 and (size := sizes.pop()) != world:
+        yield warning(
+            "numbers-differ",
+            f"the process group has {count(size, 'rank')}, the plan says {world}",
+            why="ranks outside of it train on their own, and samplers divide the data by its size",
+            fix="`init_process_group()` without `world_size` and `rank`: torchrun has set WORLD_SIZE and RANK",
+        )
+
+
+def same_gpu(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Ranks of a node that all have their parameters on one GPU, though they see several."""
+    seen = {(*note["optimizers"][0].get("devices", ()), note.get("visible"), note.get("gpus", 0)) for note in notes}
+    if len(notes) < max(2, ranks) or len(seen) != 1:
+        return
+    *devices, _, number = seen.pop()
+    if len(devices) != 1 or not devices[0].startswith("cuda") or number < 2:  # 2: one GPU is all that they have
+        return
+    yield warning(
+        "gpu-of-all-ranks",
+        f"all {len(notes)} ranks of this node train on {devices[0]}, of {number} GPUs that each of them sees",
+        why="they share its memory and its time, and the others stand idle",
+        fix='`torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))` in the script, before anything is moved to a GPU',
+    )
+
+
+def undivided(notes: Sequence[Note], ranks: int, plan: Plan) -> Iterator[Finding]:
+    """Samplers that give every rank all samples."""
+    joined = [note for note in notes if note["ddp"] and note["process_group"]]
+    world = notes[0]["world_size"] if notes else 1
+    if world < 2 or len(joined) < 2 or len(joined) < ranks or not all(note["loaders"] for note in joined):
+        return
+    loaders = [loader for note in joined for loader in note["loaders"]]
+    samples = {loader["samples"] for loader in loaders}
+    sampler = loaders[0]["sampler"].removeprefix("torch.")
+    same_part = {(each["replicas"], each["replica"]) for each in loaders}
+    if all(_gives_all(loader) for loader in loaders) and len(samples) == 1 and None not in samples:
+        what = f"each of {world} ranks trains on all {samples.pop()} samples: its DataLoader has a {sampler}"
+        fix = "`DataLoader(dataset, sampler=DistributedSampler(dataset))` and `sampler.set_epoch(epoch)`; nothing, if "
+        fix += "the dataset of each rank is a part of its own"
+    elif len(same_part) == 1 and loaders[0]["replicas"] == world and len(loaders) >= len(joined):
+        what = f"all {world} ranks take the same part of the samples: part {loaders[0]['replica']} of {world}"
+        fix = "`DistributedSampler(dataset)` without `rank`: it takes the rank's own"
+    else:
+        return
+    why = "ranks that see the same samples do the same work side by side: an epoch takes as long as on one process"
+    yield warning("data-not-divided", what, why=why, fix=fix)
+
+
+def _gives_all(loader: Note) -> bool:
+    plain = loader["sampler"] in ("torch.RandomSampler", "torch.SequentialSampler")
+    alone = loader["sampler"] == "torch.DistributedSampler" and loader["replicas"] == 1
+    whole = loader["batch_sampler"] == "torch.BatchSampler" and loader["dataset"] != "torch.Subset"
+    return bool((plain or alone) and whole)
