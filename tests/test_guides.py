@@ -150,7 +150,13 @@ ROWS = [
 ANYTHING = "underwater_ir.student.train_student"
 # Words that stand for what the reader has, and those that keep a launch from starting or from reaching other machines.
 FILLED = {"-m …": f"-m {ANYTHING}", "… --ddp": "--ddp", " …": "", "srun ddplaunch": "ddplaunch"}
-MADE_HARMLESS = {"run": ("--dry-run", "--no-checks"), "submit": ("--dry-run",), "plan": (), "doctor": ("--list",)}
+MADE_HARMLESS = {
+    "run": ("--dry-run", "--no-checks"),
+    "submit": ("--dry-run",),
+    "plan": (),
+    "doctor": ("--list",),
+    "scale": ("--help",),
+}
 
 
 def commands_of(row: tuple[str, ...]) -> list[tuple[dict[str, str], list[str]]]:
@@ -186,7 +192,7 @@ def test_the_tables_are_read() -> None:
     assert len(ROWS) > 45 and {row[1].strip("`").removeprefix("scripts/") for row in CALLED} == {
         script for _, script in EVERY_SCRIPT
     }
-    assert {words[0] for _, words in COMMANDS} == {"run", "plan", "submit", "doctor", "top", "clean"}
+    assert {words[0] for _, words in COMMANDS} == {"run", "plan", "submit", "doctor", "top", "clean", "scale"}
     assert (
         {"CUDA_VISIBLE_DEVICES": "3,4,5"},
         ["run", "3", "--gpus", "3,4,5", "--", "your_training_script.py"],

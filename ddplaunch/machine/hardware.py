@@ -9,6 +9,7 @@ import math
 import os
 import re
 import resource
+import time
 from pathlib import Path
 
 from ddplaunch.machine import files
@@ -153,3 +154,22 @@ def probe_limits(root: Path = Path("/")) -> LimitFacts:
 
 def _finite(limit: int) -> int | None:
     return None if limit == resource.RLIM_INFINITY else limit
+
+
+def busy_cpus(interval_s: float = 0.3) -> float:
+    """Return how many CPUs of this machine are busy now, over ``interval_s`` seconds (/proc/stat, proc(5))."""
+    first = _cpu_times()
+    time.sleep(interval_s)
+    second = _cpu_times()
+    total, idle = second[0] - first[0], second[1] - first[1]
+    return 0.0 if total <= 0 else (os.cpu_count() or 1) * (total - idle) / total
+
+
+def _cpu_times() -> tuple[int, int]:
+    """Return all ticks and the idle ones of all CPUs."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            times = [int(each) for each in file.readline().split()[1:9]]
+    except (OSError, ValueError):
+        return 0, 0
+    return sum(times), times[3] + times[4]

@@ -26,7 +26,7 @@ from ddplaunch.records.outcome import read_findings
 from ddplaunch.records.own.own_files import foreign
 from ddplaunch.values.finding import Finding, UsageError
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.variable_names import SETTINGS, TRIAL
 
 #: "running": its launcher lives here. "orphaned": ranks live here, their launcher does not. "elsewhere": no outcome,
 #: and it was started on another host. "ended": nothing of it runs here, and nobody wrote how it ended. "unreadable":
@@ -78,7 +78,7 @@ class RunSummary:
 
     ``exit_status``, ``first_failed_rank`` and ``diagnosis`` (a code) are the outcome's; ``ranks`` live on this host.
     ``relaunch_of`` is the run that failed before it, and that it was launched for; ``findings`` are where its ranks do
-    not train as planned.
+    not train as planned. ``trial`` is group and name (``scale-x7k2q9/2``) of one that was measured and ended.
     """
 
     run_id: str
@@ -102,20 +102,27 @@ class RunSummary:
     problem: str | None = None
     relaunch_of: str | None = None
     findings: tuple[Finding, ...] = ()
+    trial: str | None = None
 
 
 def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
     """Return what runs here, of all users as far as /proc tells, then the newest records under ``base``, and how many
-    more there are. At most ``most`` runs that have ended are read; None is all.
+    more there are. At most ``most`` runs that have ended are read, the trials of one command as one; None is all.
     """
     directories = run_directories(base)
     alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
     running = [summary(directory, run, host) for run, directory in alive]
     busy = {directory for _, directory in alive}
     ended = [path for path in directories if path.resolve() not in busy]
-    shown = ended[:most]
-    listed = [summary(path, None, host) for path in shown]
-    return (*running, *listed), len(ended) - len(shown)
+    listed: list[RunSummary] = []
+    groups: set[str] = set()
+    for path in ended:
+        one = summary(path, None, host)
+        groups.add(one.run_id if one.trial is None else one.trial.partition("/")[0])
+        if most is not None and len(groups) > most:
+            break
+        listed.append(one)
+    return (*running, *listed), len(ended) - len(listed)
 
 
 def recorded_at(run: RunProcesses) -> Path | None:
@@ -184,6 +191,7 @@ def _recorded(record: RunRecord) -> dict[str, Any]:
         "gpus": tuple(str(gpu) for gpu in gpus) if isinstance(gpus, list) else None,
         "user": as_text(record.value("host", "host", "user")),
         "relaunch_of": as_text(record.value("relaunch_of")),
+        "trial": as_text(record.value("environment", TRIAL)),
     }
 
 

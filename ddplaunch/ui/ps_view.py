@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible
 from ddplaunch.values.codec import plain
-from ddplaunch.values.words import age_text, listed, numbers_text
+from ddplaunch.values.words import age_text, count, listed, numbers_text
 
 _SCHEMA = 1
 _RIGHT = {"AGE", "SIZE", "BATCH"}
@@ -19,16 +20,33 @@ _GPU_SPANS = 4
 def ps_text(runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal) -> str:
     """Return a line for each run, columns that would be empty left out, and how many ended runs are not shown.
 
+    The trials of one command are one line, with their sizes; one that runs is a line of its own.
     WHO is shown where a run is somebody else's, HOSTS where one has several.
     """
     if not runs:
         return "no runs\n"
+    runs = _folded(runs)
     lines = column_table(_fitting(runs, now_s, me, terminal.width), terminal, _RIGHT, indent=0)
     lines = [_painted(line, terminal) for line in lines]
     lines += [f"{visible(run.run_id)}: {visible(run.problem)}" for run in runs if run.problem]
     if more:
         lines.append(f"{more} more ended; `ddplaunch ps --all` lists them")
     return terminal.spell("\n".join(lines)) + "\n"
+
+
+def _folded(runs: Sequence[RunSummary]) -> list[RunSummary]:
+    """Return the runs with the ended trials of a group as one, at the place of its newest."""
+    found: list[RunSummary] = []
+    groups: dict[str, list[str]] = {}
+    for run in runs:
+        group, _, name = (run.trial or "").rpartition("/")
+        if not group or run.state in ("running", "orphaned"):
+            found.append(run)
+            continue
+        if group not in groups:
+            found.append(replace(run, run_id=group, first_failed_rank=None, effective_batch=None, nproc_per_node=None))
+        groups.setdefault(group, []).insert(0, name)
+    return [replace(run, trial=",".join(groups[run.run_id])) if run.run_id in groups else run for run in found]
 
 
 #: What a narrow terminal does without, first to last; from HOSTS on, long names of scripts are cut as well.
@@ -58,7 +76,7 @@ def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozense
     hosts = [_hosts(run.hosts, "host names" not in spared) if several else "" for run in runs]
     columns = {
         "RUN": [run.run_id for run in runs],
-        "STATE": [run.state if "failed rank" in spared else _state_text(run) for run in runs],
+        "STATE": [run.state if "failed rank" in spared and not _is_group(run) else _state_text(run) for run in runs],
         "AGE": [age_text(None if run.started_s is None else now_s - run.started_s) for run in runs],
         "SIZE": [size_of(run) for run in runs],
         "BATCH": ["" if run.effective_batch is None else str(run.effective_batch) for run in runs],
@@ -70,8 +88,15 @@ def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozense
     return {name: column for name, column in columns.items() if name not in spared}
 
 
+def _is_group(run: RunSummary) -> bool:
+    """Whether this line stands for several trials."""
+    return run.trial is not None and "/" not in run.trial
+
+
 def _state_text(run: RunSummary) -> str:
     """Return the state in a word, with the exit status and, where it is known, the rank that failed first."""
+    if _is_group(run):
+        return count((run.trial or "").count(",") + 1, "trial")
     if run.state != "failed" or run.exit_status is None:
         return run.state
     rank = "" if run.first_failed_rank is None else f", rank {run.first_failed_rank}"
@@ -80,6 +105,8 @@ def _state_text(run: RunSummary) -> str:
 
 def size_of(run: RunSummary) -> str:
     """Return the number of processes, ``2x4`` for two nodes of four."""
+    if _is_group(run):
+        return run.trial or ""
     if run.nproc_per_node is None:
         return ""
     return f"{run.nnodes}x{run.nproc_per_node}" if (run.nnodes or 1) > 1 else str(run.nproc_per_node)

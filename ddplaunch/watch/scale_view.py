@@ -222,10 +222,11 @@ def _phase_panel(left: int, sizes: Sequence[SizeMeasured]) -> list[str]:
     group = _PANEL / max(1, len(sizes))
     bar = min(60.0, group * 0.6)
     lines = [f'<text class="title" x="{left}" y="48">time of a step by phase</text>']
-    for number, name in enumerate(_COLOURS):
-        at = left + number * 60
+    at = left
+    for name in _COLOURS:
         lines.append(f'<rect x="{at}" y="56" width="9" height="9" fill="{_COLOURS[name]}"/>')
-        lines.append(f'<text class="small" x="{at + 12}" y="64">{"comm." if name == "comm" else _TITLES[name]}</text>')
+        lines.append(f'<text class="small" x="{at + 12}" y="64">{_TITLES[name]}</text>')
+        at += 22 + 5 * len(_TITLES[name])
     for number, one in enumerate(sizes):
         x, y = left + (number + 0.5) * group - bar / 2, float(bottom)
         for name, share in one.shares.items():

@@ -218,9 +218,9 @@ ELSEWHERE = {
     "agent/warm/template_process.py",  # /dev/null
     "cli/commands/doctor.py",  # --report FILE
     "cli/commands/report.py",  # --output FILE
+    "cli/commands/scale.py",  # --plot FILE
     "cli/commands/top.py",  # --plot FILE
     "cli/main.py",  # /dev/null
-    "cli/trials/trial_runs.py",  # what a trial writes into
     "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
     "launch/current.py",  # in the rank; the folder is ours

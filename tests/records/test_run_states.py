@@ -162,3 +162,14 @@ def test_how_a_run_ended_whose_launcher_said_nothing_is_not_known(call: Call, fo
     assert "how run silent ended is not recorded, and its launcher is gone" in " ".join(said.out.split())
     outcome(directory, "succeeded")
     assert call("explain", "silent").out == "nothing failed in run silent\n"
+
+
+def test_the_trials_of_one_command_are_one_line() -> None:
+    trials = [
+        RunSummary(f"scale-x.{name}", "terminated", started_s=float(number), user="ada", trial=f"scale-x/{name}")
+        for number, name in enumerate(("4", "2", "1"))
+    ]
+    live = RunSummary("scale-x.8", "running", started_s=5.0, user="ada", trial="scale-x/8")
+    lines = ps_text((live, *trials, RunSummary("r", "ended", user="ada")), 0, 9.0, "ada", Terminal(80)).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["scale-x.8", "scale-x", "r"] and "3 trials" in lines[2]
+    assert lines[2].split()[-1] == "1,2,4"

@@ -11,11 +11,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.cli.flags import launch_words
 from ddplaunch.launch.options import Said
 from ddplaunch.records.directory import new_run_id, runs_directory
+from ddplaunch.records.own.own_files import closing, open_base, open_folder, remove_folder
 from ddplaunch.script.declared import arranged, given, spell
 from ddplaunch.script.names import last_word
 from ddplaunch.script.report import DeclaredOption, ScriptReport
@@ -159,11 +161,24 @@ def redirected(script: Sequence[str], output: Path, report: ScriptReport | Unava
     return (*head, *arranged(args, additions))
 
 
-def made_folders(words: Sequence[str], places: TrialPlaces) -> tuple[Path, ...]:
-    """Return the folders that have to be there before the trial's command ``words`` runs."""
+def make_folders(words: Sequence[str], places: TrialPlaces) -> None:
+    """Make the folders that have to be there before the trial's command ``words`` runs. Raises OSError."""
     inside = [Path(word.rpartition("=")[2]) for word in words if str(places.output) in word]
     wanted = [each for each in inside if each.is_relative_to(places.output) and not each.suffix]
-    return (places.output, places.trackers, *wanted)
+    for path in (places.output, places.trackers, *wanted):
+        descriptor = open_base(places.folder.parents[1], create=True)
+        for name in path.relative_to(places.folder.parents[1]).parts:
+            with closing(descriptor):
+                descriptor = open_folder(descriptor, name, str(path), create=True)
+        os.close(descriptor)
+
+
+def remove_folders(places: TrialPlaces) -> None:
+    """Remove the trial's folder with all in it; what cannot be removed stays."""
+    with suppress(OSError), closing(open_base(places.folder.parents[1])) as base:
+        with closing(open_folder(base, places.folder.parent.name)) as trials:
+            remove_folder(trials, places.folder.name)
+        os.rmdir(places.folder.parent.name, dir_fd=base)  # the last one
 
 
 def _is_named(option: DeclaredOption, pattern: re.Pattern[str]) -> bool:

@@ -3,7 +3,7 @@
 For `scale` and `fit` alike. A caller makes a ``TrialOrder``, calls ``run_trial`` and reads the ``TrialResult``::
 
     order = TrialOrder(new_group("fit"), "batch-16", "2", {**said, "batch_size": …}, ("train.py",))
-    result = run_trial(order, prepared.script, "cuda", lambda text: tell(text))
+    result = run_trial(order, report_of_the_script)
     result.status, result.ranks[0].step_s, result.peak_bytes, result.diagnosis
 
 Nothing is left running when it returns or raises. A trial that dies takes nothing with it, so it may run out of memory.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -23,9 +22,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ddplaunch.cli.trials.trial_orders import Measuring, TrialOrder, TrialPlaces, command_of, made_folders, places_of
+from ddplaunch.cli.trials.trial_orders import (
+    Measuring,
+    TrialOrder,
+    TrialPlaces,
+    command_of,
+    make_folders,
+    places_of,
+    remove_folders,
+)
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.stop_run import stop_run
+from ddplaunch.machine.hardware import busy_cpus
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.find import numbered
@@ -110,8 +118,7 @@ def run_trial(
     """
     places = places_of(order, os.environ, Path.cwd())
     words = command_of(order, places, report)
-    for folder in made_folders(words, places):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_folders(words, places)
     busy, before = busy_cpus(), _files(_watched(order), places)
     began = time.monotonic()
     running = _Running(words, order, places)
@@ -126,9 +133,7 @@ def run_trial(
         running.end()
         outside = _written(before, _files(_watched(order), places)) + running.elsewhere()
         if not order.keep:
-            shutil.rmtree(places.folder, ignore_errors=True)
-            with suppress(OSError):
-                places.folder.parent.rmdir()
+            remove_folders(places)
     return TrialResult(
         order=order,
         record=places.record,
@@ -250,9 +255,12 @@ class _Running:
             firsts.append(lines[at].step if at < len(lines) else 1 << 62)
         return max(firsts, default=None)
 
+    def _world_size(self) -> int | None:
+        sizes = [file.facts.get("world_size") for file in self._files.values()]
+        return max((size for size in sizes if isinstance(size, int)), default=None)
+
     def _all_there(self) -> bool:
-        world = [each for file in self._files.values() if isinstance(each := file.facts.get("world_size"), int)]
-        expected = sum(len(node.ranks) for node in read_processes(self._places.record)) or max(world, default=1)
+        expected = sum(len(node.ranks) for node in read_processes(self._places.record)) or self._world_size() or 1
         return len(self._lines) >= expected and all(self._lines.values())
 
     def enough(self) -> bool:
@@ -275,11 +283,10 @@ class _Running:
             known = [] if first is None else [line for line in lines if line.step >= first and line.wall_s]
             one = summed(rank, self._files[rank].facts, known) if len(known) >= _LEAST else None
             ranks += [] if one is None else [one]
-        worlds = [each for file in self._files.values() if isinstance(each := file.facts.get("world_size"), int)]
         still = [settled(lines, self._order.measuring.warmup_steps) is not None for lines in self._lines.values()]
         return {
             "ranks": tuple(ranks) if len(ranks) == len(self._lines) else (),
-            "world_size": max(worlds, default=None),
+            "world_size": self._world_size(),
             "steps_seen": self._steps(),
             "settled": all(still),
         }
@@ -325,9 +332,8 @@ class _Running:
 
 
 def _is_over(measuring: Measuring, steps: int, seconds: float) -> bool:
-    return (measuring.steps is not None and steps >= measuring.steps) or (
-        measuring.seconds is not None and seconds >= measuring.seconds
-    )
+    most = measuring.steps, measuring.seconds
+    return any(limit is not None and done >= limit for done, limit in zip((steps, seconds), most, strict=True))
 
 
 def _end_with(parent: int, library: ctypes.CDLL) -> None:
@@ -348,25 +354,6 @@ def _open_to_write(pid: int) -> Iterator[str]:
                 flags = (folder / "fdinfo" / link.name).read_text().split("flags:")[1].split()[0]
                 if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY and not target.endswith(" (deleted)"):
                     yield target
-
-
-def busy_cpus(interval_s: float = 0.3) -> float:
-    """Return how many CPUs of this machine are busy now, over ``interval_s`` seconds (/proc/stat, proc(5))."""
-    first = _cpu_times()
-    time.sleep(interval_s)
-    second = _cpu_times()
-    total, idle = (new - old for new, old in zip(second, first, strict=True))
-    return 0.0 if total <= 0 else (os.cpu_count() or 1) * (total - idle) / total
-
-
-def _cpu_times() -> tuple[int, int]:
-    """Return all ticks and the idle ones of all CPUs."""
-    try:
-        with open("/proc/stat", encoding="ascii") as file:
-            times = [int(each) for each in file.readline().split()[1:9]]
-    except (OSError, ValueError):
-        return 0, 0
-    return sum(times), times[3] + times[4]
 
 
 def _watched(order: TrialOrder) -> tuple[Path, ...]:
