@@ -184,7 +184,7 @@ def not_converted(said: Translation, line: str, where: str) -> Finding:
         f"`{visible(short)}` stays as it is: {note.what}",
         why=note.why,
         fix="say it by hand: `ddplaunch run NPROC -- train.py`; `ddplaunch run --help` lists the options",
-        where=where,
+        where=where or (),
     )
 
 
