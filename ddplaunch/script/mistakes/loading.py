@@ -195,6 +195,8 @@ _PARTS_OF_STATE = ("load_state_dict", "state_dict")
 
 def prefixed(training: Training) -> Iterator[Mistake]:
     """The state of a wrapped model, saved with ``module.`` before each name and loaded into a model without."""
+    if not training.wraps:
+        return
     if not training.lacks(
         r"module\.|replace\(.module|consume_prefix|strict\s*=\s*False|\.module\b|FullyShardedDataParallel"
     ):

@@ -135,6 +135,8 @@ _EVALUATES = re.compile(r"(?i)val|test|eval|infer|generate|sample")
 
 def evaluated_on_one(training: Training) -> Iterator[Mistake]:
     """A model called through its DistributedDataParallel where only one rank is."""
+    if not training.wraps:
+        return
     texts = [file.text for file in training.program.files.values()]
     if not any(map(_BUFFERS.search, texts)) or any("broadcast_buffers" in text for text in texts):
         return
