@@ -56,7 +56,7 @@ HOSTS = (
 )
 _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 
-_SIZES = "Numbers of processes: 1,2,4 or, of nodes with 4 each, 2x4 [1, 2, 4 … all that there is]."
+_SIZES = "Numbers of processes on this machine: 1,2,4 [1, 2, 4 … up to its GPUs, or CPUs]."
 _TRIALS = "Trials"
 #: How long trials are, and what is kept of them.
 TRIALS = (
@@ -130,7 +130,6 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("resume", "switch", _TRIALS, "Take what the same command has measured before, and do the rest."),
         Flag("plot", "text", _OUTPUT, "Draw speed-up and phases into an SVG file.", "FILE"),
         Flag("json", "switch", _OUTPUT, "Everything as JSON."),
-        *HOSTS,
     ),
     "fit": (
         _PROFILE,

@@ -196,7 +196,7 @@ def _of_speed(one: SizeMeasured, base: SizeMeasured, faster: SpeedUp, *, strong:
                 f"{less}; {longer}",
                 why=f"{count(base.processes, 'process')} computed with {count(threads, 'thread')} already, and more "
                 f"share the same {count(one.cpus, 'CPU')}",
-                fix="more processes on this machine bring nothing; other machines do: `--hosts a,b`",
+                fix="more processes on this machine bring nothing; `ddplaunch run --hosts a,b` takes other machines",
             )
         return warning(
             "gpus-slower-together",

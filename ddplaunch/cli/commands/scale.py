@@ -67,7 +67,6 @@ def scale(
     resume: bool | None,
     plot: str | None,
     json: bool | None,
-    **hosts: Any,
 ) -> int:
     """Measure each size in turn, and say what its speed-up is and what holds it back."""
     words = required(script)
@@ -293,15 +292,15 @@ def _sizes(text: str | None, trials: _Trials) -> list[Size]:
             raise usage(
                 f"there is no place for size {size}: {most} GPUs are visible here",
                 why="each process takes a GPU of its own",
-                fix=f"`ddplaunch scale {','.join(map(str, _powers(most)))} …`, or `--hosts` for other machines",
+                fix=f"`ddplaunch scale {','.join(map(str, _powers(most)))} …`",
                 where="SIZES",
                 code="size-not-here",
             )
         if size.nodes > 1:
             raise usage(
                 f"size {size} takes {size.nodes} machines, and this is one",
-                why="neither `--hosts` nor an allocation of Slurm gives others",
-                fix=f"`--hosts a,b`, or sizes of this machine: `ddplaunch scale {size.processes} …`",
+                why="trials run on the machine on which they are started",
+                fix=f"sizes of this machine: `ddplaunch scale {','.join(map(str, _powers(most)))} …`",
                 where="SIZES",
                 code="size-not-here",
             )

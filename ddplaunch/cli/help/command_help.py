@@ -53,7 +53,7 @@ HELP: dict[str, Help] = {
                 "20 steps of each, and a picture",
             ),
         ),
-        ("strong", "steps", "seconds", "batch_size", "dataset_size", "timeout", "hosts", "resume", "plot", "json"),
+        ("strong", "steps", "seconds", "batch_size", "dataset_size", "timeout", "keep", "resume", "plot", "json"),
         "Each size is a short run of the unchanged script; with --timeout it has so long until it is measured [10m].",
     ),
     "fit": Help(
