@@ -165,7 +165,9 @@ def test_of_options_that_ddplaunch_filled_in_only_those_are_named() -> None:
     some = {"passed": [{"number": "lr", "arguments": ["--lrr", "0.1"]}, {"number": "accum", "arguments": []}]}
     fixes = " ".join(recorded(*ranks, plan=some).fixes)
     assert "ddplaunch filled in `--lrr 0.1`: `--no-forward` leaves it out" in fixes
-    for nothing in (None, {}, {"passed": []}, {"passed": [{"number": "lr", "arguments": []}]}):
+    without: tuple[dict[str, object] | None, ...]
+    without = (None, {}, {"passed": []}, {"passed": [{"number": "lr", "arguments": []}]})
+    for nothing in without:
         assert "no-forward" not in " ".join(recorded(*ranks, plan=nothing).fixes)
 
 
