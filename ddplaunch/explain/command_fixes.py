@@ -85,6 +85,12 @@ def _filled_in(facts: RunFacts | None) -> list[str]:
     return [f"ddplaunch filled in `{shlex.join(words)}`: `--no-forward` leaves it out"] if words else []
 
 
+def stopped_by(user: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
+    why = f"{user} typed it, and it sends torchrun SIGTERM, which ends the ranks"
+    return "the run was ended by `ddplaunch stop`", why, ("nothing is wrong if that was meant",)
+
+
 def who_asked(facts: RunFacts | None) -> str:
     """Return how to find out who ended a run by SIGTERM: from Slurm only where it ran in a job."""
     save = "save checkpoints on SIGTERM"

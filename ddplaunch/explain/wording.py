@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do, who_asked
+from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do, stopped_by, who_asked
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
@@ -305,13 +305,9 @@ def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
         )
     name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
     if facts is not None and facts.stopped_by:
-        why = f"{facts.stopped_by} typed it, and it sends torchrun SIGTERM, which ends the ranks"
-        return _Words("the run was ended by `ddplaunch stop`", why, ("nothing is wrong if that was meant",))
+        return _Words(*stopped_by(facts.stopped_by))
     reasons = {
-        "SIGHUP": (
-            "usually because the terminal or the ssh session was closed",
-            "run it in tmux or screen, or as a batch job",
-        ),
+        "SIGHUP": ("usually the terminal or ssh session was closed", "run it in tmux or screen, or as a batch job"),
         "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
     }
     other = ("a person, a scheduler that takes the node back, or a supervisor asked the run to end", who_asked(facts))
