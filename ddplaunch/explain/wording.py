@@ -27,6 +27,7 @@ _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
 _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
+_SOMEBODY = "a person, a scheduler that takes the node back, or a supervisor asked the run to end"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
 _TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
@@ -82,8 +83,8 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
         raised = replace(raised, notes=notes_below(cause.candidate.line, scanned))
         if raised.type.endswith("CalledProcessError") and (said := words_above(cause.candidate.line, scanned)):
             who = f"rank {cause.rank}" if cause.rank is not None else "the script"
-            program = said[0].text.strip()[:_QUOTED]
-            words = words._replace(why=f"{who} started a program that failed; above the traceback stands: {program}")
+            above = f"above the traceback stands: {said[0].text.strip()[:_QUOTED]}"
+            words = words._replace(why=f"{who} started a program that failed; {above}")
     return Diagnosis(
         cause.code,
         _certainty(cause),
@@ -250,9 +251,7 @@ def _plain_exit(cause: RootCause, ended: BareExit, who: str, how: str) -> _Words
         signalled = signal_name(ended.exit.code - 128)
         why = f"the rank itself got no signal; a shell gives this status where {signalled} ended a command of it"
     if ended.exit.code == 255:
-        why = (
-            "no exception and no signal: `sys.exit(-1)` and `exit -1` give 255, and so does ssh where a session failed"
-        )
+        why = "no exception and no signal: `sys.exit(-1)` and `exit -1` give 255, so does ssh where a session failed"
     if cause.code == "script-not-found":
         why = "status 127 is what a shell and `env` give where a command is not there"
         return _Words(
@@ -303,15 +302,14 @@ def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
             "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
             (_DMESG, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
         )
-    name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
     if facts is not None and facts.stopped_by:
         return _Words(*stopped_by(facts.stopped_by))
     reasons = {
         "SIGHUP": ("usually the terminal or ssh session was closed", "run it in tmux or screen, or as a batch job"),
         "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
     }
-    other = ("a person, a scheduler that takes the node back, or a supervisor asked the run to end", who_asked(facts))
-    why, fix = reasons.get(name, other)
+    name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    why, fix = reasons.get(name, (_SOMEBODY, who_asked(facts)))
     return _Words(f"the run was ended from outside by {name}", why, (fix,))
 
 
