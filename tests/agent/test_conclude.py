@@ -461,3 +461,13 @@ def test_a_node_that_others_ended_has_the_verdict_of_the_one_that_failed(
     assert conclude(settings, own, heard) == 5, "its own failure counts"
     interrupted = ended(attempt(rank(0, **TERMINATED)), state="signal", signal=signal.SIGINT)
     assert conclude(settings, interrupted, heard) == 130, "a person counts"
+
+
+def test_a_node_that_leaves_its_last_words_to_the_launcher_says_them_where_no_record_takes_them(tmp_path: Path) -> None:
+    run, kept, lost = ended(attempt(rank(0, exit_code=5), first=0)), Heard(), Heard()
+    assert conclude(Settings(directory=str(tmp_path), silent=True), run, kept) == 5 and kept.text == ""
+    (tmp_path / "file").write_text("no directory")
+    assert conclude(Settings(directory=str(tmp_path / "file" / "run"), silent=True), run, lost) == 5
+    assert "ddplaunch: failed (exit status 5)" in lost.text and "incomplete: outcome.json:" in " ".join(
+        lost.text.split()
+    )

@@ -153,6 +153,12 @@ def outcome(node: int, state: Any, *ranks: RankOutcome, before: tuple[RankOutcom
         (outcome(1, "failed", rank(1, 5.0, None, "SIGTERM", "launcher")), 1, None, NodeFailure(9.0, 1, "other")),
         (outcome(1, "failed", rank(1, 5.0, None, "SIGTERM", "launcher")), 1, 15, None),
         (outcome(1, "killed", rank(1, 5.0, None, "SIGTERM", "launcher")), 137, None, NodeFailure(4.0, 1, "torchrun")),
+        (
+            outcome(1, "killed", rank(1, 5.0, 0)),
+            137,
+            15,
+            NodeFailure(8.0, 1, "torchrun"),
+        ),  # after its ranks were through
         (outcome(1, "killed"), 137, 15, NodeFailure(8.0, 1, "torchrun")),
         (outcome(1, "killed"), 137, KILL, None),  # the launcher insisted
         (outcome(1, "terminated"), 143, None, None),
