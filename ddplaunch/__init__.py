@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # `typing` would make the start longer in which Ctrl-C prints a traceback of Python's
 if TYPE_CHECKING:
     from ddplaunch.api.from_python import LaunchRefused, Outcome, RunFailed
     from ddplaunch.launch.current import Current, current, log_metrics, step
