@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.cli.flags import parse_quickly
-from ddplaunch.launch.options import flags_of_options
+from ddplaunch.planning.options import flags_of_options
 
 if TYPE_CHECKING:
     from tests.machine.fake_nvml import FakeNvml

@@ -18,8 +18,8 @@ from ddplaunch.cli.flags import OWN, flags_of
 from ddplaunch.comm.checks import CHECKS as MEASURED
 from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.signature import Tier
-from ddplaunch.launch.current import Current
-from ddplaunch.launch.script_numbers.handed_out import NAMES
+from ddplaunch.planning.current import Current
+from ddplaunch.planning.script_numbers.handed_out import NAMES
 from ddplaunch.values.finding import ExitStatus
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 from tests.explain.signature_rules import caught, idle, missed, unfilled

@@ -33,7 +33,7 @@ from ddplaunch.agent.torch_patches import (
     skip_the_spread,
     wait_for_ranks,
 )
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import metrics_path, note_path, through_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
 from ddplaunch.values.variable_names import METRICS, SETTINGS, TYPED

@@ -13,7 +13,7 @@ from ddplaunch.api.child import Ended, run_child
 from ddplaunch.api.rank_call import read_result, write_call
 from ddplaunch.cli.flags import flags_of
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.launch.flag import Flag
+from ddplaunch.planning.flag import Flag
 from ddplaunch.records.find import last_metrics
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, Finding

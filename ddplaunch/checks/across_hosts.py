@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ddplaunch import __version__
 from ddplaunch.checks.check import Findings, checks_in
-from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import Gpu
+from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, listed

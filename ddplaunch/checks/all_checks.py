@@ -19,11 +19,11 @@ from ddplaunch.checks import (
     variables,
 )
 from ddplaunch.checks.check import Check, CheckOutcome, run_check
-from ddplaunch.launch.settings import OBSERVED
+from ddplaunch.planning.settings import OBSERVED
 from ddplaunch.values.finding import usage
 
 if TYPE_CHECKING:
-    from ddplaunch.launch.hosts_plan import HostReport
+    from ddplaunch.planning.hosts_plan import HostReport
 
 ALL: tuple[Check, ...] = (
     *torch_and_driver.CHECKS,

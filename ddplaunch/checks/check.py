@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Facts
+from ddplaunch.planning.launch import Launch
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass

@@ -8,10 +8,10 @@ from ipaddress import ip_address
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import user_variables
 from ddplaunch.checks.variables import nccl_chooses_infiniband
-from ddplaunch.launch.gpus import SHELL
-from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.ranks.environment import gloo_interfaces
 from ddplaunch.machine.facts import HostFacts, NetworkFacts, PortFact
+from ddplaunch.planning.gpus import SHELL
+from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.ranks.environment import gloo_interfaces
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import Setting, as_ranks_get_it
-from ddplaunch.launch.gpus import SHELL, VisibleGpu, VisibleGpus, visible
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Gpu, NvidiaFacts, NvmlFacts, TorchFacts
+from ddplaunch.planning.gpus import SHELL, VisibleGpu, VisibleGpus, visible
+from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count, size_text

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.gpu_choice import choice, gpu_word, indices, used_gpus, visible_gpus
-from ddplaunch.launch.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Gpu, GpuProcess, HostFacts, NvmlFacts
+from ddplaunch.planning.gpus import IDLE_MEMORY_BYTES, IDLE_MEMORY_SHARE, VisibleGpu
+from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable, known
 from ddplaunch.values.words import count, size_text

@@ -9,8 +9,6 @@ from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.gpu_choice import used_gpus
 from ddplaunch.checks.known_variables import user_variables
 from ddplaunch.checks.variables import active_ports
-from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.ranks.placement import said_workers
 from ddplaunch.machine.facts import (
     CpuFacts,
     CpuLayout,
@@ -22,6 +20,8 @@ from ddplaunch.machine.facts import (
     PythonFacts,
     ShmFacts,
 )
+from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.ranks.placement import said_workers
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import count, numbers_of, numbers_text, size_text
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from ddplaunch.launch.gpus import SHELL, said_by, set_by
-from ddplaunch.launch.launch import Launch
+from ddplaunch.planning.gpus import SHELL, said_by, set_by
+from ddplaunch.planning.launch import Launch
 from ddplaunch.values.frozen import dataclass
 
 # Read by NCCL 2.8 to 2.29: the names in its documentation, in NCCL_PARAM and in getenv calls of its releases.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ddplaunch.checks.check import Check, Findings, checks_in
-from ddplaunch.launch.launch import Launch
+from ddplaunch.planning.launch import Launch
 from ddplaunch.script.report import Mistake, ScriptReport
 from ddplaunch.values.finding import Finding, warning
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from ddplaunch.checks.check import Check, checks_in
-from ddplaunch.launch.launch import Launch, Missing, Target
+from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.script.declared import given, is_same_value
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Finding, error, warning

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.checks.check import Findings, checks_in
-from ddplaunch.launch.launch import Launch
+from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import count
 
 if TYPE_CHECKING:
-    from ddplaunch.launch.inside.slurm import Slurm
+    from ddplaunch.planning.inside.slurm import Slurm
 
 _ONE_TASK = "`srun --kill-on-bad-exit=1 --ntasks-per-node=1 ddplaunch run -- train.py`"
 
@@ -73,7 +73,7 @@ def slurm_tasks_contradict(environment: dict[str, str], launch: Launch) -> Findi
     if slurm is None or not slurm.by_task or not slurm.gpus_on_node:
         return
     ranks = slurm.tasks_here * launch.topology.nproc_per_node.value
-    from ddplaunch.launch.inside.place_in_job import visible_entries
+    from ddplaunch.planning.inside.place_in_job import visible_entries
 
     entries = visible_entries(environment)
     bound = entries is not None and len(entries) < slurm.gpus_on_node
@@ -132,7 +132,7 @@ def slurm_gpus_unused(environment: dict[str, str], launch: Launch) -> Findings:
 def _job(environment: dict[str, str]) -> Slurm | None:
     if "SLURM_JOB_ID" not in environment:
         return None
-    from ddplaunch.launch.inside.slurm import read_slurm  # not needed outside of Slurm
+    from ddplaunch.planning.inside.slurm import read_slurm  # not needed outside of Slurm
 
     return read_slurm(environment)
 

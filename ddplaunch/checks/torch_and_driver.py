@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.gpu_choice import cpu_was_chosen, gpu_word, present_gpus, seen_by_ranks, used_gpus
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import NOT_ASKED, HostFacts, NvidiaFacts, NvmlFacts, PythonFacts, TorchFacts, TorchImport
+from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.words import count

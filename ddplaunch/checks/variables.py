@@ -12,11 +12,11 @@ from pathlib import Path, PurePath
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import GENERAL_PREFIXES, INEFFECTIVE, KNOWN, PREFIXES, RENAMED, user_variables
 from ddplaunch.checks.torch_and_driver import major_minor
-from ddplaunch.launch.convert.launch_words import plain
-from ddplaunch.launch.convert.launcher_line import translate
-from ddplaunch.launch.gpus import SHELL
-from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.machine.facts import NetworkFacts, TorchFacts
+from ddplaunch.planning.convert.launch_words import plain
+from ddplaunch.planning.convert.launcher_line import translate
+from ddplaunch.planning.gpus import SHELL
+from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import listed

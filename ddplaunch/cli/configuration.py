@@ -15,8 +15,8 @@ from typing import Any
 
 from ddplaunch.checks.all_checks import refuse_unknown
 from ddplaunch.cli.streams import tell_findings
-from ddplaunch.launch.flag import TYPES, VARIABLE, Kind
-from ddplaunch.launch.options import Options, Said, flags_of_options, parse_options
+from ddplaunch.planning.flag import TYPES, VARIABLE, Kind
+from ddplaunch.planning.options import Options, Said, flags_of_options, parse_options
 from ddplaunch.records.own.own_files import other_owner, read_file
 from ddplaunch.values.finding import Finding, UsageError, usage, warning
 from ddplaunch.values.resolved import Resolved, Source

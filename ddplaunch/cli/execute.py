@@ -12,8 +12,8 @@ from typing import NoReturn
 
 import ddplaunch
 from ddplaunch.cli.streams import tell, tell_findings
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Facts
+from ddplaunch.planning.launch import Launch
 from ddplaunch.ui.launch_view import launch_line, launch_panel
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding, RefusedError, error

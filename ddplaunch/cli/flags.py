@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from ddplaunch.launch.flag import Flag
-from ddplaunch.launch.options import CHECKING, Said, flags_of_options
+from ddplaunch.planning.flag import Flag
+from ddplaunch.planning.options import CHECKING, Said, flags_of_options
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Source
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from ddplaunch.cli.flags import LAUNCHING, flags_of, spellings
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.target import misplaced_script
-from ddplaunch.launch.convert.launcher_options import ACCELERATE, DEEPSPEED, FLAGS, TORCHRUN
+from ddplaunch.planning.convert.launcher_options import ACCELERATE, DEEPSPEED, FLAGS, TORCHRUN
 from ddplaunch.values.finding import UsageError, usage
 
 _TABLES = (TORCHRUN, ACCELERATE, DEEPSPEED)

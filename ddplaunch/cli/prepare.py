@@ -13,17 +13,17 @@ from pathlib import Path, PurePath
 from ddplaunch.checks.all_checks import run_all
 from ddplaunch.checks.check import CheckOutcome, available
 from ddplaunch.cli.configuration import variables
-from ddplaunch.launch.convert.launcher_options import named_in
-from ddplaunch.launch.gpus import Exported, Selection, exported, select
-from ddplaunch.launch.inside.complete import complete, notes, within_allocation
-from ddplaunch.launch.launch import Launch, Target
-from ddplaunch.launch.options import Options
-from ddplaunch.launch.relaunch import Relaunched, relaunched_id
-from ddplaunch.launch.resolve import Situation, resolve
-from ddplaunch.launch.script_numbers.as_said import understood_as_said
 from ddplaunch.machine.facts import Facts, NvmlFacts, ProbeRequest
 from ddplaunch.machine.gather import gather
 from ddplaunch.machine.software import probe_plugin
+from ddplaunch.planning.convert.launcher_options import named_in
+from ddplaunch.planning.gpus import Exported, Selection, exported, select
+from ddplaunch.planning.inside.complete import complete, notes, within_allocation
+from ddplaunch.planning.launch import Launch, Target
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.relaunch import Relaunched, relaunched_id
+from ddplaunch.planning.resolve import Situation, resolve
+from ddplaunch.planning.script_numbers.as_said import understood_as_said
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
 from ddplaunch.records.gpu_lock import CORES, GpuLocks, pick_free
 from ddplaunch.script.read import read_script
@@ -119,7 +119,7 @@ def launch_lines(target: Target | None) -> tuple[str, ...]:
     data = Path(name).read_bytes()[:_MOST_OF_A_SCRIPT]
     if not named_in(data):
         return ()
-    from ddplaunch.launch.convert.shell_script import sites_of  # a parser of bash: for scripts that name a launcher
+    from ddplaunch.planning.convert.shell_script import sites_of  # a parser of bash: for scripts that name a launcher
 
     return tuple(site.said.source for site in sites_of(data) if site.replacement)
 

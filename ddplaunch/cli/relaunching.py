@@ -1,6 +1,6 @@
 """ddplaunch's own part in launching a failed run again: order for the plug-in, pause, agreement of all nodes.
 
-``launch/relaunch.py`` decides whether a run is worth it.
+``planning/relaunch.py`` decides whether a run is worth it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from typing import Any
 
 from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.hosts.roll_call.messages import Hello
-from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.relaunch import (
+from ddplaunch.machine.paths import newest_below
+from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.relaunch import (
     NOT_GIVEN,
     NOT_RELAUNCHED,
     RELAUNCHED,
@@ -31,8 +32,7 @@ from ddplaunch.launch.relaunch import (
     pause_s,
     read_relaunched,
 )
-from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.paths import newest_below
+from ddplaunch.planning.settings import Settings
 from ddplaunch.ui.outcome_view import asking_text, because, line_text, relaunching_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values import codec

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddplaunch.cli.flags import flags_of, spellings
-from ddplaunch.launch.convert.launch_words import plain
-from ddplaunch.launch.convert.launcher_line import translate
-from ddplaunch.launch.convert.launcher_options import PROGRAMS
-from ddplaunch.launch.launch import Target
+from ddplaunch.planning.convert.launch_words import plain
+from ddplaunch.planning.convert.launcher_line import translate
+from ddplaunch.planning.convert.launcher_options import PROGRAMS
+from ddplaunch.planning.launch import Target
 from ddplaunch.values.finding import UsageError, usage
 
 _LONGEST = 160  # of a path in a message

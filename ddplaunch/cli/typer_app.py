@@ -13,7 +13,7 @@ import typer
 from ddplaunch.cli.flags import LAUNCHING, REPEATED, flags_of, spellings
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.other_spellings import PROCESSES
-from ddplaunch.launch.flag import Flag
+from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import listed
 

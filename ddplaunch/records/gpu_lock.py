@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ddplaunch.launch.gpus import Exported, Selection, VisibleGpu, select
 from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.planning.gpus import Exported, Selection, VisibleGpu, select
 from ddplaunch.records.own.own_files import try_lock
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"

@@ -8,10 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.process_table import ProcessTable, process_table, start_s
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.find import RunRecord, find_run, read_record, run_directories
 from ddplaunch.records.json_files import as_text, as_whole
 from ddplaunch.records.launchers import (

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch import __version__
-from ddplaunch.launch.launch import Launch, Variable
 from ddplaunch.machine.facts import Facts
 from ddplaunch.machine.files import read_plain
+from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.records.directory import run_directory
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.own.own_files import closing, open_base, open_file

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ddplaunch.checks.check import Check, CheckOutcome
-from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import Facts
+from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.ui.speech import counted, findings_text
 from ddplaunch.ui.table import section, table
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 from ddplaunch.checks.gpu_choice import seen_by_ranks
-from ddplaunch.launch.launch import Launch, Passed, Target
-from ddplaunch.launch.ranks.topology import endpoint
 from ddplaunch.machine.facts import Facts, Gpu
+from ddplaunch.planning.launch import Launch, Passed, Target
+from ddplaunch.planning.ranks.topology import endpoint
 from ddplaunch.scaling.numbers import Numbers, format_factor, format_lr
 from ddplaunch.ui.speech import findings_text, labelled
 from ddplaunch.ui.terminal import Terminal, cells, speak, visible

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ddplaunch.explain.diagnosis import Diagnosis
-from ddplaunch.launch.relaunch import RelaunchDecision, RelaunchPolicy, RunProgress, pause_s
+from ddplaunch.planning.relaunch import RelaunchDecision, RelaunchPolicy, RunProgress, pause_s
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.ui.explain_view import calls_text, cut, followed_text, notes_text
 from ddplaunch.ui.speech import finding_text, findings_text, headline

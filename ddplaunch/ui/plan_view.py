@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.launch.launch import Launch, Placement, Target, Variable
 from ddplaunch.machine.facts import Facts
+from ddplaunch.planning.launch import Launch, Placement, Target, Variable
 from ddplaunch.scaling.numbers import Assumption, Numbers
 from ddplaunch.ui.launch_view import batch_text, device_text, lr_text, nodes_text, number_text, target_text
 from ddplaunch.ui.shell import command_lines, quote

@@ -9,9 +9,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ddplaunch.launch.convert.launch_words import Word
-from ddplaunch.launch.convert.translation import Translation
-from ddplaunch.launch.launch import Launch, Variable
+from ddplaunch.planning.convert.launch_words import Word
+from ddplaunch.planning.convert.translation import Translation
+from ddplaunch.planning.launch import Launch, Variable
 from ddplaunch.ui.launch_view import device_text, nodes_text, target_text
 from ddplaunch.ui.terminal import Emphasis, Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error

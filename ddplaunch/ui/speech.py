@@ -120,6 +120,6 @@ def _spelled(option: str, terminal: Terminal, quote: str = "") -> str:
 
 
 def _ours(flag: str) -> bool:
-    from ddplaunch.launch.options import flags_of_options
+    from ddplaunch.planning.options import flags_of_options
 
     return flag.replace("--no-", "--", 1) in {each.flag for each in flags_of_options().values()}

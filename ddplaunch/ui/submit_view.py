@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
-from ddplaunch.launch.job.sbatch import BatchScript
+from ddplaunch.planning.job.sbatch import BatchScript
 from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.shell import NOT_PRINTED, command_lines, quote, shell_words
 from ddplaunch.ui.terminal import Terminal, visible, wrap

@@ -23,7 +23,7 @@ def own_command(python: str, module: str, *arguments: str, version: tuple[int, .
 RUN_ID = "DDPLAUNCH_RUN_ID"
 #: A random token of one launch. Whatever is ended is known by it: a name may be given twice.
 LAUNCH = "DDPLAUNCH_LAUNCH"
-#: With which a launch tells torchrun's plug-in its ``Settings`` (``launch/settings.py``), as JSON.
+#: With which a launch tells torchrun's plug-in its ``Settings`` (``planning/settings.py``), as JSON.
 SETTINGS = "DDPLAUNCH_AGENT"
 #: The numbers of the launch as JSON, for scripts and for what is compared with them.
 PLAN = "DDPLAUNCH_PLAN"

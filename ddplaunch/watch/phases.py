@@ -15,9 +15,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, NamedTuple
 
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import open_plain
 from ddplaunch.machine.hardware import probe_cpu
+from ddplaunch.planning.settings import Settings
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import Finding, warning

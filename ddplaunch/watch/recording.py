@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 import ddplaunch
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import open_plain
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.find import numbered
 from ddplaunch.records.json_files import NEWEST_SCHEMA
 from ddplaunch.records.own.own_files import open_to_write

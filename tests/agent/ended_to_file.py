@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
-    from ddplaunch.launch.settings import Settings
+    from ddplaunch.planning.settings import Settings
 
 _HANGS = os.environ.get("GUARD_TEST_HANGS", "")
 

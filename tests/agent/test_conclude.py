@@ -16,7 +16,7 @@ from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.end.evidence import attributed, closed_by_torchrun
 from ddplaunch.agent.protocol import Failure
 from ddplaunch.explain.diagnosis import Diagnosis, Echo, Evidence, Raised, UserCall
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import first_failed
 from ddplaunch.records.outcome import (
     AttemptOutcome,

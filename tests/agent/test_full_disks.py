@@ -19,10 +19,10 @@ from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.agent.guard import record_file
 from ddplaunch.agent.guard.attempt import Told
 from ddplaunch.agent.guard.record_file import LAST_BYTES, DiskWatch, RecordFile, Room, nearly_full
-from ddplaunch.launch.options import parse_options
-from ddplaunch.launch.resolve import plugin_settings
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import pieces_of, read_end
+from ddplaunch.planning.options import parse_options
+from ddplaunch.planning.resolve import plugin_settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.log_files import blocks, follow, log_files, part_of
 from ddplaunch.records.outcome import RankOutcome, read_findings

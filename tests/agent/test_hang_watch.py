@@ -19,9 +19,9 @@ from ddplaunch.agent.guard.hang_watch import Movement, Usage, idle
 from ddplaunch.agent.rank_site import taking_part
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.local.rank_stacks import working_gpus
-from ddplaunch.launch.options import parse_options
-from ddplaunch.launch.resolve import plugin_settings
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.options import parse_options
+from ddplaunch.planning.resolve import plugin_settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.finding import ExitStatus, UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.agent.guarded import Guarded, until

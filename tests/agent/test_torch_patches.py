@@ -51,7 +51,7 @@ from ddplaunch.agent.torch_patches import (
 )
 from ddplaunch.agent.warm import fresh
 from ddplaunch.agent.warm.template_process import first_path, may_start_again
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.settings import Settings
 from tests.hosts.launching import clean_environment
 
 LONG_S = 300.0  # no test waits for it

@@ -14,7 +14,7 @@ import pytest
 
 from ddplaunch.agent.plugin.trace import Trace, as_svg, file_of, phases_of, read_marks, with_parts
 from ddplaunch.agent.rank_site import taking_part
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.variable_names import EXECUTED
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddplaunch.api.from_python import LaunchRefused, Outcome, RunFailed, launch
+from ddplaunch import LaunchRefused, Outcome, RunFailed, launch
 
 pytestmark = pytest.mark.slow
 
@@ -42,7 +42,7 @@ dist.destroy_process_group()
 WAITS = """
 import os, sys, time
 from pathlib import Path
-from ddplaunch.api.from_python import launch
+from ddplaunch import launch
 
 def wait(folder):
     (Path(folder) / f"rank-{os.environ['RANK']}").write_text(str(os.getpid()))
@@ -180,7 +180,7 @@ def test_a_users_script_is_typed(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """
         import ddplaunch
-        from ddplaunch.api.from_python import launch
+        from ddplaunch import launch
 
         def train(lr: float) -> dict[str, float]:
             ddplaunch.log_metrics({"lr": lr})
@@ -210,7 +210,7 @@ def test_a_users_script_is_typed(tmp_path: Path) -> None:
 SWEEP = """
 import json
 import optuna
-from ddplaunch.api.from_python import launch
+from ddplaunch import launch
 
 def objective(trial):
     lr = trial.suggest_float("lr", 1e-4, 1e-1, log=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -14,6 +15,8 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+
+from tests.readme_blocks import SAMPLE
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
@@ -42,7 +45,7 @@ def package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STEPS = """
-from ddplaunch.api.from_python import launch
+from ddplaunch import launch
 
 def train(steps):
     import os, time
@@ -69,7 +72,7 @@ def test_a_cell_shows_rank_0_and_how_far_it_is(tmp_path: Path) -> None:
 
 WAITS = """
 import os
-from ddplaunch.api.from_python import launch
+from ddplaunch import launch
 
 def wait(folder):
     import time
@@ -109,6 +112,33 @@ def test_an_interrupt_of_the_cell_ends_the_ranks(tmp_path: Path) -> None:
 
 
 def test_a_refusal_is_read_in_the_traceback(tmp_path: Path) -> None:
-    found = notebook("from ddplaunch.api.from_python import launch\nlaunch('nowhere.py', nproc=2)")
+    found = notebook("from ddplaunch import launch\nlaunch('nowhere.py', nproc=2)")
     with pytest.raises(CellExecutionError, match=r"`nowhere\.py` does not exist\n  why: .*\n  fix: correct the path"):
         client(found, tmp_path).execute()
+
+
+def test_the_notebook_of_examples(tmp_path: Path) -> None:
+    found = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+    client(found, tmp_path).execute()
+    first, everyone, failure, script = (each for each in found.cells if each.cell_type == "code")
+    assert said(first, "stdout").count("step ") == 5
+    assert 0 < float(first.outputs[-1].data["text/plain"]) < 10
+    assert everyone.outputs[-1].data["text/plain"].count(",") == 1
+    assert "rank 1: KeyError: 'bird'" in said(failure, "stdout") and "KeyError('bird')" in said(failure, "stdout")
+    assert said(script, "stdout") == "".join(f"epoch {each}: 4 samples per rank\n" for each in (1, 2, 3))
+    assert script.outputs[-1].data["text/plain"] == "(0, {'epochs': 3.0})"
+
+
+def test_the_blocks_of_the_document_run(tmp_path: Path) -> None:
+    document = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
+    (tmp_path / "train.py").write_text(
+        dict(SAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8")))["train.py"]
+    )
+    found = notebook(*re.findall(r"^```python\n(.*?)^```", document, re.DOTALL | re.MULTILINE))
+    client(found, tmp_path).execute()
+    script, failures, function = found.cells
+    assert said(script, "stdout").splitlines()[-1].startswith("0 ")
+    refused, failed = said(failures, "stdout").splitlines()
+    assert refused.startswith("path-missing | ") or " | " in refused
+    assert failed.startswith("2 ")
+    assert said(function, "stdout").splitlines()[-1] == "10.5"

@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.api.from_python import _option_words
 from ddplaunch.cli.flags import flags_of, parse_quickly
-from ddplaunch.launch import current
+from ddplaunch.planning import current
 
 
 @pytest.mark.parametrize(

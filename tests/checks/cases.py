@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from ddplaunch.checks.all_checks import ALL
 from ddplaunch.checks.check import Check, CheckOutcome, available, run_check
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import Facts
+from ddplaunch.planning.launch import Launch
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ddplaunch.launch.launch import Launch, Target, Topology
-from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import (
     CpuFacts,
     CpuLayout,
@@ -27,6 +25,8 @@ from ddplaunch.machine.facts import (
     TorchFacts,
     TorchImport,
 )
+from ddplaunch.planning.launch import Launch, Target, Topology
+from ddplaunch.planning.options import Options
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, Import, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source

@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch import __version__
 from ddplaunch.checks.all_checks import across, run_across
-from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import NvmlFacts, PackageFacts, PathFact, PythonFacts, TorchFacts
+from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.resolved import Unavailable
 from tests.checks.healthy import healthy_facts

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.connectivity import CHECKS
-from ddplaunch.launch.launch import Launch, Variable
-from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import HostFacts, InfinibandPort, Interface, PortFact, Route
 from ddplaunch.machine.network import probe_port
+from ddplaunch.planning.launch import Launch, Variable
+from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, outcome_of, silent_when_healthy

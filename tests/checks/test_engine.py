@@ -13,8 +13,8 @@ from ddplaunch.checks import all_checks
 from ddplaunch.checks.all_checks import ALL, across, refuse_unknown, run_all
 from ddplaunch.checks.check import PARAMETERS, available, checks_in, declare, run_check
 from ddplaunch.comm.checks import CHECKS as MEASURED
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.facts import CpuFacts, Facts, TorchFacts
+from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import ExitStatus, Finding, UsageError, error
 from ddplaunch.values.resolved import Resolved, Unavailable
 from ddplaunch.watch import stragglers

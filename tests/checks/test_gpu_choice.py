@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.launch.launch import Variable
 from ddplaunch.machine.facts import MigDevice, NvidiaFacts
+from ddplaunch.planning.launch import Variable
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.cases import NO_LAUNCH, Case, judge
 from tests.checks.healthy import (

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.checks.host import CHECKS, workers_per_process
-from ddplaunch.launch.launch import Launch, Placement, Target
-from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import CpuFacts, HostFacts, LimitFacts, MemoryFacts, PythonFacts, ShmFacts
+from ddplaunch.planning.launch import Launch, Placement, Target
+from ddplaunch.planning.options import Options
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy

@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.checks.all_checks import ALL, run_all
 from ddplaunch.checks.check import available
 from ddplaunch.checks.mistakes import ADVICE, CHECKS
-from ddplaunch.launch.launch import Launch
+from ddplaunch.planning.launch import Launch
 from ddplaunch.script.report import DeclaredAt, Mistake
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import found, silent_when_healthy

@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.checks.script import CHECKS
 from ddplaunch.checks.variables import CHECKS as OF_LAUNCHERS
-from ddplaunch.launch.launch import Launch, Missing, Target
+from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.scaling.numbers import NamedRate, Numbers
 from ddplaunch.script.read import read_script
 from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport

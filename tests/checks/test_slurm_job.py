@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.checks.slurm_job import CHECKS
-from ddplaunch.launch.launch import Launch, Topology
+from ddplaunch.planning.launch import Launch, Topology
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import found, silent_when_healthy

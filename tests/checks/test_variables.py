@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN, RENAMED
 from ddplaunch.checks.variables import CHECKS, near_miss
-from ddplaunch.launch.launch import Launch, Target, Variable
-from ddplaunch.launch.options import Options
+from ddplaunch.planning.launch import Launch, Target, Variable
+from ddplaunch.planning.options import Options
 from ddplaunch.script.report import DeclaredAt
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy

@@ -17,7 +17,7 @@ from ddplaunch.cli.flags import OWN, flags_of
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.help.completion import _SOURCES as SOURCES
 from ddplaunch.cli.help.completion import ASKED, answer_shell, candidates
-from ddplaunch.launch.flag import TYPES
+from ddplaunch.planning.flag import TYPES
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call, folder

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.cli.configuration import merge, parse_file, said_in_profile, said_in_table
-from ddplaunch.launch.options import parse_options
+from ddplaunch.planning.options import parse_options
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 

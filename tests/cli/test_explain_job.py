@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from tests.cli.cli_calls import Call, call, folder
-from tests.launch.test_submit import SCONTROL, programs
+from tests.planning.test_submit import SCONTROL, programs
 
 __all__ = ["call", "folder"]  # fixtures
 

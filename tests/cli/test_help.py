@@ -13,9 +13,9 @@ from ddplaunch.cli.flags import HOSTS, LAUNCHING, flags_of, own_values, parse_qu
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.help.pages import page
 from ddplaunch.cli.target import parse_target, split_arguments
-from ddplaunch.launch.convert.launch_words import plain
-from ddplaunch.launch.convert.launcher_line import translate
-from ddplaunch.launch.options import parse_options
+from ddplaunch.planning.convert.launch_words import plain
+from ddplaunch.planning.convert.launcher_line import translate
+from ddplaunch.planning.options import parse_options
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
 from tests.cli.cli_calls import Call, call, folder, spawn

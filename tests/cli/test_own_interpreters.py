@@ -121,7 +121,7 @@ NO_START = {
     "checks/variables.py": "the text of a command behind --, for whoever typed it",
     "cli/commands/run.py": "(sys.executable, *sys.orig_argv[1:]) of a relaunch: this one, as the user typed it",
     "cli/prepare.py": "interpreter(): with -P where there is one",
-    "launch/convert/launcher_line.py": "the text of a command, with the interpreter that stood in the line",
+    "planning/convert/launcher_line.py": "the text of a command, with the interpreter that stood in the line",
     "values/variable_names.py": "own_command",
 }
 

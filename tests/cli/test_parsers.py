@@ -17,11 +17,11 @@ from ddplaunch.cli.flags import parse_quickly as parse
 from ddplaunch.cli.help.command_help import HELP
 from ddplaunch.cli.help.pages import page
 from ddplaunch.cli.typer_app import parse as parse_with_typer
-from ddplaunch.launch import options as launch_options
-from ddplaunch.launch.flag import Flag, read_duration
-from ddplaunch.launch.hosts_plan import options_from_json, options_json
-from ddplaunch.launch.job.submission import Submission
-from ddplaunch.launch.options import Options, parse_options
+from ddplaunch.planning import options as launch_options
+from ddplaunch.planning.flag import Flag, read_duration
+from ddplaunch.planning.hosts_plan import options_from_json, options_json
+from ddplaunch.planning.job.submission import Submission
+from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.frozen import dataclass
@@ -183,7 +183,7 @@ def test_a_new_field_reaches_the_nodes_of_a_job_and_other_hosts(monkeypatch: pyt
         "--",
         "train.py",
     )
-    monkeypatch.setattr("ddplaunch.launch.hosts_plan.Options", Longer)
+    monkeypatch.setattr("ddplaunch.planning.hosts_plan.Options", Longer)
     assert options_from_json(options_json(parse_options(said))) == parse_options(said)
 
 

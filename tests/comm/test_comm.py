@@ -20,9 +20,9 @@ from ddplaunch.comm.groups import Comm, HostGroup, Measured
 from ddplaunch.comm.rank import resent
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.hosts.session.links import Links
-from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import TorchImport
 from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.planning.options import Options
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError

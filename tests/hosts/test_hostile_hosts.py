@@ -18,8 +18,8 @@ from ddplaunch.hosts.session.fan_out import body_of
 from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack
 from ddplaunch.hosts.session.links import Event, Link, Links
 from ddplaunch.hosts.session.start_hosts import LaunchOnHosts
-from ddplaunch.launch.hosts_plan import Meeting
 from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.planning.hosts_plan import Meeting
 
 _RAW = (b"", b"NaN", b"\xff\xfe", b"[" * 100_000, b'{"status": ' * 20_000, b'{"status": 1e999, "wall": NaN, "sent": 0}')
 _VALUES: tuple[Any, ...] = (

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
-from ddplaunch.launch.hosts_plan import forwarded, named, options_from_json, options_json, sized
-from ddplaunch.launch.options import Options, parse_options
+from ddplaunch.planning.hosts_plan import forwarded, named, options_from_json, options_json, sized
+from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 

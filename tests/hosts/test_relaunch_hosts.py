@@ -17,11 +17,11 @@ from ddplaunch.cli.hosts.run_on_hosts import Again, LaunchEnd, progress_of, unti
 from ddplaunch.explain.diagnosis import Diagnosis
 from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.collect import Gathered
-from ddplaunch.launch.hosts_plan import HostReport, sized
-from ddplaunch.launch.options import Options, parse_options
-from ddplaunch.launch.relaunch import RelaunchPolicy, RunProgress
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.planning.hosts_plan import HostReport, sized
+from ddplaunch.planning.options import Options, parse_options
+from ddplaunch.planning.relaunch import RelaunchPolicy, RunProgress
 from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
 from ddplaunch.records.outcome import AttemptOutcome, RunOutcome
 from ddplaunch.records.run_states import host_name

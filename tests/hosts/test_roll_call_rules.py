@@ -13,9 +13,9 @@ from ddplaunch.cli.hosts.meet_nodes import TIMEOUT_S, wanted, with_rendezvous_id
 from ddplaunch.hosts.roll_call import messages as words
 from ddplaunch.hosts.roll_call.messages import Hello, Secret, Status, Verdict
 from ddplaunch.hosts.roll_call.rules import all_together, at_the_door, is_stranger, nodes_missing, told
-from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.options import Options
 from ddplaunch.machine.facts import TorchFacts
+from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.options import Options
 from ddplaunch.ui.launch_view import RollCallLine, status_text
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error

@@ -19,8 +19,8 @@ from ddplaunch.hosts.session.collect import Question, ask_all, clock_of, meet
 from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command, failure
-from ddplaunch.launch.hosts_plan import Meeting
 from ddplaunch.machine.facts import ProbeRequest
+from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.records.hosts_record import Pieces
 from tests.agent.guarded import runs, until
 from tests.hosts.launching import SERVICE, links, stand_in

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
-from ddplaunch.launch.inside.slurm import read_slurm
-from ddplaunch.launch.job.sbatch import step_argv
+from ddplaunch.planning.inside.slurm import read_slurm
+from ddplaunch.planning.job.sbatch import step_argv
 from tests.cli.cli_calls import Call, Said, call, folder
-from tests.launch.test_inside import BATCH, STEP
-from tests.launch.test_submit import programs
+from tests.planning.test_inside import BATCH, STEP
+from tests.planning.test_submit import programs
 
 __all__ = ["call", "folder"]  # fixtures
 

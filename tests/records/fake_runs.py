@@ -20,7 +20,7 @@ import pytest
 from ddplaunch.machine.processes.process_table import read_process
 from ddplaunch.records.run_states import host_name
 from ddplaunch.records.write import write_record
-from tests.launch.sample_launch import facts, launch
+from tests.planning.sample_launch import facts, launch
 
 DEADLINE_S = 60.0
 

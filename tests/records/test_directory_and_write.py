@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launch.launch import Launch, Target
+from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
 from ddplaunch.records.user_key import derived, user_key
 from ddplaunch.records.write import git_commit, write_record
 from ddplaunch.values.secrets import hide_words
-from tests.launch.sample_launch import SHM, facts, launch, two_nodes
+from tests.planning.sample_launch import SHM, facts, launch, two_nodes
 
 TYPED = ("ddplaunch", "run", "4", "--env", "WANDB_API_KEY=hunter2hunter2", "--", "train.py", "--hf-token", "hunter2")
 ENVIRONMENT = {"PATH": "/bin", "WANDB_API_KEY": "hunter2hunter2", "NCCL_DEBUG": "WARN"}

@@ -141,7 +141,7 @@ def test_what_a_configuration_sets_is_named_in_the_panel() -> None:
     from ddplaunch.ui.launch_view import launch_panel
     from ddplaunch.ui.terminal import Terminal
     from ddplaunch.values.resolved import Resolved, Source
-    from tests.launch.sample_launch import launch
+    from tests.planning.sample_launch import launch
 
     one = launch()
     file, profile = Source("profile", "ddplaunch.toml"), Source("profile", "ddplaunch.toml, big")

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launch.gpus import GIB
 from ddplaunch.machine.facts import Gpu, NvmlFacts
+from ddplaunch.planning.gpus import GIB
 from ddplaunch.records.gpu_lock import _DEFAULT_DIRECTORY, GpuLocks, lock_directory, pick_free
 from ddplaunch.values.finding import RefusedError
-from tests.launch.test_gpus import named, uuids
+from tests.planning.test_gpus import named, uuids
 
 SHARED = """
 import os, sys, time
 from pathlib import Path
 from ddplaunch.values.finding import RefusedError
-from ddplaunch.launch.gpus import GIB
+from ddplaunch.planning.gpus import GIB
 from ddplaunch.machine.facts import Gpu, NvmlFacts
 from ddplaunch.records.gpu_lock import GpuLocks, pick_free
 """

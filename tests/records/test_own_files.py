@@ -15,7 +15,7 @@ import pytest
 import ddplaunch
 from ddplaunch.agent.guard.record_file import RecordFile
 from ddplaunch.agent.plugin.session import Session
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own import own_files
@@ -25,7 +25,7 @@ from ddplaunch.records.run_states import host_name
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.watch.recording import metrics_file
 from tests.cli.cli_calls import Call, call, folder, spawn
-from tests.launch.sample_launch import launch
+from tests.planning.sample_launch import launch
 from tests.records.fake_runs import outcome, record
 
 __all__ = ["call", "folder"]
@@ -224,7 +224,7 @@ ELSEWHERE = {
     "cli/main.py",  # /dev/null
     "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
-    "launch/current.py",  # in the rank; the folder is ours
+    "planning/current.py",  # in the rank; the folder is ours
     "records/gpu_lock.py",  # a folder of all users, with checks of its own
     "records/own/own_files.py",
     "records/user_key.py",  # the home directory, by O_EXCL and a link

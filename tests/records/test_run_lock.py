@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.hosts.session.job import HostJob
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.processes.process_table import process_table, read_process
 from ddplaunch.machine.processes.run_processes import runs_in
+from ddplaunch.planning.launch import Launch
 from ddplaunch.records.find import read_record
 from ddplaunch.records.old_records import old_records
 from ddplaunch.records.own import run_lock
@@ -30,7 +30,7 @@ from ddplaunch.values.finding import RefusedError
 from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.hosts.launching import clean_environment, ddplaunch
-from tests.launch.sample_launch import facts, launch, two_nodes
+from tests.planning.sample_launch import facts, launch, two_nodes
 from tests.records.fake_runs import StartRun, outcome, processes_json, record, start_run, wait_for
 
 __all__ = ["call", "folder", "start_run"]

@@ -10,11 +10,11 @@ from textwrap import dedent
 
 import pytest
 
-from ddplaunch.launch.launch import Target, Topology
-from ddplaunch.launch.options import Options
-from ddplaunch.launch.script_numbers.as_said import understood_as_said
-from ddplaunch.launch.script_numbers.forward import Forwarded, forward
-from ddplaunch.launch.script_numbers.handed_out import Plan, complete_from_script
+from ddplaunch.planning.launch import Target, Topology
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.script_numbers.as_said import understood_as_said
+from ddplaunch.planning.script_numbers.forward import Forwarded, forward
+from ddplaunch.planning.script_numbers.handed_out import Plan, complete_from_script
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.read import read_script
 from ddplaunch.script.report import ScriptReport

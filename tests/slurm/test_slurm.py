@@ -106,7 +106,7 @@ def test_a_job_from_a_hostile_directory_is_followed_to_its_end(cluster: Cluster,
 
 WHO = """
 import os
-from ddplaunch.launch.gpus import exported
+from ddplaunch.planning.gpus import exported
 print(exported(os.environ, ()).by, "then", exported({**os.environ, "CUDA_VISIBLE_DEVICES": "9"}, ()).by)
 """
 

@@ -19,7 +19,7 @@ from ddplaunch.values.finding import warning
 from ddplaunch.values.secrets import hide_text
 from tests.checks.healthy import healthy_facts
 from tests.conftest import Golden
-from tests.launch.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
+from tests.planning.sample_launch import BUSY_CHECK, CHECKS, FILES_CHECK, HEALTHY, MIXED, SHM_CHECK, facts
 
 CRASH = CheckOutcome(BUSY_CHECK, "crashed", reason="KeyError: 'pid'")
 SKIP = CheckOutcome(BUSY_CHECK, "skipped", reason="no NVIDIA driver is loaded")

@@ -4,14 +4,14 @@ import dataclasses
 
 import pytest
 
-from ddplaunch.launch.launch import Launch, Missing, Passed, Placement, Target, Variable
+from ddplaunch.planning.launch import Launch, Missing, Passed, Placement, Target, Variable
 from ddplaunch.scaling.numbers import NamedRate
 from ddplaunch.script.report import DeclaredAt
 from ddplaunch.ui.launch_view import device_text, launch_line, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
-from tests.launch.sample_launch import FILES, FLAG, cpu_only, facts, launch, two_nodes
+from tests.planning.sample_launch import FILES, FLAG, cpu_only, facts, launch, two_nodes
 
 RECORD = ".ddplaunch/runs/20261121-143012-x7k2q9"
 

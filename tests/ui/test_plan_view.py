@@ -7,13 +7,13 @@ import subprocess
 import pytest
 import yaml
 
-from ddplaunch.launch.launch import Placement, Target, Variable
+from ddplaunch.planning.launch import Placement, Target, Variable
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.plan_view import compare_text, plan_env, plan_json, plan_text, plan_yaml
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source
 from tests.conftest import Golden
-from tests.launch.sample_launch import SHM, cpu_only, facts, launch, numbers, two_nodes
+from tests.planning.sample_launch import SHM, cpu_only, facts, launch, numbers, two_nodes
 
 NASTY = "a'b\"c\\d $HOME `id` \n\t \x1b[0m \x7f \x85 ü × 😀 \udcff #: - yes"
 

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.main import dispatch
-from ddplaunch.launch.launch import Launch, Target, Variable
+from ddplaunch.planning.launch import Launch, Target, Variable
 from ddplaunch.records.write import write_record
 from ddplaunch.ui import launch_view, plan_view, shell
 from ddplaunch.ui.shell import shell_words
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError, warning
 from ddplaunch.values.resolved import Source
-from tests.launch.sample_launch import facts, launch
+from tests.planning.sample_launch import facts, launch
 
 SECRET = "s3cretive"
 TYPED = (

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launch.launch import Variable
+from ddplaunch.planning.launch import Variable
 from ddplaunch.ui.shell import dry_run_text, quote
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Source
 from tests.conftest import Golden
-from tests.launch.sample_launch import launch
+from tests.planning.sample_launch import launch
 
 WORDS = [
     "",

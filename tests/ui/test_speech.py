@@ -8,7 +8,7 @@ from ddplaunch.ui.speech import counted, finding_text, findings_text, refusal_te
 from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding, error
 from tests.conftest import Golden
-from tests.launch.sample_launch import FILES, SHM
+from tests.planning.sample_launch import FILES, SHM
 
 
 def test_a_finding_has_the_four_parts_of_the_design_page() -> None:

@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli.prepare import interpreter, shadowing
-from ddplaunch.launch.capture import decide_start
-from ddplaunch.launch.launch import Launch, Target
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.software import shadowing_file
+from ddplaunch.planning.capture import decide_start
+from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.variable_names import SETTINGS
 from tests.checks.healthy import healthy_facts
-from tests.launch.test_capture import FOUND, TORCH
-from tests.launch.test_resolve import decide, variables
-from tests.launch.test_topology import said
 from tests.machine.test_processes import LAUNCHER, OURS, RANK, process, table
+from tests.planning.test_capture import FOUND, TORCH
+from tests.planning.test_resolve import decide, variables
+from tests.planning.test_topology import said
 
 
 def launched(shadow: str | None = None, **options: Any) -> Launch:

@@ -19,8 +19,8 @@ from ddplaunch.agent.end.evidence import attributed, explain_attempt
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, Raised
 from ddplaunch.explain.read.lines import clean, frames, read_lines
 from ddplaunch.explain.read.traceback import Tracebacks
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read_end
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import read_outcomes
 from ddplaunch.records.first_failure import failed_by_itself, first_failed, first_failed_node

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ddplaunch.agent.end.ended import EndedAttempt, EndedRun
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, RunFacts
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read, read_end
 from ddplaunch.machine.hardware import levels, probe_shm
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import STOP_NOTE
 from ddplaunch.records.explain_sources import facts_of_run, log_sources
 from ddplaunch.records.find import read_run

@@ -31,8 +31,8 @@ from ddplaunch.values.words import signal_name
 if TYPE_CHECKING:
     from ddplaunch.agent.end.ended import EndedAttempt
     from ddplaunch.explain.stacks.parse import RankStack
-    from ddplaunch.launch.settings import Settings
     from ddplaunch.machine.processes.process_table import ProcessStat
+    from ddplaunch.planning.settings import Settings
     from ddplaunch.values.finding import Finding
 
 

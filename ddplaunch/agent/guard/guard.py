@@ -24,9 +24,9 @@ from ddplaunch.agent.guard.rank_streams import Streams
 from ddplaunch.agent.guard.record_file import DiskWatch, record_crash
 from ddplaunch.agent.guard.sweep import Owner, Sweeps, left_by, rank_command, unannounced
 from ddplaunch.agent.protocol import Failure, receive, send
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.processes.process_table import ProcessStat, is_ending, own_processes, read_command, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
 if TYPE_CHECKING:

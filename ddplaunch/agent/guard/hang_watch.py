@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.guard.attempt import Attempt
 from ddplaunch.agent.guard.output import Console
 from ddplaunch.agent.guard.rank_streams import Streams
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.machine.processes.process_table import ProcessStat, io_bytes_of, pids, read_stat, starved_s
 from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.frozen import dataclass
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read
 from ddplaunch.machine.processes.process_table import ProcessStat, read_stat
 from ddplaunch.machine.processes.stop_processes import send_signal
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.words import count, signal_name
 
 if TYPE_CHECKING:

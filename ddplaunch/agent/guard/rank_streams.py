@@ -20,7 +20,7 @@ from ddplaunch.agent.guard.loop import Loop
 from ddplaunch.agent.guard.output import Console, Sink, Writer
 from ddplaunch.agent.guard.record_file import LAST_BYTES, RecordFile, Room
 from ddplaunch.agent.protocol import Rank
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.escapes import HarmlessPieces, harmless_line
 from ddplaunch.values.words import listed
 

@@ -20,7 +20,7 @@ from ddplaunch.values.words import size_text
 
 if TYPE_CHECKING:
     from ddplaunch.agent.guard.rank_streams import Streams
-    from ddplaunch.launch.settings import Settings
+    from ddplaunch.planning.settings import Settings
     from ddplaunch.values.finding import Finding
 
 LAST_BYTES = 1 << 16

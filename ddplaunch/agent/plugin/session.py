@@ -31,8 +31,8 @@ import ddplaunch
 from ddplaunch.agent.guard.loop import IGNORED, PASSED_ON
 from ddplaunch.agent.plugin.outlets import LauncherStreams, Outlet, close, kinds, open_outlets
 from ddplaunch.agent.protocol import Failure, Rank, receive, send
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.processes.process_table import is_stopped
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.own.own_files import open_place
 from ddplaunch.values.frozen import dataclass
 

@@ -20,7 +20,8 @@ from typing import Any
 from ddplaunch.agent.plugin.session import Session
 from ddplaunch.agent.plugin.signals import Signals
 from ddplaunch.agent.protocol import Failure
-from ddplaunch.launch.relaunch import (
+from ddplaunch.machine.paths import advanced, newest_below
+from ddplaunch.planning.relaunch import (
     NOT_GIVEN,
     RELAUNCHED,
     Relaunched,
@@ -28,8 +29,7 @@ from ddplaunch.launch.relaunch import (
     RunProgress,
     decide,
 )
-from ddplaunch.launch.settings import Settings
-from ddplaunch.machine.paths import advanced, newest_below
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import TorchrunState, exit_status
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome

@@ -11,9 +11,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import read_plain
 from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.planning.settings import Settings
 from ddplaunch.values.variable_names import EXECUTED
 
 Phase = tuple[str, float, float]  # name, seconds since 1970 at its begin and at its end

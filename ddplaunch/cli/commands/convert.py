@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
-from ddplaunch.launch.convert.launch_words import plain
-from ddplaunch.launch.convert.launcher_line import translate
-from ddplaunch.launch.convert.translation import Translation
+from ddplaunch.planning.convert.launch_words import plain
+from ddplaunch.planning.convert.launcher_line import translate
+from ddplaunch.planning.convert.translation import Translation
 from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
@@ -71,8 +71,8 @@ def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
 
 def _file(name: str, write: bool, json: bool) -> ExitStatus:
     """Convert one script."""
-    from ddplaunch.launch.convert.launch_files import line_of
-    from ddplaunch.launch.convert.shell_script import changed, sites_of  # a parser, which a line has no need of
+    from ddplaunch.planning.convert.launch_files import line_of
+    from ddplaunch.planning.convert.shell_script import changed, sites_of  # a parser, which a line has no need of
 
     data = _read(name)
     line = line_of(name, data)
@@ -176,7 +176,10 @@ def _create(path: Path, data: bytes, like: os.stat_result) -> None:
 
 def read_config(path: str) -> Mapping[str, str] | None:
     """Return what a file of `accelerate config` says, None for a file that is none or cannot be read."""
-    from ddplaunch.launch.convert.launch_files import accelerate_options, parsed  # YAML, for those who have such a file
+    from ddplaunch.planning.convert.launch_files import (
+        accelerate_options,
+        parsed,
+    )  # YAML, for those who have such a file
 
     try:
         document = parsed(_read(path))

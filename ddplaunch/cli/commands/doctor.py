@@ -24,10 +24,10 @@ from ddplaunch.comm.checks import run_measured
 from ddplaunch.comm.drive import DEADLINE_S, CommTest, Member
 from ddplaunch.comm.view import comm_json, comm_text
 from ddplaunch.hosts.session.links import Link, Links, allow_many
-from ddplaunch.launch.hosts_plan import Meeting
-from ddplaunch.launch.options import Options, Said
 from ddplaunch.machine.facts import Facts, TorchImport
 from ddplaunch.machine.gather import gather
+from ddplaunch.planning.hosts_plan import Meeting
+from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.directory import new_run_id
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
 from ddplaunch.ui.terminal import Terminal

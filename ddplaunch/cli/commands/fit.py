@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -15,9 +14,9 @@ from ddplaunch.cli.prepare import Prepared, errors, prepare, script_report
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
-from ddplaunch.cli.trials.trial_problems import problem_of
+from ddplaunch.cli.trials.trial_problems import TrialProgress, problem_of
 from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
-from ddplaunch.launch.options import Options, Said
+from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.find import numbered
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
 from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
@@ -206,7 +205,7 @@ class _Search:
             measuring=self._measuring,
             keep=self._keep,
         )
-        result = run_trial(order, self._report, _Progress(batch))
+        result = run_trial(order, self._report, TrialProgress(f"batch {batch}"))
         if result.status == "interrupted":
             return result.status
         tried, note = self._seen(batch, result)
@@ -351,14 +350,3 @@ def _not_this_batch(batch: int, loaded: Collection[object], result: TrialResult)
         fix="`--batch-option NAME:total` (rank, node, total, step) says whose batch the option is",
         where=f"trial {result.order.run_id}",
     )
-
-
-class _Progress:
-    """Shows how far a trial is, on a terminal in one line that the next one replaces."""
-
-    def __init__(self, batch: int) -> None:
-        self._batch, self._shown = batch, Terminal.of(sys.stderr).styled
-
-    def __call__(self, steps: int, seconds: float) -> None:
-        if self._shown:
-            os.write(2, f"\rbatch {self._batch}: {steps} steps, {seconds:.0f} s \r".encode())

@@ -9,8 +9,8 @@ from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell_findings
 from ddplaunch.cli.target import parse_target
-from ddplaunch.launch.options import Said
-from ddplaunch.launch.resolve import request_numbers
+from ddplaunch.planning.options import Said
+from ddplaunch.planning.resolve import request_numbers
 from ddplaunch.scaling.compute import compare as compare_sizes
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.ui.plan_view import compare_json, compare_text, plan_env, plan_json, plan_text, plan_yaml

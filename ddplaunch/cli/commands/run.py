@@ -19,9 +19,9 @@ from ddplaunch.cli.streams import (
     tell_launch_to_starter,
 )
 from ddplaunch.cli.target import parse_target, required
-from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.options import Options, Said
-from ddplaunch.launch.relaunch import RELAUNCHED
+from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.options import Options, Said
+from ddplaunch.planning.relaunch import RELAUNCHED
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
@@ -33,7 +33,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
 
 if TYPE_CHECKING:
-    from ddplaunch.launch.relaunch import Relaunched
+    from ddplaunch.planning.relaunch import Relaunched
 
 
 def run(

@@ -18,11 +18,11 @@ from ddplaunch.cli.prepare import Prepared, errors, prepare
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
 from ddplaunch.cli.target import parse_target, required
 from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
-from ddplaunch.cli.trials.trial_problems import problem_of
+from ddplaunch.cli.trials.trial_problems import TrialProgress, problem_of
 from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
-from ddplaunch.launch.gpus import exported, visible
-from ddplaunch.launch.options import Options, Said
 from ddplaunch.machine.facts import NvmlFacts
+from ddplaunch.planning.gpus import exported, visible
+from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.scaling.numbers import Numbers, format_lr
@@ -192,7 +192,7 @@ class _Trials:
                 measuring=self._measuring,
                 keep=self._keep,
             )
-            result = run_trial(order, self._report(), _Progress(size))
+            result = run_trial(order, self._report(), TrialProgress(size))
             one = self._measured(size, result)
             tell(progress_text(one, result.took_s))
             found.append(one)
@@ -259,17 +259,6 @@ class _Trials:
             return 1
         seen = exported(os.environ, ())
         return len(visible(nvml, seen.devices, seen.order).entries)
-
-
-class _Progress:
-    """Shows how far a trial is, on a terminal in one line that the next one replaces."""
-
-    def __init__(self, size: Size) -> None:
-        self._size, self._shown = size, Terminal.of(sys.stderr).styled
-
-    def __call__(self, steps: int, seconds: float) -> None:
-        if self._shown:
-            tell(f"\r{self._size}: {steps} steps, {seconds:.0f} s \r")
 
 
 def _sizes(text: str | None, trials: _Trials) -> list[Size]:

@@ -13,10 +13,10 @@ from typing import Any
 from ddplaunch.cli.streams import answer_json, tell, tell_findings
 from ddplaunch.cli.which_run import called, none_here, of_directory, other_hosts, several
 from ddplaunch.hosts.local.stop_run import HostStopped, Stopped, ask_hosts, stop_resident, stop_run
-from ddplaunch.launch.settings import Settings
 from ddplaunch.machine.files import boot_id, owner_name
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import STOP_NOTE, runs_directory
 from ddplaunch.records.find import RunRecord, find_run, read_record
 from ddplaunch.records.json_files import replace_file

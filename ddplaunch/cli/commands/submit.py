@@ -17,9 +17,9 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.slurm.job_reasons import first_state, follow
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.hosts.slurm.programs import submit as submit_to_slurm
-from ddplaunch.launch.job.sbatch import BatchScript, decide_batch, log_beside
-from ddplaunch.launch.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
-from ddplaunch.launch.options import Said
+from ddplaunch.planning.job.sbatch import BatchScript, decide_batch, log_beside
+from ddplaunch.planning.job.submission import Submission, decide_submission, refuse_secret_words, refuse_secrets
+from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
@@ -46,7 +46,7 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     )
     command = run_words(said, profile, submission, words)
     if cluster == "kubernetes":
-        from ddplaunch.launch.job.kubernetes import decide_manifest
+        from ddplaunch.planning.job.kubernetes import decide_manifest
         from ddplaunch.ui.plan_view import yaml_text
 
         refuse_secrets(merged.env, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ddplaunch.cli.flags import REPEATED, flags_of, spellings
 from ddplaunch.cli.help.command_help import HELP
-from ddplaunch.launch.flag import Flag
+from ddplaunch.planning.flag import Flag
 from ddplaunch.values.finding import usage
 
 ASKED = "_DDPLAUNCH_COMPLETE"

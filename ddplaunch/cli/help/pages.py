@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddplaunch import __version__
 from ddplaunch.cli.flags import LAUNCHING, flags_of
 from ddplaunch.cli.help.command_help import HELP, Help, is_request
-from ddplaunch.launch.flag import Flag
+from ddplaunch.planning.flag import Flag
 from ddplaunch.ui.table import section, table
 from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import UsageError, usage

@@ -24,9 +24,9 @@ from ddplaunch.hosts.roll_call import rules
 from ddplaunch.hosts.roll_call.call import Call, answer, hold
 from ddplaunch.hosts.roll_call.messages import Hello, Verdict, secrets_of
 from ddplaunch.hosts.session.answers import fingerprint, machine
-from ddplaunch.launch.launch import Launch, Target
-from ddplaunch.launch.relaunch import RunProgress
 from ddplaunch.machine.network import probe_port
+from ddplaunch.planning.launch import Launch, Target
+from ddplaunch.planning.relaunch import RunProgress
 from ddplaunch.script.source import locate
 from ddplaunch.ui.launch_view import RollCallLine
 from ddplaunch.values import codec
@@ -194,7 +194,7 @@ def _slurm_hosts(environ: Mapping[str, str], nodes: int) -> Mapping[int, str]:
     """Return the hosts of all node ranks where Slurm runs one task on each."""
     if environ.get("SLURM_STEP_NUM_TASKS") != str(nodes):
         return {}
-    from ddplaunch.launch.inside.slurm import expand_hosts
+    from ddplaunch.planning.inside.slurm import expand_hosts
 
     hosts: Collection[str] = expand_hosts(environ.get("SLURM_STEP_NODELIST", "")) or ()
     return dict(enumerate(hosts)) if len(hosts) == nodes else {}

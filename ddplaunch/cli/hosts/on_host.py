@@ -15,8 +15,8 @@ from ddplaunch.cli.execute import environment_of, execute, refuse_too_long
 from ddplaunch.cli.prepare import errors, prepare
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.cli.target import parse_target
-from ddplaunch.launch.hosts_plan import options_from_json
-from ddplaunch.launch.settings import Settings
+from ddplaunch.planning.hosts_plan import options_from_json
+from ddplaunch.planning.settings import Settings
 from ddplaunch.records.gpu_lock import GpuLocks
 from ddplaunch.records.own.run_lock import hold_run, refuse_taken
 from ddplaunch.records.write import write_record

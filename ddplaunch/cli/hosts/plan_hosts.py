@@ -26,11 +26,11 @@ from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
 from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command
-from ddplaunch.launch.gpus import exported
-from ddplaunch.launch.hosts_plan import HostReport, Meeting, forwarded, part
-from ddplaunch.launch.launch import Launch, Target
-from ddplaunch.launch.options import Options
-from ddplaunch.launch.resolve import Situation, resolve
+from ddplaunch.planning.gpus import exported
+from ddplaunch.planning.hosts_plan import HostReport, Meeting, forwarded, part
+from ddplaunch.planning.launch import Launch, Target
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.script.report import ScriptReport
 from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning

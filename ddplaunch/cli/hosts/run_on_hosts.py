@@ -41,12 +41,12 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.hosts.session.collect import Gathered
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.hosts.session.start_hosts import HostEnd, LaunchOnHosts, terminal_size
-from ddplaunch.launch.hosts_plan import HostReport, named, options_json, sized
-from ddplaunch.launch.launch import Launch
-from ddplaunch.launch.options import Options, Said
-from ddplaunch.launch.relaunch import RelaunchPolicy, RunProgress, pause_s
-from ddplaunch.launch.relaunch import decide as decide_relaunch
 from ddplaunch.machine.files import read_plain
+from ddplaunch.planning.hosts_plan import HostReport, named, options_json, sized
+from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.options import Options, Said
+from ddplaunch.planning.relaunch import RelaunchPolicy, RunProgress, pause_s
+from ddplaunch.planning.relaunch import decide as decide_relaunch
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.first_failure import TIME_LIMIT
 from ddplaunch.records.hosts_record import Pieces, without_skew, write_for_all

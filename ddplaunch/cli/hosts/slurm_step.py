@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell
 from ddplaunch.hosts.slurm.programs import with_end_of_job
-from ddplaunch.launch.flag import NodeRange
-from ddplaunch.launch.inside.slurm import Slurm, describe, read_slurm
-from ddplaunch.launch.job.sbatch import step_argv
+from ddplaunch.planning.flag import NodeRange
+from ddplaunch.planning.inside.slurm import Slurm, describe, read_slurm
+from ddplaunch.planning.job.sbatch import step_argv
 from ddplaunch.ui.shell import command_lines
 from ddplaunch.ui.terminal import Terminal, wrap
 from ddplaunch.values.finding import ExitStatus, RefusedError, error

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddplaunch.cli.flags import launch_words
-from ddplaunch.launch.options import Said
+from ddplaunch.planning.options import Said
 from ddplaunch.records.directory import new_run_id, runs_directory
 from ddplaunch.records.own.own_files import closing, open_base, open_folder, remove_folder
 from ddplaunch.script.declared import arranged, given, spell

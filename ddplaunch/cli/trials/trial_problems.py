@@ -1,15 +1,31 @@
-"""Why a trial was not measured, as a finding."""
+"""What is said of a trial: how far it is, and why it was not measured, as a finding."""
 
 from __future__ import annotations
 
 import re
+import sys
 
+from ddplaunch.cli.streams import tell
 from ddplaunch.cli.trials.trial_runs import TrialResult
+from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.words import count, duration_text
 
 _ERROR = re.compile(r"^error\[[a-z0-9-]+\]: (.*(?:\n {2}(?!-->|why:|fix:).*)*)", re.M)
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
+
+
+class TrialProgress:
+    """Shows how far a trial is, on a terminal in one line that the next one replaces."""
+
+    def __init__(self, name: object) -> None:
+        """``name`` is what the trial differs by: ``2x4``, ``batch 16``."""
+        self._name, self._shown = name, Terminal.of(sys.stderr).styled
+
+    def __call__(self, steps: int, seconds: float) -> None:
+        """Show the steps so far, and the time in seconds."""
+        if self._shown:
+            tell(f"\r{self._name}: {count(steps, 'step')}, {seconds:.0f} s \r")
 
 
 def problem_of(result: TrialResult) -> Finding | None:

@@ -30,8 +30,8 @@ from ddplaunch.hosts.roll_call.messages import (
     unsealed,
     verdict_line,
 )
-from ddplaunch.launch.ranks.topology import endpoint
 from ddplaunch.machine import network
+from ddplaunch.planning.ranks.topology import endpoint
 from ddplaunch.values.finding import Finding, Severity
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable

@@ -8,8 +8,8 @@ from time import localtime, strftime
 
 from ddplaunch.checks.all_checks import run_across
 from ddplaunch.hosts.roll_call.messages import PROTOCOL, Hello
-from ddplaunch.launch.hosts_plan import HostReport
 from ddplaunch.machine.facts import Facts, Gpu, NvmlFacts, PythonFacts, TorchFacts
+from ddplaunch.planning.hosts_plan import HostReport
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, Severity, error, warning
 from ddplaunch.values.words import count, listed

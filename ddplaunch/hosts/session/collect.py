@@ -13,8 +13,8 @@ from ddplaunch.hosts.session.fan_out import FanOut, body_of
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import failure
-from ddplaunch.launch.hosts_plan import HostReport, Meeting, named
 from ddplaunch.machine.facts import Facts, ProbeRequest
+from ddplaunch.planning.hosts_plan import HostReport, Meeting, named
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass

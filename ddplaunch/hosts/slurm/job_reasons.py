@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.hosts.slurm.programs import JobState, cancel, epoch_s, job_state
-from ddplaunch.launch.inside.slurm import array_task
+from ddplaunch.planning.inside.slurm import array_task
 from ddplaunch.values.finding import RefusedError, error
 from ddplaunch.values.frozen import dataclass
 

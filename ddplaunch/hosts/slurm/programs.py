@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddplaunch.launch.inside.slurm import array_task
+from ddplaunch.planning.inside.slurm import array_task
 from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 

@@ -102,7 +102,7 @@ class ProcessStat:
         return self.field(52)
 
 
-class Process(NamedTuple):  # no dataclass: the guard reads this file too, see launch/settings.py
+class Process(NamedTuple):  # no dataclass: the guard reads this file too, see planning/settings.py
     """One process of a table. ``environment`` holds only what marks a launch; None where it may not be read."""
 
     pid: int

@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from ddplaunch.launch.launch import Launch
 from ddplaunch.machine.files import boot_id, owner_name
+from ddplaunch.planning.launch import Launch
 from ddplaunch.records.directory import not_yours, path_text, run_directory
 from ddplaunch.records.own.own_files import (
     NotOursError,

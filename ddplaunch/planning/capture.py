@@ -1,0 +1,165 @@
+"""How ranks start, and whether ddplaunch's plug-in records them: torchrun's words for it and the plug-in's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from ddplaunch.planning.flag import Ranks
+from ddplaunch.planning.launch import Target, Variable
+from ddplaunch.planning.settings import Settings
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
+from ddplaunch.values.variable_names import SETTINGS
+
+LOGS_SPECS = "--logs-specs=ddplaunch"
+#: torchrun's options by which a user decides about the ranks' output, and one whose ranks open their files themselves.
+_DECIDED = (
+    "--tee",
+    "--redirects",
+    "--log-dir",
+    "--logs-specs",
+    "--local-ranks-filter",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+    "--run-path",
+)
+_SHORT = {"-t": "--tee", "-r": "--redirects"}
+
+
+@dataclass(frozen=True)
+class StartDecision:
+    """Whether ranks are forked, what is imported before they are, and notes for the plan."""
+
+    warm: bool
+    preload: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def decide_start(
+    start: Resolved[Literal["cold", "warm"]] | None,
+    preload: Resolved[tuple[str, ...]] | None,
+    target: Target | None,
+    shadowing: str | None,
+) -> StartDecision:
+    """Decide whether ranks are forked from one process that has torch.
+
+    ``shadowing`` is a file of the working directory that torchrun would import in a library's place.
+    """
+    if value_of(start, "cold") == "warm":
+        reason = _why_cold(target, shadowing)
+        if reason is None:
+            return StartDecision(True, value_of(preload, ()))
+        return StartDecision(False, (), (f"cold start: {reason}",))
+    if preload is None:
+        return StartDecision(False)
+    note = "`--preload` without effect: only ranks that `--start warm` forks get what was imported once"
+    return StartDecision(False, (), (note,))
+
+
+def _why_cold(target: Target | None, shadowing: str | None) -> str | None:
+    if target is not None and target.kind == "executable":
+        return f"`{target.name}` is a program of its own, and only Python files and modules can be forked"
+    if shadowing is not None:
+        return (
+            f"`{shadowing}` in this directory is named like what torchrun imports; a cold start keeps it out by "
+            "`python -P`, which ranks must not have"
+        )
+    return None
+
+
+def interpreter_for(python: tuple[str, ...], warm: bool) -> tuple[str, ...]:
+    """Return how torchrun's interpreter is started.
+
+    A forked rank has the options of torchrun's interpreter, and torchrun gives a rank ``-u`` and nothing else.
+    """
+    return (*(word for word in python if word != "-P"), "-u") if warm else python
+
+
+def decide_capture(
+    capture: Resolved[bool] | None,
+    settings: Settings,
+    unheard: Sequence[str],
+    flags: frozenset[str] | Unavailable,
+    plugin: str | Unavailable,
+    extra: Sequence[str],
+) -> tuple[Variable | None, tuple[str, ...]]:
+    """Return the variable with the plug-in's settings, None where the plug-in is not used, and notes for the plan.
+
+    ``settings`` are for it, ``unheard`` the flags that were given and that nobody else heeds. ``flags`` are the options
+    of the installed torchrun, ``plugin`` is where it finds the plug-in, ``extra`` are the user's words to it.
+    """
+    if not value_of(capture, True):
+        return None, _without_effect(unheard, "`--no-capture`")
+    reason = _unusable(flags, plugin, extra)
+    if reason is not None:
+        return None, (f"no capture: {reason}", *_without_effect(unheard, "no capture"))
+    why = "what records the ranks' output, shows it, and explains a failure"
+    return Variable(SETTINGS, settings.to_json(), Source("computed"), why), ()
+
+
+def is_used(
+    capture: Resolved[bool] | None,
+    flags: frozenset[str] | Unavailable,
+    plugin: str | Unavailable,
+    extra: Sequence[str],
+) -> bool:
+    """Say whether ``decide_capture`` will use the plug-in."""
+    return value_of(capture, True) and _unusable(flags, plugin, extra) is None
+
+
+def _without_effect(unheard: Sequence[str], cause: str) -> tuple[str, ...]:
+    said = " and ".join(f"`{flag}`" for flag in unheard)
+    return (f"{said} without effect: {cause}",) if said else ()
+
+
+def refuse_absent(show: Resolved[Ranks] | None, world_size: int) -> None:
+    """Raise UsageError for a rank to show that never exists: the console would stay empty, without a word."""
+    if show is None or show.value == "all":
+        return
+    absent = next((rank for rank in show.value if rank >= world_size), None)
+    if absent is not None:
+        raise usage(
+            f"`--show {','.join(map(str, show.value))}`: there is no rank {absent} among {world_size}",
+            why=f"ranks count from 0 to {world_size - 1}",
+            fix=f"`--show {world_size - 1}`, or `--show all`",
+            where=str(show.source),
+        )
+
+
+def shutdown_timeout(
+    grace_s: Resolved[float] | None, flags: frozenset[str] | Unavailable, extra: Sequence[str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return torchrun's words for the grace, and notes. Raises UsageError for two values of it."""
+    if grace_s is None:
+        return (), ()
+    if _given(extra, ("--shutdown-timeout",)):
+        raise usage(
+            "`--grace` and `--torchrun-arg --shutdown-timeout`",
+            why="both say how long ranks get to end",
+            fix="keep `--grace`",
+            where=str(grace_s.source),
+        )
+    if not isinstance(flags, Unavailable) and "--shutdown-timeout" not in flags:
+        return (), ("`--grace` has no effect: the installed torchrun has no `--shutdown-timeout`, and waits 30 s",)
+    return (f"--shutdown-timeout={round(grace_s.value)}",), ()
+
+
+def _unusable(flags: frozenset[str] | Unavailable, plugin: str | Unavailable, extra: Sequence[str]) -> str | None:
+    given = _given(extra, _DECIDED)
+    if given is not None:
+        return f"`{given}` decides where output goes"
+    if not isinstance(flags, Unavailable) and "--logs-specs" not in flags:
+        return "the installed torchrun has no `--logs-specs`, which came with torch 2.3"
+    return plugin.reason if isinstance(plugin, Unavailable) else None
+
+
+def _given(extra: Sequence[str], names: Sequence[str]) -> str | None:
+    """Return the first of ``names`` that the user gave to torchrun, however spelled."""
+    for word in extra:
+        name = word.partition("=")[0].replace("_", "-")
+        name = _SHORT.get(name[:2], name) if not name.startswith("--") else name
+        if name in names:
+            return name
+    return None

@@ -1,0 +1,161 @@
+"""Words of a launch line: how each is spelled in a shell, and what it is where that is known."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+
+from ddplaunch.planning.convert.launcher_options import MODULES, PROGRAMS
+from ddplaunch.values.frozen import dataclass
+
+_PYTHON = re.compile(r"(?:.*/)?python(?:[23](?:\.\d+)?)?\Z")
+_VARIABLE = re.compile(r'"?\$\{?(\w+)\}?"?\Z')
+#: Programs that run the words behind them.
+_WRAPPERS = frozenset(
+    """
+    nohup env exec time command nice ionice stdbuf numactl taskset timeout sudo setsid unbuffer uv poetry pipenv pdm rye
+    hatch conda mamba micromamba singularity apptainer docker podman enroot nsys ncu py-spy viztracer strace ssh pdsh
+    srun mpirun mpiexec horovodrun bash sh
+    """.split()  # noqa: SIM905
+)
+
+
+@dataclass(frozen=True)
+class Word:
+    """One word: ``source`` is its shell text, ``text`` what a shell makes of it, None where that is not known.
+
+    ``constant`` is the value of a variable that has one value in its script, ``parts`` are the words for which one
+    stands that the script sets to several. ``span`` is where the word stands, in bytes.
+    """
+
+    source: str
+    text: str | None = None
+    constant: str | None = None
+    parts: tuple[Word, ...] = ()
+    span: tuple[int, int] | None = None
+
+    @property
+    def value(self) -> str | None:
+        """What the word is, said outright or by a variable; None where that is not known."""
+        return self.constant if self.text is None else self.text
+
+    @property
+    def name(self) -> str:
+        """The last part of a path, or what ``$(which NAME)`` looks up; empty for what is not known."""
+        if self.text is not None:
+            return self.text.rpartition("/")[2]
+        bare = self.source.strip('"`').removeprefix("$(").removesuffix(")").split()
+        looked_up = bare[:1] == ["which"] or bare[:2] == ["command", "-v"]
+        return bare[-1] if looked_up and len(bare) > 1 else ""
+
+    def number(self) -> int | None:
+        """What the word counts, None where that is not known."""
+        return int(self.text) if self.text and self.text.isascii() and self.text.isdecimal() else None
+
+
+def known(text: str) -> Word:
+    """Return the word for a text."""
+    return Word(shlex.quote(text), text)
+
+
+def plain(line: Sequence[str]) -> list[Word]:
+    """Return the words of a line that a shell has read."""
+    return [known(word) for word in line]
+
+
+def attached(prefix: str, word: Word) -> Word:
+    """Return ``prefix`` and the word as one word."""
+    return Word(prefix + word.source, None if word.text is None else prefix + word.text)
+
+
+def option_of(word: Word) -> tuple[str, Word | None]:
+    """Return the name of an option and the value behind its ``=``; an empty name for what is no option."""
+    text = word.text if word.text is not None else word.source.lstrip("\"'")
+    if not text.startswith("-") or text == "-":
+        return "", None
+    name, equals, rest = text.partition("=")
+    if not equals:
+        return ("", None) if word.text is None else (name, None)
+    if word.source.startswith(f"{name}="):
+        return name, Word(word.source[len(name) + 1 :], None if word.text is None else rest)
+    if word.text is not None:
+        return name, known(rest)
+    quoted = word.source[:1] == '"' and word.source[-1:] == '"'
+    return (name, Word(f'"{rest}')) if quoted else ("", None)
+
+
+def divided(total: Word, parts: Word) -> Word | None:
+    """Return ``total`` by ``parts``, as arithmetic of the shell where they are variables; None if it does not go."""
+    whole, by = total.number(), parts.number()
+    if by == 1:
+        return total
+    if whole is not None and by is not None:
+        return known(str(whole // by)) if by and whole % by == 0 else None
+    sides = []
+    for word in (total, parts):
+        match = _VARIABLE.match(word.source)
+        if match is None and word.number() is None:
+            return None
+        sides.append(match[1] if match and not match[1][0].isdecimal() else word.source.strip('"'))
+    return Word(f"$(({sides[0]} / {sides[1]}))")
+
+
+def is_python(word: Word) -> bool:
+    """Whether the word starts a Python: by its name, or a variable that is called so."""
+    if word.text is not None:
+        return _PYTHON.match(word.text) is not None
+    match = _VARIABLE.match(word.source)
+    return word.name.startswith("python") or (match is not None and "PYTHON" in match[1].upper())
+
+
+@dataclass(frozen=True)
+class LauncherPlace:
+    """Where a launcher stands among words: it begins at ``start``, its options at ``options``.
+
+    ``python`` is the interpreter that was named for it.
+    """
+
+    launcher: str
+    start: int
+    options: int
+    python: Word | None = None
+
+
+def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
+    """Return the innermost launcher of a line: torchrun of ``srun torchrun train.py``, srun of ``srun python``."""
+    first = next((i for i, word in enumerate(words) if not _assigns(word)), len(words))
+    place = _launcher_at(words, first)
+    if first < len(words) and (place is None or place.launcher in ("srun", "mpirun", "horovodrun")):
+        if place is None and words[first].name not in _WRAPPERS:
+            return None
+        inner = (found for i in range(first + 1, len(words)) if (found := _launcher_at(words, i)) is not None)
+        place = next(inner, place)
+    return place
+
+
+def _assigns(word: Word) -> bool:
+    name, equals, _ = word.source.partition("=")
+    return bool(equals) and name.isidentifier()
+
+
+def _launcher_at(words: Sequence[Word], i: int) -> LauncherPlace | None:
+    if i >= len(words):
+        return None
+    name = words[i].name
+    following = words[i + 1].text if i + 1 < len(words) else None
+    if name == "accelerate" and following == "launch":
+        return LauncherPlace("accelerate", i, i + 2)
+    if name in PROGRAMS:
+        return LauncherPlace(PROGRAMS[name], i, i + 1)
+    if not is_python(words[i]):
+        return None
+    for at in range(i + 1, len(words) - 1):
+        text = words[at].text or ""
+        if text == "-m":
+            launcher = MODULES.get(words[at + 1].text or "")
+            bare = words[i].text in ("python", "python3", "python2")
+            return LauncherPlace(launcher, i, at + 2, None if bare else words[i]) if launcher else None
+        if not text.startswith("-"):
+            return _launcher_at(words, at) if at == i + 1 and words[at].name in PROGRAMS else None
+    return None

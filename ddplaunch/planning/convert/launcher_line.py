@@ -1,0 +1,333 @@
+"""One line of another launcher as the command of ddplaunch that starts the same processes; pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from ddplaunch.planning.convert.launch_words import Word, attached, divided, find_launcher, known, option_of
+from ddplaunch.planning.convert.launcher_options import FLAGS, LAUNCHERS, Meaning, canonical
+from ddplaunch.planning.convert.srun_step import step_of
+from ddplaunch.planning.convert.translation import OF_MPI, CannotSay, Note, Translation, literal, of_ranks, unsure
+
+_PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
+_ONE = ("1", "1:1")
+_LOCAL = ("localhost", "127.0.0.1")
+#: What ``--config_file`` says, by option; None where it cannot be read.
+ReadConfig = Callable[[str], "Mapping[str, str] | None"]
+
+
+def translate(words: Sequence[Word], config: ReadConfig | None = None) -> Translation | None:
+    """Return what ddplaunch says for a line, None if no launcher starts ranks in it.
+
+    ``config`` reads the files of ``--config_file``.
+    """
+    place = find_launcher(words)
+    if place is None:
+        return None
+    if place.launcher == "srun":
+        return step_of(words, place)
+    line = LauncherLine(place.launcher, config or (lambda path: None))
+    try:
+        rest = line.read(words[place.options :])
+        said = [*_program(place.python), *line.command(rest)]
+    except CannotSay as cannot:
+        return Translation(place.launcher, place.start, unknown=(cannot.note,))
+    return Translation(place.launcher, place.start, tuple(said), tuple(line.dropped), tuple(line.unknown))
+
+
+def _program(python: Word | None) -> list[Word]:
+    return [known("ddplaunch")] if python is None else [python, *map(known, ("-m", "ddplaunch"))]
+
+
+class LauncherLine:
+    """What the options of one line say, collected word by word."""
+
+    def __init__(self, launcher: str, config: ReadConfig) -> None:
+        self.launcher = launcher
+        self.config = config
+        self.said: dict[str, Word] = {}
+        self.flags: list[Word] = []
+        self.env: dict[str, Word] = {}
+        self.switches: set[str] = set()
+        self.dropped: list[Note] = []
+        self.unknown: list[Note] = []
+
+    def read(self, words: Sequence[Word]) -> list[Word]:
+        """Take the launcher's options; return the words behind them: what the ranks run. Raises CannotSay."""
+        at = 0
+        words = list(words)
+        while at < len(words):
+            word = words[at]
+            if word.parts and option_of(word.parts[0])[0]:
+                words[at : at + 1] = word.parts
+                continue
+            if word.text == "--":
+                return list(words[at + 1 :])
+            name, value = option_of(word)
+            if not name:
+                self._refuse_hidden_options(words[at:])
+                break
+            key = canonical(self.launcher, name)
+            if key is None and name[:2] in LAUNCHERS[self.launcher] and not name.startswith("--"):
+                key, value = name[:2], known(name[2:])  # `-r3`
+            if key is None:
+                raise CannotSay(f"`{name}`", f"it is no option of {self.launcher} that ddplaunch knows")
+            meaning = LAUNCHERS[self.launcher][key]
+            taken = meaning.values if value is None else 0
+            if at + taken >= len(words):
+                raise CannotSay(f"`{word.source}`", "a value is missing behind it")
+            values = [*([] if value is None else [value]), *words[at + 1 : at + 1 + taken]]
+            self.take(key, meaning, values)
+            at += 1 + taken
+        if at >= len(words):
+            raise CannotSay(f"`{self.launcher}` without a script", "the line starts nothing")
+        return list(words[at:])
+
+    def _refuse_hidden_options(self, rest: Sequence[Word]) -> None:
+        """Raise CannotSay if a variable stands before what is plainly the script: options of the launcher are in it."""
+        if rest[0].value is not None:
+            return
+        table = LAUNCHERS[self.launcher]
+        for word in rest[1:]:
+            name = option_of(word)[0]
+            means = table.get(canonical(self.launcher, name) or "") if name else None
+            if (word.text or "").endswith(".py") or (means and means.kind in ("nproc", "nnodes", "node_rank", "total")):
+                why = f"options of {self.launcher} may be in it, and the text of the script does not say which"
+                raise CannotSay(f"`{rest[0].source}`", why)
+            if not name and word.text is not None:
+                return
+
+    def take(self, key: str, meaning: Meaning, values: Sequence[Word]) -> None:
+        """Note what one option says. Raises CannotSay."""
+        kind, typed = meaning.kind, " ".join([key, *(word.source for word in values)])
+        if kind == "drop":
+            self.dropped.append(Note(f"`{typed}`", meaning.detail))
+        elif kind == "cannot":
+            raise CannotSay(f"`{typed}`", meaning.detail)
+        elif kind == "torchrun":
+            self.flags.append(attached(f"--torchrun-arg={meaning.detail or key}=", values[0]))
+        elif kind == "env":
+            self._set(meaning.detail, values[0])
+        elif kind == "switch":
+            name, _, value = meaning.detail.partition("=")
+            self.env[name] = known(value)
+        elif kind == "own":
+            self.flags += map(known, meaning.detail.split("="))
+        elif kind in ("export", "export_pair"):
+            self._export(values)
+        elif kind == "config":
+            self._read_config(values[0])
+        elif values:
+            self.said[kind] = values[0]
+        else:
+            self.switches.add(kind)
+
+    def _set(self, name: str, value: Word) -> None:
+        text = value.text
+        if text is not None and name.startswith(("ACCELERATE_DYNAMO_BACKEND", "FSDP_", "ACCELERATE_DEEPSPEED_")):
+            changed = text.upper() if name.endswith("BACKEND") else text.lower() if _is_truth(text) else text
+            value = known(changed)
+        default = name in ("ACCELERATE_MIXED_PRECISION", "ACCELERATE_DYNAMO_BACKEND") and (text or "").lower() == "no"
+        if not default:
+            self.env[name] = value
+
+    def _export(self, values: Sequence[Word]) -> None:
+        """``-x NAME=VALUE``, ``-x NAME`` and ``-genv NAME VALUE``."""
+        if len(values) == 2:
+            self.env[values[0].text or values[0].source] = values[1]
+            return
+        name, equals, value = (values[0].text or values[0].source).partition("=")
+        if equals:
+            from_source = values[0].source.partition("=")[2]
+            self.env[name] = Word(from_source, value) if values[0].source.startswith(f"{name}=") else known(value)
+        else:
+            self.dropped.append(Note(f"`-x {name}`", "ranks inherit the variables of this shell"))
+
+    def _read_config(self, path: Word) -> None:
+        said = None if path.text is None else self.config(path.text)
+        if said is None:
+            raise CannotSay(
+                f"`--config_file {path.source}`", "the file cannot be read from here, and says how many ranks"
+            )
+        for name, text in said.items():
+            key = canonical("accelerate", name)
+            means = LAUNCHERS["accelerate"].get(key or "")
+            if key is None or means is None or means.kind in self.said or means.detail in self.env:
+                continue  # what was typed wins over the file
+            self.take(key, means, [known(text)][: means.values])
+
+    def command(self, rest: Sequence[Word]) -> list[Word]:
+        """Return ``run NPROC FLAGS -- TARGET``. Raises CannotSay."""
+        nproc, nnodes = self._size()
+        one = nnodes.value in _ONE
+        counts = [nproc]
+        if not one and nproc.text is not None and nnodes.number() is not None:
+            counts = [known(f"{nnodes.text}x{nproc.text}")]
+        elif not one:
+            counts += [known("--nnodes"), nnodes]
+        found = [known("run"), *counts, *self._rendezvous(one)]
+        for kind in ("gpus", "hosts", "hostfile"):
+            if kind in self.said and self.said[kind].text != "all":
+                found += [known(FLAGS[kind]), self.said[kind]]
+        if "max_restarts" in self.said and self.said["max_restarts"].text != "0":
+            found += [known("--max-restarts"), self.said["max_restarts"]]
+        if "chdir" in self.said:
+            found += [known("--chdir"), self.said["chdir"]]
+        if "cpu" in self.switches:
+            found += [known("--device"), known("cpu")]
+            self.env["ACCELERATE_USE_CPU"] = known("True")
+        for name, value in self.env.items():
+            found += [known("--env"), attached(f"{name}=", value)]
+        return [*found, *self.flags, known("--"), *self._target(list(rest))]
+
+    def _size(self) -> tuple[Word, Word]:
+        """Return processes per node and nodes."""
+        nnodes = self.said.get("nnodes", known("1"))
+        self._gpus_of_deepspeed()
+        if "map_by" in self.said:
+            places = (self.said["map_by"].text or "").split(":")
+            if places[0] == "ppr" and len(places) > 2 and places[2] == "node":
+                self.said["nproc"] = known(places[1])
+            else:
+                self.dropped.append(Note(f"`--map-by {self.said['map_by'].source}`", "ranks are placed by node"))
+        total, nproc = self.said.get("total"), self.said.get("nproc")
+        if total is not None and ("hosts" in self.said or "hostfile" in self.said):
+            return self._on_hosts(total, nproc), known("1")
+        if total is not None and nproc is not None:
+            nodes = divided(total, nproc)
+            if nodes is None:
+                raise CannotSay(f"{total.source} processes, {nproc.source} on each node", "the last node has fewer")
+            return nproc, nodes
+        if total is not None:
+            nproc = divided(total, nnodes)
+            if nproc is None:
+                raise CannotSay(f"{total.source} processes on {nnodes.source} nodes", "every node runs the same number")
+        if nproc is None:
+            devices = self.said.get("gpus")
+            if self.launcher == "accelerate" and devices is not None and devices.text not in (None, "all"):
+                nproc = known(str(len((devices.text or "").split(","))))
+            else:
+                nproc = known("1" if LAUNCHERS[self.launcher] is LAUNCHERS["torchrun"] else "auto")
+        counted = {"gpu": known("auto"), "cpu": Word("$(nproc --all)")}
+        return counted.get(nproc.text or "", nproc), nnodes
+
+    def _gpus_of_deepspeed(self) -> None:
+        """``--include localhost:0,1`` chooses GPUs; with other hosts it is ``--include`` here too."""
+        for kind in ("include", "exclude"):
+            word = self.said.pop(kind, None)
+            if word is None:
+                continue
+            host, colon, devices = (word.text or "").partition(":")
+            if kind == "include" and host in _LOCAL and colon and "@" not in devices:
+                self.said["gpus"] = known(devices)
+                self.said.setdefault("nproc", known(str(len(devices.split(",")))))
+            elif "hostfile" in self.said:
+                self.flags += [known(f"--{kind}"), word]
+            else:
+                raise CannotSay(f"`--{kind} {word.source}`", "how many GPUs that leaves depends on the machine")
+        nnodes = self.said.get("nnodes")
+        alone = {"hostfile", "node_rank"} & self.said.keys()
+        if self.launcher == "deepspeed" and nnodes is not None and nnodes.text != "1" and not alone:
+            self.said["hostfile"] = known("/job/hostfile")  # DeepSpeed's default
+
+    def _on_hosts(self, total: Word, nproc: Word | None) -> Word:
+        """Return the processes of each host; MPI and Horovod fill the slots of one host before those of the next."""
+        if "hosts" not in self.said:
+            if nproc is None:
+                self.unknown.append(
+                    Note(f"`-np {total.source}`", "the host file says how many processes each host gets")
+                )
+            return nproc or known("auto")
+        text, count = self.said["hosts"].text, total.number()
+        if text is None:
+            raise CannotSay(f"`{self.said['hosts'].source}`", "the hosts, and how many processes each gets, are in it")
+        hosts = [each.partition(":") for each in text.split(",")]
+        if nproc is None and count is not None:
+            slots = [int(each[2]) if each[2].isdecimal() else 0 for each in hosts]
+            used = (
+                next((n for n in range(1, len(slots) + 1) if sum(slots[:n]) >= count), len(slots))
+                if all(slots)
+                else len(slots)
+            )
+            if (
+                count % used
+                or (all(slots) and len(set(slots[: used - 1])) > 1)
+                or (all(slots) and count // used > slots[0])
+            ):
+                raise CannotSay(f"{count} processes on `{text}`", "every node of torchrun runs the same number")
+            hosts, nproc = hosts[:used], known(str(count // used))
+        if all(each[0] in _LOCAL for each in hosts):
+            self.said.pop("hosts")
+        else:
+            self.said["hosts"] = known(",".join(each[0] for each in hosts))
+        return nproc or known("auto")
+
+    def _rendezvous(self, one: bool) -> list[Word]:
+        """Return the flags that say where nodes meet and which one this is."""
+        self._split_endpoint()
+        found = []
+        why = "on one node ranks meet at localhost, and its node rank is 0"
+        for kind in ("node_rank", "addr"):
+            if kind in self.said and one:
+                self.dropped.append(Note(f"`{FLAGS[kind]} {self.said[kind].source}`", why))
+            elif kind in self.said:
+                found += [known(FLAGS[kind]), self.said[kind]]
+        port = self.said.get("port")
+        if port is not None and port.text == "0":
+            self.dropped.append(Note("port 0", "one node finds a free port by itself"))
+        elif port is not None:
+            found += [known("--master-port"), port]
+        by_ssh = {"hosts", "hostfile"} & self.said.keys()
+        if not one and "node_rank" not in self.said and not by_ssh:
+            why = "Slurm says it in a job; elsewhere add `--node-rank 0` on the node of the address, 1 on the next"
+            self.unknown.append(Note("the rank of each node", why))
+        return found
+
+    def _split_endpoint(self) -> None:
+        """``--rdzv-endpoint HOST:PORT`` says the address and the port; c10d's own port is 29400."""
+        word = self.said.pop("endpoint", None)
+        if word is None:
+            return
+        if word.text is not None:
+            host, colon, port = word.text.rpartition(":") if ":" in word.text else (word.text, "", "29400")
+            address, number = known(host.strip("[]")), known(port or "29400")
+        else:
+            bare = word.source.strip('"')
+            host, colon, port = bare.rpartition(":")
+            if colon and not (host and _PORT.match(port)):
+                raise CannotSay(f"`--rdzv-endpoint {word.source}`", "address and port cannot be told apart in it")
+            address = (Word(f'"{host}"') if "$" in host else known(host)) if colon else Word(word.source)
+            number = Word(port, port if port.isdecimal() else None) if colon else known("29400")
+        if (
+            address.text in _LOCAL
+            and number.text in ("0", "29400")
+            and self.said.get("nnodes", known("1")).value in _ONE
+        ):
+            self.dropped.append(Note(f"`--rdzv-endpoint {word.source}`", "one node finds a free port by itself"))
+            return
+        self.said.setdefault("addr", address)
+        self.said.setdefault("port", number)
+
+    def _target(self, rest: list[Word]) -> list[Word]:
+        """Return what every rank runs, with the option of its local rank where the launcher appended one."""
+        if LAUNCHERS[self.launcher] in (LAUNCHERS["mpirun"], LAUNCHERS["horovodrun"]):
+            self.unknown.append(OF_MPI)
+            return of_ranks(rest, self.unknown)
+        local = self.launcher in ("torch.distributed.launch", "deepspeed") and "use_env" not in self.switches
+        name = "--local_rank" if self.launcher == "deepspeed" else "--local-rank"
+        passed = [known(name + "=${local_rank}")] if local else []
+        args = [*passed, *map(literal, rest[1:])]
+        if "module" in self.switches:
+            return [known("-m"), rest[0], *args]
+        text = rest[0].value
+        if "no_python" in self.switches:
+            return [*([known("env")] if (text or "").endswith(".py") else []), rest[0], *args]
+        if text is None:
+            self.unknown.append(unsure(rest[0]))
+        as_script = text is None or text.endswith(".py")
+        return [*([] if as_script else [known("python"), known("-u")]), rest[0], *args]
+
+
+def _is_truth(text: str) -> bool:
+    return text.lower() in ("true", "false")

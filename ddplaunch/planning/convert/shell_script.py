@@ -1,0 +1,328 @@
+"""Launch lines of a shell script, by a real parser of bash: where they stand, and what each becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ddplaunch.planning.convert.launch_words import Word, find_launcher, known, option_of
+from ddplaunch.planning.convert.launcher_line import ReadConfig, translate
+from ddplaunch.planning.convert.launcher_options import named_in
+from ddplaunch.planning.convert.translation import Note, Translation
+from ddplaunch.values.frozen import dataclass
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser
+
+_SHELLS = ("bash", "sh", "zsh", "dash", "eval", "ssh")
+_SKIPPED = ("heredoc_body", "file_redirect", "heredoc_redirect", "herestring_redirect")
+_QUOTES = "'\"\\`"
+
+
+@dataclass(frozen=True)
+class Site:
+    """A launch in a script: its line from 1, its text, the bytes that change and what stands there then."""
+
+    line: int
+    text: str
+    said: Translation
+    start: int = 0
+    end: int = 0
+    replacement: bytes = b""
+
+
+@dataclass(frozen=True)
+class Definition:
+    """The one value that a script gives to a variable: its words, and the variables that they use."""
+
+    words: tuple[Word, ...]
+    uses: tuple[str, ...]
+    start: int
+    plain: bool
+
+
+@cache
+def _parser() -> Parser:
+    import tree_sitter_bash  # loaded for scripts alone: 50 ms
+    from tree_sitter import Language, Parser
+
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+def sites_of(data: bytes, config: ReadConfig | None = None) -> list[Site]:
+    """Return the launches of a script in the order of their lines.
+
+    One that cannot be converted has no ``replacement``; ``said.unknown`` says why.
+    """
+    found = _Reader(data, config, 0, 1).sites()
+    return sorted(found, key=lambda site: (site.line, site.start))
+
+
+def changed(data: bytes, sites: Sequence[Site]) -> bytes:
+    """Return the script with every launch replaced."""
+    parts, at = [], 0
+    for site in sorted((each for each in sites if each.replacement), key=lambda each: each.start):
+        parts += [data[at : site.start], site.replacement]
+        at = site.end
+    return b"".join([*parts, data[at:]])
+
+
+def _walk(root: Node) -> Iterator[Node]:
+    """Yield all nodes in the order of the text, without recursion: scripts may nest as deep as they like."""
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += reversed(node.children)
+
+
+class _Reader:
+    """Reads one text: a script, or one inside of it, at ``offset`` bytes and from ``line`` on."""
+
+    def __init__(self, data: bytes, config: ReadConfig | None, offset: int, line: int, quote: str = "") -> None:
+        self.data, self.config, self.offset, self.line, self.quote = data, config, offset, line, quote
+        self.root = _parser().parse(data).root_node
+        self.assigned: dict[str, list[Node]] = {}
+        self.commands: list[Node] = []
+        self.others: list[Node] = []
+        for node in _walk(self.root):
+            if node.type == "variable_assignment" and (name := node.child_by_field_name("name")) is not None:
+                self.assigned.setdefault(self.text(name), []).append(node)
+            elif node.type == "command":
+                self.commands.append(node)
+            elif node.type in ("for_statement", "heredoc_body", "ERROR"):
+                self.others.append(node)
+        self.loops = {
+            self.text(name) for node in self.others if (name := node.child_by_field_name("variable")) is not None
+        }
+
+    def text(self, node: Node) -> str:
+        return self.data[node.start_byte : node.end_byte].decode("utf-8", "surrogateescape")
+
+    def sites(self) -> Iterator[Site]:
+        taken: set[int] = set()
+        for nodes in self.assigned.values():
+            for node in nodes:
+                site = self._in_definition(node)
+                if site is not None:
+                    yield site
+                    if site.replacement:
+                        taken.add(node.start_byte)
+        for node in self.commands:
+            yield from self._in_command(node, taken)
+        for node in self.others:
+            if node.type == "heredoc_body":
+                yield from self._inside(node.start_byte, node.end_byte, "")
+            elif node.type == "ERROR" and named_in(self.data[node.start_byte : node.end_byte]):
+                yield from self._not_parsed(node)
+
+    def _not_parsed(self, node: Node) -> Iterator[Site]:
+        for number, line in enumerate(self.data[node.start_byte : node.end_byte].splitlines()):
+            words = line.split()
+            if words and named_in(words[0]):
+                note = Note("the shell's grammar does not take it", "the lines around it are not a complete command")
+                text = line.strip().decode("utf-8", "replace")
+                yield Site(self.line + node.start_point[0] + number, text, Translation("", 0, unknown=(note,)))
+
+    def _in_command(self, node: Node, taken: set[int]) -> Iterator[Site]:
+        children = [child for child in node.children if child.type not in _SKIPPED and child.is_named]
+        words = [self.word(child) for child in children]
+        if not words:
+            return
+        bare = [word for word in words if not self._is_assignment(word)]
+        shells = [i for i, word in enumerate(bare) if word.name in _SHELLS]
+        if shells and (bare[0].name in _SHELLS or find_launcher(bare) is not None):
+            inner = [child for child in children if child.type in ("string", "raw_string")]
+            for child in inner:
+                quote = self.text(child)[0]
+                yield from self._inside(child.start_byte + 1, child.end_byte - 1, quote)
+            if inner or bare[0].name != "eval":
+                return
+        if bare and bare[0].parts and self._defined_at(bare[0]) not in taken:
+            first = words.index(bare[0])
+            words[first : first + 1] = bare[0].parts
+        said = translate(words, self.config)
+        if said is None:
+            return
+        yield self._site(node, words, said)
+
+    def _defined_at(self, word: Word) -> int:
+        nodes = self.assigned.get(_variable(word.source), [])
+        return nodes[0].start_byte if nodes else -1
+
+    def _is_assignment(self, word: Word) -> bool:
+        name, equals, _ = word.source.partition("=")
+        return bool(equals) and name.isidentifier()
+
+    def _inside(self, start: int, end: int, quote: str) -> Iterator[Site]:
+        """Yield the launches of a text within this one."""
+        text = self.data[start:end]
+        if not named_in(text):
+            return
+        line = self.line + self.data.count(b"\n", 0, start)
+        if quote == '"' and b"\\" in text.replace(b"\\\n", b"").replace(b"\\$", b""):
+            note = Note("it stands in a quoted text with backslashes", "what the inner shell gets is not this text")
+            yield Site(line, text.decode("utf-8", "replace").strip(), Translation("", 0, unknown=(note,)))
+            return
+        yield from _Reader(text, self.config, self.offset + start, line, quote or self.quote).sites()
+
+    def _in_definition(self, node: Node) -> Site | None:
+        """``CMD="torchrun …"`` and ``CMD=(torchrun …)``: the definition changes, its uses stay."""
+        value = node.child_by_field_name("value")
+        if value is None or not named_in(self.data[value.start_byte : value.end_byte]):
+            return None
+        words = list(self._words_of(value) or ())
+        place = find_launcher(words)
+        if place is None or words[place.start].span is None:
+            return None
+        added = None
+        if not self._has_target(words):
+            name = _variable_of(node, self)
+            if self._options_follow(name):
+                note = Note("the launcher alone, in a variable", "options follow where the variable is used")
+                return Site(self.line + node.start_point[0], self.text(node), Translation("", 0, unknown=(note,)))
+            added = known("train.py")  # whatever follows the variable
+            words.append(added)
+        said = translate(words, self.config)
+        if said is None:
+            return None
+        if added is not None and said.words:
+            if said.words[-1] is not added or said.words[-2].source != "--":
+                return None
+            said = Translation(said.launcher, said.start, said.words[:-1], said.dropped, said.unknown)
+            words.pop()
+        site = self._site(node, words, said, within=value)
+        quotes = set(site.replacement.decode("utf-8", "replace")) & set(_QUOTES) if value.type != "array" else set()
+        if quotes:
+            note = Note(
+                "it stands in a variable", "the command of ddplaunch needs quotes there, which a variable keeps"
+            )
+            return Site(site.line, site.text, Translation("", 0, unknown=(note,)))
+        return site
+
+    def _has_target(self, words: Sequence[Word]) -> bool:
+        said = translate(words, self.config)
+        return not (said is not None and not said.words and said.unknown[0].what.endswith("without a script"))
+
+    def _options_follow(self, name: str) -> bool:
+        for spelled in (f"${name}", f"${{{name}}}", f"${{{name}[@]}}"):
+            for part in self.data.decode("utf-8", "replace").split(spelled)[1:]:
+                if part.lstrip('" \t\\\n').startswith("-"):
+                    return True
+        return False
+
+    def _site(self, node: Node, words: list[Word], said: Translation, within: Node | None = None) -> Site:
+        line = self.line + (within or node).start_point[0]
+        text = self.text(node).split("\n")[0].rstrip(" \\")
+        if not said.words:
+            return Site(line, text, said)
+        begin = words[said.start].span
+        last = next((word.span for word in reversed(words) if word.span is not None), None)
+        if begin is None:  # the launcher came out of a variable
+            first = next(child for child in node.children if child.type == "command_name")
+            begin = (first.start_byte, first.end_byte)
+        kept = len(said.words)
+        following = len(words)
+        while (
+            kept
+            and following
+            and said.words[kept - 1] is words[following - 1]
+            and words[following - 1].span is not None
+        ):
+            kept, following = kept - 1, following - 1
+        tail = said.words[kept].span if kept < len(said.words) else None
+        end = tail[0] if tail is not None else (last or begin)[1]
+        new = " ".join(word.source for word in said.words[:kept]) + (" " if tail is not None else "")
+        hidden = any(begin[0] <= child.start_byte < end for child in node.children if child.type in _SKIPPED)
+        if hidden or (self.quote and self.quote in new) or (self.quote == '"' and "$((" in new):
+            note = Note("it stands among quotes or redirections", "the command of ddplaunch does not fit in there")
+            return Site(line, text, Translation(said.launcher, 0, unknown=(note,)))
+        place = (self.offset + begin[0], self.offset + end)
+        return Site(line, text, said, *place, new.encode("utf-8", "surrogateescape"))
+
+    def word(self, node: Node) -> Word:
+        """Return a word as it is typed, with what it is as far as the script says."""
+        inner = node.children[0] if node.type == "command_name" and node.children else node
+        source, span = self.text(node), (node.start_byte, node.end_byte)
+        text = self._literal(inner)
+        if text is not None:
+            return Word(source, text, span=span)
+        name = _variable(source)
+        defined = self._definition(name, node.start_byte) if name else None
+        if defined is None:
+            return Word(source, span=span)
+        single = defined.words[0].text if len(defined.words) == 1 and defined.plain else None
+        several = not source.startswith('"') or source.endswith('[@]}"')
+        parts = tuple(Word(each.source, each.text, each.constant, each.parts) for each in defined.words)
+        return Word(source, None, single, parts if several and single is None else (), span)
+
+    def _literal(self, node: Node) -> str | None:
+        """Return the text of a word without variables, None for any other."""
+        kind, source = node.type, self.text(node)
+        if kind in ("word", "number", "variable_assignment") and not set(source) & set("$`'\"*?[~"):
+            return source.replace("\\\n", "").replace("\\", "")
+        if kind == "raw_string":
+            return source[1:-1]
+        if kind == "string" and not set(source[1:-1]) & set("$`\\"):
+            return source[1:-1]
+        if kind == "concatenation":
+            parts = [self._literal(child) for child in node.children]
+            return None if None in parts else "".join(filter(None, parts))
+        return None
+
+    def _definition(self, name: str, use: int) -> Definition | None:
+        """Return the value of a variable that the script sets once, before ``use``, without any condition."""
+        nodes = self.assigned.get(name, [])
+        if len(nodes) != 1 or name in self.loops or nodes[0].start_byte > use:
+            return None
+        node = nodes[0]
+        parent = node.parent
+        if parent is None or parent.type not in ("program", "declaration_command", "list"):
+            return None
+        if parent.type != "program" and (parent.parent is None or parent.parent.type != "program"):
+            return None
+        value = node.child_by_field_name("value")
+        words = self._words_of(value) if value is not None and "+=" not in self.text(node)[: len(name) + 2] else None
+        if words is None or value is None:
+            return None
+        uses = tuple(self.text(each) for each in _walk(value) if each.type == "variable_name")
+        for used in uses:
+            if any(node.start_byte < each.start_byte < use for each in self.assigned.get(used, [])):
+                return None
+        return Definition(tuple(words), uses, node.start_byte, value.type != "array")
+
+    def _words_of(self, value: Node) -> list[Word] | None:
+        """Return the words that a value is split into where it is used without quotes."""
+        if value.type == "array":
+            return [self.word(child) for child in value.children if child.is_named and child.type != "comment"]
+        if value.type not in ("string", "raw_string"):
+            text = self._literal(value)
+            return [Word(self.text(value), text, span=(value.start_byte, value.end_byte))] if text is not None else None
+        source = self.text(value)[1:-1]
+        if set(source.replace("\\\n", "  ")) & set(_QUOTES) or "$(" in source:
+            return None
+        base, found, at = value.start_byte + 1, [], 0
+        data = source.replace("\\\n", "  ").encode("utf-8", "surrogateescape")
+        for piece in data.split():
+            at = data.index(piece, at)
+            text = piece.decode("utf-8", "surrogateescape")
+            dynamic = "$" in text and value.type == "string"
+            span = (base + at, base + at + len(piece))
+            found.append(Word(text, None if dynamic else text, span=span))
+            at += len(piece)
+        return found
+
+
+def _variable_of(node: Node, reader: _Reader) -> str:
+    name = node.child_by_field_name("name")
+    return reader.text(name) if name is not None else ""
+
+
+def _variable(source: str) -> str:
+    """Return the name of the variable that a word is, as in ``"$X"``, ``${X}`` and ``"${X[@]}"``; else nothing."""
+    bare = source.strip('"')
+    if not bare.startswith("$"):
+        return ""
+    name = bare[1:].removeprefix("{").removesuffix("}").removesuffix("[@]").removesuffix("[*]")
+    return name if name.isidentifier() and not option_of(Word(source))[0] else ""

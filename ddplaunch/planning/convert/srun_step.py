@@ -1,0 +1,81 @@
+"""A step of Slurm that starts one task per rank, as one that starts ddplaunch on each node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch.planning.convert.launch_words import LauncherPlace, Word, known, option_of
+from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, of_ranks
+
+_SWITCHES = ("--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--verbose", "-v", "-K", "-O", "-Z")
+_SIZES = {
+    "-N": "--nodes",
+    "-n": "--ntasks",
+    "-c": "--cpus-per-task",
+    **{name: name for name in ("--nodes", "--ntasks", "--ntasks-per-node", "--cpus-per-task", "--gpus-per-task")},
+    "--tasks-per-node": "--ntasks-per-node",
+}
+
+
+def sizes_and_rest(words: Sequence[Word]) -> tuple[dict[str, Word], list[Word], list[Word]]:
+    """Return the sizes that options of srun or sbatch say, the other options, and the words behind the options."""
+    sizes: dict[str, Word] = {}
+    kept: list[Word] = []
+    at = 0
+    while at < len(words) and (name := option_of(words[at])[0]):
+        value, taken = option_of(words[at])[1], 1
+        if value is None and not name.startswith("--") and len(name) > 2:
+            name, value = name[:2], known(name[2:])
+        if value is None and name not in _SWITCHES and "=" not in words[at].source and at + 1 < len(words):
+            value, taken = words[at + 1], 2
+        if name in _SIZES and value is not None:
+            sizes[_SIZES[name]] = value
+        else:
+            kept += words[at : at + taken]
+        at += taken
+    return sizes, kept, list(words[at:])
+
+
+def step_of(words: Sequence[Word], place: LauncherPlace) -> Translation | None:
+    """Return ``srun --ntasks-per-node=1 … ddplaunch run K -- …`` for a step of K tasks a node.
+
+    None where the line does not say that there are several: a step may be anything.
+    """
+    sizes, kept, rest = sizes_and_rest(words[place.options :])
+    try:
+        tasks, nodes = _tasks(sizes)
+        if tasks is None or not rest:
+            return None
+        unknown = [
+            Note("how the script finds its rank", "torchrun sets RANK and LOCAL_RANK; SLURM_PROCID is the node's")
+        ]
+        target = of_ranks(rest, unknown)
+        step = [*kept, *([known(f"--nodes={nodes}")] if nodes else []), known("--ntasks-per-node=1")]
+        step += [known(f"--ntasks={nodes}") if nodes else Word('--ntasks="$SLURM_JOB_NUM_NODES"')]
+        for option, of_node in (("--cpus-per-task", "--cpus-per-task"), ("--gpus-per-task", "--gpus-per-node")):
+            if option in sizes:
+                step.append(known(f"{of_node}={_number(sizes[option], option) * tasks}"))
+    except CannotSay as cannot:
+        return Translation("srun", place.start, unknown=(cannot.note,))
+    said = [words[place.start], *step, known("ddplaunch"), known("run"), known(str(tasks)), known("--"), *target]
+    return Translation("srun", place.start, tuple(said), (), tuple(unknown))
+
+
+def _tasks(sizes: dict[str, Word]) -> tuple[int | None, int | None]:
+    """Return tasks per node and nodes. Raises CannotSay."""
+    nodes = _number(sizes["--nodes"], "--nodes") if "--nodes" in sizes else None
+    if "--ntasks-per-node" in sizes:
+        return _number(sizes["--ntasks-per-node"], "--ntasks-per-node"), nodes
+    if "--ntasks" not in sizes:
+        return None, nodes
+    total = _number(sizes["--ntasks"], "--ntasks")
+    if nodes is None or total % nodes:
+        raise CannotSay(f"`--ntasks={total}`", "how many tasks each node gets is not said")
+    return total // nodes, nodes
+
+
+def _number(word: Word, option: str) -> int:
+    number = word.number()
+    if number is None:
+        raise CannotSay(f"`{option}={word.source}`", "it is no number that the text of the line tells")
+    return number

@@ -1,0 +1,80 @@
+"""What becomes of a launch line: the words in its place, what was dropped and what is unknown; a rank's command."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddplaunch.planning.convert.launch_words import Word, is_python, known
+from ddplaunch.planning.script_numbers.handed_out import as_literal
+from ddplaunch.values.frozen import dataclass
+
+
+@dataclass(frozen=True)
+class Note:
+    """One thing of a line that was left out, or that its text does not tell: ``what`` as it was typed, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of a launch line: the ``words`` in its place, from the word ``start`` on.
+
+    No words where it cannot be said at all; ``unknown`` says why then.
+    """
+
+    launcher: str
+    start: int
+    words: tuple[Word, ...] = ()
+    dropped: tuple[Note, ...] = ()
+    unknown: tuple[Note, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The shell text of the words."""
+        return " ".join(word.source for word in self.words)
+
+
+class CannotSay(Exception):
+    """A line has no equivalent, or its text does not tell which one."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(what)
+        self.note = Note(what, why)
+
+
+def of_ranks(command: Sequence[Word], unknown: list[Note]) -> list[Word]:
+    """Return what stands behind ``--`` for the program of a rank, ``python train.py``."""
+    rest = [literal(word) for word in command]
+    if not rest or not is_python(rest[0]):
+        direct = bool(rest) and (rest[0].text or "").endswith(".py")
+        return [*([known("env")] if direct else []), *rest]
+    behind = rest[1:]
+    while behind and behind[0].text == "-u":  # torchrun's ranks get it
+        del behind[0]
+    if not behind or rest[0].text not in ("python", "python3") or (behind[0].text or "").startswith("-"):
+        return behind if behind and behind[0].text == "-m" and rest[0].text in ("python", "python3") else rest
+    if behind[0].value is None:
+        unknown.append(unsure(behind[0]))
+        return behind
+    return behind if behind[0].value.endswith(".py") else rest
+
+
+#: What the text of a line of MPI does not tell.
+OF_MPI = Note(
+    "how the script finds its rank",
+    "torchrun sets RANK, LOCAL_RANK and WORLD_SIZE, not OMPI_COMM_WORLD_RANK, PMI_RANK or Horovod's",
+)
+
+
+def unsure(word: Word) -> Note:
+    """Return what is not known of a script that stands in a variable."""
+    why = "a script whose name does not end in .py needs `python` in front, behind `--`"
+    return Note(f"what `{word.source}` holds", why)
+
+
+def literal(word: Word) -> Word:
+    """Return an argument so that ddplaunch finds no placeholder in it."""
+    source = as_literal(word.source)
+    return word if source == word.source else Word(source, None if word.text is None else as_literal(word.text))

@@ -1,0 +1,175 @@
+"""A launch over several hosts, decided from what the hosts reported: its size, and the options of each host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from ddplaunch.machine.facts import Facts, NetworkFacts, Route
+from ddplaunch.planning.flag import NodeRange, Processes
+from ddplaunch.planning.options import Options
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, Source, value_of
+
+#: Variables of this shell that the hosts get too. What names this host's devices, paths of its own or its place in a
+#: job stays here; `--env` adds whatever else is needed.
+_PREFIXES = (
+    *("NCCL_", "GLOO_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "UCX_", "UCC_", "FI_", "RCCL_", "NVSHMEM_"),
+    *("CUDA_", "CUBLAS_", "CUDNN_", "HSA_", "OMP_", "MKL_", "KMP_", "HF_", "TRANSFORMERS_", "TOKENIZERS_"),
+    *("WANDB_", "MLFLOW_", "COMET_", "TRITON_", "XLA_", "HYDRA_", "LC_"),
+)
+_NAMES = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONWARNINGS", "LD_LIBRARY_PATH", "LANG", "TERM", "TZ"})
+_NAMED = 16
+_STAY = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_WORKER_IDENTITY"})
+
+
+@dataclass(frozen=True)
+class HostReport:
+    """What one host said of itself. ``name`` is what ssh was given; ``clock_ahead_s`` how far its clock is before this
+    one's, give or take ``clock_unsure_s``. ``script`` is the script's SHA-256, "missing", or None: not looked at.
+    """
+
+    name: str
+    facts: Facts
+    ddplaunch: str
+    plugin: str | None = None
+    cwd: str = ""
+    cwd_problem: str | None = None
+    script_name: str | None = None
+    script: str | None = None
+    machine: str = ""
+    clock_ahead_s: float = 0.0
+    clock_unsure_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where the hosts meet: rank 0's address that all of them reached, and its free port.
+
+    ``local`` is each host's own address on the way there, in the order of the hosts.
+    """
+
+    address: str
+    port: int
+    local: tuple[str, ...] = ()
+
+    def route(self, node: int, network: NetworkFacts) -> Route:
+        """Return how the host with this node rank reaches the meeting."""
+        own = self.local[node]
+        name = next((each.name for each in network.interfaces if own in each.addresses), None)
+        return Route(self.address, name, own, node == 0)
+
+
+def named(names: Sequence[str]) -> str:
+    """Return names in a row; of very many the first ones and the last."""
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _NAMED // 2])} … {names[-1]} ({len(names)} hosts)"
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of this shell that every host gets."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if (name in _NAMES or name.startswith(_PREFIXES)) and name not in _STAY
+    }
+
+
+def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -> Options:
+    """Return the options with the number of nodes and, where the list of hosts says it, of processes on each.
+
+    Raises UsageError where numbers contradict each other or differ from host to host.
+    """
+    processes: Processes = value_of(options.nproc, "auto")
+    if options.nnodes is not None and options.nnodes.value.most != len(names):
+        fewest, most = options.nnodes.value
+        hosts = most if fewest == most else f"{fewest} to {most}"
+        raise usage(
+            f"{hosts} nodes, but {len(names)} hosts: {named(names)}",
+            why="each host gets one node rank; of `--nnodes MIN:MAX`, MAX is the number of hosts",
+            fix=f"`ddplaunch run {len(names)}x{processes} …`, or name {most} hosts",
+            where=str(options.nnodes.source),
+            code="hosts-not-nodes",
+        )
+    given = {name: number for name, number in zip(names, slots, strict=True) if number is not None}
+    if processes == "auto" and given:
+        processes = _common(given, len(names))
+    _fit(0 if processes == "auto" else processes, given, options)
+    source = options.nproc.source if options.nproc else Source("flag", "--hosts")
+    nodes = Resolved(NodeRange(len(names), len(names)), source)
+    return replace(options, nproc=Resolved(processes, source), nnodes=nodes)
+
+
+def _common(given: Mapping[str, int], hosts: int) -> int:
+    numbers = sorted(set(given.values()))
+    if len(numbers) == 1:
+        return numbers[0]
+    shown = ", ".join(f"{name}: {number}" for name, number in given.items())
+    raise usage(
+        f"the hosts have different numbers of slots: {shown}",
+        why="torchrun numbers the ranks of all nodes alike, so each node runs the same number",
+        fix=f"`ddplaunch run {hosts}x{numbers[0]} …`, or leave out the hosts with fewer",
+        where=tuple(given),
+        code="slots-uneven",
+    )
+
+
+def _fit(processes: int, given: Mapping[str, int], options: Options) -> None:
+    small = {name: number for name, number in given.items() if number < processes}
+    if small:
+        fewest = min(small.values())
+        raise usage(
+            f"{processes} processes on each host, but {', '.join(f'{name} has {small[name]}' for name in small)} slots",
+            why="the list of hosts says how many processes each takes",
+            fix=f"`ddplaunch run {fewest} …`, or correct the list",
+            where=str(options.nproc.source) if options.nproc else tuple(small),
+            code="slots-exceeded",
+        )
+
+
+def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tuple[int, ...] | None) -> Options:
+    """Return the options of the host with this node rank. What was typed in one place becomes that host's own."""
+    source = Source("flag", "--hosts")
+    detected, asked = Source("detected", "all hosts reach it"), options.master_addr
+    return replace(
+        options,
+        node_rank=Resolved(node, source),
+        master_addr=Resolved(meeting.address, asked.source if asked else detected),
+        master_port=Resolved(meeting.port, options.master_port.source if options.master_port else detected),
+        run_id=Resolved(run_id, options.run_id.source if options.run_id else source),
+        gpus=options.gpus if devices is None else Resolved(",".join(map(str, devices)), source),
+    )
+
+
+def options_json(options: Options) -> dict[str, Any]:
+    """Return the options as JSON values, sources included."""
+    found: dict[str, Any] = {}
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if isinstance(value, tuple):
+            found[field.name] = [_resolved_json(item) for item in value]
+        elif value is not None:
+            found[field.name] = _resolved_json(value)
+    return found
+
+
+def options_from_json(data: Mapping[str, Any]) -> Options:
+    """Return the options that ``data`` was made of. Raises KeyError and TypeError for anything else."""
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        values[name] = tuple(map(_resolved, value)) if isinstance(value, list) else _resolved(value)
+    if "nnodes" in values:
+        values["nnodes"] = replace(values["nnodes"], value=NodeRange(*values["nnodes"].value))
+    return Options(**values)
+
+
+def _resolved_json(item: Resolved[Any]) -> dict[str, Any]:
+    return {"value": item.value, "kind": item.source.kind, "detail": item.source.detail}
+
+
+def _resolved(data: Mapping[str, Any]) -> Resolved[Any]:
+    value = data["value"]
+    return Resolved(tuple(value) if isinstance(value, list) else value, Source(data["kind"], data["detail"]))

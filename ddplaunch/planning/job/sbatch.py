@@ -1,0 +1,189 @@
+"""A submission in Slurm's options: those of the job for sbatch, those of the step in it for srun.
+
+https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ddplaunch.planning.flag import shell_words
+from ddplaunch.planning.inside.slurm import Slurm
+from ddplaunch.planning.job.submission import Submission
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.words import count
+
+#: One task that fails ends the step at once; one that ends well gives the others a minute.
+STEP = ("srun", "--kill-on-bad-exit=1", "--wait=60")
+#: In the directory where the job starts, which is sbatch's default too.
+LOG, LOG_OF_ARRAY = "--output=slurm-%j.out", "--output=slurm-%A_%a.out"
+_ARRAY = re.compile(r"--array(?:=|\Z)|-a")
+#: Options that the job has already, and what of ``submit`` decides them.
+_OURS = {
+    **{flag: flag for flag in ("--nodes", "--gpus-per-node", "--cpus-per-task", "--time", "--partition", "--account")},
+    **{flag: flag for flag in ("--qos", "--mem", "--constraint", "--requeue", "--wait")},
+    **{"--ntasks-per-node": "NPROC", "--ntasks": "NPROC", "--signal": "--grace"},
+}
+_SHORT = {
+    **{"-N": "--nodes", "-c": "--cpus-per-task", "-t": "--time", "-p": "--partition", "-A": "--account", "-q": "--qos"},
+    **{"-C": "--constraint", "-n": "--ntasks", "-W": "--wait"},
+}
+
+
+@dataclass(frozen=True)
+class BatchScript:
+    """What stands in a batch script. ``directives`` are options of sbatch, ``setup`` lines of the user, as typed.
+
+    ``step`` is the srun line in front of ``command``. ``requeue_after_s`` is the second of the job from
+    which on a failure means that its time was over; None: a failure is never put down to the time.
+    """
+
+    about: str
+    directives: tuple[str, ...]
+    setup: tuple[str, ...]
+    step: tuple[str, ...]
+    command: tuple[str, ...]
+    requeue_after_s: int | None = None
+
+    @property
+    def log(self) -> str:
+        """The file name that the job's log gets unless ``--sbatch-arg`` names another, with Slurm's patterns in it."""
+        return (LOG_OF_ARRAY if self.array else LOG).partition("=")[2]
+
+    @property
+    def array(self) -> bool:
+        """Whether it becomes several jobs, one for each index."""
+        return any(_ARRAY.match(directive) for directive in self.directives)
+
+
+def decide_batch(submission: Submission, asked: Mapping[str, Any], command: tuple[str, ...]) -> BatchScript:
+    """Return the batch script; ``asked`` are the options of ``submit`` by name, ``command`` is ddplaunch with its own.
+
+    The log is named relative to the working directory, so that no path of the user's, which may hold anything, has to
+    pass Slurm's own reading of ``#SBATCH`` lines. Raises UsageError for values that cannot stand in such a line.
+    """
+    extra = [word for value in asked.get("sbatch_arg") or () for word in _extra(value)]
+    array = next((word for word in extra if _ARRAY.match(word)), None)
+    if array is not None and asked.get("wait"):
+        raise usage(
+            f"`--wait` with `--sbatch-arg {array}`",
+            why="it follows the log of one job, and an array is many",
+            fix="leave `--wait` out: `squeue -j JOB` shows all of them",
+            where="flag: --wait",
+        )
+    named = [(name, asked.get(name)) for name in ("partition", "account", "qos", "constraint")]
+    directives = [
+        f"--job-name={submission.name}",
+        f"--nodes={submission.nodes}",
+        "--ntasks-per-node=1",
+        *_given("--gpus-per-node", submission.gpus_per_node),
+        *_given("--cpus-per-task", submission.cpus_per_task),
+        *_given("--mem", submission.memory),
+        *_given("--time", submission.time),
+        *(word for name, value in named for word in _given(f"--{name}", value)),
+        LOG if array is None else LOG_OF_ARRAY,
+        *(["--requeue", "--open-mode=append"] if submission.requeue else ["--no-requeue"]),
+        *([f"--signal=TERM@{submission.grace_s}"] if submission.grace_s is not None else []),
+        *extra,
+    ]
+    for directive in directives:
+        _refuse_unwritable(directive)
+    cpus = _given("--cpus-per-task", submission.cpus_per_task)  # srun does not inherit it since 22.05
+    return BatchScript(
+        about=_about(submission),
+        directives=tuple(directives),
+        setup=tuple(asked.get("setup") or ()),
+        step=(*STEP, "--ntasks-per-node=1", *cpus),
+        command=command,
+        requeue_after_s=_requeue_after(submission),
+    )
+
+
+def log_beside(cwd: str, batch: BatchScript, stamp: str) -> tuple[str, str] | None:
+    """Return sbatch's ``--output`` and the file it means, for a directory whose name Slurm would misread; else None.
+
+    Slurm takes ``%`` and backslashes in the working directory for its own patterns, and the job fails without a log.
+    ``%%`` is a percent sign; a doubled backslash is one, but turns all patterns off, the job's id in the name too, so
+    ``stamp`` stands there (https://slurm.schedmd.com/sbatch.html, "filename pattern"; tried with 22.05).
+    """
+    if "%" not in cwd and "\\" not in cwd:
+        return None
+    outputs = {directive for directive in batch.directives if directive.startswith(("--output", "-o"))}
+    if outputs - {LOG, LOG_OF_ARRAY}:
+        return None
+    if "\\" in cwd:
+        name = f"/slurm-{stamp}.out"
+        return f"--output={cwd}{name}".replace("\\", "\\\\"), cwd + name
+    return f"--output={cwd.replace('%', '%%')}/{batch.log}", f"{cwd}/{batch.log}"
+
+
+def step_argv(slurm: Slurm, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the srun command that starts one task on each node of the allocation that this process is in.
+
+    What the job asked for per task is for all tasks of a node together then; a task per GPU that was asked for stays.
+    ``--overlap`` because the shell of ``salloc`` or ``srun --pty`` may be a step that holds the nodes' CPUs.
+    """
+    if environ.get("SLURM_GPUS_PER_TASK") or "gpu" in environ.get("SLURM_TRES_PER_TASK", ""):
+        return (*STEP, "--export=ALL", "--overlap")
+    cpus = environ.get("SLURM_CPUS_PER_TASK", "")
+    tasks = environ.get("SLURM_NTASKS_PER_NODE", "1")
+    counted = cpus.isdigit() and tasks.isdigit()
+    return (
+        *(*STEP, f"--nodes={slurm.nodes}", f"--ntasks={slurm.nodes}", "--ntasks-per-node=1"),
+        *([f"--cpus-per-task={int(cpus) * int(tasks)}"] if counted else []),
+        *("--export=ALL", "--overlap"),
+    )
+
+
+def _about(submission: Submission) -> str:
+    nodes, gpus = submission.nodes, submission.gpus_per_node
+    each = "" if gpus is None else f" with {count(gpus, 'GPU')}{' each' if nodes > 1 else ''}"
+    return f"{submission.script} on {count(nodes, 'node')}{each}"
+
+
+def _requeue_after(submission: Submission) -> int | None:
+    """Slurm's own requeueing is for preemption and lost nodes. The signal may come 60 s early, hence the margin."""
+    if not submission.requeue or submission.time_s is None or submission.grace_s is None:
+        return None
+    return max(0, submission.time_s - submission.grace_s - 65)
+
+
+def _given(option: str, value: object) -> list[str]:
+    return [] if value is None else [f"{option}={value}"]
+
+
+def _extra(text: str) -> list[str]:
+    """Return the words of one ``--sbatch-arg``, an option and its value joined by ``=``."""
+    words = shell_words("--sbatch-arg", text, "--exclude=node7", "flag: --sbatch-arg")
+    if not words or not words[0].startswith("-") or len(words) > 2 or (len(words) == 2 and "=" in words[0]):
+        raise usage(
+            f"`--sbatch-arg {text}` is not one option of sbatch",
+            why="it becomes one `#SBATCH` line; repeat it for more",
+            fix="`--sbatch-arg --exclude=node7 --sbatch-arg --exclusive`",
+            where="flag: --sbatch-arg",
+        )
+    name = words[0].partition("=")[0] if words[0].startswith("--") else words[0][:2]
+    if ours := _OURS.get(_SHORT.get(name, name)):
+        raise usage(
+            f"`--sbatch-arg {text}` contradicts the job",
+            why=f"ddplaunch writes `{name}` itself, from {ours}",
+            fix=f"say it by {ours} instead",
+            where="flag: --sbatch-arg",
+        )
+    if len(words) == 1:
+        return words
+    return [f"{words[0]}={words[1]}"] if words[0].startswith("--") else [words[0] + words[1]]
+
+
+def _refuse_unwritable(directive: str) -> None:
+    if directive.isprintable() and not any(0xD800 <= ord(char) <= 0xDFFF for char in directive):
+        return
+    option = directive.partition("=")[0]
+    raise usage(
+        f"the value of `{option}` holds a character that cannot stand in a batch script",
+        why="a `#SBATCH` line ends at the end of the line, and Slurm reads it byte by byte",
+        fix=f"`{option}` without newlines and control characters",
+    )

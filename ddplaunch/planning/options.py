@@ -1,0 +1,389 @@
+"""Everything a user can say about a launch: one typed field per flag, with its help and its reader.
+
+The command line, profiles, ``submit`` and the launch on other hosts take their flags from the fields of ``Options``: a
+new flag is one new field. Flags and profile are merged as they were typed (``Said``); ``parse_options`` reads the
+result once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields
+from typing import Any, Literal, TypeAlias
+
+from ddplaunch.planning.flag import (
+    NCCL_LEVELS,
+    DeviceWord,
+    Flag,
+    Kind,
+    NodeRange,
+    NprocWord,
+    Processes,
+    Ranks,
+    Reader,
+    of_the_script,
+    read_address,
+    read_assignment,
+    read_count,
+    read_device,
+    read_duration,
+    read_limit,
+    read_memory,
+    read_modules,
+    read_name,
+    read_nccl_level,
+    read_nodes,
+    read_nproc,
+    read_on_hang,
+    read_placement,
+    read_ranks,
+    read_rate,
+    read_size,
+    read_start,
+)
+from ddplaunch.planning.relaunch import RelaunchPolicy
+from ddplaunch.scaling.numbers import LrScaling, rate_key
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, value_of
+
+#: What was typed, by name of the flag: a ``Resolved``, or a tuple of them for a flag that may be repeated.
+Said: TypeAlias = Mapping[str, Any]
+
+#: The groups of `--help`; the first word of each, in small letters, is what `--help GROUP` takes.
+SIZE, NUMBERS, NETWORK = "Size and devices", "Numbers", "Network"
+ENVIRONMENT, CHECKING, SHOWING = "Environment and torchrun", "Checks, data and records", "Console and capture"
+
+
+def _flag(panel: str, text: str, metavar: str = "", read: Reader | None = None, example: str = "", **more: Any) -> Any:
+    """Return a field for a flag. ``kind`` is "text" unless given; ``name`` is the flag's where the field's differs.
+
+    ``more`` may also hold the flag's ``offers``.
+    """
+    kind: Kind = more.pop("kind", "text")
+    flag = Flag(more.pop("name", ""), kind, panel, text, metavar, example=example, read=read, **more)
+    return field(default=() if kind == "many" else None, metadata={"flag": flag})
+
+
+def _integer(panel: str, text: str, read: Reader | None = None, example: str = "", metavar: str = "N") -> Any:
+    return _flag(panel, text, metavar, read, example, kind="integer")
+
+
+def _number(panel: str, text: str, example: str = "") -> Any:
+    return _flag(panel, text, "X", None, example, kind="number")
+
+
+def _rates(text: str) -> Any:
+    return _flag(NUMBERS, text, "X", read_rate, "1e-4", kind="rates")
+
+
+def _switch(panel: str, text: str, kind: Kind = "pair") -> Any:
+    return _flag(panel, text, kind=kind)
+
+
+def _many(panel: str, text: str, metavar: str, read: Reader | None = None, example: str = "", **more: Any) -> Any:
+    return _flag(panel, text, metavar, read, example, kind="many", **more)
+
+
+def _duration(panel: str, name: str, text: str, read: Reader = read_duration, example: str = "") -> Any:
+    return _flag(panel, text, "TIME", read, example, name=name)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was said about a launch, each value with its source; None is "not said". The order is that of ``--help``.
+
+    ``nnodes`` is also what ``NxM`` says; ``nproc`` is M then.
+    """
+
+    nproc: Resolved[Processes] | None = _flag(
+        "",
+        "Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).",
+        "NPROC",
+        read_nproc,
+        kind="argument",
+        offers=("auto", "1", "2", "4", "8"),
+    )
+    gpus: Resolved[str] | None = _flag(
+        SIZE, "0,1,3 (as nvidia-smi counts), UUIDs, or free:4 to reserve 4 idle ones.", "LIST", offers="gpus"
+    )
+    device: Resolved[DeviceWord] | None = _flag(SIZE, "auto, cuda or cpu.", "KIND", read_device)
+    nnodes: Resolved[NodeRange] | None = _flag(SIZE, "Nodes, or MIN:MAX.", "N", read_nodes)
+    placement: Resolved[Literal["auto", "none", "node", "cores"]] | None = _flag(
+        SIZE,
+        "On which CPUs ranks run: node (their GPU's NUMA node), cores (their own), none or auto [auto].",
+        "HOW",
+        read_placement,
+    )
+    memory_bytes: Resolved[int] | None = _flag(
+        SIZE,
+        "Most memory for each rank on the CPU; what it asks for beyond is refused: 4GiB.",
+        "SIZE",
+        read_memory,
+        "4GiB",
+        name="memory",
+    )
+    batch_size: Resolved[int] | None = _integer(NUMBERS, "Samples per process and forward pass.")
+    accum: Resolved[int] | None = _integer(
+        NUMBERS, "Gradient accumulation: forward passes per optimizer step.", example="4"
+    )
+    global_batch_size: Resolved[int] | None = _integer(
+        NUMBERS, "Samples per optimizer step over all processes.", example="64"
+    )
+    base_lr: Resolved[float] | None = _rates("Learning rate to scale from; of several, NAME=X each.")
+    base_batch_size: Resolved[int] | None = _integer(
+        NUMBERS, "Effective batch size at which --base-lr was tuned [that of one process]."
+    )
+    lr: Resolved[float] | None = _rates("Final learning rate, never scaled; of several, NAME=X each.")
+    lr_scaling: Resolved[LrScaling] | None = _flag(
+        NUMBERS, "linear, sqrt or none [linear].", "RULE", offers=("linear", "sqrt", "none")
+    )
+    lr_max_factor: Resolved[float] | None = _number(NUMBERS, "Largest factor that scaling may apply.", "4")
+    base_warmup: Resolved[int] | None = _integer(NUMBERS, "Warmup steps, scaled like --base-lr.", example="500")
+    warmup: Resolved[int] | None = _integer(NUMBERS, "Final warmup steps, never scaled.", example="500")
+    dataset_size: Resolved[int] | None = _integer(
+        NUMBERS, "Samples in the training set: gives steps per epoch.", example="50000"
+    )
+    forward: Resolved[bool] | None = _switch(NUMBERS, "Fill in the options that the script declares [yes].")
+    batch_option: Resolved[str] | None = _flag(
+        NUMBERS,
+        "The script's option for the batch, and whose: batch-size:total (rank, node, total, step); or none.",
+        "NAME",
+        of_the_script("rank", "node", "total", "step"),
+        "batch-size:total",
+    )
+    accum_option: Resolved[str] | None = _flag(
+        NUMBERS, "The script's option for the accumulation, or none.", "NAME", of_the_script(), "grad-accum"
+    )
+    lr_option: Resolved[str] | None = _flag(
+        NUMBERS,
+        "The script's option for the learning rate: lr:final, or lr:base if the script scales it; or none.",
+        "NAME",
+        of_the_script("final", "base"),
+        "lr:final",
+    )
+    warmup_option: Resolved[str] | None = _flag(
+        NUMBERS,
+        "The script's option for the warmup: warmup:steps (steps, epochs, ratio); or none.",
+        "NAME",
+        of_the_script("steps", "epochs", "ratio"),
+        "warmup:steps",
+    )
+    data: tuple[Resolved[str], ...] = _many(
+        CHECKING, "A file or directory that must be readable (repeatable).", "PATH", read_name, "/data/train"
+    )
+    output: tuple[Resolved[str], ...] = _many(
+        CHECKING, "A file or directory that must be writable (repeatable).", "PATH", read_name, "out"
+    )
+    workers: Resolved[int] | None = _integer(
+        CHECKING, "DataLoader workers per process, for the checks.", read_count, "4"
+    )
+    node_rank: Resolved[int] | None = _integer(NETWORK, "This node's rank, from 0.", read_count, "0", "K")
+    master_addr: Resolved[str] | None = _flag(
+        NETWORK, "Address of the node with rank 0.", "ADDR", read_address, "10.0.0.5"
+    )
+    master_port: Resolved[int] | None = _integer(
+        NETWORK, "Port of the rendezvous [a free one on one node].", None, "29500", "PORT"
+    )
+    socket_ifname: Resolved[str] | None = _flag(
+        NETWORK, "Network interface for NCCL and gloo.", "NAME", read_name, "eth0", offers="interfaces"
+    )
+    nccl_debug: Resolved[str] | None = _flag(
+        NETWORK, "NCCL_DEBUG: WARN, INFO, TRACE [WARN].", "LEVEL", read_nccl_level, "INFO", offers=NCCL_LEVELS
+    )
+    nccl_ib: Resolved[bool] | None = _switch(NETWORK, "Use InfiniBand or not [if a port is up].")
+    env: tuple[Resolved[tuple[str, str]], ...] = _many(
+        ENVIRONMENT, "Set a variable for the ranks (repeatable).", "K=V", read_assignment
+    )
+    env_file: tuple[Resolved[str], ...] = _many(
+        ENVIRONMENT, "Set the variables of a file of K=V lines.", "FILE", read_name, "train.env"
+    )
+    max_restarts: Resolved[int] | None = _integer(
+        ENVIRONMENT, "Restarts of the ranks after a failure [0].", read_count, "3"
+    )
+    relaunch: Resolved[int] | None = _integer(
+        ENVIRONMENT, "Start a failed run again if it made progress, up to N times [0].", read_count, "3"
+    )
+    relaunch_after_s: Resolved[float] | None = _duration(
+        ENVIRONMENT,
+        "relaunch_after",
+        "Relaunch only if the run lasted this long, or --output has a newer checkpoint [60].",
+    )
+    relaunch_wait_s: Resolved[float] | None = _duration(
+        ENVIRONMENT, "relaunch_wait", "Pause before the first relaunch; doubles each time [10]."
+    )
+    grace_s: Resolved[float] | None = _flag(
+        ENVIRONMENT,
+        "Seconds that ranks get to save when they are told to end [30].",
+        "SECONDS",
+        read_count,
+        "60",
+        kind="number",
+        name="grace",
+    )
+    timeout_s: Resolved[float] | None = _duration(
+        ENVIRONMENT, "timeout", "End the run after this time: 90s, 10m, 2h; exit status 124.", read_limit, "10m"
+    )
+    start: Resolved[Literal["cold", "warm"]] | None = _flag(
+        ENVIRONMENT,
+        "cold, warm (fork the ranks from a process that has torch) or auto [auto: cold].",
+        "HOW",
+        read_start,
+        offers=("cold", "warm", "auto"),
+    )
+    preload: Resolved[tuple[str, ...]] | None = _flag(
+        ENVIRONMENT,
+        "With --start warm: modules to import before the ranks fork.",
+        "NAMES",
+        read_modules,
+        "torchvision,transformers",
+    )
+    torchrun_arg: tuple[Resolved[str], ...] = _many(
+        ENVIRONMENT, "Any other option of the installed torchrun.", "ARG", read_name, "--monitor-interval=1"
+    )
+    ignore: tuple[Resolved[str], ...] = _many(CHECKING, "Skip this check (repeatable).", "CODE", offers="checks")
+    checks: Resolved[bool] | None = _switch(CHECKING, "Check before launching [yes].")
+    run_id: Resolved[str] | None = _flag(CHECKING, "Name of the run [time and a random part].", "ID")
+    run_dir: Resolved[str] | None = _flag(CHECKING, "Where records go [.ddplaunch].", "DIR", read_name, "runs")
+    show: Resolved[Ranks] | None = _flag(
+        SHOWING, "Ranks whose output is shown: 0, 0,3 or all [0].", "RANKS", read_ranks, "0,3", offers=("0", "all")
+    )
+    verbose: Resolved[bool] | None = _switch(
+        SHOWING, "Show torchrun's own messages too; in doctor, why checks were skipped.", "switch"
+    )
+    quiet: Resolved[bool] | None = _switch(
+        SHOWING, "Say only what is wrong; --no-quiet: the whole panel also without a terminal [DDPLAUNCH_QUIET]."
+    )
+    capture: Resolved[bool] | None = _switch(SHOWING, "Record every rank's output, and explain a failure [yes].")
+    log_max_bytes: Resolved[int] | None = _flag(
+        SHOWING,
+        "Most to keep of one rank's output, its beginning and its end: 512M, 4G, none [4G].",
+        "SIZE",
+        read_size,
+        "4G",
+        name="log_max_size",
+    )
+    hang_timeout_s: Resolved[float] | None = _duration(
+        SHOWING,
+        "hang_timeout",
+        "If no rank moves for this long, name the one that the others wait for: 10m.",
+        read_limit,
+        "10m",
+    )
+    on_hang: Resolved[Literal["report", "stop"]] | None = _flag(
+        SHOWING, "report, or stop: end the run, exit status 124 [report].", "WHAT", read_on_hang
+    )
+    stacks: Resolved[bool] | None = _switch(
+        SHOWING, "Make `ddplaunch stacks` work without py-spy [on if a time-out is set]."
+    )
+    observe: Resolved[bool] | None = _switch(
+        SHOWING, "Compare the first optimizer steps with the plan, from inside the ranks [yes]."
+    )
+    phases: Resolved[bool] | None = _switch(
+        SHOWING, "Measure where each step's time goes: data, forward, backward, communication, optimizer.", "switch"
+    )
+    trace: Resolved[str] | None = _flag(
+        SHOWING, "Write how long each phase of the launch took: FILE.svg or FILE.json.", "FILE"
+    )
+    record_metrics: Resolved[bool] | None = _switch(
+        SHOWING, "Record what ranks and GPUs use, for `top --replay` and `top --plot`.", "switch"
+    )
+
+    #: Those of several learning rates that have a name: what ``--base-lr`` and ``--lr`` say beside a plain number.
+    named_base_lr: tuple[Resolved[tuple[str, float]], ...] = ()
+    named_lr: tuple[Resolved[tuple[str, float]], ...] = ()
+
+    @property
+    def relaunch_policy(self) -> RelaunchPolicy | None:
+        """What `--relaunch` asks for, None without it."""
+        times = value_of(self.relaunch, 0)
+        after_s = value_of(self.relaunch_after_s, RelaunchPolicy.after_s)
+        return RelaunchPolicy(times, after_s, value_of(self.relaunch_wait_s, RelaunchPolicy.wait_s)) if times else None
+
+
+def flags_of_options() -> dict[str, Flag]:
+    """Return every flag by the name of its field, in the order of ``--help``."""
+    found: dict[str, Flag] = {each.name: each.metadata["flag"] for each in fields(Options) if each.metadata}
+    return {name: flag._replace(name=flag.name or name) for name, flag in found.items()}
+
+
+def parse_options(said: Said) -> Options:
+    """Return what the merged flags and profile mean. Raises UsageError for the first value that no launch can have."""
+    values: dict[str, Any] = {}
+    for name, flag in flags_of_options().items():
+        item = said.get(flag.name)
+        if item is not None:
+            several = flag.kind in ("many", "rates")
+            values[name] = tuple(map(flag.parsed, item)) if several else flag.parsed(item)
+    _separate_rates(values)
+    _separate_nodes(values, said)
+    _refuse_lonely(said)
+    return Options(**values)
+
+
+def _separate_rates(values: dict[str, Any]) -> None:
+    """Put learning rates with names into the fields for them; of two for one name that of the flag over the profile's.
+
+    Raises UsageError where one place says two.
+    """
+    for field_name in ("base_lr", "lr"):
+        found: dict[str, Resolved[tuple[str, float]]] = {}
+        for item in values.pop(field_name, ()):
+            name = rate_key(item.value[0])
+            if name in found and found[name].source == item.source:
+                raise _two_rates("--" + field_name.replace("_", "-"), found[name], item)
+            found[name] = item
+        if plain := found.pop("", None):
+            values[field_name] = Resolved(plain.value[1], plain.source)
+        values[f"named_{field_name}"] = tuple(found.values())
+
+
+def _two_rates(flag: str, one: Resolved[tuple[str, float]], other: Resolved[tuple[str, float]]) -> UsageError:
+    first, second = (f"{flag} {each.value[0]}{'=' if each.value[0] else ''}{each.value[1]:g}" for each in (one, other))
+    names = "" if one.value[0] else f", or give each a name: `{flag} phase1={one.value[1]:g}`"
+    return usage(
+        f"`{first}` and `{second}` set one learning rate",
+        why="it may be repeated for another learning rate, with another name",
+        fix=f"keep one of them, as in `{second}`{names}",
+        where=str(other.source),
+    )
+
+
+def _separate_nodes(values: dict[str, Any], said: Said) -> None:
+    """Put the nodes of ``NxM`` into ``nnodes``. Raises UsageError where ``--nnodes`` says another number."""
+    nproc: Resolved[NprocWord] | None = values.get("nproc")
+    if nproc is None:
+        return
+    nodes, processes = nproc.value
+    values["nproc"] = Resolved(processes, nproc.source)
+    if nodes is None:
+        return
+    nnodes: Resolved[NodeRange] = values.setdefault("nnodes", Resolved(NodeRange(nodes, nodes), nproc.source))
+    if nnodes.value.most != nodes:
+        raise usage(
+            f"`{said['nproc'].value}` says {nodes} nodes, `--nnodes` says {nnodes.value.most}",
+            why="both set the number of nodes",
+            fix=f"`ddplaunch run {nodes}x{processes} …` without `--nnodes`",
+        )
+
+
+_OF_RELAUNCHES = "it says when a failed run is launched again, and that was not asked for"
+#: Flags that mean nothing without another one, with that one as it might be given, and why.
+_LONELY = {
+    "on_hang": ("--hang-timeout 10m", "it says what happens when no rank moves, and that is not watched"),
+    "relaunch_after": ("--relaunch 3", _OF_RELAUNCHES),
+    "relaunch_wait": ("--relaunch 3", _OF_RELAUNCHES),
+}
+
+
+def _refuse_lonely(said: Said) -> None:
+    """Raise UsageError for a flag that means nothing without another one."""
+    for name, (other, why) in _LONELY.items():
+        flag, needed = "--" + name.replace("_", "-"), other.partition(" ")[0]
+        if name in said and needed[2:].replace("-", "_") not in said:
+            raise usage(
+                f"`{flag}` without `{needed}`",
+                why=why,
+                fix=f"`{other} {flag} {said[name].value}`",
+                where=str(said[name].source),
+            )

@@ -1,0 +1,145 @@
+"""The environment variables of the ranks, each with its reason; those that the user set stay as they are.
+
+Each function names the variables of one subject; ``with_the_users`` lets the user's own win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ddplaunch.machine.facts import NetworkFacts, NvmlFacts
+from ddplaunch.planning.flag import DeviceWord
+from ddplaunch.planning.launch import Device, Placement, Variable
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
+from ddplaunch.values.variable_names import SETTINGS
+
+_DETECTED = Source("detected")
+OF_THIS_LAUNCH = "the GPUs of this launch"
+
+
+def with_the_users(
+    wanted: Sequence[Variable], environ: Mapping[str, str], pairs: Sequence[tuple[str, str, Source]]
+) -> tuple[Variable, ...]:
+    """Return every variable of the launch: ours first, then those of ``pairs`` (--env and --env-file) alone.
+
+    A variable that the user set, in the environment or by ``--env``, is kept and shown as theirs. An explicit flag
+    (``--nccl-debug`` …) outranks the environment, ``--env`` outranks both; ``--gpus`` has chosen within what they
+    show. The plug-in's settings of an outer launch are removed unless this launch sets its own.
+    """
+    mine = {name: Variable(name, value, source, "yours") for name, value, source in pairs}
+    result = []
+    for variable in wanted:
+        theirs = mine.pop(variable.name, None)
+        if variable.reason == OF_THIS_LAUNCH:
+            theirs = None
+        if theirs is None and variable.name in environ and variable.source.kind in ("detected", "default"):
+            theirs = Variable(variable.name, environ[variable.name], Source("environment"), "yours, left alone")
+        result.append(theirs or variable)
+    result += mine.values()
+    return (*result, *_removed(environ, {item.name for item in result}))
+
+
+def _removed(environ: Mapping[str, str], decided: set[str]) -> list[Variable]:
+    """Remove stale ``PET_*``, which torchrun reads as options; on Kubernetes an operator sets them on purpose."""
+    outer = []
+    if SETTINGS in environ and SETTINGS not in decided:
+        outer.append(Variable(SETTINGS, None, DEFAULT, "it belongs to another launch"))
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return outer
+    names = sorted(name for name in environ if name.startswith("PET_") and name not in decided)
+    reason = "torchrun would read it as an option that is not in this plan"
+    return [*outer, *(Variable(name, None, DEFAULT, reason) for name in names)]
+
+
+def of_every_rank(placement: Placement) -> list[Variable]:
+    """Return what all ranks get; the threads with which they compute follow from their ``placement``."""
+    stacks = Variable("PYTHONFAULTHANDLER", "1", DEFAULT, "a rank that dies of a signal prints its Python stack")
+    if not placement.threads:
+        return [stacks]
+    return [stacks, Variable("OMP_NUM_THREADS", str(placement.threads), _DETECTED, placement.reason)]
+
+
+def hidden_gpus(nvml: NvmlFacts | Unavailable, asked: Resolved[DeviceWord] | None) -> list[Variable]:
+    """Return what keeps ranks on the CPU, ``asked`` for by ``--device`` or not, off the GPUs of this machine."""
+    if isinstance(nvml, Unavailable) or not nvml.gpus:
+        return []
+    source = asked.source if asked else _DETECTED
+    return [Variable("CUDA_VISIBLE_DEVICES", "", source, "hides the GPUs: this launch runs on the CPU")]
+
+
+def shown_gpus(gpus: tuple[str, ...] | None, asked: Resolved[str] | None) -> list[Variable]:
+    """Return which GPUs the ranks see and how they count: ``gpus`` are the entries, None where nobody chose."""
+    order = Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", DEFAULT, "GPU numbers mean what `nvidia-smi` shows")
+    if gpus is None:
+        return [order]
+    source = asked.source if asked else _DETECTED
+    return [Variable("CUDA_VISIBLE_DEVICES", ",".join(gpus), source, OF_THIS_LAUNCH), order]
+
+
+def nccl(
+    level: Resolved[str] | None, infiniband: Resolved[bool] | None, network: NetworkFacts | Unavailable
+) -> list[Variable]:
+    """Return how much NCCL prints, and that it uses no InfiniBand where none was asked for or none is up."""
+    if level:
+        debug = Variable("NCCL_DEBUG", level.value, level.source, "asked for")
+    else:
+        debug = Variable("NCCL_DEBUG", "WARN", DEFAULT, "NCCL prints its errors, and nothing else")
+    if infiniband is not None:
+        return [debug, Variable("NCCL_IB_DISABLE", "0" if infiniband.value else "1", infiniband.source, "asked for")]
+    if isinstance(network, Unavailable) or any(port.state == "ACTIVE" for port in network.infiniband):
+        return [debug]
+    reason = "no InfiniBand port is up" if network.infiniband else "this machine has no InfiniBand device"
+    return [debug, Variable("NCCL_IB_DISABLE", "1", _DETECTED, reason)]
+
+
+def flight_recorder(record: str) -> list[Variable]:
+    """Return what makes NCCL write its last collectives into ``record``, the run's directory, at a timeout."""
+    dump = f"{record}/flight-recorder-rank-"
+    reason = "records which ranks were missing at a collective timeout"
+    values = {
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": dump,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": dump,
+    }
+    return [Variable(name, value, DEFAULT, reason) for name, value in values.items()]
+
+
+def interfaces(
+    asked: Resolved[str] | None, nnodes: int, network: NetworkFacts | Unavailable, device: Device
+) -> list[Variable]:
+    """Name the interface to NCCL and gloo where it is known; ``=`` makes NCCL match exactly, not by prefix."""
+    if asked is not None:
+        exact, source, reason = asked.value, asked.source, "asked for"
+        name = gloo_interfaces(exact)
+    else:
+        if nnodes == 1 or isinstance(network, Unavailable):
+            return []
+        route = network.route_to_master
+        if isinstance(route, Unavailable) or route.interface is None or route.interface == "lo":
+            return []
+        name, source = route.interface, _DETECTED
+        exact, reason = f"={name}", f"on the route to {route.destination}"
+    found = [Variable("NCCL_SOCKET_IFNAME", exact, source, reason)] if device == "cuda" else []
+    return found if name is None else [*found, Variable("GLOO_SOCKET_IFNAME", name, source, reason)]
+
+
+def gloo_interfaces(value: str) -> str | None:
+    """Return what gloo is told for a value in NCCL's spelling; None where it only excludes (``^``), which gloo cannot.
+
+    Gloo takes names, NCCL prefixes or, behind ``=``, names:
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html#nccl-socket-ifname
+    """
+    return None if value.startswith("^") else value.removeprefix("=")
+
+
+def restarts(most: int) -> list[Variable]:
+    """Give each attempt a store of its own: restarted ranks would find stale keys in a shared one.
+
+    https://github.com/pytorch/pytorch/issues/135712
+    """
+    if most == 0:
+        return []
+    reason = "restarted ranks need a store without the keys of the attempt before"
+    return [Variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1", DEFAULT, reason)]

@@ -1,0 +1,330 @@
+"""One decided launch from options, facts and the script's report: what ``run`` executes and ``plan`` shows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+from ddplaunch.machine.facts import Facts
+from ddplaunch.planning import capture
+from ddplaunch.planning.flag import DeviceWord, Processes
+from ddplaunch.planning.gpus import Selection, VisibleGpu, visible
+from ddplaunch.planning.launch import Device, Launch, Placement, Target, Topology, Variable
+from ddplaunch.planning.options import Options, flags_of_options
+from ddplaunch.planning.ranks import environment
+from ddplaunch.planning.ranks.placement import NUMA_BINDING, Surroundings, resolve_placement, said_workers
+from ddplaunch.planning.ranks.topology import resolve_topology
+from ddplaunch.planning.script_numbers.as_said import notes_on_options
+from ddplaunch.planning.script_numbers.forward import Forwarded, forward
+from ddplaunch.planning.script_numbers.handed_out import Plan, complete_from_script, given_numbers, withheld_numbers
+from ddplaunch.planning.settings import OBSERVED, Settings
+from ddplaunch.planning.torchrun import extra_arguments, shared_id, torchrun_argv
+from ddplaunch.scaling.compute import compute
+from ddplaunch.scaling.numbers import Numbers, NumbersRequest
+from ddplaunch.script.report import ScriptReport
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, Source, Unavailable, known, value_of
+from ddplaunch.values.variable_names import PLAN, RUN_ID
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What was gathered before deciding.
+
+    ``pairs`` are the variables of --env-file and --env in order, ``record`` the run's directory, ``python`` the
+    interpreter with its options, ``selection`` the GPUs that were picked (None: not asked for), ``plugin`` where
+    torchrun finds ddplaunch's entry point. ``cwd`` is the directory that torchrun starts in,
+    ``shadowing`` a file there that it would import in the place of a library. ``taken`` is a clause on another run that
+    has bound its ranks to this machine's cores.
+    """
+
+    facts: Facts
+    script: ScriptReport | Unavailable
+    environ: Mapping[str, str]
+    pairs: tuple[tuple[str, str, Source], ...]
+    selection: Selection | None
+    python: tuple[str, ...]
+    run_id: str
+    record: str
+    plugin: str | Unavailable = Unavailable("the plug-in was not looked for")
+    cwd: str = ""
+    shadowing: str | None = None
+    taken: str = ""
+
+
+def resolve(options: Options, target: Target | None, situation: Situation) -> Launch:
+    """Decide the launch. Raises UsageError for options that contradict each other or cannot be met."""
+    facts = situation.facts
+    device = resolve_device(options.device, options.gpus, situation)
+    topology = resolve_topology(
+        resolve_processes(options.nproc, device.value, situation),
+        options.nnodes,
+        options.node_rank,
+        options.master_addr,
+        options.master_port,
+        situation.environ,
+    )
+    _refuse_memory(options.memory_bytes, device)
+    completed = complete_from_script(options, target, topology, situation.script)
+    numbers = compute(request_numbers(completed, topology))
+    handed_out = _handed_out(options, numbers, topology, target)
+    forwarded = forward(target.args, handed_out, situation.script) if target else Forwarded((), ())
+    said_notes = notes_on_options(options, situation.script) if target else ()
+    final = None if target is None else replace(target, args=forwarded.args)
+    flags = facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.torchrun_flags
+    extra = extra_arguments(options.torchrun_arg, flags)
+    capture.refuse_absent(options.show, topology.world_size)
+    grace, grace_notes = capture.shutdown_timeout(options.grace_s, flags, extra)
+    start = capture.decide_start(options.start, options.preload, target, situation.shadowing)
+    directory, node = _below(situation.cwd, situation.record), value_of(topology.node_rank, 0)
+    placement = _place(options, topology, device.value, extra, target, situation)
+    cpus = () if placement.torchrun else placement.cpus
+    about = Settings(situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=cpus)
+    settings = plugin_settings(options, about)
+    plug_in, capture_notes = capture.decide_capture(
+        options.capture, settings, _for_the_guard(options), flags, situation.plugin, extra
+    )
+    selection = situation.selection if device.value == "cuda" else None
+    gpus = None if selection is None else tuple(entry.text for entry in selection.entries)
+    wanted = [
+        *environment.of_every_rank(placement),
+        *_variables(options, topology, device.value, gpus, situation),
+        *plan_variables(situation.run_id, handed_out),
+        *([plug_in] if plug_in else []),
+    ]
+    return Launch(
+        run_id=situation.run_id,
+        target=final,
+        topology=topology,
+        device=device,
+        gpus=gpus,
+        numbers=numbers,
+        passed=forwarded.passed,
+        missing=forwarded.missing,
+        receives=forwarded.receives,
+        environment=environment.with_the_users(wanted, situation.environ, situation.pairs),
+        argv=torchrun_argv(
+            capture.interpreter_for(situation.python, start.warm and plug_in is not None),
+            topology,
+            final,
+            *_rendezvous(options.run_id, topology, final, situation),
+            restarts=settings.max_restarts,
+            extra=(*extra, *([f"{NUMA_BINDING}={placement.torchrun}"] if placement.torchrun else [])),
+            capture=(*([capture.LOGS_SPECS] if plug_in else []), *grace),
+        ),
+        options=options,
+        placement=placement,
+        notes=(*(selection.notes if selection else ()), *said_notes, *grace_notes, *capture_notes, *start.notes),
+    )
+
+
+def _below(directory: str, path: str) -> str:
+    """Return the path from ``directory`` where it lies below it: it is shorter, and right in a pasted command too."""
+    return path.removeprefix(f"{directory}/") if directory else path
+
+
+def resolve_device(
+    asked: Resolved[DeviceWord] | None, gpus: Resolved[str] | None, situation: Situation
+) -> Resolved[Device]:
+    """Decide between CUDA and CPU. Raises UsageError where ``--device`` contradicts ``--gpus``."""
+    if asked is not None and asked.value != "auto":
+        if asked.value == "cpu" and gpus is not None:
+            raise usage("`--device cpu` contradicts `--gpus`", why="one asks for GPUs, one for none", fix="drop one")
+        return Resolved(asked.value, asked.source)
+    if gpus is not None:
+        return Resolved("cuda", gpus.source)
+    torch = situation.facts.torch
+    if isinstance(torch, Unavailable):
+        return Resolved("cpu", Source("detected", "torch is not installed"))
+    if torch.hip is not None:
+        return Resolved("cuda", Source("detected", f"torch for ROCm {torch.hip}"))
+    if torch.cuda is None:
+        return Resolved("cpu", Source("detected", "torch is a CPU build"))
+    count = visible_gpus(situation)
+    if isinstance(count, Unavailable):
+        return Resolved("cpu", Source("detected", count.reason))
+    return Resolved("cuda" if count else "cpu", Source("detected", f"{count} visible GPUs"))
+
+
+def _refuse_memory(asked: Resolved[int] | None, device: Resolved[Device]) -> None:
+    """Raise UsageError for ``--memory`` where ranks train on GPUs."""
+    if asked is not None and device.value == "cuda":
+        raise usage(
+            "`--memory` limits ranks on the CPU, and these run on GPUs",
+            why="a GPU's memory is shared out by torch's allocator, and the kernel counts what CUDA maps of the host's",
+            fix="leave it out, or add `--device cpu`; `torch.cuda.set_per_process_memory_fraction` limits a GPU's",
+            where=str(asked.source),
+        )
+
+
+def visible_gpus(situation: Situation) -> int | Unavailable:
+    """Return how many GPUs a rank would see, after ``--gpus`` or CUDA_VISIBLE_DEVICES."""
+    seen = _seen(situation)
+    return seen if isinstance(seen, Unavailable) else len(seen)
+
+
+def _seen(situation: Situation) -> tuple[VisibleGpu, ...] | Unavailable:
+    if situation.selection is not None:
+        return situation.selection.entries
+    nvml = situation.facts.nvml
+    if isinstance(nvml, Unavailable):
+        return nvml
+    environ = {**situation.environ, **{name: value for name, value, _ in situation.pairs}}
+    return visible(nvml, environ.get("CUDA_VISIBLE_DEVICES"), environ.get("CUDA_DEVICE_ORDER")).entries
+
+
+def _place(
+    options: Options,
+    topology: Topology,
+    device: Device,
+    extra: tuple[str, ...],
+    target: Target | None,
+    situation: Situation,
+) -> Placement:
+    """Decide on which CPUs this node's ranks run."""
+    facts, seen = situation.facts, _seen(situation)
+    flags = facts.torch if isinstance(facts.torch, Unavailable) else facts.torch.torchrun_flags
+    gpus = () if isinstance(seen, Unavailable) else tuple(entry.gpu.pci_bus_id for entry in seen)
+    around = Surroundings(
+        variables={
+            **{name: (value, Source("environment")) for name, value in situation.environ.items()},
+            **{name: (value, source) for name, value, source in situation.pairs},
+        },
+        gpus=gpus if device == "cuda" else None,
+        workers=said_workers(options, target),
+        flags=known(flags, frozenset()),
+        extra=extra,
+        plugin=capture.is_used(options.capture, flags, situation.plugin, extra),
+        taken=situation.taken,
+    )
+    return resolve_placement(options.placement, topology.nproc_per_node.value, facts.cpu, facts.cpu_layout, around)
+
+
+def resolve_processes(asked: Resolved[Processes] | None, device: Device, situation: Situation) -> Resolved[int]:
+    """Decide the ranks of this node. Raises UsageError where ``auto`` cannot count."""
+    if asked is not None and asked.value != "auto":
+        return Resolved(asked.value, asked.source)
+    if device == "cpu":
+        return Resolved(1, Source("detected", "no GPU: one process unless you name a number"))
+    count = visible_gpus(situation)
+    if isinstance(count, Unavailable) or count == 0:
+        reason = count.reason if isinstance(count, Unavailable) else "no GPU is visible"
+        raise usage(
+            f"`auto` cannot count GPUs: {reason}",
+            why="`auto` is one process for each visible GPU",
+            fix="say the number, as in `ddplaunch run 4 -- train.py`, or add `--device cpu`",
+            code="no-gpu-to-count",
+        )
+    return Resolved(count, Source("detected", f"{count} visible GPUs"))
+
+
+def request_numbers(options: Options, topology: Topology) -> NumbersRequest:
+    """Return the question for the arithmetic: the world size of the topology, and the options of the same names."""
+    nodes, processes = topology.nnodes, topology.nproc_per_node
+    source = processes.source
+    if nodes.value > 1:
+        source = Source("computed", f"{nodes.value} nodes × {processes.value}")
+    asked = {each.name: getattr(options, each.name) for each in fields(NumbersRequest) if each.name != "world_size"}
+    return NumbersRequest(Resolved(topology.world_size, source), **asked)
+
+
+def plan_variables(run_id: str, handed_out: Plan) -> tuple[Variable, ...]:
+    """Return DDPLAUNCH_RUN_ID, one variable for each known number, and the whole plan as JSON."""
+    source = Source("computed")
+    known, numbers = handed_out.texts(), handed_out.numbers
+    plan: dict[str, object] = {"schema": 1, "run_id": run_id}
+    for name, text in known.items():
+        if not name.startswith("lr:"):
+            plan[name] = float(text) if name in ("lr", "lr_factor") else int(text)
+    if numbers.rates:
+        plan["lrs"] = {rate.name: rate.lr.value for rate in numbers.rates}
+    for name in ("steps_per_epoch", "dataset_size"):
+        resolved = getattr(numbers, name)
+        if resolved is not None:
+            plan[name] = resolved.value
+    reason = "for `os.environ` and `ddplaunch.current()`"
+    spelled = {name.replace(":", "_").replace("-", "_").upper(): text for name, text in known.items()}
+    variables = [Variable(f"DDPLAUNCH_{name}", text, source, reason) for name, text in spelled.items()]
+    return (
+        Variable(RUN_ID, run_id, source, "finds the processes of this run"),
+        *variables,
+        Variable(PLAN, json.dumps(plan, separators=(",", ":")), source, reason),
+    )
+
+
+def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: Target | None) -> Plan:
+    given = given_numbers(options, numbers)
+    nproc, nnodes = topology.nproc_per_node.value, topology.nnodes.value
+    automatic, executable = value_of(options.forward, True), target is not None and target.kind == "executable"
+    return Plan(numbers, nproc, nnodes, given, automatic, withheld_numbers(options), executable)
+
+
+#: Settings of the plug-in that are options of the same name.
+_AS_SAID = (
+    *("verbose", "grace_s", "max_restarts", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "record_metrics"),
+    *("trace", "observe", "phases", "log_max_bytes", "memory_bytes", "quiet"),
+)
+
+
+def plugin_settings(options: Options, about: Settings) -> Settings:
+    """Return ``about``, which says what was decided of run, node and start, with what the options ask of the plug-in.
+
+    Both time-outs are explained by stacks, so a run with one of them lets its ranks show theirs.
+    """
+    said = {name: getattr(options, name).value for name in _AS_SAID if getattr(options, name) is not None}
+    show = value_of(options.show, (0,))
+    shown = show if show == "all" else ",".join(map(str, show))
+    stacks = "timeout_s" in said or "hang_timeout_s" in said
+    ignore = tuple(item.value for item in options.ignore if item.value in OBSERVED)
+    outputs = tuple(path.value for path in options.output)
+    return about._replace(**{"show": shown, "stacks": stacks, "ignore": ignore, "outputs": outputs, **said})
+
+
+#: Flags that only the guard beside torchrun heeds.
+_OF_THE_GUARD = (
+    *("show", "verbose", "record_metrics", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
+    *("phases", "memory_bytes"),
+)
+_OF_WARM_RANKS = ("start", "preload")  # of a cold start ``decide_start`` has said it
+
+
+def _for_the_guard(options: Options) -> list[str]:
+    """Return the flags that were given and that only the guard heeds."""
+    warm = value_of(options.start, "cold") == "warm"
+    names = (*_OF_THE_GUARD, *(_OF_WARM_RANKS if warm else ()), "trace", "relaunch")
+    given = [name for name in names if getattr(options, name) is not None]
+    return [flags_of_options()[name].flag for name in given]
+
+
+def _variables(
+    options: Options, topology: Topology, device: Device, gpus: tuple[str, ...] | None, situation: Situation
+) -> list[Variable]:
+    """Return what the launch would set if the user had set nothing."""
+    facts, nnodes = situation.facts, topology.nnodes.value
+    if device == "cpu":
+        of_the_device = environment.hidden_gpus(facts.nvml, options.device)
+    else:
+        of_the_device = [
+            *environment.shown_gpus(gpus, options.gpus),
+            *environment.nccl(options.nccl_debug, options.nccl_ib, facts.network),
+            *environment.flight_recorder(situation.record),
+        ]
+    return [
+        *of_the_device,
+        *environment.interfaces(options.socket_ifname, nnodes, facts.network, device),
+        *environment.restarts(value_of(options.max_restarts, 0)),
+    ]
+
+
+def _rendezvous(
+    run_id: Resolved[str] | None, topology: Topology, target: Target | None, situation: Situation
+) -> tuple[str, str | None]:
+    """Return the id by which nodes find each other, and this node's address on the way to rank 0."""
+    if topology.master_addr is None:
+        return situation.run_id, None
+    network = situation.facts.network
+    route = network if isinstance(network, Unavailable) else network.route_to_master
+    identity = run_id.value if run_id else shared_id(topology, target)
+    return identity, None if isinstance(route, Unavailable) else route.local_address

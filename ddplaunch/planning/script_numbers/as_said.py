@@ -1,0 +1,154 @@
+"""What the user says of the script's options, in the place of what was read: which one takes a number, and as what."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import PurePath
+
+from ddplaunch.planning.flag import named_option
+from ddplaunch.planning.launch import Target
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.script_numbers.handed_out import FAMILIES, OPTION_FLAGS, PLAN_FACTOR, family_of
+from ddplaunch.script.names import destination
+from ddplaunch.script.report import DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.resolved import Resolved, Unavailable
+from ddplaunch.values.words import listed
+
+#: What an option takes, by the word behind its name; ``final`` and ``base`` are about the script, not the number.
+_MEANINGS: dict[str, Meaning] = {
+    "rank": "batch_size",
+    "node": "node_batch_size",
+    "total": "total_batch_size",
+    "step": "global_batch_size",
+    "steps": "warmup_steps",
+    "epochs": "warmup_epochs",
+    "ratio": "warmup_ratio",
+}
+_TAKES: dict[Meaning, str] = {
+    "batch_size": "the samples of one process",
+    "step_batch_size": "the samples of one process per optimizer step",
+    "node_batch_size": "the samples of all processes on a node",
+    "total_batch_size": "the samples of all processes",
+    "global_batch_size": "the samples of an optimizer step",
+    "accum": "the accumulation",
+    "total_accum": "the accumulation of all processes",
+    "warmup_steps": "warmup steps",
+    "warmup_epochs": "warmup epochs",
+    "warmup_ratio": "the warmup as a fraction of all steps",
+}
+_NUMBER = {"batch_size": "batch size", "accum": "accumulation", "lr": "learning rate", "warmup_steps": "warmup"}
+
+
+def understood_as_said(
+    script: ScriptReport | Unavailable, options: Options, target: Target
+) -> ScriptReport | Unavailable:
+    """Return the report with what `--batch-option` and its like say of the script's options.
+
+    The option that was named is the only one left for its number. One that was not read is believed unless all of them
+    were. Raises UsageError for one that the script does not declare, or that takes no single value.
+    """
+    for family, said in _said(options):
+        report = ScriptReport(PurePath(target.name).name, complete=False) if isinstance(script, Unavailable) else script
+        left = tuple(replace(each, meaning=None) if family_of(each) == family else each for each in report.options)
+        named = None if said.value == "none" else _named(family, said, report)
+        if named is not None:
+            there = any(each.flags == named.flags for each in left)
+            placed = dict.fromkeys(named if each.flags == named.flags else each for each in left)  # once
+            left = tuple(placed) if there else (*left, named)
+        others = tuple(each for each in report.ambiguous if each[0] not in FAMILIES[family])
+        script = replace(report, options=left, ambiguous=others)
+    return script
+
+
+def notes_on_options(options: Options, script: ScriptReport | Unavailable) -> tuple[str, ...]:
+    """Return what the user said of the script's options, as one clause."""
+    if isinstance(script, Unavailable):
+        return ()
+    parts = []
+    for family, said in _said(options):
+        option = next((each for each in script.options if family_of(each) == family), None)
+        if said.value == "none":
+            parts.append(f"no option takes the {_NUMBER[family]}")
+        elif option is not None and option.meaning is not None:
+            parts.append(f"`{option.flags[0]}` takes {_takes(option, option.meaning)}")
+    return (f"as you said, {listed(parts, len(parts), last=' and ')}",) if parts else ()
+
+
+def _takes(option: DeclaredOption, meaning: Meaning) -> str:
+    if meaning != "lr":
+        return _TAKES[meaning]
+    return "the final learning rate" if option.rule is None else "a learning rate that the script scales"
+
+
+def _said(options: Options) -> Iterator[tuple[str, Resolved[str]]]:
+    for family, flag in OPTION_FLAGS.items():
+        said: Resolved[str] | None = getattr(options, flag[2:].replace("-", "_"))
+        if said is not None:
+            yield family, said
+
+
+def _named(family: str, said: Resolved[str], report: ScriptReport) -> DeclaredOption:
+    """Return the option that was named, with what it takes."""
+    name, word = named_option(said.value)
+    option = next((each for each in report.options if _is_called(each, name)), None)
+    if option is None:
+        if report.complete:
+            raise _undeclared(family, name, said, report)
+        option = _unread(name, report)
+    if not option.takes_value or not option.fillable:
+        raise _unfit(family, said, option)
+    read = next((meaning for meaning, flags in report.ambiguous if option.flags[0] in flags), option.meaning)
+    known = read if read in FAMILIES[family] else None
+    rule = option.rule
+    if word in ("final", "base"):
+        rule = LrRule(1.0, ((PLAN_FACTOR, 1.0),), option.at) if word == "base" else None
+    meaning = _MEANINGS.get(word) or known or FAMILIES[family][0]
+    return replace(option, meaning=meaning, because="" if word else option.because, rule=rule)
+
+
+def _unread(name: str, report: ScriptReport) -> DeclaredOption:
+    """Return an option that was not read: a key like those that were, a key with a dot in it, or a flag."""
+    at = DeclaredAt(report.path, 0)
+    keys = (each for each in report.options if each.spelling not in ("--k v", "--k=v", "file"))
+    key = next(keys, DeclaredOption((), at, spelling="k=v", front=False) if "." in name else None)
+    if key is None or name.startswith("-"):
+        flags = (name if name.startswith("-") else f"--{name}",)
+        return DeclaredOption(flags, at, dest=destination(flags))
+    dest = name.rpartition(".")[2]
+    return replace(key, flags=(name,), at=at, dest=dest, default=None, default_at=None, rule=None, because="")
+
+
+def _is_called(option: DeclaredOption, name: str) -> bool:
+    return any(name == flag or _bare(name) == _bare(flag) for flag in option.flags)
+
+
+def _bare(name: str) -> str:
+    return name.lstrip("-").replace("_", "-")
+
+
+def _undeclared(family: str, name: str, said: Resolved[str], report: ScriptReport) -> UsageError:
+    there = [each.flags[0] for each in report.options if each.takes_value and each.fillable]
+    near = difflib.get_close_matches(_bare(name), [_bare(each) for each in there], n=1)
+    right = next((each for each in there if near and _bare(each) == near[0]), None)
+    flag = OPTION_FLAGS[family]
+    return usage(
+        f"`{flag}={said.value}`: {report.path} declares no option `{name}`",
+        why="it declares " + (listed([f"`{each}`" for each in there], 12) or "no option that takes a value"),
+        fix=f"`{flag}={right}`" if right else f"name one of those, or `{flag}=none` to pass nothing",
+        where=str(said.source),
+        code="script-option-unknown",
+    )
+
+
+def _unfit(family: str, said: Resolved[str], option: DeclaredOption) -> UsageError:
+    problem = "takes several values, or stands behind a subcommand" if option.takes_value else "takes no value"
+    return usage(
+        f"`{OPTION_FLAGS[family]}={said.value}`: `{option.flags[0]}` {problem}",
+        why=f"it is declared at {option.at}, and one number is put in front of all arguments",
+        fix=f"put the number where it belongs, with `{{{family}}}` behind `--`",
+        where=str(said.source),
+        code="script-option-unknown",
+    )

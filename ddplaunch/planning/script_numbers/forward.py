@@ -1,0 +1,326 @@
+"""Numbers of the plan into the script's arguments: placeholders, and options that the script declares for them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from ddplaunch.planning.launch import Missing, Passed
+from ddplaunch.planning.script_numbers.handed_out import (
+    FAMILIES,
+    FLAGS,
+    OPTION_FLAGS,
+    PLAN_FACTOR,
+    Plan,
+    factor_of,
+    family_of,
+    replace_placeholders,
+    steps_per_unit,
+)
+from ddplaunch.scaling.numbers import format_lr, rate_key, round_significant
+from ddplaunch.script.declared import arranged, given, is_same_value, spell
+from ddplaunch.script.report import DeclaredOption, LrRule, ScriptReport
+from ddplaunch.values.finding import usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.variable_names import PLAN
+from ddplaunch.values.words import listed
+
+_WHOSE = {
+    "step_batch_size": "of one process per optimizer step",
+    "node_batch_size": "of all processes on a node",
+    "total_batch_size": "of all processes",
+    "global_batch_size": "per optimizer step",
+    "total_accum": "of all processes",
+}
+_UNITS = {"warmup_epochs": "epochs", "warmup_ratio": "a fraction of all steps"}
+
+
+@dataclass(frozen=True)
+class Forwarded:
+    """The script's final arguments, what of them came from the plan, and the given numbers that do not arrive.
+
+    ``receives`` are the numbers that would arrive if they were given.
+    """
+
+    args: tuple[str, ...]
+    passed: tuple[Passed, ...]
+    missing: tuple[Missing, ...] = ()
+    receives: tuple[str, ...] = ()
+
+
+def forward(args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable) -> Forwarded:
+    """Replace placeholders in ``args`` and put in front the options that the script declares and the user left out.
+
+    Only numbers that were given are filled in. Raises UsageError for a placeholder that does not exist or has no
+    number, and for an option that the user passed with another value.
+    """
+    replaced, passed = replace_placeholders(args, plan.texts())
+    placed = {"batch_size" if item.number == "global_batch_size" else item.number for item in passed}
+    additions: list[tuple[DeclaredOption, tuple[str, ...]]] = []
+    if not isinstance(script, Unavailable) and plan.automatic:
+        for option in sorted(script.options, key=lambda each: each.meaning == "lr"):  # it may depend on the batch
+            family = family_of(option)
+            if family not in plan.given or (family in placed and not given(args, option, script.options)):
+                continue
+            value, note = _value(option, plan, script, replaced, passed)
+            if value is None:
+                continue
+            if option.spelling == "file":
+                if option.default is not None and is_same_value(option.default, value):
+                    there = option.default_at or option.at
+                    passed.append(Passed(option.meaning or family, value, (), there, option.flags[0]))
+            elif given(args, option, script.options) and option.meaning in _UNITS:
+                continue  # compared below, because one is rounded
+            elif given(args, option, script.options):
+                _refuse_contradiction(option, family, value, given(replaced, option, script.options))
+            else:
+                words = spell(option, value)
+                additions.append((option, words))
+                shown = (option.behind, *words) if option.behind else words
+                passed.append(Passed(option.meaning or family, value, shown, option.at, note))
+    others = [*_by_other_ways(args, plan, script, passed), *_named_rates(plan, script, passed)]
+    passed += [item for item in others if isinstance(item, Passed)]
+    missing = tuple(item for item in others if isinstance(item, Missing))
+    receives = tuple(_receives(args, plan, script, placed))
+    if plan.executable and not any(item.at is not None and item.at.line for item in passed):
+        words = tuple(word for _, each in additions for word in each)  # not read: `bash train.sh` takes its own first
+        return Forwarded((*replaced, *words), tuple(passed), missing, receives)
+    return Forwarded(arranged(replaced, additions), tuple(passed), missing, receives)
+
+
+def _value(
+    option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str], passed: Sequence[Passed]
+) -> tuple[str | None, str]:
+    """Return the number as the option takes it, None if it cannot take it, and what was understood as a clause."""
+    if option.meaning == "lr":
+        if plan.numbers.lr is None:
+            return None, ""
+        factor = factor_of(option.rule, plan, script, args, passed)
+        if factor is None:
+            return None, ""
+        value = format_lr(round_significant(plan.numbers.lr.value / factor))
+        return value, "" if option.rule is None else _scaled_by(option.rule, factor)
+    assert option.meaning is not None
+    if option.meaning in _UNITS:
+        return _in_unit(option, plan, script, args)
+    count = plan.count(option.meaning)
+    if option.meaning in _WHOSE:
+        note = f"{_WHOSE[option.meaning]}: {option.because}" if option.because else _WHOSE[option.meaning]
+    else:
+        note = option.because
+    return None if count is None else str(count), note
+
+
+def _in_unit(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> tuple[str | None, str]:
+    """Return the warmup in epochs or as a fraction of the training, None if that is not known or is not possible."""
+    per, steps = steps_per_unit(option, plan, script, args), plan.numbers.warmup_steps
+    if per is None or steps is None:
+        return None, ""
+    value = round_significant(steps.value / per)
+    if option.meaning == "warmup_ratio":
+        return (format_lr(value), f"{steps.value} of {per} steps") if value <= 1 else (None, "")
+    return None if _is_whole(option) and not value.is_integer() else format_lr(value), f"{per} steps each"
+
+
+def _is_whole(option: DeclaredOption) -> bool:
+    """Return whether an option takes whole numbers only, as far as its type or default tells."""
+    return option.kind == "int" or (option.kind is None and not re.search(r"[.e]", option.default or ""))
+
+
+def _scaled_by(rule: LrRule, factor: float) -> str:
+    if rule.powers == ((PLAN_FACTOR, 1.0),):
+        return "the base one: the script scales it"
+    return f"{rule.at} multiplies it by {factor:g}"
+
+
+def _by_other_ways(
+    args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable, passed: Sequence[Passed]
+) -> Iterator[Passed | Missing]:
+    """Yield the given numbers that no argument carries: read from the environment, or not received at all."""
+    arrived = {item.number for item in passed}
+    # the script divides one by the other
+    both = "batch_size" in arrived and not arrived.isdisjoint(("step_batch_size", "global_batch_size"))
+    for family, meanings in FAMILIES.items():
+        number = plan.count(meanings[0]) if family != "lr" else getattr(plan.numbers.lr, "value", None)
+        if family not in plan.given or number is None or arrived & {family, *meanings}:
+            continue
+        if family == "accum" and (number == 1 or both):
+            continue
+        value = format_lr(number) if family == "lr" else str(number)
+        variable = _variable(family, script)
+        if variable:
+            yield Passed(family, value, (), None, variable=variable)
+        elif not _is_given(family, args, plan, script):
+            yield _theirs(family, value, args, script) or _missing(family, value, plan, script)
+
+
+def _named_rates(
+    plan: Plan, script: ScriptReport | Unavailable, passed: Sequence[Passed]
+) -> Iterator[Passed | Missing]:
+    """Yield the learning rates with names that no placeholder carries."""
+    placed = {item.number for item in passed}
+    for rate in plan.numbers.rates:
+        number, value = f"lr:{rate.name}", format_lr(rate.lr.value)
+        if number in placed:
+            continue
+        variable = _variable(f"lr_{rate_key(rate.name)}", script)
+        if variable:
+            yield Passed(number, value, (), None, variable=variable)
+        else:
+            fix = f"pass it in an argument that the script takes, as in `NAME={{{number}}}` behind `--`"
+            reason = f"no `{{{number}}}` stands behind `--`, and the script does not read the plan"
+            yield Missing(number, value, reason, fix)
+
+
+def _is_given(family: str, args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable) -> bool:
+    """Return whether the user passes an option of the family that would have been filled in, or the same warmup."""
+    for option in () if isinstance(script, Unavailable) else script.options:
+        values = given(args, option, script.options) if option.meaning in FAMILIES[family] else ()  # type: ignore[union-attr]
+        if values and option.meaning not in _UNITS:
+            return True
+        ours = _in_unit(option, plan, script, args)[0] if values else None  # type: ignore[arg-type]
+        if ours is not None and is_same_value(values[-1], ours):
+            return True
+    return False
+
+
+def _theirs(family: str, value: str, args: tuple[str, ...], script: ScriptReport | Unavailable) -> Missing | None:
+    """Return a number in the place of which the user passes the script one in a unit that it is not counted in."""
+    if isinstance(script, Unavailable):
+        return None
+    for option in script.options:
+        if option.meaning in FAMILIES[family] and option.meaning in _UNITS:
+            for theirs in given(args, option, script.options)[-1:]:
+                reason = f"`{option.flags[0]} {theirs}` behind `--` counts {_UNITS[option.meaning]} ({option.at})"
+                return Missing(family, value, reason, f"leave {FLAGS[family]} out: the script has its own")
+    return None
+
+
+def _receives(
+    args: tuple[str, ...], plan: Plan, script: ScriptReport | Unavailable, placed: Collection[str]
+) -> Iterator[str]:
+    """Yield the numbers for which the script has a place that the user has not filled with one of his own."""
+    declared = () if isinstance(script, Unavailable) or not plan.automatic else script.options
+    meanings = {
+        option.meaning
+        for option in declared
+        if option.spelling != "file"
+        and (option.meaning not in _UNITS or steps_per_unit(option, plan, script, args) is not None)  # type: ignore[arg-type]
+    }
+    divided = "batch_size" in meanings and not meanings.isdisjoint(("step_batch_size", "global_batch_size"))
+    for family, those in FAMILIES.items():
+        taken = not meanings.isdisjoint(those) or (family == "accum" and divided)
+        filled_in = taken and not _is_given(family, args, plan, script)
+        if family in placed or filled_in or _variable(family, script):
+            yield family
+
+
+def _missing(family: str, value: str, plan: Plan, script: ScriptReport | Unavailable) -> Missing:
+    """Return the number that does not reach the script, with the reason and what helps."""
+    read = f"read `ddplaunch.current().{family}` in the script"
+    placed = f"pass it in an argument that the script takes, as in `NAME={{{family}}}` behind `--`, or {read}"
+    flag = OPTION_FLAGS[family]
+    if family in plan.withheld:
+        return Missing(family, value, f"`{flag} none`", asked=True)
+    if isinstance(script, Unavailable):
+        return Missing(family, value, f"the options of the program cannot be read ({script.reason})", placed)
+    option = next((option for option in script.options if option.meaning in FAMILIES[family]), None)
+    if option is not None:
+        reason, fix = _why_not_in(option, family, plan, value, script)
+        return Missing(family, value, reason, fix or read)
+    shared = next((flags for meaning, flags in script.ambiguous if meaning in FAMILIES[family]), ())
+    written = [each for each in script.options if each.spelling == "file" and each.flags[0] in shared]
+    if written:
+        return Missing(family, value, *_in_file(written, script))
+    if shared:
+        could = listed([f"`{each}`" for each in shared], last=" and ")
+        choices = " or ".join(f"`{flag}={each}`" for each in shared)
+        return Missing(family, value, f"{could} could take it; `{flag}={shared[0]}` decides", choices)
+    stands = next((clause for meaning, clause in script.instead if meaning in FAMILIES[family]), "")
+    if stands:
+        without = (
+            "; the effective batch is without it" if family == "accum" and stands.startswith("nothing reads") else ""
+        )
+        return Missing(family, value, f"{stands}{without}", read)
+    if script.complete:
+        return Missing(family, value, f"{script.path} declares no option for it", read)
+    if script.configs:
+        reason = f"no key for it was found in {listed(script.configs[:3], last=' and ')}"
+        return Missing(family, value, reason, f"name its key or option, `{flag}=KEY`; or {read}")
+    reason = f"no option for it was found, and a part of {script.path} cannot be read"
+    return Missing(family, value, reason, f"name its option, `{flag}=NAME`; or {placed}")
+
+
+def _why_not_in(option: DeclaredOption, family: str, plan: Plan, value: str, script: ScriptReport) -> tuple[str, str]:
+    """Return why the option that is there for a number cannot take it, and what helps if that is known."""
+    name = option.flags[0]
+    if option.meaning in _UNITS:
+        fix = f"pass `{f'{option.behind} {name}'.strip()}` yourself behind `--`"
+        if option.spelling == "file":
+            fix = f"change `{name}` in {option.at.file}"
+        epoch = plan.numbers.steps_per_epoch
+        if option.meaning == "warmup_epochs" and option.spelling != "file" and plan.automatic:
+            if epoch is None:
+                return f"`{name}` takes epochs ({option.at})", f"`--dataset-size N` counts steps in epochs; or {fix}"
+            whole = max(1, round(int(value) / epoch.value)) * epoch.value
+            reason = f"`{name}` takes whole epochs ({option.at}), of {epoch.value} steps each"
+            return reason, f"`--warmup {whole}`, or another multiple of {epoch.value}; or {fix}"
+        return f"`{name}` takes {_UNITS[option.meaning]} ({option.at})", fix
+    if option.spelling == "file":
+        return _in_file([option], script)
+    if not plan.automatic:
+        return f"`--no-forward` leaves `{name}` alone", f"`{name} {{{family}}}` behind `--`, or no `--no-forward`"
+    if option.rule is None:
+        return f"`{name}` cannot take it", ""
+    if option.rule.powers == ((PLAN_FACTOR, 1.0),):
+        return f"the script scales `{name}`, and nothing says from what", "give `--base-lr` in the place of `--lr`"
+    reason = f"{option.rule.at} scales `{name}` by what cannot be computed here"
+    return reason, f"pass `{name}` yourself behind `--`; or, if it is final all the same, `--lr-option={name}:final`"
+
+
+# What an option for changes of the configuration is called, and what it is said to change.
+_OVERRIDES = re.compile(r"(?i)overrid")
+_CONFIGURATION = re.compile(r"(?i)conf|cfg|ya?ml|json|param|setting|option|key")
+
+
+def _in_file(options: Sequence[DeclaredOption], script: ScriptReport) -> tuple[str, str]:
+    """Return what a file says in the place of a number, and how to change it."""
+    says = []
+    for option in options:
+        at, name = option.default_at or option.at, option.flags[0]
+        it_would_be = f"it would be {name} in {at.file}"
+        says.append(it_would_be if option.default is None else f"{at} says {name} {option.default}")
+    names = listed([f"`{option.flags[0]}`" for option in options], last=" or ")
+    file = (options[0].default_at or options[0].at).file
+    texts = ((each.flags[0], f"{each.flags[0]} {each.help}") for each in script.options if each.takes_value)
+    other = next((flag for flag, text in texts if _OVERRIDES.search(text) and _CONFIGURATION.search(text)), "")
+    if other:
+        return f"{', '.join(says)}, unless `{other}` says otherwise", f"pass `{other}` behind `--`"
+    return f"{', '.join(says)}, and no argument overrides it", f"change {names} in {file}, or name another file"
+
+
+def _variable(family: str, script: ScriptReport | Unavailable) -> str:
+    """Return the variable that the script reads the number from, itself or through ddplaunch; empty if from none."""
+    if isinstance(script, Unavailable):
+        return ""
+    names = [f"DDPLAUNCH_{family.upper()}", *(["DDPLAUNCH_GLOBAL_BATCH_SIZE"] if family == "batch_size" else [])]
+    own = next((name for name in (*names, PLAN) if name in script.reads_env), "")
+    fields = {"batch_size": ("batch_size", "global_batch_size")}.get(
+        family, (family, "lrs" if family[:3] == "lr_" else "")
+    )
+    asks = not set(fields).isdisjoint(script.asks_for)
+    return own or (PLAN if asks else "")
+
+
+def _refuse_contradiction(option: DeclaredOption, family: str, ours: str, theirs: tuple[str, ...]) -> None:
+    for value in theirs:
+        if not is_same_value(value, ours):
+            raise usage(
+                f"two values for `{option.flags[0]}`: {value} behind `--`, {ours} from the plan",
+                why=f"the script declares it at {option.at}, and the plan's {family.replace('_', ' ')} belongs there"
+                + (f", {_WHOSE[option.meaning]}" if option.meaning in _WHOSE else ""),
+                fix=f"leave `{option.flags[0]} {value}` out behind `--`, or {FLAGS[family]} before it",
+                where=str(option.at),
+                code="option-given-twice",
+            )

@@ -1,0 +1,341 @@
+"""The numbers of a launch as the script takes them, and those that its arguments or defaults fix already."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ddplaunch.planning.launch import Passed, Target, Topology
+from ddplaunch.planning.options import Options
+from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
+from ddplaunch.script.declared import given
+from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.words import listed
+
+NAMES = ("batch_size", "global_batch_size", "lr", "lr_factor", "warmup_steps", "accum", "world_size", "nproc", "nnodes")
+_NAME = r"[a-z_]+|lr:[A-Za-z][A-Za-z0-9_-]*"
+_PLACEHOLDER = re.compile(rf"\{{\{{({_NAME})\}}\}}|(?<!\$)\{{({_NAME})\}}")
+#: The meanings that a number of the plan can be filled in as, without a placeholder. World size, nproc and nnodes are
+#: not filled in, since scripts give these names other meanings.
+FAMILIES: dict[str, tuple[Meaning, ...]] = {
+    "batch_size": ("batch_size", "step_batch_size", "node_batch_size", "total_batch_size", "global_batch_size"),
+    "accum": ("accum", "total_accum"),
+    "lr": ("lr",),
+    "warmup_steps": ("warmup_steps", "warmup_epochs", "warmup_ratio"),
+}
+#: What names the script's option for a number.
+OPTION_FLAGS = {
+    "batch_size": "--batch-option",
+    "accum": "--accum-option",
+    "lr": "--lr-option",
+    "warmup_steps": "--warmup-option",
+}
+#: In the powers of an ``LrRule``: the script scales by itself, said to be as the plan does.
+PLAN_FACTOR = "factor of the plan"
+FLAGS = {
+    "batch_size": "`--batch-size`",
+    "global_batch_size": "`--batch-size` or `--global-batch-size`",
+    "lr": "`--lr` or `--base-lr`",
+    "lr_factor": "`--base-lr`",
+    "warmup_steps": "`--warmup` or `--base-warmup`",
+    "accum": "`--batch-size`",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a launch as they are handed out.
+
+    ``given`` are the families of ``FAMILIES`` that the user gave a number for, ``withheld`` those that are not to be
+    passed (`--lr-option none`). ``automatic`` is False for ``--no-forward``, ``executable`` True where the numbers go
+    to a program of any kind.
+    """
+
+    numbers: Numbers
+    nproc: int
+    nnodes: int
+    given: frozenset[str]
+    automatic: bool = True
+    withheld: frozenset[str] = frozenset()
+    executable: bool = False
+
+    def texts(self) -> dict[str, str]:
+        """Return each known number as the text that replaces its placeholder."""
+        numbers = self.numbers
+        values: dict[str, object] = {"world_size": numbers.world_size.value, "nproc": self.nproc, "nnodes": self.nnodes}
+        for name in ("batch_size", "global_batch_size", "warmup_steps", "accum"):
+            resolved = getattr(numbers, name)
+            values[name] = None if resolved is None else resolved.value
+        result = {name: str(value) for name, value in values.items() if value is not None}
+        for name in ("lr", "lr_factor"):
+            resolved = getattr(numbers, name)
+            if resolved is not None:
+                result[name] = format_lr(resolved.value)
+        return result | {f"lr:{rate.name}": format_lr(rate.lr.value) for rate in numbers.rates}
+
+    def count(self, meaning: Meaning) -> int | None:
+        """Return a number of samples, micro-batches or steps as an option of ``meaning`` takes it."""
+        numbers = self.numbers
+        accum = 1 if numbers.accum is None else numbers.accum.value
+        share = _shares(numbers.world_size.value, self.nproc, accum).get(meaning)
+        number = meaning if share is None else "accum" if meaning == "total_accum" else "batch_size"
+        resolved: Resolved[int] | None = getattr(numbers, number, None)
+        return None if resolved is None else resolved.value * (share or 1)
+
+
+def _shares(world_size: int, nproc: int, accum: int) -> dict[Meaning, int]:
+    """Return how many times one rank's number the total ones of a script are."""
+    return {
+        "step_batch_size": accum,
+        "node_batch_size": nproc,
+        "total_batch_size": world_size,
+        "total_accum": world_size,
+    }
+
+
+def given_numbers(options: Options, numbers: Numbers) -> frozenset[str]:
+    """Return which of the numbers the user gave or that follow from what was given; defaults are not among them."""
+    found = set()
+    if options.batch_size is not None or options.global_batch_size is not None:
+        found.add("batch_size")
+    computed = numbers.accum is not None and numbers.accum.source.kind == "computed" and numbers.accum.value > 1
+    if options.accum is not None or computed:
+        found.add("accum")
+    if numbers.lr is not None and numbers.lr.source.kind != "script":
+        found.add("lr")
+    if options.base_warmup is not None or options.warmup is not None:
+        found.add("warmup_steps")
+    return frozenset(found)
+
+
+def withheld_numbers(options: Options) -> frozenset[str]:
+    """Return which numbers the user wants to be passed by no option."""
+    flags = {family: getattr(options, flag[2:].replace("-", "_")) for family, flag in OPTION_FLAGS.items()}
+    return frozenset(family for family, said in flags.items() if said is not None and said.value == "none")
+
+
+def family_of(option: DeclaredOption) -> str:
+    """Return the number of ``FAMILIES`` that the option stands for, empty for none."""
+    return next((family for family, meanings in FAMILIES.items() if option.meaning in meanings), "")
+
+
+def factor_of(
+    rule: LrRule | None, plan: Plan, script: ScriptReport, args: Sequence[str], passed: Sequence[Passed]
+) -> float | None:
+    """Return what the script will multiply its learning rate by, or None if a part of it is not known."""
+    if rule is None:
+        return 1.0
+    values = {WORLD: float(plan.numbers.world_size.value), LOCAL_WORLD: float(plan.nproc)}
+    if plan.numbers.lr_factor is not None:
+        values[PLAN_FACTOR] = plan.numbers.lr_factor.value
+    for option in script.options:
+        own = [item.value for item in passed if item.at == option.at and item.number == option.meaning]
+        known = (*own, *given(args, option, script.options), *([option.default] if option.default is not None else []))
+        number = _positive(known[0]) if known else None
+        if number is not None:
+            values[option.dest] = number
+    factor = rule.constant
+    for name, power in rule.powers:
+        if name not in values:
+            return None
+        factor *= math.pow(values[name], power)
+    return factor if math.isfinite(factor) and factor > 0 else None
+
+
+def _positive(text: str) -> float | None:
+    """Return a number above 0; None of anything else."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) and number > 0 else None
+
+
+# Options that say how long a training is, by name.
+_LENGTH_STEPS = re.compile(r"(?:(?:max|total|num|n)-)?(?:train(?:ing)?-)?(?:steps|updates|iters|iterations)")
+_LENGTH_EPOCHS = re.compile(r"(?:(?:max|total|num|n)-)?(?:train(?:ing)?-)?epochs?")
+
+
+def steps_per_unit(option: DeclaredOption, plan: Plan, script: ScriptReport, args: Sequence[str]) -> int | None:
+    """Return how many optimizer steps an epoch has for an option of epochs, the training for one of its fraction.
+
+    None if nothing tells: an epoch needs the size of the dataset, the training the script's number of steps or epochs.
+    """
+    epoch = plan.numbers.steps_per_epoch
+    if option.meaning == "warmup_epochs":
+        return None if epoch is None else epoch.value
+    if option.meaning != "warmup_ratio" or "percent" in option.dest.lower():
+        return None
+    steps = _length(_LENGTH_STEPS, script, args)
+    if len(steps) == 1 and (plan.numbers.accum is None or plan.numbers.accum.value == 1):
+        return steps[0]
+    epochs = _length(_LENGTH_EPOCHS, script, args)
+    return epochs[0] * epoch.value if len(epochs) == 1 and not steps and epoch is not None else None
+
+
+def _length(names: re.Pattern[str], script: ScriptReport, args: Sequence[str]) -> list[int]:
+    """Return the whole positive values that the options with one of the names will have."""
+    found = []
+    for option in script.options:
+        if option.takes_value and names.fullmatch(option.flags[0].lstrip("-").replace("_", "-").lower()):
+            values = (*given(args, option, script.options)[-1:], *([option.default] if option.default else []))
+            number = _positive(values[0]) if values else None
+            if number is not None and number.is_integer():
+                found.append(int(number))
+    return found
+
+
+def replace_placeholders(args: tuple[str, ...], known: Mapping[str, str]) -> tuple[tuple[str, ...], list[Passed]]:
+    """Return the arguments with ``known`` numbers in their places, and which these are. Raises UsageError."""
+    passed: dict[str, Passed] = {}
+
+    def substitute(match: re.Match[str]) -> str:
+        if match[1]:
+            return "{" + match[1] + "}"
+        name = match[2]
+        if name not in known:
+            raise _no_number(name, known)
+        passed[name] = Passed(name, known[name], (), None)
+        return known[name]
+
+    return tuple(_PLACEHOLDER.sub(substitute, arg) for arg in args), list(passed.values())
+
+
+def as_literal(text: str) -> str:
+    """Return an argument that ``replace_placeholders`` turns into ``text``, whatever placeholders that looks like."""
+    return _PLACEHOLDER.sub(lambda match: "{" + match[0] + "}", text)
+
+
+def _no_number(name: str, known: Mapping[str, str]) -> UsageError:
+    rates = [each for each in known if each.startswith("lr:")]
+    if name not in NAMES:
+        named = f"give it a value, `--base-lr {name[3:]}=1e-4`" if name.startswith("lr:") else "use one of those"
+        return usage(
+            f"`{{{name}}}` in the script's arguments is no placeholder",
+            why="a placeholder is replaced by the number of the plan: "
+            + listed([f"`{{{each}}}`" for each in (*NAMES, *rates)], len(NAMES) + len(rates)),
+            fix=f"{named}, or write `{{{{{name}}}}}` if the braces are meant",
+            code="unknown-placeholder",
+        )
+    return usage(
+        f"`{{{name}}}` stands in the script's arguments, but nothing gives it a value",
+        why="a placeholder is replaced by the number of the plan",
+        fix=f"add {FLAGS[name]}, or write `{{{{{name}}}}}` if the braces are meant",
+        code="placeholder-without-number",
+    )
+
+
+def complete_from_script(
+    options: Options, target: Target | None, topology: Topology, script: ScriptReport | Unavailable
+) -> Options:
+    """Return ``options`` with the numbers that the script will use anyway, and the base that it scales from.
+
+    An argument of the script counts like a flag; the literal default of a declared option fills what is still open,
+    unless a number that the user asked for is going to replace it. A learning rate that the script scales itself from a
+    reference batch has this batch as its base, unless another one was said.
+    """
+    if isinstance(script, Unavailable) or target is None:
+        return options
+    values: dict[str, Any] = {}
+    for option in script.options:
+        family = family_of(option)
+        if family not in ("batch_size", "accum") or not _open(options, family):
+            continue
+        adopted = _passed(target, option, script) or _default(options, option)
+        name = "global_batch_size" if option.meaning == "global_batch_size" else family
+        adopted = _per_rank(adopted, option, options, topology)
+        if adopted is not None and name not in values:
+            values[name] = adopted
+    if "batch_size" in values:
+        values.pop("global_batch_size", None)
+    completed = replace(options, **values)
+    rate = next((option for option in script.options if option.meaning == "lr"), None)
+    return completed if rate is None else replace(completed, **_rates(completed, rate, target, topology, script))
+
+
+def _open(options: Options, name: str) -> bool:
+    if name == "batch_size":
+        return options.batch_size is None and options.global_batch_size is None
+    return getattr(options, name) is None
+
+
+def _per_rank(
+    found: Resolved[Any] | None, option: DeclaredOption, options: Options, topology: Topology
+) -> Resolved[Any] | None:
+    """Return a total of the script as what one rank takes of it; None if it does not divide."""
+    accum = 1 if options.accum is None else options.accum.value
+    shares = _shares(topology.world_size, topology.nproc_per_node.value, accum)
+    share = None if option.meaning is None else shares.get(option.meaning)
+    if found is None or share is None:
+        return found
+    return None if found.value % share else Resolved(found.value // share, found.source)
+
+
+def _rates(
+    options: Options, rate: DeclaredOption, target: Target, topology: Topology, script: ScriptReport
+) -> dict[str, Any]:
+    """Return what the script's learning rate adds: the final one if none was given, or the base of a given one."""
+    own = _passed(target, rate, script) or _default(options, rate)
+    if options.named_lr or options.named_base_lr:
+        return {}
+    if options.lr is None and options.base_lr is None:
+        if own is None or options.base_batch_size is not None or options.lr_scaling is not None:
+            return {} if own is None else {"base_lr": own}
+        plan = Plan(_as_numbers(options, topology), topology.nproc_per_node.value, topology.nnodes.value, frozenset())
+        factor = factor_of(rate.rule, plan, script, target.args, ())
+        if factor is None:
+            return {}
+        detail = own.source.detail if factor == 1 else f"{own.source.detail}, × {factor:g} at {rate.rule.at}"  # type: ignore[union-attr]
+        return {"lr": Resolved(round_significant(own.value * factor), Source("script", detail))}
+    if options.base_lr is None or options.base_batch_size is not None or rate.rule is None:
+        return {}
+    return _base_of(rate.rule, options, {option.dest for option in script.options if family_of(option) == "batch_size"})
+
+
+def _as_numbers(options: Options, topology: Topology) -> Numbers:
+    return Numbers(Resolved(topology.world_size, topology.nproc_per_node.source), options.batch_size, options.accum)
+
+
+def _base_of(rule: LrRule, options: Options, batches: Collection[str]) -> dict[str, Any]:
+    """Return the reference batch that the script scales from, and its rule where that is the square root."""
+    power = next((power for name, power in rule.powers if name in batches and power > 0), 0.0)
+    if not power or (options.batch_size is None and options.global_batch_size is None):
+        return {}
+    found: dict[str, Any] = {}
+    reference = math.pow(1 / rule.constant, 1 / power)
+    if reference >= 1 and math.isclose(reference, round(reference), rel_tol=1e-6):
+        found["base_batch_size"] = Resolved(round(reference), Source("script", f"{rule.at} scales from it"))
+    if power == 0.5 and options.lr_scaling is None:
+        found["lr_scaling"] = Resolved("sqrt", Source("script", str(rule.at)))
+    return found
+
+
+def _passed(target: Target, option: DeclaredOption, script: ScriptReport) -> Resolved[Any] | None:
+    values = given(target.args, option, script.options)
+    number = _number(option, values[-1]) if values else None
+    source = Source("script", f"`{option.flags[0]}` behind `--`")
+    return None if number is None else Resolved(number, source)
+
+
+def _default(options: Options, option: DeclaredOption) -> Resolved[Any] | None:
+    """A default of batch size or accumulation holds only if no global batch size is to be reached."""
+    if option.meaning != "lr" and options.global_batch_size is not None:
+        return None
+    number = _number(option, option.default) if option.default is not None else None
+    place = f"default at {option.at}"
+    if option.default_at is not None:
+        place = f"{option.default_at.file}: {option.flags[0].lstrip('-+')}"
+    return None if number is None else Resolved(number, Source("script", place))
+
+
+def _number(option: DeclaredOption, text: str) -> int | float | None:
+    number = _positive(text)
+    if number is None or option.meaning == "lr":
+        return number
+    return int(number) if number.is_integer() else None

@@ -1,0 +1,123 @@
+"""What a launch tells torchrun's plug-in and the guard: one value, written and read as JSON in ``DDPLAUNCH_AGENT``.
+
+It is a NamedTuple because the guard reads it too, and `dataclasses` would make its start a quarter longer (46 instead
+of 37 ms).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+#: The codes of what ranks are found to do at their first optimizer steps (``watch/observed.py``).
+OBSERVED = ("numbers-differ", "no-process-group", "data-not-divided", "gpu-of-all-ranks")
+#: Written even if they have their defaults.
+_ALWAYS = frozenset({"run_id", "directory", "node", "show", "verbose", "grace_s", "max_restarts"})
+_LARGEST = 1 << 31
+
+
+class Settings(NamedTuple):
+    """What the launch decided. The order of the fields is that of the JSON text."""
+
+    run_id: str = ""
+    #: The run's directory (``…/runs/RUN_ID``), empty if nothing is recorded.
+    directory: str = ""
+    #: How ranks begin, and what is imported before they are forked.
+    start: Literal["cold", "warm"] = "cold"
+    preload: tuple[str, ...] = ()
+    #: The number in ``node-K``.
+    node: int = 0
+    #: "all", or the ranks that are shown, with commas.
+    show: str = "0"
+    #: Show torchrun's own messages too.
+    verbose: bool = False
+    #: Say nothing of a run that succeeds.
+    quiet: bool = False
+    #: How long ranks have to end after SIGTERM; torchrun's own default.
+    grace_s: float = 30.0
+    max_restarts: int = 0
+    #: How long the run may take, how long it may stand still, and what happens then.
+    timeout_s: float | None = None
+    hang_timeout_s: float | None = None
+    on_hang: Literal["report", "stop"] | None = None
+    #: Let ranks print their stacks on a signal.
+    stacks: bool = False
+    #: Let ranks note with which numbers they train.
+    observe: bool = True
+    #: Those of ``OBSERVED`` that are not to be told.
+    ignore: tuple[str, ...] = ()
+    #: Let ranks write what the phases of their steps take.
+    phases: bool = False
+    #: How much memory a rank may have, 0 for as much as there is.
+    memory_bytes: int = 0
+    #: Write ``node-K/metrics.jsonl``.
+    record_metrics: bool = False
+    #: The CPUs of each local rank ("0-15,64-79"); none where ranks are not bound, or torchrun binds them.
+    cpus: tuple[str, ...] = ()
+    #: How much of one rank's output is kept, 0 for all of it.
+    log_max_bytes: int = 4 << 30
+    #: Where checkpoints go: whether these disks fill up is watched.
+    outputs: tuple[str, ...] = ()
+    #: The file for the phases of the launch.
+    trace: str = ""
+    #: Leave the last words to the launcher, which speaks for all hosts.
+    silent: bool = False
+    #: An ``Order`` of ``planning/relaunch.py`` as JSON.
+    relaunch: Mapping[str, Any] | None = None
+
+    @property
+    def node_directory(self) -> str | None:
+        """This node's folder in the run's directory, None if nothing is recorded."""
+        return f"{self.directory}/node-{self.node}" if self.directory else None
+
+    def shows(self, rank: int) -> bool:
+        """Say whether the console shows ``rank``."""
+        return self.show == "all" or str(rank) in self._chosen()
+
+    def shows_alone(self, rank: int) -> bool:
+        """Say whether ``rank`` is the only one that the console shows, as if it ran without the others."""
+        return self._chosen() == {str(rank)}
+
+    def _chosen(self) -> set[str]:
+        return {part.strip() for part in self.show.split(",")}
+
+    def to_json(self) -> str:
+        """Return the text; what was not asked for is left out."""
+        default = Settings._field_defaults
+        said = {name: value for name, value in self._asdict().items() if name in _ALWAYS or value != default[name]}
+        return json.dumps(said, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Return what ``to_json`` wrote, here or in another version. Raises ValueError for what no launch writes."""
+        said = json.loads(text)
+        if not isinstance(said, dict):
+            raise ValueError("the settings are no JSON object")
+        known: dict[str, Any] = {name: value for name, value in said.items() if name in cls._fields}
+        for name, value in known.items():
+            if not _fits(name, value):
+                raise ValueError(f"{name} is {str(value)[:80]!r}")
+        known.update({name: tuple(known[name]) for name in _LISTS if name in known})
+        return cls(**known)
+
+
+_LISTS = ("preload", "ignore", "cpus", "outputs")
+_CHOICES = {"start": ("cold", "warm"), "on_hang": ("report", "stop")}
+
+
+def _fits(name: str, value: object) -> bool:
+    """Say whether a launch can have written ``value`` for the field ``name``."""
+    if name in _CHOICES:
+        return value in _CHOICES[name]
+    if name in _LISTS:
+        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    if name.endswith("_bytes"):
+        return type(value) is int and 0 <= value < 1 << 63
+    if name == "relaunch":
+        return isinstance(value, dict)
+    if name.endswith("_s"):
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    kind = type(Settings._field_defaults[name])  # str, bool or int
+    return type(value) is kind and (kind is not int or 0 <= value < _LARGEST)  # type: ignore[operator]

@@ -1,0 +1,149 @@
+"""Whether a launch gets the plug-in, decided from options and facts, and whether torchrun would find it."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch import __version__
+from ddplaunch.machine.software import probe_plugin
+from ddplaunch.planning.launch import Launch
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from ddplaunch.values.variable_names import SETTINGS
+from tests.checks.healthy import healthy_facts, healthy_torch
+from tests.planning.test_resolve import decide
+from tests.planning.test_topology import said
+
+FLAGS = frozenset({"--logs-specs", "--shutdown-timeout", "--tee", "--log-dir", "--redirects", "--run-path"})
+TORCH = replace(healthy_torch(), torchrun_flags=FLAGS)
+FOUND = "/site-packages/ddplaunch-1.dist-info/entry_points.txt"
+
+
+def captured(torchrun: str = "", **options: object) -> Launch:
+    words = (Resolved(torchrun, Source("flag", "--torchrun-arg")),) if torchrun else ()
+    return decide(
+        replace(said(nproc="2", placement="none", **options), torchrun_arg=words),
+        healthy_facts(torch=TORCH),
+        plugin=FOUND,
+        cwd="/runs",
+    )
+
+
+def settings(launch: Launch) -> dict[str, object]:
+    (text,) = [each.value for each in launch.environment if each.name == SETTINGS and each.value]
+    value: dict[str, object] = json.loads(text)
+    return value
+
+
+def test_plugin_gets_its_settings() -> None:
+    launch = captured()
+    assert "--logs-specs=ddplaunch" in launch.argv[: launch.argv.index("--")]
+    assert settings(launch) == {
+        "run_id": "run-1",
+        "directory": "run-1",  # below the working directory
+        "node": 0,
+        "show": "0",
+        "verbose": False,
+        "grace_s": 30.0,
+        "max_restarts": 0,
+    }
+    assert launch.notes == ()
+    more = settings(captured(show="1, 0", verbose=True, grace=90.0, max_restarts=2))
+    assert (more["show"], more["verbose"], more["grace_s"], more["max_restarts"]) == ("0,1", True, 90.0, 2)
+
+
+def test_node_of_several() -> None:
+    options: dict[str, Any] = {"nnodes": "2", "node_rank": 1, "master_addr": "10.0.0.1"}
+    assert settings(captured(**options))["node"] == 1
+
+
+def test_grace_is_torchruns_own_option_where_it_has_one() -> None:
+    assert "--shutdown-timeout=90" in captured(grace=90.0).argv
+    old = replace(TORCH, torchrun_flags=FLAGS - {"--shutdown-timeout"})
+    launch = decide(said(grace=90.0), healthy_facts(torch=old), plugin=FOUND)
+    assert not [word for word in launch.argv if word.startswith("--shutdown-timeout")]
+    assert "`--grace` has no effect" in launch.notes[0]
+    with pytest.raises(UsageError, match="--grace"):
+        captured(grace=9.0, torchrun="--shutdown-timeout=5")
+
+
+@pytest.mark.parametrize(
+    "words", ["--tee 3", "--tee=0:3,1:3", "-r 3", "-r3", "--log_dir=x", "--redirects=3", "--run-path"]
+)
+def test_user_who_decides_where_output_goes_is_left_alone(words: str) -> None:
+    launch = captured(torchrun=words)
+    assert "--logs-specs=ddplaunch" not in launch.argv
+    assert SETTINGS not in {each.name for each in launch.environment}
+    assert launch.notes and launch.notes[0].startswith("no capture: `--")
+
+
+def test_reasons_against_the_plugin() -> None:
+    assert captured(capture=False).notes == ()
+    assert "--logs-specs=ddplaunch" not in captured(capture=False).argv
+    assert "without effect" in captured(capture=False, show="all").notes[0]
+    missing = decide(said(), healthy_facts(torch=TORCH), plugin=Unavailable("not installed here"))
+    assert missing.notes == ("no capture: not installed here",)
+    old = replace(TORCH, torchrun_flags=frozenset({"--tee"}))
+    assert "torch 2.3" in decide(said(), healthy_facts(torch=old), plugin=FOUND).notes[0]
+
+
+def test_settings_of_an_outer_launch_do_not_stay() -> None:
+    launch = decide(said(capture=False), healthy_facts(torch=TORCH), plugin=FOUND, environ={SETTINGS: "{}"})
+    assert [each.value for each in launch.environment if each.name == SETTINGS] == [None]
+
+
+def test_rank_to_show_that_never_exists() -> None:
+    assert settings(captured(show="1"))["show"] == "1"
+    with pytest.raises(UsageError, match="no rank 2 among 2"):
+        captured(show="0,2")
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("all", "all"), ("0", (0,)), (" 3,0,3 ", (0, 3)), ("07", (7,))])
+def test_ranks_to_show(text: str, ranks: tuple[int, ...] | str) -> None:
+    show = said(show=text).show
+    assert show is not None and show.value == ranks
+
+
+@pytest.mark.parametrize("text", ["", "-1", "0;3", "none", "0,,3", "²", "1.0", "0-3"])
+def test_no_ranks_to_show(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a rank"):
+        said(show=text)
+
+
+def declare(folder: Path, name: str, text: str) -> str:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "entry_points.txt").write_text(text)
+    return str(folder / name / "entry_points.txt")
+
+
+GROUP = "[console_scripts]\nddplaunch = a:b\n\n[torchrun.logs_specs]\nddplaunch = a:c\n"
+
+
+def test_entry_point_is_found_wherever_it_is_installed(tmp_path: Path) -> None:
+    own = declare(tmp_path / "a", f"ddplaunch-{__version__}.dist-info", GROUP)
+    other = declare(tmp_path / "b", "ddplaunch-0.0.1.dist-info", GROUP)
+    assert probe_plugin(["", str(tmp_path / "none"), str(tmp_path / "a")]) == own
+    assert probe_plugin([str(tmp_path / "b")]) == other
+
+
+def test_entry_point_that_torchrun_would_not_find(tmp_path: Path) -> None:
+    found = probe_plugin([str(tmp_path)])
+    assert isinstance(found, Unavailable) and "not installed" in found.reason
+    declare(tmp_path, "ddplaunch-0.0.1.dist-info", "[console_scripts]\nddplaunch = a:b\n[other]\nddplaunch = a:c\n")
+    found = probe_plugin([str(tmp_path)])
+    assert isinstance(found, Unavailable) and "install" in found.reason and "0.0.1" in found.reason
+
+
+def test_looking_for_the_entry_point_costs_next_to_nothing() -> None:
+    def once() -> float:
+        began = time.perf_counter()
+        assert isinstance(probe_plugin(), str)
+        return time.perf_counter() - began
+
+    assert min(once() for _ in range(20)) < 0.002

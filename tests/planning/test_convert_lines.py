@@ -1,0 +1,170 @@
+"""A line of another launcher becomes the command of ddplaunch that starts the same ranks."""
+
+from __future__ import annotations
+
+import shlex
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.machine.software import torchrun_flags
+from ddplaunch.planning.convert.launch_words import Word, divided, known, plain
+from ddplaunch.planning.convert.launcher_line import translate
+from ddplaunch.planning.convert.launcher_options import LAUNCHERS
+from ddplaunch.planning.convert.translation import Translation
+
+
+def said(line: str) -> Translation:
+    found = translate(plain(shlex.split(line)))
+    assert found is not None, line
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "command"),
+    [
+        ("torchrun train.py", "run 1 -- train.py"),
+        ("torchrun --nproc_per_node=4 train.py --lr 1e-3", "run 4 -- train.py --lr 1e-3"),
+        ("torchrun --nproc-per-node 4 --standalone train.py", "run 4 -- train.py"),
+        ("torchrun --nproc_per_node=gpu train.py", "run auto -- train.py"),
+        ("torchrun --nproc_per 2 -m pkg.train --x", "run 2 -- -m pkg.train --x"),
+        ("torchrun --nproc_per_node 2 --no-python ./train.sh --x", "run 2 -- ./train.sh --x"),
+        ("torchrun --nproc_per_node 2 --no-python ./train.py", "run 2 -- env ./train.py"),
+        ("torchrun --nproc_per_node 2 train", "run 2 -- python -u train"),
+        ("torchrun --nproc_per_node 2 -- train.py --x", "run 2 -- train.py --x"),
+        ("torchrun --master_port=29501 --nproc_per_node=4 train.py", "run 4 --master-port 29501 -- train.py"),
+        ("torchrun --nproc_per_node 2 --rdzv-endpoint=localhost:0 train.py", "run 2 -- train.py"),
+        (
+            "torchrun --nproc_per_node=4 --nnodes=2 --node_rank=1 --master_addr=h --master_port=1 train.py",
+            "run 2x4 --node-rank 1 --master-addr h --master-port 1 -- train.py",
+        ),
+        (
+            "torchrun --nnodes=1:4 --nproc_per_node=2 --max_restarts=3 --rdzv_endpoint=h:9 train.py",
+            "run 2 --nnodes 1:4 --master-addr h --master-port 9 --max-restarts 3 -- train.py",
+        ),
+        (
+            "torchrun --nproc_per_node 2 -r 3 --tee=1 t.py",
+            "run 2 --torchrun-arg=--redirects=3 --torchrun-arg=--tee=1 -- t.py",
+        ),
+        ("torchrun --nproc_per_node 2 t.py {lr} {{lr}} '${lr}' {}", "run 2 -- t.py '{{lr}}' '{{{lr}}}' '${lr}' '{}'"),
+        ("python -m torch.distributed.run --nproc_per_node=2 t.py", "run 2 -- t.py"),
+        ("python3 -u -m torch.distributed.launch --use_env --nproc_per_node=2 t.py", "run 2 -- t.py"),
+        (
+            "python -m torch.distributed.launch --nproc_per_node=2 t.py --x",
+            "run 2 -- t.py '--local-rank=${local_rank}' --x",
+        ),
+        ("accelerate launch train.py --x", "run auto -- train.py --x"),
+        (
+            "accelerate launch --multi_gpu --num_processes 8 --num_machines=2 --machine_rank 1 --main_process_ip h "
+            "--main_process_port 5 --mixed_precision fp16 train.py",
+            "run 2x4 --node-rank 1 --master-addr h --master-port 5 --env ACCELERATE_MIXED_PRECISION=fp16 -- train.py",
+        ),
+        ("accelerate launch --gpu_ids 0,2 --mixed_precision no t.py", "run 2 --gpus 0,2 -- t.py"),
+        (
+            "accelerate launch --num_processes 2 --use_fsdp --fsdp_offload_params True t.py",
+            "run 2 --env ACCELERATE_USE_FSDP=true --env FSDP_OFFLOAD_PARAMS=true -- t.py",
+        ),
+        (
+            "deepspeed --num_gpus=2 --master_port 6 t.py --deepspeed ds.json",
+            "run 2 --master-port 6 -- t.py '--local_rank=${local_rank}' --deepspeed ds.json",
+        ),
+        ("deepspeed --include localhost:1,3 --no_local_rank t.py", "run 2 --gpus 1,3 -- t.py"),
+        ("deepspeed --num_nodes 2 --num_gpus 4 --no_local_rank t.py", "run 2x4 --hostfile /job/hostfile -- t.py"),
+        ("horovodrun -np 8 -H a:4,b:4 python train.py", "run 4 --hosts a,b -- train.py"),
+        ("mpirun -np 4 -x A=1 --bind-to none python -u t.py", "run 4 --env A=1 -- t.py"),
+        ("mpirun -np 2 -H a:4,b:4 python t.py", "run 2 --hosts a -- t.py"),
+        ("mpirun -n 8 -N 4 -H localhost ./step --x", "run 4 -- ./step --x"),
+        ("mpirun -n 2 python -m pkg.t", "run 2 -- -m pkg.t"),
+        ("mpirun -n 2 python -O t.py", "run 2 -- python -O t.py"),
+    ],
+)
+def test_a_line(line: str, command: str) -> None:
+    assert said(line).source == f"ddplaunch {command}"
+
+
+@pytest.mark.parametrize(
+    ("line", "converted"),
+    [
+        ("A=1 nohup torchrun t.py", "A=1 nohup ddplaunch run 1 -- t.py"),
+        ("srun -N 2 torchrun --nproc_per_node 4 t.py", "srun -N 2 ddplaunch run 4 -- t.py"),
+        ("mpirun -np 2 -H a,b torchrun t.py", "mpirun -np 2 -H a,b ddplaunch run 1 -- t.py"),
+        ("uv run torchrun t.py", "uv run ddplaunch run 1 -- t.py"),
+        ("/opt/py/bin/python -m torch.distributed.run t.py", "/opt/py/bin/python -m ddplaunch run 1 -- t.py"),
+        (
+            "srun -N2 --ntasks-per-node=4 -c 8 --gres=gpu:4 python t.py",
+            "srun --gres=gpu:4 --nodes=2 --ntasks-per-node=1 --ntasks=2 --cpus-per-task=32 ddplaunch run 4 -- t.py",
+        ),
+    ],
+)
+def test_what_stands_in_front_stays(line: str, converted: str) -> None:
+    words = plain(shlex.split(line))
+    found = translate(words)
+    assert found is not None
+    assert " ".join([*(word.source for word in words[: found.start]), found.source]) == converted
+
+
+@pytest.mark.parametrize(
+    "line", ["python train.py", "echo torchrun t.py", "pip install deepspeed", "srun hostname", "accelerate config", ""]
+)
+def test_no_launch(line: str) -> None:
+    assert translate(plain(shlex.split(line))) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("torchrun --frob 3 t.py", "`--frob`"),
+        ("torchrun --nproc_per_node 3", "`torchrun` without a script"),
+        ("torchrun t.py --nnodes", ""),
+        ("torchrun --nnodes", "`--nnodes`"),
+        ("accelerate launch --tpu t.py", "`--tpu`"),
+        ("accelerate launch --num_processes 3 --num_machines 2 t.py", "3 processes on 2 nodes"),
+        ("mpirun -np 5 -H a:4,b:4 python t.py", "5 processes on `a:4,b:4`"),
+        ("accelerate launch --config_file missing.yaml t.py", "`--config_file missing.yaml`"),
+    ],
+)
+def test_what_cannot_be_said_is_named(line: str, what: str) -> None:
+    found = said(line)
+    assert bool(found.words) == (what == "")
+    if what:
+        assert found.unknown[0].what == what and found.unknown[0].why
+
+
+def test_what_is_dropped_has_a_reason() -> None:
+    found = said("torchrun --nproc_per_node 2 --rdzv_backend c10d --rdzv_id=5 --standalone --node_rank 0 t.py")
+    assert [note.what for note in found.dropped] == [
+        "`--rdzv-backend c10d`",
+        "`--rdzv-id 5`",
+        "`--standalone`",
+        "`--node-rank 0`",
+    ]
+    assert all(note.why for note in found.dropped)
+
+
+def test_a_variable_stays_one() -> None:
+    torchrun = [known("torchrun"), Word("--nproc_per_node=$N"), known("--nnodes"), Word('"$M"')]
+    found = translate([*torchrun, Word('--master_addr="$A"'), known("--node_rank=0"), known("t.py"), Word('"$@"')])
+    assert found is not None
+    assert found.source == 'ddplaunch run $N --nnodes "$M" --node-rank 0 --master-addr "$A" -- t.py "$@"'
+
+
+def test_options_in_a_variable_are_not_guessed() -> None:
+    found = translate([known("torchrun"), Word("$ARGS"), known("t.py")])
+    assert found is not None and not found.words and found.unknown[0].what == "`$ARGS`"
+
+
+@pytest.mark.parametrize(
+    ("total", "parts", "quotient"),
+    [("8", "2", "4"), ("8", "1", "8"), ("$N", "1", "$N"), ("$N", "$M", "$((N / M))"), ('"${N}"', "2", "$((N / 2))")],
+)
+def test_processes_of_a_node(total: str, parts: str, quotient: str) -> None:
+    words = [Word(text, None if "$" in text else text) for text in (total, parts)]
+    found = divided(*words)
+    assert found is not None and found.source == quotient
+
+
+def test_every_option_of_the_installed_torchrun_is_known() -> None:
+    source = Path(sysconfig.get_path("purelib"), "torch/distributed/run.py").read_text()
+    flags = torchrun_flags(source)
+    assert len(flags) > 20 and flags - {"--help"} <= LAUNCHERS["torchrun"].keys()

@@ -1,0 +1,137 @@
+"""Launch lines of shell scripts: what is replaced, what stays, and what is said of it."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.planning.convert.shell_script import changed, sites_of
+from tests.cli.cli_calls import Call, call, folder
+
+__all__ = ["call", "folder"]
+
+CONVERTED = [
+    (
+        "torchrun --nproc_per_node=$N \\\n  train.py \\\n  --lr 1 # x\n",
+        "ddplaunch run $N -- train.py \\\n  --lr 1 # x\n",
+    ),
+    ('torchrun train.py "$@" > log 2>&1 &\n', 'ddplaunch run 1 -- train.py "$@" > log 2>&1 &\n'),
+    ("A=1 B=$C exec torchrun train.py\n", "A=1 B=$C exec ddplaunch run 1 -- train.py\n"),
+    ("S=train.py\ntorchrun $S\n", "S=train.py\nddplaunch run 1 -- $S\n"),
+    ("S=train\ntorchrun $S\n", "S=train\nddplaunch run 1 -- python -u $S\n"),
+    ('D="--nproc_per_node $N"\ntorchrun $D t.py\n', 'D="--nproc_per_node $N"\nddplaunch run $N -- t.py\n'),
+    ("D=(--nproc_per_node 2)\ntorchrun ${D[@]} t.py\n", "D=(--nproc_per_node 2)\nddplaunch run 2 -- t.py\n"),
+    ('D=(--nproc_per_node 2)\ntorchrun "${D[@]}" t.py\n', "D=(--nproc_per_node 2)\nddplaunch run 2 -- t.py\n"),
+    ("NODES=1\ntorchrun --nnodes $NODES t.py\n", "NODES=1\nddplaunch run 1 -- t.py\n"),
+    ('C="torchrun --nproc_per_node 2 t.py"\n$C --x\n', 'C="ddplaunch run 2 -- t.py"\n$C --x\n'),
+    ('L="torchrun --nproc_per_node 2"\n$L t.py --x\n', 'L="ddplaunch run 2 --"\n$L t.py --x\n'),
+    ('L="torchrun --nproc_per_node 2"\nsrun bash -c "$L t.py"\n', 'L="ddplaunch run 2 --"\nsrun bash -c "$L t.py"\n'),
+    ('bash -c "torchrun t.py $1"\n', 'bash -c "ddplaunch run 1 -- t.py $1"\n'),
+    ("eval 'torchrun t.py $1'\n", "eval 'ddplaunch run 1 -- t.py $1'\n"),
+    ("cat <<EOF >job\ntorchrun t.py \\$1\nEOF\n", "cat <<EOF >job\nddplaunch run 1 -- t.py \\$1\nEOF\n"),
+    ("f() {\n  if x; then torchrun t.py; fi\n}\n", "f() {\n  if x; then ddplaunch run 1 -- t.py; fi\n}\n"),
+    (
+        "for i in 1 2; do torchrun t.py $i | tee a; done\n",
+        "for i in 1 2; do ddplaunch run 1 -- t.py $i | tee a; done\n",
+    ),
+    ("torchrun t.py {lr}\n", "ddplaunch run 1 -- t.py {{lr}}\n"),
+    ("torchrun t.py ${lr}\n", "ddplaunch run 1 -- t.py ${lr}\n"),
+    ("$(which torchrun) t.py\n", "ddplaunch run 1 -- t.py\n"),
+    ("$PYTHON -m torch.distributed.run t.py\n", "$PYTHON -m ddplaunch run 1 -- t.py\n"),
+    (
+        "torchrun --nnodes $N --rdzv_endpoint $HOST:29500 t.py\n",
+        'ddplaunch run 1 --nnodes $N --master-addr "$HOST" --master-port 29500 -- t.py\n',
+    ),
+    (
+        "accelerate launch --num_processes $((N * 8)) --num_machines 1 t.py\n",
+        "ddplaunch run $((N * 8)) -- t.py\n",
+    ),
+    (
+        "python -m torch.distributed.launch --nproc_per_node 2 t.py --x\n",
+        "ddplaunch run 2 -- t.py '--local-rank=${local_rank}' --x\n",
+    ),
+]
+
+
+@pytest.mark.parametrize(("script", "expected"), CONVERTED)
+def test_a_script(script: str, expected: str) -> None:
+    data = f"#!/bin/bash\n{script}".encode()
+    assert changed(data, sites_of(data)).decode() == f"#!/bin/bash\n{expected}"
+
+
+@pytest.mark.parametrize(
+    ("script", "line"),
+    [
+        ("x\ntorchrun $OPTIONS t.py\n", 2),
+        ("torchrun $(cat options) t.py\n", 1),
+        ("N=1\nN=$2\nD='--nproc_per_node 2'\nD+=' --nnodes 2'\n\ntorchrun $D t.py\n", 6),
+        ('eval "torchrun t.py \\"$x\\""\n', 1),
+        ("bash -c 'python -m torch.distributed.launch --nproc_per_node 2 t.py'\n", 1),
+        ("for D in 1 2; do\n torchrun $D t.py\ndone\n", 2),
+    ],
+)
+def test_what_cannot_be_known_stays_and_is_said_at_its_line(script: str, line: int) -> None:
+    data = script.encode()
+    (site,) = sites_of(data)
+    assert changed(data, [site]) == data
+    assert site.line == line and site.said.unknown[0].why
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["", "echo torchrun t.py\n", "# torchrun t.py\n", "pip install deepspeed\n", "python train.py\n", "\xff\n"],
+)
+def test_what_is_no_launch_is_left_alone(script: str) -> None:
+    assert sites_of(script.encode()) == []
+
+
+def test_a_broken_script_is_converted_where_it_is_whole() -> None:
+    data = b"torchrun a.py\n" + b"if [ x; then (( \n" * 3 + b"torchrun b.py\n"
+    assert changed(data, sites_of(data)).startswith(b"ddplaunch run 1 -- a.py\n")
+
+
+def test_scripts_nest_and_grow() -> None:
+    for data in (b"$(" * 5_000, b"( " * 5_000 + b"torchrun t.py", b'"${' * 5_000, b"{\n" * 5_000):
+        sites_of(data)
+
+
+@pytest.mark.parametrize("content", [b"\x7fELF\0\0", None])
+def test_what_is_no_script_is_said(call: Call, folder: Path, content: bytes | None) -> None:
+    if content is not None:
+        (folder / "x.sh").write_bytes(content)
+    said = call("convert", "x.sh")
+    assert said.status == 2 and "error[file-not-readable]" in said.err
+
+
+def test_the_diff_and_the_change(call: Call, folder: Path) -> None:
+    script = folder / "old.sh"
+    script.write_text("#!/bin/bash\nset -e\ntorchrun --nproc_per_node=2 train.py\ntorchrun $OPTS train.py\n")
+    script.chmod(0o750)
+    said = call("convert", "old.sh")
+    assert said.status == 1 and "old.sh:4" in said.err
+    assert "-torchrun --nproc_per_node=2 train.py\n+ddplaunch run 2 -- train.py\n" in said.out
+    assert "torchrun --nproc" in script.read_text()
+    assert call("convert", "--write", "old.sh").status == 1
+    assert script.read_text().splitlines()[2] == "ddplaunch run 2 -- train.py"
+    assert (folder / "old.sh.orig").read_text().splitlines()[2] == "torchrun --nproc_per_node=2 train.py"
+    for path in (script, folder / "old.sh.orig"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o750
+    assert sorted(path.name for path in folder.iterdir()) == ["old.sh", "old.sh.orig", "train.py"]
+
+
+def test_a_copy_that_is_there_already_is_kept(call: Call, folder: Path) -> None:
+    (folder / "old.sh").write_text("torchrun train.py\n")
+    (folder / "old.sh.orig").write_text("mine")
+    said = call("convert", "--write", "old.sh")
+    assert said.status == 2 and "error[file-not-writable]" in said.err
+    assert (folder / "old.sh").read_text() == "torchrun train.py\n" and (folder / "old.sh.orig").read_text() == "mine"
+
+
+def test_a_link_is_not_followed(call: Call, folder: Path) -> None:
+    (folder / "old.sh").write_text("torchrun train.py\n")
+    (folder / "link.sh").symlink_to("old.sh")
+    said = call("convert", "--write", "link.sh")
+    assert said.status == 2 and "is a link" in said.err and (folder / "link.sh").is_symlink()
+    assert (folder / "old.sh").read_text() == "torchrun train.py\n"

@@ -1,0 +1,282 @@
+"""Environments that somebody else set up: Slurm, Kubeflow, MPI, SageMaker; as seen, or as their manuals have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.machine.facts import CpuFacts
+from ddplaunch.planning.flag import NodeRange
+from ddplaunch.planning.inside.complete import complete, notes, recognise, within_allocation
+from ddplaunch.planning.inside.slurm import expand_hosts, read_slurm, repeated_counts
+from ddplaunch.planning.launch import Topology
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.ranks.topology import resolve_topology
+from ddplaunch.values.resolved import Resolved, Source
+from tests.checks.healthy import healthy_facts
+from tests.planning.test_topology import said
+
+#: Node 1 of a real Slurm 22.05 after `sbatch -N2 --gpus-per-node=3 --cpus-per-task=4` and `srun`.
+STEP = {
+    "CUDA_VISIBLE_DEVICES": "0,1,2",
+    "SLURMD_NODENAME": "vn2",
+    "SLURM_CPUS_ON_NODE": "4",
+    "SLURM_CPUS_PER_TASK": "4",
+    "SLURM_GPUS_ON_NODE": "3",
+    "SLURM_GPUS_PER_NODE": "3",
+    "SLURM_JOB_GPUS": "0,1,2",
+    "SLURM_JOB_ID": "12",
+    "SLURM_JOB_NODELIST": "vn[1-2]",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NNODES": "2",
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_PROCID": "1",
+    "SLURM_STEP_GPUS": "0,1,2",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "vn[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "2",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+    "SLURM_TASKS_PER_NODE": "1(x2)",
+}
+BATCH = {name: value for name, value in STEP.items() if "STEP" not in name} | {"SLURM_NODEID": "0", "SLURM_PROCID": "0"}
+TASKS = {
+    "SLURM_STEP_NUM_TASKS": "6",
+    "SLURM_STEP_TASKS_PER_NODE": "3(x2)",
+    "SLURM_PROCID": "4",
+    "SLURM_LOCALID": "1",
+}
+
+
+def topology(options: Options, environ: dict[str, str], processes: int = 3) -> Topology:
+    done = complete(options, environ)
+    known = done.nproc is not None and done.nproc.value != "auto"
+    count: Any = done.nproc if known else Resolved(processes, Source("detected"))
+    return resolve_topology(count, done.nnodes, done.node_rank, done.master_addr, done.master_port, environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("vn[1-3]", "vn1 vn2 vn3"),
+        ("gpu[08-10,2]", "gpu08 gpu09 gpu10 gpu2"),
+        ("a,b[1-2]-ib,c", "a b1-ib b2-ib c"),
+        ("r[1-2]n[01-02]", "r1n01 r1n02 r2n01 r2n02"),
+        ("login", "login"),
+    ],
+)
+def test_node_lists_are_spelled_out_in_order(text: str, hosts: str) -> None:
+    assert expand_hosts(text) == tuple(hosts.split())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a[1-", "a[]", "a[2-1]", "a[1-99999999]", "a[x]", "a,,b", "a]b", "n[1-999][1-999]"]
+)
+def test_node_lists_that_are_malformed_or_endless_are_not_guessed_at(text: str) -> None:
+    assert expand_hosts(text) is None
+
+
+@given(st.text("ab019[],-()x", max_size=30))
+def test_no_node_list_raises(text: str) -> None:
+    expand_hosts(text)
+    repeated_counts(text)
+
+
+def test_task_counts_of_each_node() -> None:
+    assert repeated_counts("2(x3),1") == (2, 2, 2, 1)
+    assert repeated_counts("2(x") is None
+
+
+def test_a_step_decides_everything_and_is_the_source() -> None:
+    found = topology(Options(), STEP)
+    assert (found.nnodes.value, found.nproc_per_node.value, found.world_size) == (2, 3, 6)
+    assert found.node_rank == Resolved(1, Source("Slurm", "SLURM_NODEID"))
+    assert found.master_addr == Resolved("vn1", Source("Slurm", "SLURM_STEP_NODELIST"))
+    assert found.master_port is not None and 15000 <= found.master_port.value < 25000
+    options = complete(Options(), STEP)
+    assert options.run_id is not None and options.run_id.value == "slurm-12.0"
+
+
+def test_the_gpus_of_a_node_are_counted_where_each_task_is_shown_its_own_alone() -> None:
+    bound = {"SLURMD_TRES_BIND": "gpu:per_task:1", "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1"}
+    slurm = read_slurm(STEP | TASKS | bound)
+    assert slurm is not None and slurm.gpus_on_node == 3
+    found = topology(Options(), STEP | TASKS | bound)
+    assert (found.nnodes.value, found.nproc_per_node.value) == (6, 1)
+
+
+def test_a_step_of_one_task_has_the_steps_run_id_and_stays_on_one_node() -> None:
+    alone = {**STEP, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1"}
+    options = complete(Options(), alone | {"SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_RESTART_COUNT": "1"})
+    assert options.run_id is not None and options.run_id.value == "slurm-12.0-r1"
+    assert options.nnodes is None and options.node_rank is None
+    assert complete(Options(), BATCH).run_id is None, "a batch script may start several"
+
+
+def test_a_job_of_an_array_is_named_as_squeue_names_it() -> None:
+    found = recognise(STEP | {"SLURM_ARRAY_JOB_ID": "9", "SLURM_ARRAY_TASK_ID": "3"})
+    assert found is not None and found.note.startswith("Slurm job 12.0 (array 9_3): ")
+
+
+def test_what_the_user_says_outranks_slurm() -> None:
+    flags = said(nproc="2", node_rank=0, master_addr="10.0.0.1", master_port=29511, run_id="mine")
+    found = topology(flags, STEP)
+    assert found.nproc_per_node.value == 2 and found.nnodes.source.kind == "Slurm"
+    assert found.node_rank and found.node_rank.value == 0 and found.master_addr and found.master_port
+    assert (found.master_addr.value, found.master_port.value) == ("10.0.0.1", 29511)
+    exported = topology(Options(), STEP | {"MASTER_ADDR": "vn9", "MASTER_PORT": "1234", "NODE_RANK": "0"})
+    assert exported.master_addr == Resolved("vn9", Source("environment", "MASTER_ADDR"))
+    assert exported.node_rank == Resolved(0, Source("environment", "NODE_RANK"))
+
+
+def test_a_launch_on_one_node_stays_there() -> None:
+    found = topology(said(nproc="1x2"), STEP)
+    assert (found.nnodes.value, found.node_rank, found.master_addr) == (1, None, None)
+
+
+def test_a_reserved_port_is_used_and_a_requeued_job_has_another_id() -> None:
+    options = complete(Options(), STEP | {"SLURM_STEP_RESV_PORTS": "12000-12003", "SLURM_RESTART_COUNT": "2"})
+    assert options.master_port is not None and options.master_port.value == 12000
+    assert options.run_id is not None and options.run_id.value == "slurm-12.0-r2"
+
+
+def test_tasks_for_each_gpu_become_one_rank_each_with_that_gpu() -> None:
+    options = complete(Options(), STEP | TASKS)
+    assert options.nnodes == Resolved(NodeRange(6, 6), Source("Slurm", "SLURM_NTASKS"))
+    assert options.node_rank is not None and options.node_rank.value == 4
+    assert options.nproc is not None and options.nproc.value == 1
+    assert [item.value for item in options.env] == [("CUDA_VISIBLE_DEVICES", "1")]
+
+
+def test_tasks_whose_gpu_slurm_bound_keep_it() -> None:
+    options = complete(Options(), STEP | TASKS | {"CUDA_VISIBLE_DEVICES": "0"})
+    assert options.env == () and options.nproc is not None and options.nproc.value == 1
+
+
+def test_six_gpus_for_three_tasks_are_two_each() -> None:
+    six = {"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5", "SLURM_STEP_GPUS": "0,1,2,3,4,5"}
+    options = complete(Options(), STEP | TASKS | six)
+    assert [item.value for item in options.env] == [("CUDA_VISIBLE_DEVICES", "2,3")]
+    assert options.nproc is not None and options.nproc.value == 2
+
+
+def test_narrowed_devices_are_counted_and_not_what_slurm_gave() -> None:
+    assert complete(Options(), STEP | {"CUDA_VISIBLE_DEVICES": "0"}).nproc is None
+    assert complete(said(gpus="0,1"), STEP).nproc is None
+    assert complete(said(device="cpu"), STEP).nproc is None
+
+
+def test_a_batch_script_is_outside_of_a_step() -> None:
+    slurm = read_slurm(BATCH)
+    assert slurm is not None and slurm.step is None and slurm.on_node and slurm.nodes == 2
+    assert complete(Options(), BATCH).nnodes is None
+    for inside in ({"SLURM_STEP_ID": "4294967290"}, {"SLURM_STEP_ID": "0", "SLURM_PTY_PORT": "4711"}):
+        interactive = read_slurm(BATCH | inside)
+        assert interactive is not None and interactive.step is None
+
+
+def test_cpus_that_slurm_gave_count_where_it_does_not_bind_them() -> None:
+    facts = healthy_facts(cpu=CpuFacts(logical=64, affinity=64, quota_cpus=None, usable=64))
+    cpu = within_allocation(facts, STEP).cpu
+    assert isinstance(cpu, CpuFacts) and cpu.usable == 4
+    assert within_allocation(facts, {}) == facts
+
+
+def test_the_note_says_what_slurm_gave_and_how_much_time_is_left() -> None:
+    (note,) = notes(STEP | {"SLURM_JOB_END_TIME": "4600"}, now_s=1000)
+    assert note == "Slurm job 12.0: node 1 of 2 nodes (vn[1-2]), 3 GPUs on this node, 4 CPUs a task, 1 h left"
+    assert notes({}, 0) == ()
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "999999999999999999999"])
+def test_malformed_numbers_of_slurm_count_as_not_said(value: str) -> None:
+    assert recognise(STEP | {"SLURM_NODEID": value, "SLURM_STEP_NUM_TASKS": value, "SLURM_PROCID": value}) is not None
+
+
+KUBEFLOW = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "PET_NNODES": "2",
+    "PET_NPROC_PER_NODE": "4",
+    "PET_NODE_RANK": "1",
+    "PET_MASTER_ADDR": "train-node-0-0.train",
+    "PET_MASTER_PORT": "29400",
+}
+ELASTIC = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "HOSTNAME": "train-worker-2",
+    "PET_NNODES": "1:3",
+    "PET_RDZV_ENDPOINT": "train-worker-0:23456",
+    "PET_RDZV_BACKEND": "c10d",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_SIZE": "4",
+    "OMPI_COMM_WORLD_RANK": "3",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    "PMIX_NAMESPACE": "prterun-host-4711@1",
+    "CUDA_VISIBLE_DEVICES": "0,1,2,3",
+}
+HYDRA = {"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0", "MASTER_ADDR": "head"}
+SAGEMAKER = {
+    "SM_HOSTS": '["algo-10","algo-2","algo-1"]',
+    "SM_CURRENT_HOST": "algo-10",
+    "SM_NUM_GPUS": "8",
+    "SM_NETWORK_INTERFACE_NAME": "eth0",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "kind", "expected"),
+    [
+        (KUBEFLOW, "Kubeflow", (2, 4, 1, "train-node-0-0.train", 29400)),
+        (ELASTIC, "Kubeflow", (3, 3, 2, "train-worker-0", 23456)),
+        (OPEN_MPI, "Open MPI", (4, 1, 3, "localhost", 29500)),
+        (HYDRA, "PMI", (2, 3, 1, "head", 29500)),
+        (SAGEMAKER, "SageMaker", (3, 8, 2, "algo-1", 29500)),
+    ],
+)
+def test_others_are_recognised_and_shown_as_source(
+    environ: dict[str, str], kind: str, expected: tuple[Any, ...]
+) -> None:
+    found = topology(Options(), environ)
+    assert found.nnodes.source.kind == kind
+    addr, port, rank = found.master_addr, found.master_port, found.node_rank
+    assert addr and port and rank and rank.source.kind == kind
+    assert (found.nnodes.value, found.nproc_per_node.value, rank.value, addr.value, port.value) == expected
+
+
+def test_what_is_particular_to_each_of_them() -> None:
+    assert [item.value for item in complete(Options(), OPEN_MPI).env] == [("CUDA_VISIBLE_DEVICES", "3")]
+    mpi = complete(Options(), OPEN_MPI).run_id
+    assert mpi is not None and mpi.value == "mpi-prterun-host-4711-1"
+    sagemaker = complete(Options(), SAGEMAKER).socket_ifname
+    assert sagemaker is not None and sagemaker.value == "=eth0"
+    assert topology(Options(), ELASTIC).min_nodes == 1
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {name: value for name, value in KUBEFLOW.items() if name != "KUBERNETES_SERVICE_HOST"},
+        {"OMPI_COMM_WORLD_SIZE": "4"},
+        {"SM_HOSTS": "[", "SM_CURRENT_HOST": "a"},
+        {"SM_HOSTS": '["a"]', "SM_CURRENT_HOST": "b"},
+        {"SLURM_JOB_ID": "x"},
+    ],
+)
+def test_stale_and_malformed_variables_decide_nothing(environ: dict[str, str]) -> None:
+    assert recognise(environ) is None
+    assert complete(Options(), environ) == Options()
+
+
+def test_mpirun_within_a_slurm_job_places_its_own_processes() -> None:
+    found = recognise(BATCH | OPEN_MPI)
+    assert found is not None and found.by == "Open MPI"
+    by_srun = recognise(STEP | {"PMI_SIZE": "2", "PMI_RANK": "1"})
+    assert by_srun is not None and by_srun.by == "Slurm"

@@ -1,0 +1,151 @@
+"""A whole launch decided from options, facts and script, without a machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddplaunch.machine.facts import Facts
+from ddplaunch.planning.current import Current, current
+from ddplaunch.planning.launch import Launch, Target
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.resolve import Situation, resolve
+from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source, Unavailable
+from tests.checks.healthy import healthy_facts, healthy_torch
+from tests.planning.test_topology import said
+
+TRAIN = Target("script", "train.py", ("--epochs", "3"))
+SCRIPT = ScriptReport(
+    "train.py",
+    (
+        DeclaredOption(("--batch-size",), DeclaredAt("train.py", 5), default="64", meaning="batch_size"),
+        DeclaredOption(("--lr",), DeclaredAt("train.py", 6), meaning="lr"),
+    ),
+)
+NO_GPU = Unavailable("`libnvidia-ml.so.1` is not installed")
+
+
+def decide(options: Options, facts: Facts | None = None, **changes: Any) -> Launch:
+    situation = Situation(
+        facts=facts or healthy_facts(),
+        script=SCRIPT,
+        environ={},
+        pairs=(),
+        selection=None,
+        python=("python",),
+        run_id="run-1",
+        record="/runs/run-1",
+    )
+    return resolve(options, TRAIN, replace(situation, **changes))
+
+
+def variables(launch: Launch) -> dict[str, str]:
+    return {each.name: each.value for each in launch.environment if each.value is not None}
+
+
+def test_auto_is_one_process_for_each_visible_gpu() -> None:
+    assert decide(said(nproc="auto")).topology.nproc_per_node.value == 8
+    assert decide(Options(), environ={"CUDA_VISIBLE_DEVICES": "1,3"}).topology.nproc_per_node.value == 2
+    pairs = (("CUDA_VISIBLE_DEVICES", "0,1,2", Source("flag", "--env")),)
+    assert decide(Options(), pairs=pairs).topology.nproc_per_node.value == 3
+
+
+def test_auto_without_a_gpu_is_one_process_on_the_cpu() -> None:
+    launch = decide(Options(), healthy_facts(nvml=NO_GPU))
+    assert (launch.device.value, launch.topology.world_size) == ("cpu", 1)
+    assert "libnvidia-ml" in launch.device.source.detail
+
+
+def test_auto_on_cuda_without_a_count_is_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        decide(said(device="cuda"), healthy_facts(nvml=NO_GPU))
+    assert caught.value.findings[0].code == "no-gpu-to-count"
+
+
+@pytest.mark.parametrize(
+    ("torch", "device"),
+    [
+        (healthy_torch(), "cuda"),
+        (healthy_torch(cuda=None), "cpu"),
+        (healthy_torch(cuda=None, hip="6.2"), "cuda"),
+        (Unavailable("torch is not installed"), "cpu"),
+    ],
+)
+def test_the_device_follows_the_build_of_torch(torch: Any, device: str) -> None:
+    assert decide(said(nproc="2"), healthy_facts(torch=torch)).device.value == device
+
+
+@pytest.mark.parametrize("typed", [{"device": "tpu"}, {"device": "cpu", "gpus": "0"}])
+def test_unknown_and_contradicting_devices_are_refused(typed: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        decide(said(**typed))
+
+
+def test_numbers_reach_arguments_environment_and_current_alike() -> None:
+    launch = decide(said(nproc="4", batch_size=16, base_lr=1e-4, dataset_size=6400))
+    assert launch.argv[-7:] == ("train.py", "--batch-size", "16", "--lr", "0.0004", "--epochs", "3")
+    environment = variables(launch)
+    assert environment["DDPLAUNCH_LR"] == "0.0004"
+    assert environment["DDPLAUNCH_GLOBAL_BATCH_SIZE"] == "64"
+    assert current(environment) == Current(
+        run_id="run-1",
+        batch_size=16,
+        accum=1,
+        global_batch_size=64,
+        world_size=4,
+        nproc=4,
+        nnodes=1,
+        lr=4e-4,
+        lr_factor=4.0,
+        steps_per_epoch=100,
+        dataset_size=6400,
+    )
+
+
+def test_several_learning_rates_reach_the_environment_and_current() -> None:
+    launch = decide(said(nproc="4", batch_size=16, base_lr=["phase1=3e-5", "p-2=1e-5"], lr=["head=0.5"]))
+    environment = variables(launch)
+    names = {name: value for name, value in environment.items() if name.startswith("DDPLAUNCH_LR")}
+    assert names == {
+        "DDPLAUNCH_LR_FACTOR": "4",
+        "DDPLAUNCH_LR_PHASE1": "0.00012",
+        "DDPLAUNCH_LR_P_2": "4e-05",
+        "DDPLAUNCH_LR_HEAD": "0.5",
+    }
+    assert current(environment).lrs == {"phase1": 0.00012, "p-2": 4e-5, "head": 0.5}
+    assert current(environment).lr is None and "--lr" not in launch.argv
+
+
+def test_the_default_of_the_script_makes_the_batch_and_is_not_passed_again() -> None:
+    launch = decide(said(nproc="4"))
+    assert launch.numbers.global_batch_size is not None and launch.numbers.global_batch_size.value == 256
+    assert launch.passed == ()
+
+
+def test_a_plan_needs_no_script() -> None:
+    situation_launch = decide(said(nproc="2", batch_size=4), script=Unavailable("no script was named"))
+    assert situation_launch.numbers.global_batch_size is not None
+
+
+def test_several_nodes_share_an_id_that_one_node_does_not_invent() -> None:
+    options = said(nnodes="2", node_rank=0, master_addr="gpu-a", nproc="2")
+    first, second = decide(options, run_id="a"), decide(options, run_id="b")
+    identity = [word for word in first.argv if word.startswith("--rdzv-id=")]
+    assert identity and identity == [word for word in second.argv if word.startswith("--rdzv-id=")]
+    given = decide(replace(options, run_id=Resolved("mine", Source("flag"))))
+    assert "--rdzv-id=mine" in given.argv
+
+
+def test_outside_of_a_launch_current_is_a_single_process() -> None:
+    assert current({}) == Current()
+    assert current({}).asdict() == {"world_size": 1, "nproc": 1, "nnodes": 1}
+
+
+@pytest.mark.parametrize("text", ["[]", "x"])
+def test_a_broken_plan_is_no_silent_default(text: str) -> None:
+    with pytest.raises(ValueError):
+        current({"DDPLAUNCH_PLAN": text})

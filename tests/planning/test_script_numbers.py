@@ -1,0 +1,521 @@
+"""How numbers reach the script: placeholders, declared options, and what the script fixes itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.planning.launch import Missing, Passed, Target, Topology
+from ddplaunch.planning.options import Options
+from ddplaunch.planning.script_numbers.forward import Forwarded, forward
+from ddplaunch.planning.script_numbers.handed_out import NAMES, Plan, complete_from_script, given_numbers
+from ddplaunch.scaling.numbers import NamedRate, Numbers
+from ddplaunch.script.report import WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
+
+FLAG = Source("flag")
+AT = DeclaredAt("train.py", 31)
+NO_SCRIPT = Unavailable("not a Python file")
+FOUR = Topology(Resolved(1, FLAG), Resolved(4, FLAG), 1)
+NUMBERS = Numbers(
+    world_size=Resolved(8, FLAG),
+    batch_size=Resolved(8, FLAG),
+    accum=Resolved(2, FLAG),
+    global_batch_size=Resolved(128, FLAG),
+    lr=Resolved(0.0004, FLAG),
+    warmup_steps=Resolved(100, FLAG),
+)
+
+
+def plan(*given: str, automatic: bool = True, numbers: Numbers = NUMBERS) -> Plan:
+    """What is handed out on 2 nodes of 4 processes: 8 samples, 2 micro-batches."""
+    return Plan(numbers, 4, 2, frozenset(given), automatic)
+
+
+LR_GIVEN = plan("lr")
+NOTHING_GIVEN = plan()
+
+
+def option(
+    flag: str, meaning: Meaning, default: str | None = None, because: str = "", rule: LrRule | None = None
+) -> DeclaredOption:
+    return DeclaredOption(
+        (flag,), AT, default=default, dest=flag.strip("-"), meaning=meaning, because=because, rule=rule
+    )
+
+
+def report(*options: DeclaredOption, complete: bool = True) -> ScriptReport:
+    return ScriptReport("train.py", options, complete=complete)
+
+
+def test_placeholders_are_replaced_inside_words() -> None:
+    result = forward(("--bs={batch_size}", "opt.lr={lr}", "{world_size}"), plan("lr", "batch_size"), NO_SCRIPT)
+    assert result.args == ("--bs=8", "opt.lr=0.0004", "8")
+    assert [each.number for each in result.passed] == ["batch_size", "lr", "world_size"]
+    assert result.missing == ()
+
+
+def test_a_doubled_brace_is_literal_and_other_braces_are_left_alone() -> None:
+    words = ("{{lr}}", '{"a": {"b": 1}}', "{{ jinja }}", "{}", "{LR}", "${lr}", "${oc.env:lr}", "{{name}}")
+    assert forward(words, NOTHING_GIVEN, NO_SCRIPT).args == ("{lr}", *words[1:-1], "{name}")
+
+
+@given(st.lists(st.text(st.characters(exclude_characters="\0{"))))
+def test_words_without_placeholders_arrive_byte_for_byte(words: list[str]) -> None:
+    assert forward(tuple(words), NOTHING_GIVEN, NO_SCRIPT).args == tuple(words)
+
+
+@pytest.mark.parametrize(
+    ("placeholder", "code", "said"),
+    [
+        ("{lr_factor}", "placeholder-without-number", "--base-lr"),
+        ("{learning_rate}", "unknown-placeholder", "{{learning_rate}}"),
+    ],
+)
+def test_a_placeholder_that_cannot_be_replaced_is_refused(placeholder: str, code: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        forward((placeholder,), NOTHING_GIVEN, NO_SCRIPT)
+    assert caught.value.findings[0].code == code
+    assert said in caught.value.findings[0].fix
+
+
+TWO = replace(
+    NUMBERS,
+    rates=(
+        NamedRate("phase1", Resolved(1e-5, FLAG), Resolved(8e-5, FLAG)),
+        NamedRate("p-2", None, Resolved(0.1, FLAG)),
+    ),
+)
+
+
+def test_learning_rates_with_names_are_placeholders() -> None:
+    result = forward(("--a={lr:phase1}", "--b", "{lr:p-2}", "{{lr:p-2}}", "{lr:.2e}"), plan(numbers=TWO), NO_SCRIPT)
+    assert result.args == ("--a=8e-05", "--b", "0.1", "{lr:p-2}", "{lr:.2e}")
+    assert [(each.number, each.value) for each in result.passed] == [("lr:phase1", "8e-05"), ("lr:p-2", "0.1")]
+    assert result.missing == ()
+
+
+def test_an_unknown_name_is_refused_with_those_that_there_are() -> None:
+    with pytest.raises(UsageError) as caught:
+        forward(("{lr:phase3}",), plan(numbers=TWO), NO_SCRIPT)
+    finding = caught.value.findings[0]
+    assert finding.code == "unknown-placeholder"
+    assert finding.why.endswith("`{nnodes}`, `{lr:phase1}`, `{lr:p-2}`")
+    assert "`--base-lr phase3=1e-4`" in finding.fix
+
+
+def test_a_name_that_nothing_carries_is_missing_and_never_filled_in() -> None:
+    result = forward(("{lr:phase1}",), plan("lr", numbers=replace(TWO, lr=None)), report(option("--lr", "lr")))
+    assert result.args == ("8e-05",)
+    (missing,) = result.missing
+    assert (missing.number, missing.value) == ("lr:p-2", "0.1") and "`NAME={lr:p-2}`" in missing.fix
+    reads = ScriptReport("train.py", reads_env=("DDPLAUNCH_LR_P_2", "DDPLAUNCH_PLAN"))
+    found = [(each.number, each.variable) for each in forward((), plan(numbers=TWO), reads).passed]
+    assert found == [("lr:phase1", "DDPLAUNCH_PLAN"), ("lr:p-2", "DDPLAUNCH_LR_P_2")]
+
+
+def test_declared_options_are_filled_in_with_the_place_of_their_declaration() -> None:
+    script = report(option("--batch_size", "batch_size"), option("--learning-rate", "lr"))
+    result = forward(("--epochs", "3"), plan("batch_size", "lr"), script)
+    assert result.args == ("--batch_size", "8", "--learning-rate", "0.0004", "--epochs", "3")
+    assert result.passed[0] == Passed("batch_size", "8", ("--batch_size", "8"), AT)
+
+
+@pytest.mark.parametrize(
+    ("meaning", "value", "note"),
+    [
+        ("batch_size", "8", "train.py:9 divides it"),
+        ("step_batch_size", "16", "of one process per optimizer step: train.py:9 divides it"),
+        ("node_batch_size", "32", "of all processes on a node: train.py:9 divides it"),
+        ("total_batch_size", "64", "of all processes: train.py:9 divides it"),
+        ("global_batch_size", "128", "per optimizer step: train.py:9 divides it"),
+    ],
+)
+def test_a_batch_is_filled_in_as_the_samples_that_the_script_counts(meaning: Meaning, value: str, note: str) -> None:
+    result = forward((), plan("batch_size"), report(option("--batch", meaning, because="train.py:9 divides it")))
+    assert result.passed == (Passed(meaning, value, ("--batch", value), AT, note),)
+
+
+def test_an_accumulation_of_all_processes_is_filled_in_and_adopted_as_such() -> None:
+    script = report(option("--accum", "total_accum", "40"), option("--batch", "batch_size", "2"))
+    result = forward((), plan("accum"), script)
+    assert result.passed == (Passed("total_accum", "16", ("--accum", "16"), AT, "of all processes"),)
+    adopted = complete_from_script(Options(), TRAIN, FOUR, script).accum
+    assert adopted is not None and adopted.value == 10
+
+
+def test_a_script_that_divides_the_batch_of_a_step_by_one_pass_needs_no_accumulation() -> None:
+    script = report(option("--batch", "step_batch_size"), option("--micro", "batch_size"))
+    result = forward((), plan("batch_size", "accum"), script)
+    assert (result.args, result.missing) == (("--batch", "16", "--micro", "8"), ())
+
+
+BY_BATCH = LrRule(1 / 256, (("batch", 1.0), (WORLD, 1.0)), AT)
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        (LrRule(1.0, ((WORLD, 1.0),), AT), "5e-05"),
+        (LrRule(1.0, ((WORLD, 0.5),), AT), "0.000141421356237"),
+        (BY_BATCH, "0.0016"),
+        (LrRule(1.0, (("unknown", 1.0),), AT), None),
+    ],
+)
+def test_a_learning_rate_that_the_script_scales_is_divided_by_its_factor(rule: LrRule, value: str | None) -> None:
+    script = report(option("--lr", "lr", rule=rule), option("--batch", "batch_size"))
+    result = forward((), plan("batch_size", "lr"), script)
+    assert [each.value for each in result.passed if each.number == "lr"] == ([value] if value else [])
+    assert [each.reason for each in result.missing] == (
+        [] if value else ["train.py:31 scales `--lr` by what cannot be computed here"]
+    )
+
+
+def test_only_numbers_that_were_given_are_filled_in() -> None:
+    script = report(option("--accum", "accum"), option("--lr", "lr"), option("--warmup-steps", "warmup_steps"))
+    assert forward((), LR_GIVEN, script).args == ("--lr", "0.0004")
+
+
+def test_options_are_filled_in_before_the_scripts_own_separator() -> None:
+    result = forward(("-v", "--", "a"), LR_GIVEN, report(option("--lr", "lr")))
+    assert result.args == ("--lr", "0.0004", "-v", "--", "a")
+
+
+def test_world_size_is_never_passed_by_itself() -> None:
+    assert forward((), LR_GIVEN, report(option("--world-size", "world_size"))).args == ()
+
+
+@pytest.mark.parametrize("word", ["--lr=4e-4", "--lr=0.00040"])
+def test_the_same_value_may_be_said_twice(word: str) -> None:
+    assert forward((word,), LR_GIVEN, report(option("--lr", "lr"))) == Forwarded((word,), (), ())
+
+
+def test_a_placeholder_counts_as_passing_the_option() -> None:
+    result = forward(("--lr", "{lr}"), LR_GIVEN, report(option("--lr", "lr")))
+    assert result.args == ("--lr", "0.0004")
+
+
+def test_two_values_for_one_option_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        forward(("--lr", "0.1"), LR_GIVEN, report(option("--lr", "lr")))
+    finding = caught.value.findings[0]
+    assert finding.code == "option-given-twice"
+    assert "train.py:31" in finding.why
+
+
+EPOCHS = option("--warmup-epochs", "warmup_epochs")
+
+
+@pytest.mark.parametrize(
+    ("script", "reasons"),
+    [
+        (NO_SCRIPT, ["the options of the program cannot be read (not a Python file)"] * 3),
+        (report(), ["train.py declares no option for it"] * 3),
+        (report(complete=False), ["no option for it was found, and a part of train.py cannot be read"] * 3),
+        (
+            ScriptReport(
+                "train.py", (EPOCHS, option("--accum", "accum")), instead=(("lr", "`lr` is 0.1 at train.py:2"),)
+            ),
+            ["`lr` is 0.1 at train.py:2", "`--warmup-epochs` takes epochs (train.py:31)"],
+        ),
+        (
+            report(EPOCHS, option("--lr", "lr"), option("--accum", "accum")),
+            ["`--warmup-epochs` takes epochs (train.py:31)"],
+        ),
+        (
+            ScriptReport("train.py", (option("--lr", "lr"),), instead=(("accum", "nothing reads `--a` (train.py:2)"),)),
+            [
+                "nothing reads `--a` (train.py:2); the effective batch is without it",
+                "train.py declares no option for it",
+            ],
+        ),
+        (
+            ScriptReport("train.py", (EPOCHS, option("--accum", "accum")), ambiguous=(("lr", ("--lr", "--rate")),)),
+            [
+                "`--lr` and `--rate` could take it; `--lr-option=--lr` decides",
+                "`--warmup-epochs` takes epochs (train.py:31)",
+            ],
+        ),
+    ],
+)
+def test_a_given_number_that_does_not_arrive_is_missing_with_the_reason(
+    script: ScriptReport | Unavailable, reasons: list[str]
+) -> None:
+    assert [item.reason for item in forward((), plan("lr", "accum", "warmup_steps"), script).missing] == reasons
+
+
+@pytest.mark.parametrize(
+    ("script", "fix"),
+    [
+        (NO_SCRIPT, "pass it in an argument that the script takes, as in `NAME={lr}` behind `--`, or read "),
+        (report(), "read `ddplaunch.current().lr` in the script"),
+        (report(complete=False), "name its option, `--lr-option=NAME`; or pass it in an argument"),
+        (ScriptReport("train.py", ambiguous=(("lr", ("--a", "--b")),)), "`--lr-option=--a` or `--lr-option=--b`"),
+        (
+            report(option("--lr", "lr", rule=LrRule(1.0, (("unknown", 1.0),), AT))),
+            "pass `--lr` yourself behind `--`; or, if it is final all the same, `--lr-option=--lr:final`",
+        ),
+    ],
+)
+def test_what_helps_a_number_that_is_missing_fits_the_script(script: ScriptReport | Unavailable, fix: str) -> None:
+    (missing,) = forward((), LR_GIVEN, script).missing
+    assert missing.fix.startswith(fix)
+
+
+def test_a_unit_of_the_script_that_the_user_passes_is_the_one_that_counts() -> None:
+    (missing,) = forward(("--warmup-epochs", "5"), plan("warmup_steps"), report(EPOCHS)).missing
+    assert missing.reason == "`--warmup-epochs 5` behind `--` counts epochs (train.py:31)"
+    assert missing.fix == "leave `--warmup` or `--base-warmup` out: the script has its own"
+
+
+def test_a_key_behind_an_option_is_named_with_it() -> None:
+    key = DeclaredOption(
+        ("TRAIN.WARMUP_EPOCHS",), AT, dest="WARMUP_EPOCHS", meaning="warmup_epochs", spelling="k v", behind="--opts"
+    )
+    (missing,) = forward((), plan("warmup_steps"), report(key)).missing
+    assert missing.fix.endswith("; or pass `--opts TRAIN.WARMUP_EPOCHS` yourself behind `--`")
+
+
+RATIO = replace(option("--warmup-ratio", "warmup_ratio"), kind="float")
+FLOAT_EPOCHS = replace(EPOCHS, kind="float")
+
+
+@pytest.mark.parametrize(
+    ("options", "args", "steps", "epoch", "expected"),
+    [
+        ((FLOAT_EPOCHS,), (), 100, 40, ("--warmup-epochs", "2.5")),
+        ((replace(EPOCHS, default="1.5"),), (), 100, 40, ("--warmup-epochs", "2.5")),
+        ((replace(EPOCHS, kind="int"),), (), 120, 40, ("--warmup-epochs", "3")),
+        ((replace(EPOCHS, kind="int"),), (), 100, 40, ()),
+        ((FLOAT_EPOCHS,), (), 100, None, ()),
+        ((RATIO, replace(option("--epochs", "lr"), meaning=None, default="5")), (), 10, 40, ("--warmup-ratio", "0.05")),
+        ((RATIO, replace(option("--epochs", "lr"), meaning=None, default="5")), (), 10, None, ()),
+        (
+            (RATIO, replace(option("--epochs", "lr"), meaning=None, default="5")),
+            ("--epochs", "10"),
+            10,
+            40,
+            ("--warmup-ratio", "0.025"),
+        ),
+        (
+            (RATIO, replace(option("--max-steps", "lr"), meaning=None, default="-1")),
+            ("--max-steps=400",),
+            10,
+            None,
+            ("--warmup-ratio", "0.025"),
+        ),
+        ((RATIO, replace(option("--max-steps", "lr"), meaning=None, default="-1")), (), 10, 40, ()),
+        ((RATIO, replace(option("--max-steps", "lr"), meaning=None, default="5")), (), 10, None, ()),
+        ((RATIO,), (), 10, 40, ()),
+    ],
+)
+def test_a_warmup_in_steps_is_counted_as_the_script_counts_it_where_the_plan_can_tell(
+    options: tuple[DeclaredOption, ...], args: tuple[str, ...], steps: int, epoch: int | None, expected: tuple[str, ...]
+) -> None:
+    numbers = Numbers(
+        world_size=Resolved(8, FLAG),
+        warmup_steps=Resolved(steps, FLAG),
+        steps_per_epoch=None if epoch is None else Resolved(epoch, FLAG),
+    )
+    result = forward(args, plan("warmup_steps", numbers=numbers), report(*options))
+    assert result.args == (*expected, *args)
+    assert bool(result.missing) is not bool(expected)
+
+
+def test_a_warmup_in_epochs_is_said_with_the_steps_of_an_epoch() -> None:
+    numbers = replace(NUMBERS, steps_per_epoch=Resolved(40, FLAG))
+    whole = report(replace(EPOCHS, kind="int"))
+    (missing,) = forward((), plan("warmup_steps", numbers=numbers), whole).missing
+    assert missing.reason == "`--warmup-epochs` takes whole epochs (train.py:31), of 40 steps each"
+    assert missing.fix.startswith("`--warmup 80`, or another multiple of 40; or pass `--warmup-epochs` yourself")
+    (passed,) = forward((), plan("warmup_steps", numbers=numbers), report(FLOAT_EPOCHS)).passed
+    assert (passed.number, passed.arguments, passed.note) == (
+        "warmup_epochs",
+        ("--warmup-epochs", "2.5"),
+        "40 steps each",
+    )
+    same = forward(("--warmup-epochs", "2.5"), plan("warmup_steps", numbers=numbers), report(FLOAT_EPOCHS))
+    assert (same.missing, same.passed) == ((), ())
+    other = forward(("--warmup-epochs", "5"), plan("warmup_steps", numbers=numbers), report(FLOAT_EPOCHS))
+    assert other.missing[0].reason == "`--warmup-epochs 5` behind `--` counts epochs (train.py:31)"
+
+
+def test_two_values_of_one_option_say_whose_samples_it_takes() -> None:
+    with pytest.raises(UsageError) as caught:
+        forward(("--bs", "8"), plan("batch_size"), report(option("--bs", "total_batch_size")))
+    assert "the plan's batch size belongs there, of all processes" in caught.value.findings[0].why
+    assert caught.value.findings[0].fix == "leave `--bs 8` out behind `--`, or `--batch-size` before it"
+
+
+@pytest.mark.parametrize(
+    ("script", "args", "receives"),
+    [
+        (report(option("--bs", "total_batch_size"), option("--lr", "lr")), (), ("batch_size", "lr")),
+        (report(option("--bs", "batch_size"), option("--lr", "lr")), ("--bs", "8"), ("lr",)),
+        (report(option("--bs", "batch_size")), ("--bs={batch_size}",), ("batch_size",)),
+        (report(option("--a", "batch_size"), option("--b", "global_batch_size")), (), ("batch_size", "accum")),
+        (report(EPOCHS), (), ()),
+        (report(replace(option("bs", "batch_size"), spelling="file")), (), ()),
+        (ScriptReport("train.py", reads_env=("DDPLAUNCH_ACCUM",)), (), ("accum",)),
+        (
+            ScriptReport("train.py", asks_for=("global_batch_size", "lr")),
+            (),
+            ("batch_size", "lr"),
+        ),
+        (NO_SCRIPT, ("{accum}",), ("accum",)),
+        (NO_SCRIPT, (), ()),
+    ],
+)
+def test_what_the_script_receives_is_what_flags_can_change(
+    script: ScriptReport | Unavailable, args: tuple[str, ...], receives: tuple[str, ...]
+) -> None:
+    assert forward(args, NOTHING_GIVEN, script).receives == receives
+
+
+def test_nothing_is_received_by_an_option_that_is_left_alone() -> None:
+    script = report(option("--lr", "lr"))
+    assert forward((), plan(automatic=False), script).receives == ()
+    assert forward(("{lr}",), plan("lr", automatic=False), script).receives == ("lr",)
+
+
+def test_no_forward_leaves_the_arguments_alone_and_says_so() -> None:
+    result = forward(("-x",), plan("lr", automatic=False), report(option("--lr", "lr")))
+    assert result.args == ("-x",)
+    fix = "`--lr {lr}` behind `--`, or no `--no-forward`"
+    assert result.missing == (Missing("lr", "0.0004", "`--no-forward` leaves `--lr` alone", fix),)
+
+
+@pytest.mark.parametrize(
+    ("script", "variable"),
+    [
+        (ScriptReport("train.py", reads_env=("DDPLAUNCH_LR",)), "DDPLAUNCH_LR"),
+        (ScriptReport("train.py", asks_for=("lr",)), "DDPLAUNCH_PLAN"),
+    ],
+)
+def test_a_script_that_reads_the_plan_gets_its_numbers_from_the_environment(
+    script: ScriptReport, variable: str
+) -> None:
+    assert forward((), LR_GIVEN, script).passed == (Passed("lr", "0.0004", (), None, variable=variable),)
+
+
+def test_a_script_that_reads_another_number_does_not_get_this_one() -> None:
+    script = ScriptReport("train.py", (option("--epochs", "world_size"),), reads_env=("DDPLAUNCH_BATCH_SIZE",))
+    assert [item.number for item in forward((), LR_GIVEN, script).missing] == ["lr"]
+
+
+def test_a_total_batch_without_accumulation_leaves_the_accumulation_missing() -> None:
+    result = forward((), plan("batch_size", "accum"), report(option("--global-batch-size", "total_batch_size")))
+    assert result.args == ("--global-batch-size", "64")
+    assert [item.number for item in result.missing] == ["accum"]
+
+
+def test_accumulation_follows_from_a_batch_per_step_and_one_per_rank() -> None:
+    script = report(option("--batch", "global_batch_size"), option("--micro-batch", "batch_size"))
+    result = forward((), plan("batch_size", "accum"), script)
+    assert result.args == ("--batch", "128", "--micro-batch", "8")
+    assert result.missing == ()
+
+
+def test_every_known_number_has_a_text() -> None:
+    numbers = Numbers(
+        world_size=Resolved(8, FLAG),
+        batch_size=Resolved(4, FLAG),
+        lr=Resolved(0.00001, FLAG),
+        lr_factor=Resolved(2.0, FLAG),
+        warmup_steps=Resolved(0, FLAG),
+    )
+    assert plan(numbers=numbers).texts() == {
+        "world_size": "8",
+        "nproc": "4",
+        "nnodes": "2",
+        "batch_size": "4",
+        "lr": "1e-05",
+        "lr_factor": "2",
+        "warmup_steps": "0",
+    }
+    assert set(plan().texts()) | {"lr_factor"} == set(NAMES)
+
+
+def test_numbers_follow_from_what_was_given_and_defaults_do_not_count() -> None:
+    one = Resolved(1, DEFAULT)
+    numbers = Numbers(Resolved(4, FLAG), batch_size=Resolved(8, FLAG), accum=one, lr=Resolved(0.1, Source("script")))
+    assert given_numbers(Options(batch_size=Resolved(8, FLAG)), numbers) == {"batch_size"}
+    computed = Numbers(Resolved(4, FLAG), accum=Resolved(2, Source("computed")))
+    assert given_numbers(Options(global_batch_size=Resolved(64, FLAG)), computed) == {"batch_size", "accum"}
+    assert given_numbers(Options(warmup=Resolved(64, FLAG)), computed) == {"warmup_steps", "accum"}
+
+
+SCRIPT = report(
+    option("--batch-size", "batch_size", "64"),
+    option("--accum", "accum", "4"),
+    option("--lr", "lr", "2e-5"),
+)
+
+
+def test_what_the_script_is_given_fixes_the_numbers() -> None:
+    found = complete_from_script(Options(), Target("script", "train.py", ("--batch-size=16",)), FOUR, SCRIPT)
+    assert found.batch_size == Resolved(16, Source("script", "`--batch-size` behind `--`"))
+    assert found.accum == Resolved(4, Source("script", "default at train.py:31"))
+    assert found.lr == Resolved(2e-5, Source("script", "default at train.py:31"))
+
+
+def test_what_the_user_said_is_not_overruled() -> None:
+    options = Options(batch_size=Resolved(8, FLAG), base_lr=Resolved(1e-4, FLAG))
+    found = complete_from_script(options, Target("script", "train.py", ("--batch-size=16",)), FOUR, SCRIPT)
+    assert found.batch_size == Resolved(8, FLAG)
+    assert found.lr is None
+
+
+def test_defaults_give_way_to_a_global_batch_size() -> None:
+    options = Options(global_batch_size=Resolved(512, FLAG))
+    found = complete_from_script(options, Target("script", "train.py"), FOUR, SCRIPT)
+    assert found.batch_size is None and found.accum is None
+
+
+@pytest.mark.parametrize("default", ["None", "auto", "0", "-1", "nan", "inf", "1.5", ""])
+def test_a_default_that_is_no_size_is_left_open(default: str) -> None:
+    script = report(option("--batch-size", "batch_size", default))
+    assert complete_from_script(Options(), Target("script", "train.py"), FOUR, script).batch_size is None
+
+
+def test_a_total_of_the_script_is_shared_among_the_ranks() -> None:
+    script = report(option("--batch", "total_batch_size", "64"))
+    assert complete_from_script(Options(), TRAIN, FOUR, script).batch_size == Resolved(
+        16, Source("script", "default at train.py:31")
+    )
+    odd = report(option("--batch", "total_batch_size", "65"))
+    assert complete_from_script(Options(), TRAIN, FOUR, odd).batch_size is None
+
+
+TRAIN = Target("script", "train.py")
+SCALED = report(option("--lr", "lr", "0.0005", rule=BY_BATCH), option("--batch", "batch_size", "64"))
+
+
+def test_the_scripts_own_scaling_is_counted_in_its_own_learning_rate() -> None:
+    assert complete_from_script(Options(), TRAIN, FOUR, SCALED).lr == Resolved(
+        0.0005,
+        Source("script", "default at train.py:31"),  # 0.0005 x 64 x 4 / 256
+    )
+    doubled = Target("script", "train.py", ("--batch", "128"))
+    found = complete_from_script(Options(), doubled, FOUR, SCALED).lr
+    assert found == Resolved(0.001, Source("script", "default at train.py:31, × 2 at train.py:31"))
+
+
+def test_a_reference_batch_of_the_script_is_the_base_of_a_given_learning_rate() -> None:
+    base = Resolved(1e-3, FLAG)
+    found = complete_from_script(Options(base_lr=base), TRAIN, FOUR, SCALED)
+    assert found.base_batch_size == Resolved(256, Source("script", "train.py:31 scales from it"))
+    said = Resolved(32, FLAG)
+    assert (
+        complete_from_script(Options(base_lr=base, base_batch_size=said), TRAIN, FOUR, SCALED).base_batch_size == said
+    )
+
+
+def test_a_base_batch_scales_from_the_scripts_own_learning_rate() -> None:
+    script = report(option("--lr", "lr", "2e-5"))
+    found = complete_from_script(Options(base_batch_size=Resolved(32, FLAG)), TRAIN, FOUR, script)
+    assert found.base_lr == Resolved(2e-5, Source("script", "default at train.py:31"))

@@ -1,0 +1,239 @@
+"""``ddplaunch submit`` for Slurm: the batch script that people read, and what is refused before there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import ddplaunch.cli.commands.submit
+from ddplaunch.planning.job.submission import job_name, parse_time
+from ddplaunch.ui.submit_view import directive_text
+from tests.cli.cli_calls import Call, call, folder
+from tests.conftest import Golden
+
+__all__ = ["call", "folder"]  # fixtures
+
+SCONTROL = """\
+JobId=12 JobName=train
+   Priority=4294901759 Nice=0 Account=(null) QOS=(null)
+   JobState={state} Reason={reason} Dependency=(null)
+   RunTime=00:00:02 TimeLimit=00:05:00 TimeMin=N/A
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode={code}
+   NodeList=vn[1-2]
+   Command=(null)
+   WorkDir=/home/me/a JobState=FAILED b
+   StdOut=/home/me/a JobState=FAILED b/slurm-12.out
+"""
+
+
+@pytest.fixture(autouse=True)
+def one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Name ddplaunch alike on every machine."""
+    monkeypatch.setattr(ddplaunch.cli.commands.submit, "program", lambda: ("/opt/env/bin/ddplaunch",))
+
+
+def programs(place: Path, monkeypatch: pytest.MonkeyPatch, **texts: str) -> None:
+    """Put shell programs of these names in front of PATH."""
+    place.mkdir(exist_ok=True)
+    for name, text in texts.items():
+        (place / name).write_text(f"#!/bin/bash\n{text}\n")
+        (place / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{place}:{os.environ['PATH']}")
+
+
+FULL = (
+    *("--nodes", "2", "--gpus-per-node", "4", "--time", "24:00:00", "--partition", "gpu", "--account", "lab"),
+    *("--qos", "high", "--mem", "200G", "--cpus-per-task", "32", "--constraint", "h100&nvlink"),
+    *("--sbatch-arg", "--exclude node7", "--sbatch-arg=--comment='it\"s 5% \\ #1'"),
+    *("--setup", "module load cuda/12.8", "--setup", "source ~/env.sh", "--requeue", "--grace", "120"),
+    *("--batch-size", "8", "--base-lr", "1e-4", "--env", "NOTE=a b", "--no-nccl-ib", "--profile", "big"),
+)
+
+
+def test_every_option_has_its_place_in_the_script(call: Call, folder: Path, golden: Golden) -> None:
+    (folder / "ddplaunch.toml").write_text("[profiles.big]\nworkers = 4\n")
+    said = call("submit", *FULL, "--dry-run", "--", "train.py", "--epochs", "20", "it's", "$HOME", "a\nb")
+    assert (said.status, said.err) == (0, "")
+    golden("submit-full", said.out)
+
+
+def test_the_shortest_script(call: Call, golden: Golden) -> None:
+    said = call("submit", "4", "--dry-run", "--", "train.py")
+    assert said.status == 0
+    golden("submit-short", said.out)
+
+
+def test_the_script_is_shell_and_hands_every_argument_on(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostile = ["a b", "$HOME", "it's", '"', "`id`", "a\nb", "\\", "*", "é"]
+    text = call("submit", "2x4", "--setup", "export X=1", "--dry-run", "--", "train.py", *hostile).out
+    programs(tmp_path / "bin", monkeypatch, srun='shift 3; printf "%s\\0" "$@" > words')
+    subprocess.run(["bash", "-c", text], cwd=tmp_path, check=True)
+    words = (tmp_path / "words").read_text().split("\0")[:-1]
+    assert words == ["/opt/env/bin/ddplaunch", "run", "4", "--", "train.py", *hostile]
+
+
+@pytest.mark.parametrize(("limit", "requeued"), [("0:1:6", True), ("24:00:00", False)])
+def test_a_failure_at_the_time_limit_is_requeued_and_an_early_one_is_not(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, requeued: bool
+) -> None:
+    text = call("submit", "2", "--time", limit, "--grace", "1", "--requeue", "--dry-run", "--", "train.py").out
+    programs(tmp_path / "bin", monkeypatch, srun="exit 143", scontrol='echo "$@" > asked')
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, check=False)
+    assert done.returncode == 143
+    assert (tmp_path / "asked").exists() == requeued
+
+
+def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = call("submit", "2", "--setup", "false", "--dry-run", "--", "train.py").out
+    programs(tmp_path / "bin", monkeypatch, srun="touch started")
+    assert subprocess.run(["bash", "-c", text], cwd=tmp_path, check=False).returncode == 1
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--time", "tomorrow"), "`--time tomorrow`"),
+        (("--time", "0"), "no limit at all"),
+        (("--time", "10", "--grace", "600"), "not less than the time limit"),
+        (("--nodes", "0"), "`--nodes 0`"),
+        (("1x4", "--nodes", "0"), "it counts from 1"),
+        (("1x4", "--nodes", "2"), "contradicts 1 node from"),
+        (("--nodes", "two"), "is not an integer"),
+        (("2x4", "--nodes", "3"), "contradicts 2 nodes"),
+        (("--nnodes", "2:4"), "fixed number of nodes"),
+        (("8", "--gpus-per-node", "4"), "8 processes per node"),
+        (("--gpus", "0,1"), "--gpus-per-node N"),
+        (("--node-rank", "1"), "`--node-rank 1`"),
+        (("--mem", "lots"), "memory per node"),
+        (("--partition", "a\nb"), "`--partition`"),
+        (("--sbatch-arg", "--nodes=4"), "say it by --nodes"),
+        (("--sbatch-arg", "-N4"), "say it by --nodes"),
+        (("--sbatch-arg", "exclusive"), "not one option"),
+        (("--sbatch-arg", "--comment='a"), "unbalanced quote"),
+        (("--sbatch-arg", "--array=0-3", "--wait"), "an array is many"),
+        (("--env", "WANDB_API_KEY=0123456789abcdef"), "`export WANDB_API_KEY`"),
+        (("--to", "pbs"), "`--to pbs`"),
+        (("--image", "a:b"), "is not an option for slurm"),
+        (("--to", "kubernetes"), "kubectl apply"),
+    ],
+)
+def test_what_cannot_be_submitted_is_refused_with_what_to_type(call: Call, words: tuple[str, ...], said: str) -> None:
+    answer = call("submit", *words, "--", "train.py")
+    assert answer.status == 2 and answer.out == ""
+    assert said in " ".join(answer.err.split()) and "nothing was submitted" in answer.err
+
+
+def test_a_missing_script_and_a_missing_sbatch_are_findings(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "error[script-not-found]" in call("submit", "2", "--", "nowhere.py").err
+    assert "error[script-missing]" in call("submit", "2").err
+    monkeypatch.setenv("PATH", "/nowhere")
+    answer = call("submit", "2", "--", "train.py")
+    assert answer.status == 4 and "error[sbatch-missing]" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("spoken", "what", "fix"),
+    [
+        (
+            "sbatch: error: invalid partition specified: x\n"
+            "sbatch: error: Batch job submission failed: Invalid partition name specified",
+            "Invalid partition name specified",
+            "sinfo -s",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Requested node configuration is not available",
+            "Requested",
+            "%G",
+        ),
+        (
+            "sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)",
+            "Unable",
+            "ping",
+        ),
+        (
+            'sbatch: unrecognized option "--x"\nTry "sbatch --help" for more information',
+            'unrecognized option "--x"',
+            "sbatch --help",
+        ),
+        ("", "it said nothing", "--dry-run"),
+    ],
+)
+def test_what_sbatch_refuses_is_told_in_its_words_with_a_fix(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoken: str, what: str, fix: str
+) -> None:
+    programs(tmp_path / "bin", monkeypatch, sbatch=f"cat >/dev/null; printf '%s' '{spoken}' >&2; exit 1")
+    answer = call("submit", "2", "--", "train.py")
+    told = " ".join(answer.err.split())
+    assert answer.status == 4 and answer.out == ""
+    assert f"error[sbatch-failed]: sbatch refused the job: {what}" in told and fix in told
+
+
+def test_a_job_is_submitted_with_its_id_on_stdout(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = SCONTROL.format(state="RUNNING", reason="None", code="0:0")
+    programs(
+        tmp_path / "bin",
+        monkeypatch,
+        sbatch='cat > got; echo "$@" > options; echo "12;cluster"',
+        scontrol=f"cat <<'END'\n{running}END",
+    )
+    answer = call("submit", "2x4", "--", "train.py")
+    assert (answer.status, answer.out) == (0, "12\n")
+    assert "submitted job 12: train.py on 2 nodes with 4 GPUs each\n  now     running on vn[1-2]\n" in answer.err
+    assert "tail -F '/home/me/a JobState=FAILED b/slurm-12.out'" in answer.err and "scancel 12" in answer.err
+    assert "#SBATCH --nodes=2" in (folder / "got").read_text()
+    assert (folder / "options").read_text() == "--parsable\n"
+
+
+def test_every_job_of_an_array_has_a_log_of_its_own(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = SCONTROL.format(state="RUNNING", reason="None", code="0:0")
+    programs(tmp_path / "bin", monkeypatch, sbatch="cat > got; echo 12", scontrol=f"cat <<'END'\n{running}END")
+    for words in ("--array=0-3", "-a 0-3"):
+        answer = call("submit", "2x4", "--sbatch-arg", words, "--", "train.py")
+        assert "submitted array job 12" in answer.err and f"{folder}/slurm-12_INDEX.out" in answer.err
+        assert "#SBATCH --output=slurm-%A_%a.out" in (folder / "got").read_text()
+
+
+def test_a_directory_that_slurm_would_misread_is_spelled_for_it(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs(tmp_path / "bin", monkeypatch, sbatch='cat >/dev/null; echo "$@" > options; echo 12', scontrol="exit 1")
+    inner = folder / "50% \\"
+    for place, name in ((folder / "50% a", "50%% a/slurm-%j.out"), (inner, "50% \\\\/slurm-")):
+        place.mkdir()
+        (place / "train.py").write_text("")
+        monkeypatch.chdir(place)
+        answer = call("submit", "2", "--", "train.py")
+        assert answer.status == 0 and f"{place}/slurm-" in answer.err
+        assert f"--output={folder}/{name}" in (place / "options").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("90:30", 5430), ("24:00:00", 86400), ("2-0", 172800), ("1-12:30", 131400), ("1-00:00:01", 86401)],
+)
+def test_time_limits_in_slurms_spellings(text: str, seconds: int) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("src/My_Train.py", "my-train"), ("pkg.train", "pkg-train"), ("7b.py", "job-7b"), ("é.py", "job")],
+)
+def test_job_names_are_what_every_cluster_takes(text: str, name: str) -> None:
+    assert job_name(text) == name
+
+
+def test_directives_are_quoted_only_where_slurm_needs_it() -> None:
+    assert directive_text("--gpus-per-node=4") == "--gpus-per-node=4"
+    assert directive_text('--comment=a "b" \\') == '--comment="a \\"b\\" \\\\"'

@@ -1,0 +1,190 @@
+"""Nodes, processes and the rendezvous, from what a user says to torchrun's arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from ddplaunch.planning.flag import NodeRange
+from ddplaunch.planning.launch import Target, Topology
+from ddplaunch.planning.options import Options, parse_options
+from ddplaunch.planning.ranks.topology import endpoint, resolve_topology
+from ddplaunch.planning.torchrun import extra_arguments, shared_id, torchrun_argv
+from ddplaunch.values.finding import UsageError
+from ddplaunch.values.resolved import Resolved, Source, value_of
+
+FLAG = Source("flag")
+SCRIPT = Target("script", "train.py", ("--r=16", "--", "--help"))
+
+
+def said(**values: Any) -> Options:
+    """Return options as if typed: a list is a repeatable flag, and learning rates are text."""
+    typed: dict[str, Any] = {}
+    for name, value in values.items():
+        if name in ("lr", "base_lr"):
+            value = [str(each) for each in (value if isinstance(value, list) else [value])]
+        repeated = isinstance(value, list)
+        typed[name] = tuple(Resolved(item, FLAG) for item in value) if repeated else Resolved(value, FLAG)
+    return parse_options(typed)
+
+
+def topology(options: Options, environ: dict[str, str] | None = None, processes: int = 4) -> Topology:
+    place = (options.nnodes, options.node_rank, options.master_addr, options.master_port)
+    return resolve_topology(Resolved(processes, FLAG), *place, environ or {})
+
+
+def argv(options: Options, *, local_address: str | None = None, target: Target | None = SCRIPT) -> list[str]:
+    where = topology(options)
+    return list(torchrun_argv(("python",), where, target, "run-1", local_address, value_of(options.max_restarts, 0)))
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "processes"), [("4", None, 4), ("auto", None, "auto"), ("2x8", 2, 8), ("3xauto", 3, "auto")]
+)
+def test_nproc_is_read_in_all_its_forms(text: str, nodes: int | None, processes: int | str) -> None:
+    options = said(nproc=text)
+    assert options.nproc == Resolved(processes, FLAG)
+    assert options.nnodes == (None if nodes is None else Resolved(NodeRange(nodes, nodes), FLAG))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "four", "2x0", "0x4", "4x", "x4", "1.5", "", "²", "2 x 4 x 4"])
+def test_nproc_that_is_no_number_is_refused_with_what_to_type(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        said(nproc=text)
+    assert "ddplaunch run 4 -- train.py" in caught.value.findings[0].fix
+
+
+@pytest.mark.parametrize("text", ["0", "-2", "two", "4:2", "0:2", "1:2:3", ""])
+def test_nnodes_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        said(nnodes=text)
+
+
+def test_nxm_and_nnodes_may_agree_but_not_contradict() -> None:
+    assert said(nproc="2x4", nnodes="2").nnodes == Resolved(NodeRange(2, 2), FLAG)
+    with pytest.raises(UsageError) as caught:
+        said(nproc="2x4", nnodes="3")
+    assert "2 nodes" in caught.value.findings[0].what
+
+
+def test_one_node_leaves_the_port_to_c10d() -> None:
+    assert argv(said(nproc="4")) == [
+        "python",
+        "-m",
+        "torch.distributed.run",
+        "--nnodes=1",
+        "--nproc-per-node=4",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        "--rdzv-id=run-1",
+        "--rdzv-conf=is_host=1",
+        "--local-addr=localhost",
+        "--max-restarts=0",
+        "--",
+        "train.py",
+        "--r=16",
+        "--",
+        "--help",
+    ]
+
+
+def test_a_named_port_on_one_node_is_the_ranks_master_port() -> None:
+    words = argv(said(nproc="4", master_port=29501))
+    assert {"--rdzv-backend=static", "--master-addr=localhost", "--master-port=29501"} <= set(words)
+
+
+def test_a_named_port_with_restarts_is_the_rendezvous() -> None:
+    assert "--rdzv-endpoint=localhost:29501" in argv(said(nproc="4", master_port=29501, max_restarts=1))
+
+
+def test_several_nodes_of_fixed_number_meet_statically_so_that_node_rank_counts() -> None:
+    words = argv(said(nnodes="2", node_rank=1, master_addr="gpu-a", master_port=29511))
+    assert {"--rdzv-backend=static", "--node-rank=1", "--master-addr=gpu-a", "--master-port=29511"} <= set(words)
+
+
+def test_several_nodes_with_restarts_meet_by_c10d_with_the_host_said_outright() -> None:
+    options = said(nnodes="2", node_rank=1, master_addr="fd00::1", max_restarts=2)
+    words = argv(options, local_address="fd00::2")
+    assert {"--rdzv-endpoint=[fd00::1]:29500", "--rdzv-conf=is_host=0", "--local-addr=fd00::2"} <= set(words)
+    assert "--max-restarts=2" in words
+
+
+@pytest.mark.parametrize("extra", [("--rdzv_conf=timeout=900",), ("--rdzv-conf", "timeout=900")])
+def test_a_rendezvous_setting_of_the_users_keeps_ours(extra: tuple[str, ...]) -> None:
+    words = torchrun_argv(("python",), topology(said()), SCRIPT, "r", extra=(*extra, "--tee=3"))
+    assert [word for word in words if "rdzv" in word and "conf" in word] == ["--rdzv-conf=is_host=1,timeout=900"]
+    assert "--tee=3" in words and "timeout=900" not in words
+
+
+def test_an_elastic_launch_passes_the_range() -> None:
+    assert "--nnodes=2:4" in argv(said(nnodes="2:4", node_rank=0, master_addr="a"))
+
+
+def test_modules_and_executables_have_their_torchrun_option() -> None:
+    assert argv(said(), target=Target("module", "pkg.train", ("-x",)))[-4:] == ["--module", "--", "pkg.train", "-x"]
+    assert argv(said(), target=Target("executable", "/bin/true"))[-3:] == ["--no-python", "--", "/bin/true"]
+
+
+def test_every_node_derives_the_same_rendezvous_id_and_another_command_another_one() -> None:
+    first = topology(said(nnodes="2", node_rank=0, master_addr="a"))
+    second = topology(said(nnodes="2", node_rank=1, master_addr="a"))
+    assert shared_id(first, SCRIPT) == shared_id(second, SCRIPT)
+    assert shared_id(first, SCRIPT) != shared_id(first, dataclasses.replace(SCRIPT, args=()))
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        (said(nnodes="2", node_rank=0), "master-addr-missing"),
+        (said(nnodes="2", master_addr="a"), "node-rank-missing"),
+        (said(nnodes="2", node_rank=0, master_addr="fe80::1%eth0"), "master-addr-link-local"),
+        (said(nnodes="2", node_rank=2, master_addr="a"), "usage"),
+        (said(node_rank=1), "usage"),
+        (said(master_port=70000), "usage"),
+        (said(master_port=-1), "usage"),
+    ],
+)
+def test_incomplete_or_impossible_networks_are_refused(options: Options, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        topology(options)
+    assert caught.value.findings[0].code == code
+
+
+def test_what_guides_tell_people_to_export_counts() -> None:
+    found = topology(said(nnodes="2"), {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29502", "NODE_RANK": "1"})
+    assert found.master_addr == Resolved("10.0.0.1", Source("environment", "MASTER_ADDR"))
+    assert found.master_port is not None and found.master_port.value == 29502
+    assert found.node_rank is not None and found.node_rank.value == 1
+
+
+def test_a_malformed_exported_port_is_refused_by_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        topology(said(), {"MASTER_PORT": "http"})
+    assert "MASTER_PORT=http" in caught.value.findings[0].what
+
+
+KNOWN = frozenset({"--monitor-interval", "--log-dir", "--tee"})
+
+
+def test_any_torchrun_option_is_passed_on() -> None:
+    options = said(torchrun_arg=["--monitor_interval 1", "--log-dir='a b'"])
+    assert extra_arguments(options.torchrun_arg, KNOWN) == ("--monitor_interval", "1", "--log-dir=a b")
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [("--monitor-intervall=1", "--monitor-interval"), ("--nnodes=2", "--nnodes"), ("--log-dir 'a", "unbalanced")],
+)
+def test_torchrun_options_that_do_not_exist_or_contradict_are_refused(word: str, expected: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        extra_arguments(said(torchrun_arg=[word]).torchrun_arg, KNOWN)
+    finding = caught.value.findings[0]
+    assert expected in f"{finding.what} {finding.fix}"
+
+
+def test_ipv6_addresses_have_brackets_beside_a_port_only() -> None:
+    for text, address in (("[fd00::1]", "fd00::1"), ("fd00::1", "fd00::1"), ("gpu-a", "gpu-a")):
+        assert said(master_addr=text).master_addr == Resolved(address, FLAG)
+    assert [endpoint(each, 29500) for each in ("fd00::1", "gpu-a")] == ["[fd00::1]:29500", "gpu-a:29500"]
