@@ -96,7 +96,7 @@ def test_torch_is_missing(folder: Path, torchless: dict[str, str], words: list[s
 @pytest.mark.slow
 def test_a_record_that_cannot_be_written_stops_nothing(folder: Path) -> None:
     """Root may write anywhere: a directory below a file stands for a read-only one."""
-    result = spawn(["run", "2", "--run-dir", "train.py/runs", "--", "train.py"], folder)
+    result = spawn(["run", "2", "--run-dir", "train.py/runs", "--no-quiet", "--", "train.py"], folder)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count(b"rank ") == 1  # rank 0 alone is shown
     assert b"record  none: " in result.stderr

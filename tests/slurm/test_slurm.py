@@ -231,7 +231,21 @@ def test_slurm_binds_and_wins(tmp_path: Path) -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("one CPU cannot be chosen from")
     (tmp_path / "train.py").write_text("import os\nprint('on', *sorted(os.sched_getaffinity(0)), flush=True)\n")
-    run = (sys.executable, "-m", "ddplaunch", "run", "2", "--device", "cpu", "--show", "all", *HERE, "--", "train.py")
+    run = (
+        sys.executable,
+        "-m",
+        "ddplaunch",
+        "run",
+        "2",
+        "--device",
+        "cpu",
+        "--show",
+        "all",
+        *HERE,
+        "--no-quiet",
+        "--",
+        "train.py",
+    )
     folder = tmp_path / "slurm"
     folder.mkdir()
     with Cluster(folder, nodes=1, binds=True) as cluster:

@@ -29,7 +29,7 @@ print(json.dumps({
     "spec": __spec__ and __spec__.name, "main": main.__dict__ is globals(), "flags": list(sys.flags),
     "cwd": os.getcwd(), "loaded": "ddplaunch" in sys.modules, "umask": os.umask(0o22), "tty": os.isatty(1),
     "environ": {name: text for name, text in os.environ.items() if name.startswith(("DDPLAUNCH", "OMP", "PYTHON"))
-                and name != "DDPLAUNCH_LAUNCH"},  # random for each launch
+                and name not in ("DDPLAUNCH_LAUNCH", "DDPLAUNCH_METRICS")},  # random; rank 0's alone
     "preloaded": "colorsys" in sys.modules,
 }))
 sys.stdout.write("no end of line")

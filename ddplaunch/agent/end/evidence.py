@@ -107,7 +107,10 @@ def _stopped_by(settings: Settings, ended: EndedRun | None) -> str | None:
     """Return who typed `ddplaunch stop`, which notes that before its first signal; None for another end."""
     if ended is None or ended.signal != signal.SIGTERM or not settings.directory:
         return None
-    note = read_object(Path(settings.directory) / STOP_NOTE)
+    try:
+        note = read_object(Path(settings.directory) / STOP_NOTE)
+    except (OSError, ValueError):
+        return None
     at_s, user = as_number(note.get("at_s")), as_text(note.get("user"))
     return user if at_s is not None and at_s >= ended.started_s else None
 

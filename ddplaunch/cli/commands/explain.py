@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _VAGUE = frozenset(("unknown", "killed", "aborted", "collective-timeout", "rendezvous-failed", "terminated"))
 _JOB_WORD = re.compile(r"(?:slurm-)?([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%-]+\]))?)\Z")
 _JOB_LOG = re.compile(r"slurm-([0-9]{1,10}(?:_[0-9]+)?)\.(?:out|err)\Z")
-_SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)\r?$", re.MULTILINE)
+_SAYS_RUN = re.compile(rb"^ddplaunch (slurm-[0-9]{1,10}\.[0-9]+(?:-r[0-9]+)?)(?::|\r?$)", re.MULTILINE)
 _HEAD_BYTES = 1 << 18  # of a log, where a launch shows its id
 _JOB_RUN = re.compile(r"slurm-([0-9]{1,10})\.[0-9]+(?:-r([0-9]+))?\Z")
 _NAMED = 8  # elements of a job array
