@@ -471,3 +471,21 @@ def test_a_node_that_leaves_its_last_words_to_the_launcher_says_them_where_no_re
     assert "ddplaunch: failed (exit status 5)" in lost.text and "incomplete: outcome.json:" in " ".join(
         lost.text.split()
     )
+
+
+@pytest.mark.parametrize(
+    ("note", "typed"),
+    [(None, False), ("{", False), ('{"schema": 1, "at_s": 5.0, "user": "ada"}', True)],
+)
+def test_an_end_by_sigterm_has_a_name_whether_or_not_somebody_typed_stop(
+    settings: Settings, note: str | None, typed: bool
+) -> None:
+    if note is not None:
+        (Path(settings.directory) / "stop.json").write_text(note)
+    said: list[str] = []
+    ranks = (rank(0, ended_by="launcher"), rank(1, ended_by="launcher"))
+    run = ended(attempt(*ranks), state="signal", signal=15)
+    assert conclude(settings, run, said.append) == 143
+    text = " ".join("".join(said).split())
+    assert "error[terminated]" in text
+    assert ("`ddplaunch stop`" in text) is typed
