@@ -80,8 +80,7 @@ def test_modules_are_few_and_shared() -> None:
 
 
 def test_no_two_files_have_one_name() -> None:
-    # a command's file has the command's name, whatever else is called so
-    named = (name for name in real() if not name.endswith("__main__") and ".cli.commands." not in name)
+    named = (name for name in real() if not name.endswith("__main__"))
     stems = Counter(name.rpartition(".")[2] for name in named)
     assert [stem for stem, number in stems.items() if number > 1] == []
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable

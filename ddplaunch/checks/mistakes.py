@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from ddplaunch.checks.check import Check, Findings, checks_in
 from ddplaunch.planning.launch import Launch
-from ddplaunch.script.report import Mistake, ScriptReport
+from ddplaunch.script.script_report import Mistake, ScriptReport
 from ddplaunch.values.finding import Finding, warning
 
 _SMALL_BATCH = 16  # samples: below it the means and variances of a batch are noisy (Wu and He 2018, arXiv:1803.08494)

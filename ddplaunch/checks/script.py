@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddplaunch.checks.check import Check, checks_in
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.script.declared import given, is_same_value
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.words import count, in_one, listed
 

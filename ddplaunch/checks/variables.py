@@ -17,7 +17,7 @@ from ddplaunch.planning.convert.launch_words import plain
 from ddplaunch.planning.convert.launcher_line import translate
 from ddplaunch.planning.gpus import SHELL
 from ddplaunch.planning.launch import Launch, Target
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.words import listed
 

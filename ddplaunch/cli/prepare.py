@@ -27,7 +27,7 @@ from ddplaunch.planning.script_numbers.as_said import understood_as_said
 from ddplaunch.records.directory import new_run_id, run_directory, runs_directory
 from ddplaunch.records.gpu_lock import CORES, GpuLocks, pick_free
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.script.source import locate
 from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass

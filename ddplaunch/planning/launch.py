@@ -6,7 +6,7 @@ from typing import Literal
 
 from ddplaunch.planning.options import Options
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.script.report import DeclaredAt
+from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source
 

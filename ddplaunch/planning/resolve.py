@@ -22,7 +22,7 @@ from ddplaunch.planning.settings import OBSERVED, Settings
 from ddplaunch.planning.torchrun import extra_arguments, shared_id, torchrun_argv
 from ddplaunch.scaling.compute import compute
 from ddplaunch.scaling.numbers import Numbers, NumbersRequest
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, known, value_of

@@ -20,7 +20,7 @@ from ddplaunch.script.names import (
     strings,
 )
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredOption
+from ddplaunch.script.script_report import DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -15,7 +15,7 @@ from ddplaunch.script.known import text_of
 from ddplaunch.script.names import aliases_of, at, dotted, is_computed, keyword, last, literal, string
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 from ddplaunch.script.source import ParsedFile
 
 # Calls that turn their first argument into options, with the library whose spelling rules hold.

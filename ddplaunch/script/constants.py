@@ -16,7 +16,7 @@ from ddplaunch.script.flow import TALK, Flow
 from ddplaunch.script.names import FunctionNodes, at, dotted, last, meaning_of, string
 from ddplaunch.script.program import LocalFile, Program, is_main_guard
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, Meaning
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Meaning
 from ddplaunch.script.source import ParsedFile
 from ddplaunch.values.frozen import dataclass
 

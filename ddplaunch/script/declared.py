@@ -20,7 +20,7 @@ from ddplaunch.script.names import (
     strings,
 )
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 
 #: The kind of a switch that turns something off.
 STORE_FALSE = "store_false"

@@ -29,7 +29,7 @@ from ddplaunch.script.names import (
 )
 from ddplaunch.script.program import Program, is_main_guard
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 _WORLD_NAME = re.compile(

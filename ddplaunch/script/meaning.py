@@ -11,7 +11,7 @@ from ddplaunch.script.constants import LOADERS, constant, handed_on, numbers_in,
 from ddplaunch.script.flow import UNREAD_DEVICES, Flow, Use
 from ddplaunch.script.known import UNKNOWN
 from ddplaunch.script.names import at, is_number, is_one_of_names, last, last_word, meaning_of, string
-from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning
 
 _UNSURE = frozenset(
     {"batch", "b", "bs", "warmup", "t-warmup", "accumulate", "accumulation", "batch-split"}

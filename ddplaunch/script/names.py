@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from ddplaunch.script.report import DeclaredAt
+from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.script.source import ParsedFile, find_module
 from ddplaunch.values.frozen import dataclass
 

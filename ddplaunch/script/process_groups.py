@@ -12,7 +12,7 @@ from ddplaunch.script.flow import TALK, Flow
 from ddplaunch.script.names import Function, FunctionNodes, as_text, at, dotted, keyword, last, string
 from ddplaunch.script.program import Program, is_main_guard
 from ddplaunch.script.reachable import ReachablePart, environment_names, is_environ
-from ddplaunch.script.report import FRAMEWORKS, DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import FRAMEWORKS, DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 _TRANSFORMERS = re.compile(r"Trainer$|TrainingArguments$|^HfArgumentParser$")

@@ -29,7 +29,7 @@ from ddplaunch.script.process_groups import (
 )
 from ddplaunch.script.program import Program, add_classes, follow, show
 from ddplaunch.script.reachable import ReachablePart, environment_names, reachable_parts
-from ddplaunch.script.report import (
+from ddplaunch.script.script_report import (
     FRAMEWORKS,
     HARMLESS,
     OWN_WAYS,

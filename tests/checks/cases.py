@@ -9,7 +9,7 @@ from ddplaunch.checks.all_checks import ALL
 from ddplaunch.checks.check import Check, CheckOutcome, available, run_check
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.resolved import Unavailable
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script

@@ -28,7 +28,7 @@ from ddplaunch.machine.facts import (
 from ddplaunch.planning.launch import Launch, Target, Topology
 from ddplaunch.planning.options import Options
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, Import, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Import, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source
 
 GIB = 1024**3

@@ -12,7 +12,7 @@ from ddplaunch.checks.all_checks import ALL, run_all
 from ddplaunch.checks.check import available
 from ddplaunch.checks.mistakes import ADVICE, CHECKS
 from ddplaunch.planning.launch import Launch
-from ddplaunch.script.report import DeclaredAt, Mistake
+from ddplaunch.script.script_report import DeclaredAt, Mistake
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import found, silent_when_healthy
 from tests.checks.healthy import FLAG, healthy_facts, healthy_launch, healthy_script

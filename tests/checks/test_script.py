@@ -13,7 +13,7 @@ from ddplaunch.checks.variables import CHECKS as OF_LAUNCHERS
 from ddplaunch.planning.launch import Launch, Missing, Target
 from ddplaunch.scaling.numbers import NamedRate, Numbers
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import Severity
 from ddplaunch.values.resolved import Resolved
 from tests.checks.cases import found, outcome_of, silent_when_healthy

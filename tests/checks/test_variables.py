@@ -11,7 +11,7 @@ from ddplaunch.checks.known_variables import INEFFECTIVE, KNOWN, RENAMED
 from ddplaunch.checks.variables import CHECKS, near_miss
 from ddplaunch.planning.launch import Launch, Target, Variable
 from ddplaunch.planning.options import Options
-from ddplaunch.script.report import DeclaredAt
+from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.values.resolved import Resolved, Source
 from tests.checks.cases import NO_LAUNCH, NO_SCRIPT, found, silent_when_healthy
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script, healthy_torch, topology

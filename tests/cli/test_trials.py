@@ -10,7 +10,7 @@ from ddplaunch.cli.trials.trial_orders import Measuring, TrialOrder, command_of,
 from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 
 _OUT = Path("/out")

@@ -7,7 +7,7 @@ from ddplaunch.machine.facts import CpuFacts, Facts, Gpu, HostFacts, NvmlFacts, 
 from ddplaunch.planning.launch import Launch, Passed, Target, Topology, Variable
 from ddplaunch.planning.options import Options
 from ddplaunch.scaling.numbers import Assumption, Numbers
-from ddplaunch.script.report import DeclaredAt
+from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.values.finding import Finding, error, warning
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 

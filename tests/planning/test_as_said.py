@@ -13,7 +13,7 @@ from ddplaunch.planning.script_numbers.as_said import notes_on_options, understo
 from ddplaunch.planning.script_numbers.forward import forward
 from ddplaunch.planning.script_numbers.handed_out import Plan, withheld_numbers
 from ddplaunch.scaling.numbers import Numbers
-from ddplaunch.script.report import WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.script.script_report import WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 

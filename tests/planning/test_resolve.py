@@ -12,7 +12,7 @@ from ddplaunch.planning.current import Current, current
 from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source, Unavailable
 from tests.checks.healthy import healthy_facts, healthy_torch

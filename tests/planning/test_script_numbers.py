@@ -13,7 +13,7 @@ from ddplaunch.planning.options import Options
 from ddplaunch.planning.script_numbers.forward import Forwarded, forward
 from ddplaunch.planning.script_numbers.handed_out import NAMES, Plan, complete_from_script, given_numbers
 from ddplaunch.scaling.numbers import NamedRate, Numbers
-from ddplaunch.script.report import WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.script.script_report import WORLD, DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
 

@@ -8,7 +8,7 @@ from textwrap import dedent
 import pytest
 
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import WORLD, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import WORLD, DeclaredOption, ScriptReport
 
 
 def read(folder: Path, text: str, **others: str) -> ScriptReport:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.script.declared import given
-from ddplaunch.script.report import DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 
 AT = DeclaredAt("train.py", 1)
 BATCH = DeclaredOption(("--batch-size", "-b"), AT)

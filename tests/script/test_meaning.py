@@ -8,7 +8,7 @@ from textwrap import dedent, indent
 import pytest
 
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, ScriptReport
 
 
 def read(folder: Path, text: str, *args: str, torch: str | None = "2.5.1+cu121", **others: str) -> ScriptReport:

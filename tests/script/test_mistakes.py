@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import Mistake
+from ddplaunch.script.script_report import Mistake
 
 HEAD = """\
 import os, torch, torchvision

@@ -17,7 +17,7 @@ from ddplaunch.planning.script_numbers.forward import Forwarded, forward
 from ddplaunch.planning.script_numbers.handed_out import Plan, complete_from_script
 from ddplaunch.scaling.numbers import Numbers
 from ddplaunch.script.read import read_script
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
 

@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.planning.launch import Launch, Missing, Passed, Placement, Target, Variable
 from ddplaunch.scaling.numbers import NamedRate
-from ddplaunch.script.report import DeclaredAt
+from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.ui.launch_view import device_text, launch_line, launch_panel, number_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.resolved import Resolved, Source

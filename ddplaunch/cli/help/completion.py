@@ -244,7 +244,7 @@ def _of_script(words: Sequence[str], typed: str) -> list[Offered]:
     import sys
 
     from ddplaunch.script.read import read_script
-    from ddplaunch.script.report import ScriptReport
+    from ddplaunch.script.script_report import ScriptReport
 
     report = read_script(Path(words[0]), Path.cwd(), tuple(map(Path, sys.path)), tuple(words[1:]))
     options: Iterable[tuple[str, str]] = (

@@ -32,7 +32,7 @@ from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of

@@ -20,7 +20,7 @@ from ddplaunch.records.directory import new_run_id, runs_directory
 from ddplaunch.records.own.own_files import closing, open_base, open_folder, remove_folder
 from ddplaunch.script.declared import arranged, given, spell
 from ddplaunch.script.names import last_word
-from ddplaunch.script.report import DeclaredOption, ScriptReport
+from ddplaunch.script.script_report import DeclaredOption, ScriptReport
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.variable_names import TRIAL, own_command

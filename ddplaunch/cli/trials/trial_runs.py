@@ -39,7 +39,7 @@ from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.find import numbered
 from ddplaunch.records.launchers import read_processes
 from ddplaunch.records.outcome import RunOutcome, read_outcome
-from ddplaunch.script.report import ScriptReport
+from ddplaunch.script.script_report import ScriptReport
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable

@@ -15,7 +15,7 @@ from ddplaunch.machine.facts import CpuFacts, CpuLayout, NumaNode
 from ddplaunch.planning.launch import Placement, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.script.declared import given
-from ddplaunch.script.report import DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable, value_of

@@ -12,7 +12,7 @@ from ddplaunch.planning.launch import Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.script_numbers.handed_out import FAMILIES, OPTION_FLAGS, PLAN_FACTOR, family_of
 from ddplaunch.script.names import destination
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.resolved import Resolved, Unavailable
 from ddplaunch.values.words import listed

@@ -19,7 +19,7 @@ from ddplaunch.planning.script_numbers.handed_out import (
 )
 from ddplaunch.scaling.numbers import format_lr, rate_key, round_significant
 from ddplaunch.script.declared import arranged, given, is_same_value, spell
-from ddplaunch.script.report import DeclaredOption, LrRule, ScriptReport
+from ddplaunch.script.script_report import DeclaredOption, LrRule, ScriptReport
 from ddplaunch.values.finding import usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable

@@ -12,7 +12,7 @@ from ddplaunch.planning.launch import Passed, Target, Topology
 from ddplaunch.planning.options import Options
 from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
 from ddplaunch.script.declared import given
-from ddplaunch.script.report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning, ScriptReport
+from ddplaunch.script.script_report import LOCAL_WORLD, WORLD, DeclaredOption, LrRule, Meaning, ScriptReport
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, Source, Unavailable

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.script.names import at, last, records_of, string
-from ddplaunch.script.report import DeclaredAt
+from ddplaunch.script.script_report import DeclaredAt
 from ddplaunch.script.source import ParsedFile, find_module, parse, read_text
 from ddplaunch.values.frozen import dataclass
 

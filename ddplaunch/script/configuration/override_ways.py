@@ -19,7 +19,7 @@ from ddplaunch.script.configured import Bound, class_options
 from ddplaunch.script.names import at, destination, dotted, keyword, last, string
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredAt, DeclaredOption, Spelling
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption, Spelling
 from ddplaunch.script.source import read_text
 from ddplaunch.values.frozen import dataclass
 

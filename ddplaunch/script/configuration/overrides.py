@@ -23,7 +23,7 @@ from ddplaunch.script.meaning import UNIT_NAME, candidate
 from ddplaunch.script.names import at, dotted, last, string
 from ddplaunch.script.program import Program, show
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import DeclaredAt, DeclaredOption
+from ddplaunch.script.script_report import DeclaredAt, DeclaredOption
 from ddplaunch.values.frozen import dataclass
 
 _LARGEST_BYTES = 64_000

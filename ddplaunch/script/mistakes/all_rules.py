@@ -9,7 +9,7 @@ from ddplaunch.script.mistakes import loading, one_rank, places
 from ddplaunch.script.mistakes.training import Training
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import Mistake
+from ddplaunch.script.script_report import Mistake
 
 _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     places.meeting_place_written_down,

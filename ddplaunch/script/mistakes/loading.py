@@ -17,7 +17,7 @@ from ddplaunch.script.mistakes.training import (
 )
 from ddplaunch.script.names import FunctionNodes, dotted, is_true, keyword, last
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import Mistake
+from ddplaunch.script.script_report import Mistake
 
 # What a program has that divides its data in another way than by DistributedSampler.
 _DIVIDES = (

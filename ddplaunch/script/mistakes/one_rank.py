@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddplaunch.script.mistakes.training import DDP, Training, call_text, mistake, one_side
 from ddplaunch.script.names import Function, FunctionNodes, keyword, last, string
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import Mistake
+from ddplaunch.script.script_report import Mistake
 
 _COLLECTIVES = frozenset(
     f"torch.distributed.{name}"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ddplaunch.script.mistakes.training import INIT, Training, argument, call_text, is_plain, mistake
 from ddplaunch.script.names import dotted, is_true, keyword, last, string
 from ddplaunch.script.reachable import ReachablePart, is_environ
-from ddplaunch.script.report import Mistake
+from ddplaunch.script.script_report import Mistake
 
 _CHOOSES = (
     r"set_device|local_?rank|LOCAL_RANK|CUDA_VISIBLE_DEVICES|cuda:|device_ids|device_index|\.device\([\"']cuda[\"'],"

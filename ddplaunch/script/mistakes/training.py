@@ -15,7 +15,7 @@ from ddplaunch.script.flow import Flow
 from ddplaunch.script.names import Function, FunctionNodes, at, dotted, keyword, last
 from ddplaunch.script.program import Program
 from ddplaunch.script.reachable import ReachablePart
-from ddplaunch.script.report import FRAMEWORKS, HARMLESS, Mistake
+from ddplaunch.script.script_report import FRAMEWORKS, HARMLESS, Mistake
 
 DDP = frozenset({"torch.nn.parallel.DistributedDataParallel", "torch.nn.parallel.distributed.DistributedDataParallel"})
 INIT = frozenset({"torch.distributed.init_process_group", "torch.distributed.distributed_c10d.init_process_group"})
