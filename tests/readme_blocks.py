@@ -1,14 +1,17 @@
 """Runs the commands that a document shows and hands back what they print; refuses to edit what it has read.
 
 A block is a fence behind ``<!-- output: MODE -->``. Its lines with ``$`` are run by bash in an empty directory that
-holds the files of README.md; all other lines are output. MODE says which stream is shown (``stdout``, ``stderr``,
+holds the files of all documents; all other lines are output. MODE says which stream is shown (``stdout``, ``stderr``,
 ``both``), ``table``, whose numbers may differ, or ``doctor``: all of stdout, of which only the shape has to agree on
-another machine. ``MODE, goes on`` runs in the directory of the block before it. A line ``<!-- before: COMMAND -->`` in
+another machine. ``MODE, goes on`` runs in the directory of the block before it; ``MODE, drawn as NAME.svg`` is a
+picture in docs/pictures too, with the colours that a terminal gets. A line ``<!-- before: COMMAND -->`` in
 front is run first, unseen: what another terminal does; what it leaves in the background is ended with the block.
 """
 
 from __future__ import annotations
 
+import html
+import io
 import os
 import re
 import shlex
@@ -19,9 +22,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+from rich.text import Text
+
 BLOCK = re.compile(
     r"(?:<!-- before: (?P<before>.*?) -->\n)?"
-    r"<!-- output: (?P<mode>\w+)(?P<goes_on>, goes on)? -->\n```console\n(?P<text>.*?)```\n",
+    r"<!-- output: (?P<mode>\w+)(?P<goes_on>, goes on)?(?:, drawn as (?P<picture>[\w-]+\.svg))? -->\n"
+    r"```console\n(?P<text>.*?)```\n",
     re.DOTALL,
 )
 SAMPLE = re.compile(r"<!-- file: (?P<name>[\w./]+) -->\n```\w+\n(?P<text>.*?)```\n", re.DOTALL)
@@ -34,6 +41,9 @@ REDIRECTION = {
 }
 DEADLINE_S = 200
 HOME = "/home/ada"
+COLUMNS = 80
+PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
+_SGR = re.compile(r"\x1b\[[\d;]*m")
 #: Prints a prompt without losing the status of the command before it, so that `echo $?` can be shown.
 SHOW = 'show() { local status=$?; printf "%s\\n" "$1"; return $status; }'
 #: Findings about the machine that runs the tests; a document shows a machine without any.
@@ -51,6 +61,7 @@ class Block:
     text: str
     before: str = ""
     goes_on: bool = False
+    picture: str = ""
 
     @property
     def commands(self) -> tuple[str, ...]:
@@ -72,7 +83,7 @@ class Block:
 def blocks(document: str) -> tuple[Block, ...]:
     """Return the console blocks of a document, in order."""
     return tuple(
-        Block(match["mode"], match["text"], match["before"] or "", bool(match["goes_on"]))
+        Block(match["mode"], match["text"], match["before"] or "", bool(match["goes_on"]), match["picture"] or "")
         for match in BLOCK.finditer(document)
     )
 
@@ -93,8 +104,11 @@ def samples(document: str) -> dict[str, str]:
     return {match["name"]: match["text"] for match in SAMPLE.finditer(document)}
 
 
-def run(block: Block, files: Mapping[str, str], folder: Path) -> str:
-    """Run the block's commands in ``folder`` beside ``files``; return its text anew, without this machine's names."""
+def run(block: Block, files: Mapping[str, str], folder: Path, draw: bool = False) -> str:
+    """Run the block's commands in ``folder`` beside ``files``; return its text anew, without this machine's names.
+
+    ``draw`` writes its picture too.
+    """
     for name, text in files.items():
         folder.joinpath(name).parent.mkdir(parents=True, exist_ok=True)
         folder.joinpath(name).write_text(text, encoding="utf-8")
@@ -105,23 +119,46 @@ def run(block: Block, files: Mapping[str, str], folder: Path) -> str:
         # `timeout` ends the whole process group, so that no run outlives its test
         ["timeout", "--kill-after=20", str(DEADLINE_S), "bash", "-c", "\n".join(lines)],
         cwd=folder,
-        env=environment(folder),
+        env=environment(folder, coloured=bool(block.picture)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         check=False,
     )
     assert done.returncode != 124, f"{block}: not done after {DEADLINE_S} s"
-    return shown(done.stdout.decode(), str(folder)).rstrip() + "\n"
+    output = done.stdout.decode()
+    text = shown(_SGR.sub("", output), str(folder)).rstrip() + "\n"
+    if draw and block.picture:
+        PICTURES.joinpath(block.picture).write_text(drawn(text, output, str(folder)), encoding="utf-8")
+    return text
 
 
-def environment(home: Path) -> dict[str, str]:
-    """Return what the commands see: this interpreter's programs first, 80 columns, no colour, nothing left over."""
+def drawn(text: str, output: str, folder: str) -> str:
+    """Return ``text`` as SVG, with the colours that its lines have in ``output``."""
+    coloured = {shown(_SGR.sub("", line), folder).rstrip(): line for line in output.splitlines()}
+    width = max(COLUMNS, *(len(line) for line in text.splitlines()))
+    console = Console(record=True, width=width, file=io.StringIO(), force_terminal=True, color_system="truecolor")
+    for line in text.splitlines():
+        shade = coloured.get(line.rstrip(), line).replace(folder, HOME).replace(socket.gethostname(), "node-1")
+        console.print(Text.from_ansi(shade) if not line.startswith("$ ") else Text(line, "bold"), soft_wrap=True)
+    svg = console.export_svg(title="ddplaunch", unique_id="picture")
+    # readers of the site and of a page of a repository fetch no font
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL).replace("Fira Code", "ui-monospace")
+
+
+def words_of_picture(svg: str) -> str:
+    """Return the text of a picture without blanks."""
+    body = re.sub(r"<style>.*?</style>|<text class=\"picture-title\".*?</text>", "", svg, flags=re.DOTALL)
+    return "".join(html.unescape("".join(re.findall(r"<text[^>]*>([^<]*)</text>", body))).split())
+
+
+def environment(home: Path, coloured: bool = False) -> dict[str, str]:
+    """Return what the commands see: this interpreter's programs first, 80 columns, nothing left over."""
     return {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "HOME": str(home),
         "LANG": "C.UTF-8",
-        "COLUMNS": "80",
-        "NO_COLOR": "1",
+        "COLUMNS": str(COLUMNS),
+        "FORCE_COLOR" if coloured else "NO_COLOR": "1",
         "DDPLAUNCH_QUIET": "0",  # the panel, as on a terminal
         "PYTHONWARNINGS": "ignore",  # torch warns of a missing NumPy, which nothing here needs
     }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import socket
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +24,22 @@ from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.planning.current import Current
 from ddplaunch.planning.script_numbers.handed_out import NAMES
 from ddplaunch.values.finding import ExitStatus
+from scripts import docs_site
 from tests.checks.healthy import healthy_facts, healthy_launch, healthy_script
 from tests.explain.signature_rules import caught, idle, missed, unfilled
-from tests.readme_blocks import BLOCK, HOME, Block, blocks, comparable, run, samples, sessions, shown
+from tests.readme_blocks import (
+    BLOCK,
+    HOME,
+    PICTURES,
+    Block,
+    blocks,
+    comparable,
+    run,
+    samples,
+    sessions,
+    shown,
+    words_of_picture,
+)
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
@@ -31,6 +47,8 @@ DOCUMENTS = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in (README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
 }
+#: The files that documents give, which blocks of all of them run beside.
+SAMPLES = {name: text for document in DOCUMENTS.values() for name, text in samples(document).items()}
 OUR_FLAGS = {
     spelling
     for command in OWN
@@ -73,7 +91,7 @@ def printed_by(name: str, session: tuple[int, ...], accept: bool) -> list[str]:
             document = (ROOT / name).read_text(encoding="utf-8")
             block = blocks(document)[number]
             assert block.commands
-            printed.append(run(block, samples(DOCUMENTS["README.md"]), Path(folder)))
+            printed.append(run(block, SAMPLES, Path(folder), draw=accept))
             if accept:
                 match = list(BLOCK.finditer(document))[number]
                 text = document[: match.start("text")] + printed[-1] + document[match.end("text") :]
@@ -82,7 +100,8 @@ def printed_by(name: str, session: tuple[int, ...], accept: bool) -> list[str]:
 
 
 def test_every_output_block_is_found() -> None:
-    assert len(blocks(DOCUMENTS["README.md"])) >= 10
+    assert sum(len(blocks(document)) for document in DOCUMENTS.values()) >= 15
+    assert sum(len(samples(document)) for document in DOCUMENTS.values()) == len(SAMPLES), "two files of one name"
     for document in DOCUMENTS.values():
         assert len(blocks(document)) == document.count("<!-- output:")
         assert document.count("```console\n") == len(blocks(document)), (
@@ -114,6 +133,47 @@ def test_doctor_has_to_agree_in_families_and_in_ending_with_a_verdict() -> None:
     assert comparable(block, there) == comparable(block, block.text)
     assert comparable(block, there.replace("  gpu ", "  tpu ")) != comparable(block, block.text)
     assert comparable(block, there.replace("checks passed", "")) != comparable(block, block.text)
+
+
+def test_a_picture_shows_what_its_block_says() -> None:
+    drawn = {
+        block.picture: block.text for document in DOCUMENTS.values() for block in blocks(document) if block.picture
+    }
+    assert sorted(drawn) == sorted(path.name for path in PICTURES.iterdir())
+    for name, text in drawn.items():
+        svg = PICTURES.joinpath(name).read_text(encoding="utf-8")
+        assert words_of_picture(svg) == "".join(text.split()), f"{name}: --accept-golden draws it anew"
+        assert "http" not in svg.replace("http://www.w3.org/", "").replace("https://www.textualize.io", ""), name
+
+
+def test_readme_has_two_commands() -> None:
+    (commands,) = re.findall(r"^```sh\n(.*?)^```", DOCUMENTS["README.md"], re.M | re.S)
+    assert [line.partition("#")[0].strip() for line in commands.splitlines()] == ["scripts/try.sh", "scripts/test.sh"]
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    listed = re.findall(r"^ +- (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M)
+    pages = [path.name for path in (ROOT / "docs").glob("*.md")]
+    assert sorted(listed) == sorted([*pages, *docs_site.pages(), "CHANGELOG.md", "CONTRIBUTING.md"])
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert built.returncode == 0, built.stdout
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
+    found = {entry["location"] for entry in index["docs"] if "shm-too-small" in entry["title"]}
+    assert found == {"reference/checks.html#shm-too-small"}
+    options = (tmp_path / "site" / "reference" / "options.html").read_text(encoding="utf-8")
+    assert all(f"{flag.flag}" in options for command in OWN for flag in flags_of(command) if flag.kind != "argument")
 
 
 def test_flags_in_the_documents_exist() -> None:
@@ -180,17 +240,17 @@ def test_the_table_of_diagnoses_is_complete() -> None:
 
 
 def test_placeholders_are_those_of_the_program() -> None:
-    (line,) = re.findall(r"^Placeholders: (.*)$", DOCUMENTS["README.md"], re.M)
+    (line,) = re.findall(r"^Placeholders: (.*)$", DOCUMENTS["docs/your-script.md"], re.M)
     assert re.findall(r"`\{(\w+)\}`", line) == list(NAMES)
 
 
 def test_fields_of_current_are_those_of_the_program() -> None:
-    (line,) = re.findall(r"^Fields of `ddplaunch.current\(\)`: (.*)$", DOCUMENTS["README.md"], re.M)
+    (line,) = re.findall(r"^Fields of `ddplaunch.current\(\)`: (.*)$", DOCUMENTS["docs/your-script.md"], re.M)
     assert re.findall(r"`(\w+)`", line) == [field.name for field in fields(Current)]
 
 
 def test_exit_statuses_are_those_of_the_program() -> None:
-    rows = re.findall(r"^\| (\d+) \|", DOCUMENTS["README.md"], re.M)
+    rows = re.findall(r"^\| (\d+) \|", DOCUMENTS["docs/exit-statuses.md"], re.M)
     assert [int(row) for row in rows] == sorted(ExitStatus)
 
 

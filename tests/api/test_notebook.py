@@ -132,7 +132,7 @@ def test_the_notebook_of_examples(tmp_path: Path) -> None:
 def test_the_blocks_of_the_document_run(tmp_path: Path) -> None:
     document = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     (tmp_path / "train.py").write_text(
-        dict(SAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8")))["train.py"]
+        dict(SAMPLE.findall((ROOT / "docs" / "first-run.md").read_text(encoding="utf-8")))["train.py"]
     )
     found = notebook(*re.findall(r"^```python\n(.*?)^```", document, re.DOTALL | re.MULTILINE))
     client(found, tmp_path).execute()

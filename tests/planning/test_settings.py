@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.planning.settings import Settings
 
-#: As README.md shows it.
+#: As docs/your-script.md shows it.
 PLAIN = (
     '{"run_id":"first","directory":".ddplaunch/runs/first","node":0,"show":"0","verbose":false,"grace_s":30.0,'
     '"max_restarts":0}'

@@ -324,7 +324,7 @@ def _run(word: str, base: Path) -> Path:
             raise
     from ddplaunch.explain.signatures import all_signatures
 
-    known = [each.code for each in _every_check()] + [each.code for each in all_signatures() if each.is_root]
+    known = [each.code for each in every_check()] + [each.code for each in all_signatures() if each.is_root]
     known += [path.name for path in run_directories(base)]
     near = difflib.get_close_matches(word, known, n=1)
     raise usage(
@@ -340,7 +340,7 @@ def _described(word: str) -> bool:
         return False
     from ddplaunch.explain.signatures import all_signatures
 
-    check = next((each for each in _every_check() if each.code == word), None)
+    check = next((each for each in every_check() if each.code == word), None)
     shown = [each for each in all_signatures() if each.code == word and each.is_root]
     if check is not None:
         from ddplaunch.ui.doctor_view import explain_text
@@ -353,7 +353,7 @@ def _described(word: str) -> bool:
     return check is not None or bool(shown)
 
 
-def _every_check() -> tuple[Check, ...]:
+def every_check() -> tuple[Check, ...]:
     """Return all that has a code but the diagnoses; imported here, because without a word nobody asks for it."""
     from ddplaunch.checks.all_checks import ALL, across
     from ddplaunch.checks.codes import REFUSALS
