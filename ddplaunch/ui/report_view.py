@@ -12,6 +12,7 @@ from ddplaunch.explain.diagnosis import Explanation
 from ddplaunch.records.compare_runs import Difference
 from ddplaunch.records.find import RunRecord
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
+from ddplaunch.values.codec import plain
 from ddplaunch.values.escapes import harmless
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.secrets import hide_json, hide_text
@@ -84,7 +85,7 @@ def report_html(report: Report) -> str:
         run=record,
         outcome=outcome,
         state=outcome.state if outcome is not None else "not ended, as far as the record tells",
-        found=hide_json_of(report.explanation),
+        found=hide_json(plain(report.explanation)),
         command=_command(record),
         numbers=_numbers(record),
         variables=_variables(record),
@@ -102,13 +103,6 @@ def shown(line: bytes) -> str:
     """Return a line as the page shows it: the last state of a bar, without colours and secrets."""
     text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]
     return hide_text(_COLOUR.sub("", harmless(text)))
-
-
-def hide_json_of(explanation: Explanation) -> Any:
-    """Return diagnosis and cascade as JSON values without secrets."""
-    from ddplaunch.values.codec import plain
-
-    return hide_json(plain(explanation))
 
 
 def _moment(at_s: float) -> str:
@@ -162,8 +156,6 @@ def _findings(record: RunRecord, outcome: RunOutcome | None) -> list[dict[str, A
     """Return the findings of before the start and of the run itself, each once."""
     before = record.value("findings")
     found = [each for each in before if isinstance(each, dict)] if isinstance(before, list) else []
-    from ddplaunch.values.codec import plain
-
     during = [] if outcome is None else [hide_json(plain(each)) for each in outcome.findings]
     every = [*found, *(each for each in during if isinstance(each, dict))]
     return list({each.get("code", ""): each for each in every}.values())

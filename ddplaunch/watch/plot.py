@@ -39,11 +39,7 @@ _Lines = dict[int, list[tuple[float, float | None]]]
 
 def metrics_svg(samples: Mapping[int, Sequence[Sample]], title: str) -> str:
     """Return one SVG with a plot of each thing that was recorded; ``samples`` are by node. Time is from the first."""
-    everything = [sample for node in sorted(samples) for sample in samples[node]]
-    began_s = min((sample.at_s for sample in everything), default=0.0)
-    span_s = max((sample.at_s for sample in everything), default=0.0) - began_s or 1.0
-    plots = [(name, top, lines) for name, value, top in _PLOTS if (lines := _lines(value, everything, began_s))]
-    ranks = sorted({rank.rank for sample in everything for rank in sample.ranks})
+    plots, ranks, span_s = _recorded(samples)
     columns = 2 if len(plots) > 1 else 1
     width = columns * (_WIDTH + _LEFT) + 20
     below = _TOP + (len(plots) + columns - 1) // columns * (_HEIGHT + _GAP)
@@ -67,20 +63,25 @@ def small_plots(samples: Mapping[int, Sequence[Sample]]) -> tuple[tuple[str, str
 
     The last is the legend.
     """
-    everything = [sample for node in sorted(samples) for sample in samples[node]]
-    began_s = min((sample.at_s for sample in everything), default=0.0)
-    span_s = max((sample.at_s for sample in everything), default=0.0) - began_s or 1.0
+    plots, ranks, span_s = _recorded(samples)
     width, height = _LEFT + _WIDTH + 20, _HEIGHT + 44
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif"'
     found = []
-    for name, value, top in _PLOTS:
-        if lines := _lines(value, everything, began_s):
-            parts = _drawn(name, top, lines, span_s, _LEFT, 20)
-            found.append((name, "\n".join([f'{head} font-size="12" role="img">', *parts, "</svg>"])))
-    ranks = sorted({rank.rank for sample in everything for rank in sample.ranks})
+    for name, top, lines in plots:
+        parts = _drawn(name, top, lines, span_s, _LEFT, 20)
+        found.append((name, "\n".join([f'{head} font-size="12" role="img">', *parts, "</svg>"])))
     legend, below = _legend(ranks, width, 10)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{_LEFT - 10} 0 {width} {below}" font-family="sans-serif"'
     return (*found, ("colours of the ranks", "\n".join([f'{head} font-size="12" role="img">', *legend, "</svg>"])))
+
+
+def _recorded(samples: Mapping[int, Sequence[Sample]]) -> tuple[list[tuple[str, float, _Lines]], list[int], float]:
+    """Return title, top and lines of each plot, all ranks, and how many seconds the samples span."""
+    everything = [sample for node in sorted(samples) for sample in samples[node]]
+    began_s = min((sample.at_s for sample in everything), default=0.0)
+    span_s = max((sample.at_s for sample in everything), default=0.0) - began_s or 1.0
+    plots = [(name, top, lines) for name, value, top in _PLOTS if (lines := _lines(value, everything, began_s))]
+    return plots, sorted({rank.rank for sample in everything for rank in sample.ranks}), span_s
 
 
 def _lines(value: Value, samples: Sequence[Sample], began_s: float) -> _Lines:
