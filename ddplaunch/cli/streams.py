@@ -28,7 +28,6 @@ from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
 VARIABLE = "DDPLAUNCH_TOLD"
-_PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def tell(text: str) -> None:
@@ -75,10 +74,10 @@ def end_with_starter(environ: Mapping[str, str] = os.environ) -> None:
     """
     if _path(environ) is None:
         return
-    with contextlib.suppress(OSError, AttributeError):
-        import ctypes
+    from ddplaunch.machine.processes.stop_processes import signal_at_parents_end  # which a launch does not need
 
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    with contextlib.suppress(OSError, AttributeError):
+        signal_at_parents_end(signal.SIGTERM)
     if _path(environ) is None:  # it went just now
         os.kill(os.getpid(), signal.SIGTERM)
 

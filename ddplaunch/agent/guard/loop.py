@@ -188,9 +188,9 @@ class LauncherSignals:
     def go_on_without_launcher(self) -> None:
         """Have the kernel continue this process, if it is stopped then, when torchrun is gone: nobody else would."""
         with contextlib.suppress(Exception):
-            from ddplaunch.agent.warm.kernel import signal_at_death  # ctypes: not before ranks run
+            from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
-            signal_at_death(signal.SIGCONT)
+            signal_at_parents_end(signal.SIGCONT)
 
     def _ranks(self) -> list[ProcessStat]:
         attempt = self._latest()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from ddplaunch.machine.files import nvidia_devices
 from ddplaunch.machine.processes.process_table import read_stat
+from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
@@ -44,18 +44,9 @@ def adopt_orphans(wanted: bool) -> None:
 
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when ``parent`` is gone; it may be gone already. Raises OSError."""
-    signal_at_death(_SIGKILL)
+    signal_at_parents_end(_SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
-
-
-def signal_at_death(number: int) -> None:
-    """Have the kernel send ``number`` to this process when its parent is gone (PR_SET_PDEATHSIG, prctl(2)).
-
-    The parent is the thread that started this process, or the process that adopted it. To be called by the main thread.
-    Raises OSError.
-    """
-    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def is_shown_as(name: str, argv: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -25,6 +25,7 @@ from ddplaunch.agent.torch_patches import torchrun_args
 from ddplaunch.agent.warm import fresh, kernel, requests
 from ddplaunch.agent.warm.fresh import Program, leave_libraries_alone
 from ddplaunch.agent.warm.requests import Request
+from ddplaunch.machine.processes.stop_processes import signal_at_parents_end
 
 
 def _import_all(names: Sequence[str], first: str | None) -> list[str]:
@@ -222,7 +223,7 @@ class TemplateProcess:
             os.sched_yield()
         if PARENT in request.environ:
             with contextlib.suppress(OSError):  # the guard ends it, if a sandbox forbids this
-                kernel.signal_at_death(signal.SIGTERM)
+                signal_at_parents_end(signal.SIGTERM)
             if os.getppid() != self.agent:
                 os._exit(_GONE)
         if program is None:

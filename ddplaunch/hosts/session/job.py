@@ -8,7 +8,6 @@ all. It reads what to do from a file without a name, because neither arguments n
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
 import json
 import os
@@ -24,13 +23,12 @@ from typing import Any
 
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.machine.processes.stop_processes import KILLED_S, send_signal, wait_gone
+from ddplaunch.machine.processes.stop_processes import KILLED_S, send_signal, signal_at_parents_end, wait_gone
 from ddplaunch.values.variable_names import own_command
 
 _PATIENCE_S = 2.0  # how long torchrun may take to pass a signal on, before anybody asks why
 _CONNECT_S = 1.0
 _LOOK_S = 0.5
-_PR_SET_PDEATHSIG = 1
 _GUARD_S = 3.0  # how long the guard may need to end the ranks of a torchrun that died
 _AFTER_GRACE_S = 3.0
 
@@ -148,13 +146,12 @@ def _die_with_parent() -> Callable[[], None]:
 
     The child can be interrupted, too.
     """
-    prctl = ctypes.CDLL(None).prctl
     parent = os.getpid()
 
     def arrange() -> None:
         for number in (signal.SIGHUP, signal.SIGINT):  # ignored here, and torchrun leaves alone what was ignored before
             signal.signal(number, signal.SIG_DFL)
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        signal_at_parents_end(signal.SIGTERM)
         if os.getppid() != parent:
             sys.exit(1)
 

@@ -36,6 +36,7 @@ Sent = Literal["sent", "gone", "other", "denied"]
 
 _RUN_IDS = (RUN_ID, LAUNCH, "TORCHELASTIC_RUN_ID")
 _PAUSE_S = 0.02
+_PR_SET_PDEATHSIG = 1
 KILLED_S = 5.0  # from SIGKILL to the end; a process that takes longer waits in the kernel for a device or a file server
 
 
@@ -121,6 +122,20 @@ def end_processes(processes: Sequence[Process], grace_s: float) -> ProcessEnds:
     for process in killed:
         send_signal(process, signal.SIGKILL)
     return ends_of(processes, killed, wait_gone(killed, KILLED_S))
+
+
+def signal_at_parents_end(number: int) -> None:
+    """Have the kernel send ``number`` to this process when its parent is gone (PR_SET_PDEATHSIG, prctl(2)).
+
+    The parent is the thread that started this process, or the process that adopted it; it may be gone already. To be
+    called by the main thread, or between fork and exec, which keeps it. Raises OSError.
+    """
+    import ctypes  # which takes as long as all else of this module
+
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number), *[ctypes.c_ulong(0)] * 3) != 0:
+        failed = ctypes.get_errno()
+        raise OSError(failed, os.strerror(failed))
 
 
 _PIDFD_INFO = struct.Struct("=Q52xi")  # struct pidfd_info: the mask, what is not asked for, the status
