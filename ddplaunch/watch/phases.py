@@ -89,10 +89,16 @@ def phases_path(attempt: Path, rank: int) -> Path:
     return attempt / f"rank-{rank}.phases.jsonl"
 
 
-def read_phases(attempt: Path, ranks: Sequence[int]) -> dict[int, RankFile]:
-    """Return what those ``ranks`` wrote that wrote something."""
+def phases_ranks(attempt: Path) -> list[int]:
+    """Return the ranks of an attempt that write their phases."""
+    names = (path.name.removeprefix("rank-").split(".")[0] for path in attempt.glob("rank-*.phases.jsonl"))
+    return sorted(int(name) for name in names if name.isdecimal())
+
+
+def read_phases(attempt: Path, ranks: Sequence[int] | None = None) -> dict[int, RankFile]:
+    """Return what those ``ranks``, all without them, wrote that wrote something."""
     found = {}
-    for rank in sorted(ranks):
+    for rank in phases_ranks(attempt) if ranks is None else sorted(ranks):
         with suppress(OSError), open(open_plain(phases_path(attempt, rank)), "rb") as file:
             found[rank] = parsed(file.read(_MOST_BYTES).split(b"\n")[:-1])
     return found

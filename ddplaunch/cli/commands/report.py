@@ -69,8 +69,7 @@ def _phases(record: RunRecord) -> list[PhasesRow]:
     found: list[PhasesRow] = []
     for _, folder in numbered(record.directory, "node"):
         for _, attempt in numbered(folder, "attempt")[-1:]:
-            ranks = [int(path.name.split(".")[0][5:]) for path in attempt.glob("rank-*.phases.jsonl")]
-            for rank, file in read_phases(attempt, ranks).items():
+            for rank, file in read_phases(attempt).items():
                 phases = summed(rank, file.facts, file.lines[settled(file.lines) or 0 :])
                 if phases is not None:
                     shares = {name: share for name, share in phases.shares.items() if share is not None}
