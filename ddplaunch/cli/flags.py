@@ -59,12 +59,17 @@ _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 _SIZES = "Numbers of processes on this machine: 1,2,4 [1, 2, 4 … up to its GPUs, or CPUs]."
 _TRIALS = "Trials"
 #: How long trials are, and what is kept of them.
-TRIALS = (
-    Flag("warmup_steps", "integer", _TRIALS, "Steps before measuring, at least; step times settle too [5].", "N"),
-    Flag("steps", "integer", _TRIALS, "Measure so many steps [as many as there are in --seconds].", "N"),
-    Flag("seconds", "duration", _TRIALS, "Measure for so long [10; with --steps until they are over].", "TIME"),
-    Flag("keep", "switch", _TRIALS, "Keep what the script wrote into the trials' folders."),
-)
+TRIALS = {
+    command: (
+        Flag("warmup_steps", "integer", _TRIALS, "Steps before measuring, at least; step times settle too [5].", "N"),
+        Flag("steps", "integer", _TRIALS, "Measure so many steps [as many as there are in --seconds].", "N"),
+        Flag(
+            "seconds", "duration", _TRIALS, f"Measure for so long [{usual}; with --steps until they are over].", "TIME"
+        ),
+        Flag("keep", "switch", _TRIALS, "Keep what the script wrote into the trials' folders."),
+    )
+    for command, usual in (("scale", 10), ("fit", 5))
+}
 
 #: Each command's flags beside those of a launch. ``plan --env`` without K=V is another spelling of ``--exports``.
 OWN: dict[str, tuple[Flag, ...]] = {
@@ -126,7 +131,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
     "scale": (
         _PROFILE,
         Flag("strong", "switch", _TRIALS, "Keep the effective batch, not that of each process."),
-        *TRIALS,
+        *TRIALS["scale"],
         Flag("resume", "switch", _TRIALS, "Take what the same command has measured before, and do the rest."),
         Flag("plot", "text", _OUTPUT, "Draw speed-up and phases into an SVG file.", "FILE"),
         Flag("json", "switch", _OUTPUT, "Everything as JSON."),
@@ -135,7 +140,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         _PROFILE,
         Flag("headroom", "text", _TRIALS, "How much of the memory stays free [10%].", "PERCENT"),
         Flag("trials", "integer", _TRIALS, "Most trials to run [8].", "N"),
-        *TRIALS,
+        *TRIALS["fit"],
         Flag("json", "switch", _OUTPUT, "Everything as JSON."),
     ),
     "ps": (

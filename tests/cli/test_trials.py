@@ -110,7 +110,7 @@ def trial(*words: str, processes: str = "2", timeout_s: float = 120, run_words: 
 @pytest.mark.slow
 def test_a_measured_trial_leaves_nothing_but_its_record(folder: Path) -> None:
     result = trial()
-    assert result.status == "measured" and result.world_size == 2, result.said
+    assert result.status == "measured" and result.world_size == 2, result.findings
     assert [rank.rank for rank in result.ranks] == [0, 1] and all(rank.steps >= 5 for rank in result.ranks)
     assert result.step_s and result.step_s >= 0.005 and result.samples_per_s and result.peak_bytes
     assert result.samples_per_s == pytest.approx(8 / result.ranks[0].mean_s, rel=0.3)
@@ -134,4 +134,5 @@ def test_what_keeps_a_trial_from_being_measured(folder: Path) -> None:
     (folder / "train.py").write_text("import time\ntime.sleep(600)\n")
     assert trial(processes="1", timeout_s=6).status == "no-steps"
     refused = trial(run_words=("--data", "/no/such/data"))
-    assert refused.status == "refused" and "data-missing" in refused.said and refused.exit_status == 4
+    assert refused.status == "refused" and refused.exit_status == 4
+    assert "data-missing" in [each.code for each in refused.findings]

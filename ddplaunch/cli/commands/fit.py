@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.flags import launch_words, spelled
-from ddplaunch.cli.prepare import Prepared, errors, prepare, script_report
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
-from ddplaunch.cli.target import parse_target, required
-from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
-from ddplaunch.cli.trials.trial_problems import TrialProgress, problem_of
-from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
-from ddplaunch.planning.options import Options, Said
+from ddplaunch.cli.flags import launch_words
+from ddplaunch.cli.streams import answer, answer_json, tell
+from ddplaunch.cli.target import required
+from ddplaunch.cli.trials.trial_runs import TrialResult
+from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of
+from ddplaunch.planning.options import Said
 from ddplaunch.records.find import numbered
 from ddplaunch.scaling.largest_batch import Batches, Tried, budget, fastest, largest, modelled, next_batch
 from ddplaunch.scaling.numbers import Numbers, format_lr, round_significant
@@ -27,7 +26,7 @@ from ddplaunch.values.words import count
 from ddplaunch.watch.fit_view import FitCommand, Fitted, FitTrial, fit_json, fit_text, never_fits, trial_text
 from ddplaunch.watch.phases import RankFile, read_phases
 
-_HEADROOM, _SECONDS, _TIMEOUT_S, _TRIALS = 0.1, 5.0, 600.0, 8
+_HEADROOM, _SECONDS, _TRIALS = 0.1, 5.0, 8
 _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
 _FIRST = 8  # samples, where neither an option nor the script says how many
 _STARTED_WITH = 4  # of an effective batch that is kept, its part of one rank by this
@@ -56,15 +55,10 @@ def fit(
     """Try batches until the largest that fits is known, and say what to type."""
     words = required(script)
     options = with_configuration(said, profile, working_directory())
-    measuring = Measuring(
-        5 if warmup_steps is None else warmup_steps,
-        steps,
-        _SECONDS if seconds is None and steps is None else seconds,
-        value_of(options.timeout_s, _TIMEOUT_S),
-    )
-    most = _TRIALS if trials is None else trials
-    search = _Search(options, said, words, profile, measuring, _headroom(headroom), keep=bool(keep))
-    interrupted = search.run(most)
+    measuring = measuring_of(options, warmup_steps, steps, seconds, _SECONDS)
+    series = TrialSeries("fit", options, words, profile, measuring, keep=bool(keep))
+    search = _Search(series, said, _headroom(headroom))
+    interrupted = search.run(_TRIALS if trials is None else trials)
     found = search.found()
     if json:
         answer_json(fit_json(found))
@@ -93,25 +87,10 @@ def _headroom(text: str | None) -> float:
 class _Search:
     """The trials of one command, and what they have shown so far."""
 
-    def __init__(
-        self,
-        options: Options,
-        said: Said,
-        script: Sequence[str],
-        profile: str | None,
-        measuring: Measuring,
-        headroom: float,
-        *,
-        keep: bool,
-    ) -> None:
-        self._said, self._script, self._measuring, self._keep = said, tuple(script), measuring, keep
-        self._options, self._headroom = options, headroom
-        self._words = () if profile is None else tuple(spelled("--profile", profile))
-        self._target = parse_target([word.replace(TRIAL_DIR, "trial") for word in script])
-        self._base: Prepared = prepare(options, self._target)
-        tell_findings(self._base.findings)
-        if refusing := errors(self._base.findings):
-            raise RefusedError(*refusing)
+    def __init__(self, series: TrialSeries, said: Said, headroom: float) -> None:
+        self._series, self._said, self._headroom = series, said, headroom
+        self._options = series.options
+        self._base = series.allowed(series.options)
         launch = self._base.launch
         if launch.topology.nnodes.value > 1:
             raise usage(
@@ -123,10 +102,8 @@ class _Search:
         self._accumulates = "accum" in launch.receives
         if "batch_size" not in launch.receives:
             raise RefusedError(self._takes_none())
-        self._report = script_report(options, self._target, Path.cwd(), self._base.facts)
         self._memory = self._limit()
         self._batches = self._candidates(launch.numbers)
-        self._group = value_of(options.run_id, None) or new_group("fit")
         self._trials: list[FitTrial] = []
         self._problem: Finding | None = None
         self._predicted: dict[int, float] = {}
@@ -136,7 +113,7 @@ class _Search:
         first = replace(self._options, batch_size=Resolved(_FIRST, _FIT), global_batch_size=None, accum=None)
         reason, fix = "no option of it was found that takes one", "`--batch-option NAME` names its option"
         try:
-            missing = [each for each in prepare(first, self._target).launch.missing if each.number == "batch_size"]
+            missing = [each for each in self._series.prepared(first).launch.missing if each.number == "batch_size"]
             reason, fix = (missing[0].reason, missing[0].fix or fix) if missing else (reason, fix)
         except UsageError as problem:
             reason, fix = problem.findings[0].what, problem.findings[0].fix
@@ -145,7 +122,7 @@ class _Search:
             "the script takes no batch size from outside, so that none can be tried",
             why=reason,
             fix=fix,
-            where=self._script[0],
+            where=self._series.script[0],
         )
 
     def _limit(self) -> Resolved[str] | None:
@@ -195,28 +172,19 @@ class _Search:
         model = modelled(self._tried())
         if model is not None:
             self._predicted[batch] = model.at(batch)
-        order = TrialOrder(
-            self._group,
-            f"batch-{batch}",
-            str(self._base.launch.topology.nproc_per_node.value),
-            self._said_for(batch),
-            self._script,
-            self._words,
-            measuring=self._measuring,
-            keep=self._keep,
-        )
-        result = run_trial(order, self._report, TrialProgress(f"batch {batch}"))
+        processes = str(self._base.launch.topology.nproc_per_node.value)
+        result = self._series.run(f"batch-{batch}", f"batch {batch}", processes, self._said_for(batch), self._base)
         if result.status == "interrupted":
             return result.status
         tried, note = self._seen(batch, result)
         if tried is not None:
             accum = self._accum(batch)
-            trial = FitTrial(tried, accum, result.steps_seen, note, order.run_id, result.took_s, result.outside)
+            trial = FitTrial(tried, accum, result.steps_seen, note, result.order.run_id, result.took_s, result.outside)
             self._trials.append(trial)
             tell(trial_text(trial, self._headroom))
         return result.status
 
-    def _said_for(self, batch: int) -> dict[str, object]:
+    def _said_for(self, batch: int) -> dict[str, Any]:
         said = {name: value for name, value in self._said.items() if name not in ("batch_size", "timeout")}
         if self._options.global_batch_size is not None:
             said.pop("accum", None)
@@ -314,10 +282,10 @@ class _Search:
         said = launch_words(self._said, _DECIDED)
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
         rates = list(self._rates(numbers, now / effective if effective else 1.0))
-        words = ["ddplaunch", "run", *nproc, *self._words, *said, *sizes]
+        words = ["ddplaunch", "run", *nproc, *self._series.words, *said, *sizes]
         words += [word for flag, name, lr in rates for word in (flag, f"{name}={lr}" if name else lr)]
         lr = ", ".join(f"{name}={lr}" if name else lr for flag, name, lr in rates if flag == "--lr")
-        return FitCommand(batch, now, now == effective, (*words, "--", *self._script), lr)
+        return FitCommand(batch, now, now == effective, (*words, "--", *self._series.script), lr)
 
     def _rates(self, numbers: Numbers, factor: float) -> Iterator[tuple[str, str, str]]:
         """Yield flag, name and value of what changes with the effective batch, or was said about it."""
@@ -337,8 +305,7 @@ def _files(record: Path) -> Iterator[tuple[int, RankFile]]:
     """Yield what the ranks of a trial wrote, also of one that ended too early to be measured."""
     for _, node in numbered(record, "node"):
         for _, attempt in numbered(node, "attempt"):
-            names = [path.name.split(".")[0].removeprefix("rank-") for path in attempt.glob("rank-*.phases.jsonl")]
-            yield from read_phases(attempt, [int(name) for name in names if name.isdecimal()]).items()
+            yield from read_phases(attempt).items()
 
 
 def _not_this_batch(batch: int, loaded: Collection[object], result: TrialResult) -> Finding:

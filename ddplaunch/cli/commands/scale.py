@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
-from ddplaunch.cli.flags import launch_words, spelled
-from ddplaunch.cli.prepare import Prepared, errors, prepare
-from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
-from ddplaunch.cli.target import parse_target, required
-from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
-from ddplaunch.cli.trials.trial_problems import TrialProgress, problem_of
-from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
+from ddplaunch.cli.flags import launch_words
+from ddplaunch.cli.prepare import Prepared
+from ddplaunch.cli.streams import answer, answer_json, tell
+from ddplaunch.cli.target import required
+from ddplaunch.cli.trials.trial_runs import TrialResult
+from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.planning.gpus import exported, visible
 from ddplaunch.planning.options import Options, Said
@@ -28,7 +27,7 @@ from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.scaling.numbers import Numbers, format_lr
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus, RefusedError, usage
+from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
@@ -36,7 +35,6 @@ from ddplaunch.watch.size_verdicts import SizeMeasured
 
 _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
 _SECONDS = 10.0
-_TIMEOUT_S = 600.0
 _SAVED = "size.json"
 
 
@@ -74,13 +72,8 @@ def scale(
     asked = said.get("nproc")
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile, working_directory())
-    measuring = Measuring(
-        5 if warmup_steps is None else warmup_steps,
-        steps,
-        _SECONDS if seconds is None and steps is None else seconds,
-        value_of(options.timeout_s, _TIMEOUT_S),
-    )
-    trials = _Trials(options, launch, words, profile, measuring, bool(strong), bool(keep))
+    measuring = measuring_of(options, warmup_steps, steps, seconds, _SECONDS)
+    trials = _Trials(TrialSeries("scale", options, words, profile, measuring, keep=bool(keep)), launch, bool(strong))
     sizes = _sizes(None if asked is None else str(asked.value), trials)
     dataset_size = value_of(options.dataset_size, None)
     found, interrupted = trials.run(sizes, resume=bool(resume))
@@ -105,29 +98,11 @@ def scale(
 class _Trials:
     """The trials of one command."""
 
-    def __init__(
-        self,
-        options: Options,
-        said: Said,
-        script: Sequence[str],
-        profile: str | None,
-        measuring: Measuring,
-        strong: bool,
-        keep: bool,
-    ) -> None:
-        self._options, self._said, self._script, self._measuring, self._keep = (
-            options,
-            said,
-            tuple(script),
-            measuring,
-            keep,
-        )
-        self._words = () if profile is None else tuple(spelled("--profile", profile))
-        self._target = parse_target([word.replace(TRIAL_DIR, "trial") for word in script])
-        self.first = prepare(self._sized(Size(1, 1)), self._target)
-        self.strong = strong or options.global_batch_size is not None
+    def __init__(self, series: TrialSeries, said: Said, strong: bool) -> None:
+        self._series, self._said, self._options = series, said, series.options
+        self.first = series.allowed(self._sized(Size(1, 1)))
+        self.strong = strong or self._options.global_batch_size is not None
         self._whole = self._effective() if self.strong else None
-        self._group = value_of(options.run_id, None) or new_group("scale")
 
     def _sized(self, size: Size) -> Options:
         return replace(self._options, nproc=Resolved(size.each, Source("flag", "SIZES")), gpus=None)
@@ -168,31 +143,18 @@ class _Trials:
         if self._whole is not None:
             whole = Resolved(self._whole, Source("flag", "--strong"))
             options = replace(options, batch_size=None, global_batch_size=whole)
-        return prepare(options, self._target)
+        return self._series.prepared(options)
 
     def run(self, sizes: Sequence[Size], *, resume: bool) -> tuple[list[SizeMeasured], bool]:
         """Run the trials in turn; return what was found, and whether Ctrl-C came before they were over."""
         found: list[SizeMeasured] = []
-        tell_findings(self.first.findings)
-        if refusing := errors(self.first.findings):
-            raise RefusedError(*refusing)
         for size in sizes:
             key = self._key(size)
             if resume and (known := saved(self.first.base, key)) is not None:
                 tell(progress_text(known, 0.0))
                 found.append(known)
                 continue
-            order = TrialOrder(
-                self._group,
-                str(size),
-                str(size),
-                self.said_for(size),
-                self._script,
-                self._words,
-                measuring=self._measuring,
-                keep=self._keep,
-            )
-            result = run_trial(order, self._report(), TrialProgress(size))
+            result = self._series.run(str(size), str(size), str(size), self.said_for(size), self.first)
             one = self._measured(size, result)
             tell(progress_text(one, result.took_s))
             found.append(one)
@@ -201,11 +163,6 @@ class _Trials:
             if result.status == "interrupted":
                 return found, True
         return found, False
-
-    def _report(self) -> Any:
-        from ddplaunch.cli.prepare import script_report
-
-        return script_report(self._options, self._target, Path.cwd(), self.first.facts)
 
     def _measured(self, size: Size, result: TrialResult) -> SizeMeasured:
         numbers: Numbers | None = None
@@ -244,7 +201,9 @@ class _Trials:
     def _key(self, size: Size) -> str:
         """Return what two trials have in common of which one can stand for the other."""
         said = launch_words(self.said_for(size), ("run_id", "run_dir", "timeout"))
-        return json_text.dumps([str(size), said, self._words, self._script, list(plain(self._measuring).values())[:3]])
+        return json_text.dumps(
+            [str(size), said, self._series.words, self._series.script, list(plain(self._series.measuring).values())[:3]]
+        )
 
     def most_here(self) -> int:
         """Return how many processes there is a place for on this machine: GPUs, or CPUs without one."""

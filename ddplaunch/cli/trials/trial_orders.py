@@ -97,6 +97,11 @@ class TrialPlaces:
         return self.folder / "output"
 
     @property
+    def told(self) -> Path:
+        """What the launch tells of itself."""
+        return self.folder / "told.jsonl"
+
+    @property
     def trackers(self) -> Path:
         """The folder of experiment trackers."""
         return self.folder / "trackers"

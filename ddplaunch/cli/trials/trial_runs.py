@@ -11,17 +11,15 @@ Nothing is left running when it returns or raises. A trial that dies takes nothi
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from ddplaunch.cli.streams import asked, read_told
 from ddplaunch.cli.trials.trial_orders import (
     Measuring,
     TrialOrder,
@@ -40,10 +38,10 @@ from ddplaunch.records.find import numbered
 from ddplaunch.records.launchers import read_processes
 from ddplaunch.records.outcome import RunOutcome, read_outcome
 from ddplaunch.script.script_report import ScriptReport
-from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.finding import ExitStatus, Finding
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
-from ddplaunch.watch.phases import FollowedFile, RankPhases, StepLine, phases_path, settled, summed
+from ddplaunch.watch.phases import FollowedFile, RankPhases, StepLine, phases_path, phases_ranks, settled, summed
 
 #: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": the
 #: launch was refused; "no-steps" and "too-slow": no optimizer step, or too few, in the time that there is;
@@ -55,7 +53,6 @@ _UNSETTLED = 60, 20.0  # steps and seconds after which it is measured although s
 _GRACE_S = 30.0
 _LONGER_S = 15.0  # torchrun kills ranks after the grace itself
 _OUTCOME_S = 20.0  # the guard explains a failure after torchrun has gone
-_MOST_SAID = 1 << 16  # bytes of stderr that are kept
 _MOST_FILES = 50_000
 #: What a script's tools leave beside it; said by nobody.
 _OF_TOOLS = frozenset({".git", "__pycache__", ".ddplaunch", ".venv", "node_modules", ".pytest_cache", ".mypy_cache"})
@@ -67,10 +64,10 @@ class TrialResult:
 
     ``ranks`` are what the measured steps took in each rank that this host can read, in order; they are empty unless
     something was measured. ``world_size`` is what the ranks say. ``steps_seen`` counts all steps since the start,
-    ``settled`` is False where step times still moved. ``exit_status`` is the launcher's where it ended by itself;
-    ``said`` are its last words on stderr then. ``outside`` are files that were written elsewhere than in the trial's
-    folder, ``kept`` is that folder if it is still there. ``took_s`` is the whole trial, ``busy_cpus`` how many CPUs
-    others kept busy just before it.
+    ``settled`` is False where step times still moved. ``exit_status`` is the launcher's where it ended by itself,
+    ``findings`` are what it said before the launch. ``outside`` are files that were written elsewhere than in the
+    trial's folder, ``kept`` is that folder if it is still there. ``took_s`` is the whole trial, ``busy_cpus`` how many
+    CPUs others kept busy just before it.
     """
 
     order: TrialOrder
@@ -82,7 +79,7 @@ class TrialResult:
     settled: bool = True
     diagnosis: Diagnosis | None = None
     exit_status: int | None = None
-    said: str = ""
+    findings: tuple[Finding, ...] = ()
     outside: tuple[str, ...] = ()
     kept: Path | None = None
     took_s: float = 0.0
@@ -137,7 +134,7 @@ def run_trial(
     return TrialResult(
         order=order,
         record=places.record,
-        said=running.said(),
+        findings=running.findings,
         outside=tuple(dict.fromkeys(outside)),
         kept=places.folder if order.keep else None,
         took_s=round(time.monotonic() - began, 2),
@@ -154,30 +151,17 @@ class _Running:
         self._began, self._began_wall_s = time.monotonic(), time.time()
         self._files: dict[int, FollowedFile] = {}
         self._lines: dict[int, list[StepLine]] = {}
-        self._said = bytearray()
+        self.findings: tuple[Finding, ...] = ()
         self._open: set[str] = set()
         self._looked_s = 0.0
-        parent, library = os.getpid(), ctypes.CDLL(None)
         self._child = subprocess.Popen(
             words,
+            env={**os.environ, **asked(places.told)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process, which ends the trial
-            preexec_fn=lambda: _end_with(parent, library),
         )
-        self._reader = threading.Thread(target=self._listen, daemon=True)
-        self._reader.start()
-
-    def _listen(self) -> None:
-        assert self._child.stderr is not None
-        while data := self._child.stderr.read1(1 << 16):  # type: ignore[attr-defined]
-            self._said += data
-            del self._said[:-_MOST_SAID]
-
-    def said(self) -> str:
-        """Return the last of what the launcher and its ranks wrote to stderr."""
-        return self._said.decode("utf-8", "replace")
 
     def measure(self, progress: Callable[[int, float], None]) -> dict[str, Any]:
         """Wait until enough is measured or the run has ended; return the fields of the result."""
@@ -228,10 +212,9 @@ class _Running:
         """Read what the ranks have written since."""
         for _, node in numbered(self._places.record, "node") if self._is_recorded() else ():
             for _, attempt in numbered(node, "attempt"):
-                for path in sorted(attempt.glob("rank-*.phases.jsonl")):
-                    number = path.name.removeprefix("rank-").removesuffix(".phases.jsonl")
-                    if number.isdecimal() and int(number) not in self._files:
-                        self._files[int(number)] = FollowedFile(phases_path(attempt, int(number)))
+                for rank in phases_ranks(attempt):
+                    if rank not in self._files:
+                        self._files[rank] = FollowedFile(phases_path(attempt, rank))
         for rank, file in self._files.items():
             self._lines.setdefault(rank, []).extend(file.new())
         if time.monotonic() - self._looked_s > 2.0:
@@ -306,7 +289,8 @@ class _Running:
         if self._child.poll() is None:
             self._child.kill()
             self._child.wait()
-        self._reader.join(1.0)
+        with suppress(OSError):  # nothing was told
+            self.findings = read_told(self._places.told).findings
 
     def _stop_rest(self, grace_s: float) -> None:
         end = time.monotonic() + _OUTCOME_S
@@ -334,13 +318,6 @@ class _Running:
 def _is_over(measuring: Measuring, steps: int, seconds: float) -> bool:
     most = measuring.steps, measuring.seconds
     return any(limit is not None and done >= limit for done, limit in zip((steps, seconds), most, strict=True))
-
-
-def _end_with(parent: int, library: ctypes.CDLL) -> None:
-    """Have the kernel tell the trial to end if this program is killed (PR_SET_PDEATHSIG, prctl(2))."""
-    library.prctl(1, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def _open_to_write(pid: int) -> Iterator[str]:

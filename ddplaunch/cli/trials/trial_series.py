@@ -1,18 +1,83 @@
-"""What is said of a trial: how far it is, and why it was not measured, as a finding."""
+"""The trials of one command, one after the other, and what is said of each: how far it is, why it was not measured."""
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 
-from ddplaunch.cli.streams import tell
-from ddplaunch.cli.trials.trial_runs import TrialResult
+from ddplaunch.cli.flags import spelled
+from ddplaunch.cli.prepare import Prepared, errors, prepare, script_report
+from ddplaunch.cli.streams import tell, tell_findings
+from ddplaunch.cli.target import parse_target
+from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
+from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
+from ddplaunch.planning.options import Options, Said
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.finding import Finding, RefusedError, error
+from ddplaunch.values.resolved import value_of
 from ddplaunch.values.words import count, duration_text
 
-_ERROR = re.compile(r"^error\[[a-z0-9-]+\]: (.*(?:\n {2}(?!-->|why:|fix:).*)*)", re.M)
 _MARK = "`ddplaunch.step(samples=…)` in the script marks a step where no optimizer of torch makes one"
+
+
+_TIMEOUT_S = 600.0
+
+
+class TrialSeries:
+    """A script and the options of its launch, of which trials differ by what a command tries.
+
+    ``target`` is what is launched, ``words`` are flags of each trial beside those of the launch, ``group`` names them
+    all.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        options: Options,
+        script: Sequence[str],
+        profile: str | None,
+        measuring: Measuring,
+        *,
+        keep: bool,
+    ) -> None:
+        """``measuring`` is how long each is measured; with ``keep`` their folders stay."""
+        self.options, self.script, self.measuring, self._keep = options, tuple(script), measuring, keep
+        self.words = () if profile is None else tuple(spelled("--profile", profile))
+        self.target = parse_target([word.replace(TRIAL_DIR, "trial") for word in script])
+        self.group = value_of(options.run_id, None) or new_group(command)
+
+    def prepared(self, options: Options) -> Prepared:
+        """Return a launch of the script with ``options``, decided and checked. Raises UsageError."""
+        return prepare(options, self.target)
+
+    def allowed(self, options: Options) -> Prepared:
+        """Return such a launch whose findings were told. Raises RefusedError for errors among them, and UsageError."""
+        found = self.prepared(options)
+        tell_findings(found.findings)
+        if refusing := errors(found.findings):
+            raise RefusedError(*refusing)
+        return found
+
+    def run(self, name: str, shown: str, processes: str, said: Said, first: Prepared) -> TrialResult:
+        """Run one trial, ``shown`` while it runs; ``first`` is a launch of the script that was decided before."""
+        report = script_report(self.options, self.target, Path.cwd(), first.facts)
+        order = TrialOrder(
+            self.group, name, processes, said, self.script, self.words, measuring=self.measuring, keep=self._keep
+        )
+        return run_trial(order, report, TrialProgress(shown))
+
+
+def measuring_of(
+    options: Options, warmup_steps: int | None, steps: int | None, seconds: float | None, usual_s: float
+) -> Measuring:
+    """Return how long trials are measured: ``usual_s`` seconds where nobody says for how many steps or how long."""
+    return Measuring(
+        5 if warmup_steps is None else warmup_steps,
+        steps,
+        usual_s if seconds is None and steps is None else seconds,
+        value_of(options.timeout_s, _TIMEOUT_S),
+    )
 
 
 class TrialProgress:
@@ -43,8 +108,8 @@ def problem_of(result: TrialResult) -> Finding | None:
             )
         return None
     if result.status == "refused":
-        match = _ERROR.search(result.said)
-        what = " ".join(match[1].split()) if match else f"exit status {result.exit_status}"
+        refusing = errors(result.findings)
+        what = refusing[0].what if refusing else f"exit status {result.exit_status}"
         return error(
             "trial-refused",
             f"the launch is refused: {what}",
