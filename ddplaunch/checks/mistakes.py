@@ -138,10 +138,11 @@ def collective_on_some_ranks(script: ScriptReport, launch: Launch) -> Findings:
     collective. Remedy: the collective out of the branch.
     """
     for found in _of("collective-on-some-ranks", script, launch):
-        name, _, test = found.detail.partition(" ")
+        name, test, where = found.detail.split("\n")
         why = "it ends when all ranks have joined it: those that are there wait for the others until the time-out"
         fix = f"`{found.corrected}` where all ranks come, outside of `if {test}:` and not behind it"
-        yield _told(found, f"only some ranks reach `{name}`: `if {test}:`", why, fix)
+        name = f"`{name}`, to which this call comes at {where}" if where else f"`{name}`"
+        yield _told(found, f"only some ranks reach {name}: `if {test}:`", why, fix)
 
 
 def evaluation_on_one_rank(script: ScriptReport, launch: Launch) -> Findings:
@@ -174,6 +175,11 @@ def state_dict_prefixed(script: ScriptReport, launch: Launch) -> Findings:
     state_dict`). Remedy: `model.module.state_dict()`.
     """
     for found in _of("state-dict-prefixed", script, launch):
+        name, _, loads = found.detail.partition(" ")
+        if loads:
+            why = "each name that the wrapper wants begins with `module.`; the checkpoint is of the model within"
+            yield _told(found, f"the state of a model is loaded into its wrapper `{name}`", why)
+            continue
         why = "each name in it begins with `module.`, and a model that is not wrapped refuses it"
         yield _told(found, f"the checkpoint holds the state of the wrapper `{found.detail}`", why)
 

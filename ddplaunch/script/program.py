@@ -78,9 +78,9 @@ class Program:
         """Return each file as users see it with a digest of its text, the script first."""
         return tuple((file.shown, digest_of(file.text)) for file in self.files.values())
 
-    def whole(self) -> bool:
-        """Read the texts of the files that were left too; return whether all of the program was read then."""
-        while self.left and len(self.files) < _WHOLE_LIMIT:
+    def whole(self, most: int = _WHOLE_LIMIT) -> bool:
+        """Read the texts of the files that were left too, up to ``most``; return whether all was read then."""
+        while self.left and len(self.files) < most:
             path = self.left.pop()
             file = None if path in self.files else _read(path, self.cwd, self)
             for record in () if file is None else file.records:

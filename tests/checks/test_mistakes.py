@@ -49,7 +49,7 @@ WORDS = {
     "shuffle-with-sampler": ("sampler", "`shuffle=True` beside a sampler"),
     "data-not-divided": ("train_set", "each rank trains on all samples of train_set"),
     "sampler-epoch-not-set": ("sampler train.py:9", "nothing calls `sampler.set_epoch`"),
-    "collective-on-some-ranks": ("dist.barrier rank == 0", "only some ranks reach `dist.barrier`: `if rank == 0:`"),
+    "collective-on-some-ranks": ("dist.barrier\nrank == 0\n", "only some ranks reach `dist.barrier`: `if rank == 0:`"),
     "evaluation-on-one-rank": ("model rank == 0", "only one rank calls the DistributedDataParallel `model`"),
     "file-of-all-ranks": ("'last.pt'", "all ranks save to one path, 'last.pt'"),
     "state-dict-prefixed": ("model", "the state of the wrapper `model`"),

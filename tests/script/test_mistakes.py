@@ -35,6 +35,15 @@ def evaluate(model, loader):
     for x, y in loader:
         model(x)
 
+def joined(model):
+    if not dist.is_initialized():
+        return
+    meet()
+
+def meet():
+    if dist.get_world_size() > 1:
+        dist.barrier()
+
 def train(model, loader):
     for x, y in loader:
         model(x).sum().backward()
@@ -114,8 +123,17 @@ FIRES = [
         "evaluation-on-one-rank",
         {"step": "train(model, loader)\n        if rank == 0:\n            evaluate(model, loader)"},
     ),
+    ("collective-on-some-ranks", {"save": "if rank == 0:\n        joined(model)"}),
+    ("collective-on-some-ranks", {"save": 'if int(os.environ["RANK"]) != 0:\n        return\n    joined(model)'}),
     ("file-of-all-ranks", {"save": 'torch.save(model.module.state_dict(), "last.pt")'}),
     ("state-dict-prefixed", {"save": 'if rank == 0:\n        torch.save(model.state_dict(), "last.pt")'}),
+    (
+        "state-dict-prefixed",
+        {
+            "sampler": 'model.load_state_dict(torch.load("last.pt", map_location="cpu"))\n    '
+            "sampler = torch.utils.data.distributed.DistributedSampler(data)"
+        },
+    ),
     (
         "load-without-map-location",
         {"model": 'model = torchvision.models.resnet18().cuda()\n    model.load_state_dict(torch.load("last.pt"))'},
@@ -165,6 +183,15 @@ SILENT = {
         "save": "if rank != 0:\n        dist.barrier()\n    if rank == 0:\n        dist.barrier()"
     },
     "a collective in another group": {"save": "if rank == 0:\n        dist.all_reduce(x, group=mine)"},
+    "a function that others join by another one": {
+        "save": "if rank == 0:\n        joined(model)\n    else:\n        meet()"
+    },
+    "those that leave join it first": {"save": "if rank != 0:\n        meet()\n        return\n    joined(model)"},
+    "a function that nobody knows": {"save": "joined = pick()\n    if rank == 0:\n        joined(model)"},
+    "into the model within": {
+        "sampler": 'model.module.load_state_dict(torch.load("last.pt", map_location="cpu"))\n    '
+        "sampler = torch.utils.data.distributed.DistributedSampler(data)"
+    },
     "a condition on the epoch": {"save": "if epoch == 0:\n        dist.barrier()"},
     "the model within": {
         "step": "train(model, loader)\n        if rank == 0:\n            evaluate(model.module, loader)"
@@ -207,6 +234,29 @@ def test_threads_of_one_process(tmp_path: Path) -> None:
 def test_a_framework_or_a_stranger_makes_absence_unsure(tmp_path: Path, line: str) -> None:
     assert codes(read(tmp_path, training(epoch="pass"))).count("sampler-epoch-not-set") == 1
     assert "sampler-epoch-not-set" not in codes(read(tmp_path, f"{line}\n" + training(epoch="pass")))
+
+
+def test_a_collective_is_followed_into_methods_and_other_files(tmp_path: Path) -> None:
+    (tmp_path / "helper.py").write_text(
+        "import torch.distributed as dist\n\nclass Meter:\n    def all_meet(self):\n        dist.barrier()\n\n"
+        "def meet_others():\n    dist.barrier()\n"
+    )
+    for call, place in (("helper.meet_others()", "helper.py:8"), ("helper.Meter().all_meet()", "helper.py:5")):
+        source = "import helper\n" + training(save=f"if rank == 0:\n        {call}")
+        (found,) = but_norm(read(tmp_path, source))
+        assert found.code == "collective-on-some-ranks" and found.corrected == call
+        assert found.detail == f"dist.barrier\nrank == 0\n{place}"
+
+
+def test_a_sampler_within_a_loader_of_its_own(tmp_path: Path) -> None:
+    own = "class Loader(DataLoader):\n    def __init__(self, data):\n"
+    own += "        sampler = torch.utils.data.distributed.DistributedSampler(data)\n"
+    own += "        super().__init__(data, batch_size=8, sampler=sampler)\n"
+    source = training(sampler="pass", epoch="pass", loader="loader = Loader(data)").replace(
+        "def evaluate(", f"{own}\ndef evaluate(", 1
+    )
+    (found,) = but_norm(read(tmp_path, source))
+    assert found.code == "sampler-epoch-not-set"
 
 
 def test_what_another_file_does_counts(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ _RULES: tuple[Callable[[Training], Iterator[Mistake]], ...] = (
     one_rank.evaluated_on_one,
     one_rank.written_by_all,
     loading.prefixed,
+    loading.loaded_unprefixed,
     loading.loaded_to_first_gpu,
     loading.same_seeds,
     places.norm_of_one_rank,

@@ -10,12 +10,14 @@ from ddplaunch.script.mistakes.training import (
     LOADER,
     SAMPLER,
     Training,
+    argument,
     call_text,
     is_plain,
     mentions,
     mistake,
+    several_processes,
 )
-from ddplaunch.script.names import FunctionNodes, dotted, is_true, keyword, last
+from ddplaunch.script.names import FunctionNodes, dotted, is_true, keyword, last, string
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import Mistake
 
@@ -65,12 +67,11 @@ def _target(call: ast.Call, part: ReachablePart) -> str:
 
 def same_order(training: Training) -> Iterator[Mistake]:
     """A DistributedSampler of a training over epochs that nobody tells of the epoch."""
-    if not training.lacks("set_epoch") or not training.lacks(r"class\s+\w*Sampler\b"):
+    samplers = list(training.calls(SAMPLER)) if training.groups else []
+    if not samplers or not training.lacks(r"set_epoch|class\s+\w*Sampler\b"):
         return
     loop = _loop_over_epochs(training)
-    if loop is None or not training.groups:
-        return
-    for call, part in training.calls(SAMPLER):
+    for call, part in samplers if loop is not None else ():
         owner, shuffle = _target(call, part), keyword(call, "shuffle")
         function = training.function(call, part)
         name = function.name if isinstance(function, FunctionNodes) else ""
@@ -82,8 +83,9 @@ def same_order(training: Training) -> Iterator[Mistake]:
             continue
         if not is_plain(call) or not _is_sampler_of_training(owner, training):
             continue
-        at = f"{part.source.shown}:{loop[0].lineno}"
-        epoch = ast.unparse(loop[0].target)
+        assert loop is not None
+        node, home, epoch = loop
+        at = f"{home.source.shown}:{node.lineno}"
         yield mistake("sampler-epoch-not-set", call, part, f"{owner}.set_epoch({epoch})", f"{owner} {at}")
         return
 
@@ -94,20 +96,33 @@ def _is_sampler_of_training(owner: str, training: Training) -> bool:
     loaders = [
         (call, part)
         for part in training.parts
-        for call in part.calls_of("DataLoader")
-        if last(keyword(call, "sampler")) == own
+        for call in part.calls_of("DataLoader", "BatchSampler", "__init__")
+        if last(argument(call, "sampler", 0)) == own and (last(call.func) != "__init__" or _of_loader(call, part))
     ]
     return bool(loaders) and not any(_EVALUATION.search(_target(call, part)) for call, part in loaders)
 
 
-def _loop_over_epochs(training: Training) -> tuple[ast.For, ReachablePart] | None:
-    """Return the loop over more than one epoch around a training."""
+def _of_loader(call: ast.Call, part: ReachablePart) -> bool:
+    """Return whether ``super().__init__()`` stands in a class that is a DataLoader."""
+    parent = part.source.parents.get(call)
+    while parent is not None and not isinstance(parent, ast.ClassDef):
+        parent = part.source.parents.get(parent)
+    return isinstance(parent, ast.ClassDef) and any(dotted(base, part.aliases) in LOADER for base in parent.bases)
+
+
+_COUNTS = frozenset({"range", "trange", "tqdm", "enumerate", "count"})
+
+
+def _loop_over_epochs(training: Training) -> tuple[ast.For, ReachablePart, str] | None:
+    """Return the loop over more than one epoch around a training, with the name of the epoch."""
     for part in training.parts:
         for node in part.of(ast.For):
             assert isinstance(node, ast.For)
-            counts = last(getattr(node.iter, "func", None)) in ("range", "trange", "tqdm")
-            if counts and isinstance(node.target, ast.Name) and _EPOCH.fullmatch(node.target.id):
-                return node, part
+            targets = node.target.elts[:1] if isinstance(node.target, ast.Tuple) else [node.target]
+            if last(getattr(node.iter, "func", None)) not in _COUNTS or not isinstance(targets[0], ast.Name):
+                continue
+            if _EPOCH.fullmatch(targets[0].id):
+                return node, part, targets[0].id
     return None
 
 
@@ -140,15 +155,14 @@ _AUGMENTS = re.compile(r"\.Random(?!Sampler|State)\w+\(|RandAugment|AutoAugment|
 
 def same_seeds(training: Training) -> Iterator[Mistake]:
     """One seed for the random augmentation of all ranks."""
-    if not training.wraps or not training.groups:
-        return
-    if not training.lacks(
-        r"(?i)seed[^\n]*rank|rank[^\n]*seed|worker_init_fn|seed[^\n]*gpu|gpu[^\n]*seed|\.Generator\("
+    seeds = list(training.calls(frozenset({"torch.manual_seed"}))) if training.wraps and training.groups else []
+    if not seeds or not training.lacks(
+        r"(?i)seed[^\n]*(?:rank|gpu)|(?:rank|gpu)[^\n]*seed|worker_init_fn|\.Generator\("
     ):
         return
     if not any(_AUGMENTS.search(file.text) for file in training.program.files.values()):
         return
-    for call, part in training.calls(frozenset({"torch.manual_seed"})):
+    for call, part in seeds:
         if len(call.args) != 1 or not training.always(call, part):
             continue
         seed = ast.unparse(call.args[0])
@@ -219,7 +233,10 @@ def _is_wrapped(node: ast.AST, part: ReachablePart, training: Training) -> bool:
     return (
         isinstance(value, ast.Call)
         and dotted(value.func, part.aliases) in DDP
-        and not any(test for test, _ in training.conditions(value, part) if "__name__" not in ast.unparse(test))
+        and all(
+            "__name__" in ast.unparse(test) or several_processes(test, wanted)
+            for test, wanted in training.conditions(value, part)
+        )
     )
 
 
@@ -228,6 +245,50 @@ def _goes_to_a_file(call: ast.Call, part: ReachablePart) -> bool:
     while isinstance(parent, (ast.Dict, ast.keyword)):
         parent = part.source.parents.get(parent)
     return isinstance(parent, ast.Call) and dotted(parent.func, part.aliases) == "torch.save"
+
+
+def loaded_unprefixed(training: Training) -> Iterator[Mistake]:
+    """The state of the model within, loaded into its wrapper: its names lack the ``module.`` that is wanted."""
+    if not training.wraps or not training.lacks(r"[\"']module\.|add_prefix|strict\s*=\s*False|load_state_dict\s*="):
+        return
+    saved = set(_saved_states(training))
+    for part in training.parts:
+        for call in part.calls_of("load_state_dict"):
+            if not isinstance(call.func, ast.Attribute) or len(call.args) != 1 or not is_plain(call):
+                continue
+            key = _key_loaded(call.args[0], part, training)
+            wanted = {within for name, within in saved if name == key}
+            if key is not None and wanted == {True} and _is_wrapped(call.func.value, part, training):
+                name = ast.unparse(call.func.value)
+                corrected = f"{name}.module.load_state_dict({ast.unparse(call.args[0])})"
+                yield mistake("state-dict-prefixed", call, part, corrected, f"{name} loads")
+                return
+
+
+def _saved_states(training: Training) -> Iterator[tuple[str, bool]]:
+    """Yield under which key of its checkpoints a program saves a state, and whether it is of ``x.module``."""
+    for part in training.parts:
+        for call in part.calls_of("state_dict"):
+            if isinstance(call.func, ast.Attribute) and _goes_to_a_file(call, part):
+                parent = part.source.parents.get(call)
+                key = ""
+                if isinstance(parent, ast.Dict):
+                    key = next(
+                        (string(k) or "?" for k, v in zip(parent.keys, parent.values, strict=True) if v is call), "?"
+                    )
+                elif isinstance(parent, ast.keyword):
+                    key = parent.arg or "?"
+                yield key, last(call.func.value) == "module"
+
+
+def _key_loaded(node: ast.expr, part: ReachablePart, training: Training) -> str | None:
+    """Return the key of the checkpoint that a loaded state comes from, "" for a whole one, None if it is neither."""
+    key = ""
+    if isinstance(node, ast.Subscript):
+        key, node = string(node.slice) or "?", node.value
+    value = node if isinstance(node, ast.Call) else training.last_value(node, part)
+    is_load = isinstance(value, ast.Call) and dotted(value.func, part.aliases) == "torch.load"
+    return key if is_load else None
 
 
 def _loads_into_wrapped(training: Training) -> bool:

@@ -6,8 +6,8 @@ import ast
 import re
 from collections.abc import Iterator
 
-from ddplaunch.script.mistakes.training import DDP, Training, call_text, mistake, one_side
-from ddplaunch.script.names import Function, FunctionNodes, keyword, last, string
+from ddplaunch.script.mistakes.training import DDP, OfSome, Place, Training, call_text, mistake, several_processes
+from ddplaunch.script.names import Function, dotted, keyword, last, string
 from ddplaunch.script.reachable import ReachablePart
 from ddplaunch.script.script_report import Mistake
 
@@ -33,26 +33,66 @@ _COLLECTIVES = frozenset(
         "all_to_all_single",
     ]
 )
+_NAMES = frozenset(name.rpartition(".")[2] for name in _COLLECTIVES)
 _LEAVES = (ast.Return, ast.Continue, ast.Break)
+_FOLLOWED = 4  # functions that call one another
 
 
 def collectives_of_some(training: Training) -> Iterator[Mistake]:
     """Collectives that only one side of a condition on the rank reaches, while all ranks are needed."""
-    for call, part in training.calls(_COLLECTIVES):
-        if keyword(call, "group") is not None or len(call.args) > 2 or _in_other_group(call):
-            continue
-        guard = _guard(call, part, training)
-        if guard is not None:
-            if _on_both_sides(call, part, training):
+    texts = (file.text for file in training.program.files.values())
+    if not any(f"{name}(" in text for text in texts for name in _NAMES):
+        return
+    seen: set[int] = set()
+    for under, places in ((True, training.guarded), (False, training.left_behind)):
+        for place in places:
+            call, part, test = place
+            joined = (
+                None if id(call) in seen or not training.flow.known.runs(call, part) else _joined(call, part, training)
+            )
+            if joined is None:
                 continue
-            yield _of_some(call, part, guard)
-        elif (leaving := _left_before(call, part)) is not None:
-            yield _of_some(call, part, leaving.test)
+            seen.add(id(call))
+            others = _others_join(place, training) if under else _collects_before_leaving(test, part, training)
+            if not others:
+                yield _of_some(call, part, test, *joined)
 
 
-def _of_some(call: ast.Call, part: ReachablePart, test: ast.expr) -> Mistake:
-    detail = f"{ast.unparse(call.func)} {ast.unparse(test)}"
-    return mistake("collective-on-some-ranks", call, part, ast.unparse(call), detail)
+def _of_some(call: ast.Call, part: ReachablePart, test: ast.expr, collective: ast.Call, home: ReachablePart) -> Mistake:
+    where = "" if collective is call else f"{home.source.shown}:{collective.lineno}"
+    detail = "\n".join([ast.unparse(collective.func), ast.unparse(test), where])
+    return mistake("collective-on-some-ranks", call, part, call_text(call), detail)
+
+
+def _joined(call: ast.Call, part: ReachablePart, training: Training, depth: int = _FOLLOWED) -> Place | None:
+    """Return the collective of all ranks that a call certainly is, or comes to in the functions that it calls."""
+    if last(call.func) in _NAMES or dotted(call.func, part.aliases) in _COLLECTIVES:
+        direct = dotted(call.func, part.aliases) in _COLLECTIVES
+        if direct:
+            other = keyword(call, "group") is not None or len(call.args) > 2 or _in_other_group(call)
+            return None if other else (call, part)
+    found = training.called(call, part) if depth else None
+    if found is None:
+        return None
+    function, home = found
+    if any(_leaves_for_reasons(each) for each in ast.walk(function) if isinstance(each, ast.If)):
+        return None
+    for calls in training.inside(function).calls.values():
+        for inner in calls:
+            if training.function(inner, home) is not function or training.tried(inner, home):
+                continue
+            if not all(several_processes(test, wanted) for test, wanted in training.conditions(inner, home)):
+                continue
+            joined = _joined(inner, home, training, depth - 1)
+            if joined is not None:
+                return joined
+    return None
+
+
+def _leaves_for_reasons(node: ast.If) -> bool:
+    """Return whether an ``if`` leaves its function for another reason than that there is one process alone."""
+    leaves = any(isinstance(each, ast.Return) for statement in node.body for each in ast.walk(statement))
+    return leaves and not several_processes(node.test, False)
 
 
 def _in_other_group(call: ast.Call) -> bool:
@@ -62,69 +102,40 @@ def _in_other_group(call: ast.Call) -> bool:
     )
 
 
-def _guard(node: ast.AST, part: ReachablePart, training: Training) -> ast.expr | None:
-    """Return the condition around ``node`` that only one rank, or all but one, can pass."""
-    for test, wanted in training.conditions(node, part):
-        side = one_side(test)
-        if side is not None and (wanted or not isinstance(test, ast.BoolOp)):
-            return test
-    return None
-
-
-def _on_both_sides(call: ast.Call, part: ReachablePart, training: Training) -> bool:
-    """Return whether the function has the same collective for the other ranks too."""
-    name, sides = last(call.func), set()
-    for other in ast.walk(training.function(call, part)):
-        if isinstance(other, ast.Call) and last(other.func) == name:
-            for test, wanted in training.conditions(other, part):
-                side = one_side(test)
+def _others_join(of_some: OfSome, training: Training) -> bool:
+    """Return whether the function has a collective, or what may be one, for the other ranks too."""
+    call, part, test = of_some
+    sides = set()
+    for name, calls in training.inside(training.function(call, part)).calls.items():
+        for other in calls:
+            if name != last(call.func) and not _may_join(other, part, training):
+                continue
+            for condition, wanted in training.conditions(other, part):
+                side = training.side(condition)
                 if side is not None:
                     sides.add(side is wanted)
-    return len(sides) == 2
+    behind = (each.call for each in training.left_behind if each.test is test)
+    return len(sides) == 2 or any(_may_join(each, part, training) for each in behind)
 
 
-def _left_before(call: ast.Call, part: ReachablePart) -> ast.If | None:
-    """Return the ``if`` of one rank's that leaves the function, or the turn of a loop, in front of ``call``."""
-    node: ast.AST = call
-    while not isinstance(node, FunctionNodes):
-        parent = part.source.parents.get(node)
-        if parent is None:
-            return None
-        for earlier in _before(node, parent):
-            if _is_exit(earlier, parent):
-                return earlier
-        node = parent
-    return None
+def _collects_before_leaving(test: ast.expr, part: ReachablePart, training: Training) -> bool:
+    """Return whether the ranks that leave at an ``if`` join a collective, or what may be one, in it."""
+    node = part.source.parents.get(test)
+    calls = (each for each in ast.walk(node) if isinstance(each, ast.Call)) if node is not None else ()
+    return any(_may_join(each, part, training) for each in calls)
 
 
-def _before(node: ast.AST, parent: ast.AST) -> Iterator[ast.If]:
-    """Yield the ``if`` statements in front of a statement, in its block."""
-    for body in _bodies(parent):
-        positions = [position for position, each in enumerate(body) if each is node]
-        yield from (each for position in positions for each in body[:position] if isinstance(each, ast.If))
-
-
-def _is_exit(node: ast.If, parent: ast.AST) -> bool:
-    """Return whether some ranks certainly leave at an ``if``, and join no collective in it."""
-    leaves = isinstance(node.body[-1], _LEAVES) and _fits(node.body[-1], parent)
-    return leaves and not node.orelse and one_side(node.test) is not None and not _collects(node)
-
-
-def _fits(leaving: ast.stmt, parent: ast.AST) -> bool:
-    """Return whether what leaves is certain to pass over the rest of the statements beside it."""
-    return isinstance(leaving, ast.Return) or isinstance(parent, (ast.For, ast.While))
-
-
-def _bodies(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    for name in ("body", "orelse", "finalbody"):
-        value = getattr(node, name, None)
-        if isinstance(value, list):
-            yield value
-
-
-def _collects(node: ast.AST) -> bool:
-    names = {name.rpartition(".")[2] for name in _COLLECTIVES}
-    return any(isinstance(each, ast.Call) and last(each.func) in names for each in ast.walk(node))
+def _may_join(call: ast.Call, part: ReachablePart, training: Training, depth: int = _FOLLOWED) -> bool:
+    """Return whether a call is a collective, or of a function that may come to one."""
+    if last(call.func) in _NAMES:
+        return True
+    found = training.called(call, part) if depth else None
+    calls = training.inside(found[0]).calls if found is not None else {}
+    return any(
+        found is not None and _may_join(inner, found[1], training, depth - 1)
+        for inside in calls.values()
+        for inner in inside
+    )
 
 
 _UNWRAPS = re.compile(r"\.module\b|unwrap|de_parallel|without_ddp|deepcopy|ema")
@@ -140,29 +151,22 @@ def evaluated_on_one(training: Training) -> Iterator[Mistake]:
     texts = [file.text for file in training.program.files.values()]
     if not any(map(_BUFFERS.search, texts)) or any("broadcast_buffers" in text for text in texts):
         return
-    for part in training.parts:
-        for call in part.calls:
-            guard = _guard(call, part, training)
-            if guard is None or one_side(guard) is None or not training.flow.known.runs(call, part):
-                continue
-            if not _has_all_ranks_out(call, part, training):
-                continue
-            wrapped = _wrapped_argument(call, part, training)
-            if wrapped is None:
-                continue
-            name = ast.unparse(wrapped)
-            corrected = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", f"{name}.module", ast.unparse(call), count=1)
-            test = ast.unparse(guard)
-            yield mistake("evaluation-on-one-rank", call, part, corrected, f"{name} {test}")
-            return
+    for call, part, guard in training.guarded:
+        wrapped = _wrapped_argument(call, part, training)
+        if wrapped is None or not training.flow.known.runs(call, part) or not _has_all_ranks_out(call, part, training):
+            continue
+        name = ast.unparse(wrapped)
+        corrected = re.sub(rf"(?<![\w.]){re.escape(name)}(?![\w.])", f"{name}.module", ast.unparse(call), count=1)
+        yield mistake("evaluation-on-one-rank", call, part, corrected, f"{name} {ast.unparse(guard)}")
+        return
 
 
 def _has_all_ranks_out(call: ast.Call, part: ReachablePart, training: Training) -> bool:
     """Return whether no other branch does the same for the other ranks."""
     name = ast.unparse(call.func)
-    for node in ast.walk(training.function(call, part)):
-        if isinstance(node, ast.Call) and node is not call and ast.unparse(node.func) == name:
-            guards = [(one_side(test), wanted) for test, wanted in training.conditions(node, part)]
+    for node in training.inside(training.function(call, part)).calls.get(last(call.func), ()):
+        if node is not call and ast.unparse(node.func) == name:
+            guards = [(training.side(test), wanted) for test, wanted in training.conditions(node, part)]
             if any(side is not None and side is not wanted for side, wanted in guards):
                 return False
     return True
@@ -254,10 +258,8 @@ def _all_reach(node: ast.AST, part: ReachablePart, training: Training, depth: in
         if _ONE.search(ast.unparse(test)) or _opaque(test, part, training):
             return False
     function = training.function(node, part)
-    if any(
-        isinstance(each, ast.If) and _ONE.search(ast.unparse(each.test)) and _leaves(each)
-        for each in ast.walk(function)
-    ):
+    own = (each for each in part.of(ast.If) if training.function(each, part) is function)
+    if any(isinstance(each, ast.If) and _ONE.search(ast.unparse(each.test)) and _leaves(each) for each in own):
         return False
     if isinstance(function, ast.Module):
         return part is training.parts[0]

@@ -130,7 +130,7 @@ def threads_of_one_process(training: Training) -> Iterator[Mistake]:
 
 def group_left(training: Training) -> Iterator[Mistake]:
     """A process group that nobody destroys."""
-    if not training.lacks("destroy_process_group|os\\._exit|destroy\\(|cleanup_distributed"):
+    if not training.groups or not training.lacks("destroy_process_group|os\\._exit|destroy\\(|cleanup_distributed"):
         return
     for call, part in training.calls(INIT):
         yield mistake("group-not-destroyed", call, part, "dist.destroy_process_group()")
