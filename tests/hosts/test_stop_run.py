@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.cli.commands.stop import choose
 from ddplaunch.cli.which_run import none_here
-from ddplaunch.hosts.local.stop_run import Stopped
+from ddplaunch.hosts.local.stop_run import Stopped, stop_run
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.processes.stop_processes import is_same, send_signal, wait_gone
@@ -94,6 +94,22 @@ def test_a_run_is_stopped_from_another_directory_and_others_go_on(start_run: Sta
     part = other.run_id[:-3]
     assert json.loads(call("stop", part, "--json").out)["stopped"] is True
     assert not any(runs(pid) for pid in [other.launcher.pid, *other.rank_pids])
+
+
+@pytest.mark.parametrize("lost", [None, {}], ids=["environment unreadable", "environment empty"])
+def test_a_rank_on_its_way_out_is_still_called_a_rank(
+    lost: dict[str, str] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment is gone before its memory is, which took 176 ms for 400 MiB on a busy machine."""
+    marks = {"DDPLAUNCH_RUN_ID": "r", "DDPLAUNCH_LAUNCH": "t"}
+    torchrun = Process(1 << 23, 1, 1 << 23, "S", 5, 7, "python", ("torchrun",), marks)
+    rank = Process((1 << 23) + 1, 1 << 23, (1 << 23) + 1, "S", 6, 7, "python", ("train.py",), {**marks, "RANK": "1"})
+    leaving = rank._replace(state="R", command=(), environment=lost)
+    tables = iter(({torchrun.pid: torchrun, rank.pid: leaving}, {}))
+    monkeypatch.setattr("ddplaunch.hosts.local.stop_run.process_table", lambda: next(tables))
+    (run,) = runs_in({torchrun.pid: torchrun, rank.pid: rank})
+    stopped = stop_run(run, 60.0)
+    assert "torchrun (pid 8388608), rank 1 (pid 8388609)" in stopped_text(stopped)
 
 
 def test_what_does_not_listen_is_killed_after_the_grace(start_run: StartRun, call: Call) -> None:

@@ -154,6 +154,41 @@ def test_processes_that_vanish_or_may_not_be_read(tmp_path: Path) -> None:
     assert process_table(str(tmp_path / "nothing")) == {}
 
 
+def stat_line(flags: int = 0, env_end: int = 0) -> str:
+    """/proc/80/stat of a process that runs: its ninth field is ``flags``, its 51st ``env_end``."""
+    fields = ["R", 1, 80, 80, 0, -1, flags, *[0] * 12, 4711, *[0] * 28, env_end, 0]
+    return f"80 (python) {' '.join(map(str, fields))}\n"
+
+
+def test_a_process_that_is_becoming_a_rank_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """execve(2) lets the starter go on before arguments and environment can be read (seen 138 times of 300)."""
+    place = tmp_path / "80"
+    place.mkdir()
+    (place / "stat").write_text(stat_line())
+    for name in ("cmdline", "environ"):
+        (place / name).write_bytes(b"")
+
+    def kernel_goes_on(_: float) -> None:
+        (place / "cmdline").write_bytes(b"python\0train.py\0")
+        (place / "environ").write_bytes(b"RANK=3\0LOCAL_RANK=1\0")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", kernel_goes_on)
+        seen = read_process(80, str(tmp_path))
+    assert seen is not None and (seen.command, seen.mark("RANK")) == (("python", "train.py"), "3")
+
+    def never(_: float) -> None:
+        raise AssertionError("it was waited for")
+
+    for line in (stat_line(env_end=140_000), stat_line(flags=0x4)):  # started with no variables; on its way out
+        (place / "stat").write_text(line)
+        (place / "environ").write_bytes(b"")
+        with monkeypatch.context() as patched:
+            patched.setattr(time, "sleep", never)
+            seen = read_process(80, str(tmp_path))
+        assert seen is not None and seen.environment == {}
+
+
 def test_this_very_process() -> None:
     me = read_process(os.getpid())
     assert me is not None and me == process_table()[os.getpid()]

@@ -11,14 +11,13 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
 
-from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_stat, read_variable
+from ddplaunch.machine.processes.process_table import ProcessStat, own_processes, read_command, read_variable
 from ddplaunch.machine.processes.stop_processes import send_signal
 from ddplaunch.values.variable_names import LAUNCH
 
 _KILL_AFTER_S = 1.0
 _EVERY_S = 0.05
 _GIVE_UP_AFTER_S = 3.0  # a process in an uninterruptible wait cannot be killed
-_EXEC_PATIENCE_S = 0.25
 
 
 class Owner:
@@ -30,22 +29,7 @@ class Owner:
         """Read what will be gone when the rank is. One that is gone had a session, and began after ``since``."""
         self.pid, self.start = pid, seen.start_ticks if seen else since
         self.own_session = seen.session == pid if seen else True
-        self.command = _command_of_new(pid) if seen else ()
-
-
-def _command_of_new(pid: int) -> tuple[bytes, ...]:
-    """Return the command line of a process that may have been started a moment ago.
-
-    Its starter goes on as soon as execve(2) has closed what is to be closed, and only after that the kernel lays out
-    the arguments (begin_new_exec and create_elf_tables in fs/binfmt_elf.c): until then the command line is empty.
-    """
-    until_s = time.monotonic() + _EXEC_PATIENCE_S
-    while not (command := read_command(pid)) and time.monotonic() < until_s:
-        seen = read_stat(pid)
-        if seen is None or not seen.alive:
-            break
-        time.sleep(0.001)
-    return command
+        self.command = read_command(pid) if seen else ()
 
 
 def rank_command(torchrun: tuple[bytes, ...]) -> tuple[bytes, ...]:

@@ -84,13 +84,21 @@ def _wait_stopped(run: RunProcesses, end: float, seen: dict[int, Process]) -> Ru
         left = next((each for each in runs_in(process_table()) if _same_run(each, run, seen)), None)
         if left is None or not (left.launchers or left.ranks or left.children):
             return None
-        seen.update((process.pid, process) for process in left.all)
+        for process in left.all:
+            seen[process.pid] = _best_known(seen.get(process.pid), process)
         if not asked and not left.launchers and not left.guards:
             _send_all((*left.ranks, *left.children), signal.SIGTERM)
             asked = True
         if time.monotonic() >= end:
             return left
         wait_gone(left.all, min(_LOOK_S, end - time.monotonic()))
+
+
+def _best_known(then: Process | None, now: Process) -> Process:
+    """Return what tells most of a process: one that is on its way out has lost its environment and command line."""
+    if then is None or then.start_ticks != now.start_ticks:
+        return now
+    return now._replace(command=now.command or then.command, environment=now.environment or then.environment)
 
 
 def _same_run(one: RunProcesses, run: RunProcesses, seen: dict[int, Process]) -> bool:

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from ddplaunch.machine.files import read_bytes
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
@@ -28,6 +28,8 @@ _HINTS = (b"LOCAL_RANK=", b"TORCHELASTIC_RUN_ID=", b"DDPLAUNCH_RUN_ID=")
 _KERNEL_THREADS = 2  # the parent of all of them
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _EXITING = 0x4
+_ENV_END = 51  # field of proc_pid_stat(5), 0 until execve(2) is through, and for whom this user may not look into
+_EXEC_PATIENCE_S = 0.25
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -156,13 +158,13 @@ def read_process(pid: int, proc: str = "/proc") -> Process | None:
     stat = read_stat(pid, proc)
     if stat is None:
         return None
-    folder = f"{proc}/{pid}"
     try:
-        uid = os.stat(folder).st_uid  # noqa: PTH116 - half the time
+        uid = os.stat(f"{proc}/{pid}").st_uid  # noqa: PTH116 - half the time
     except OSError:  # it went away
         return None
     command = tuple(word.decode(errors="replace") for word in read_command(pid, proc))
-    parent, session, ticks, marks = stat.parent, stat.session, stat.start_ticks, _marks(f"{folder}/environ")
+    parent, session, ticks = stat.parent, stat.session, stat.start_ticks
+    marks = _marks(_started_with(pid, "environ", proc))
     return Process(pid, parent, session, stat.state, ticks, uid, stat.name, command, marks)
 
 
@@ -204,15 +206,37 @@ def own_processes() -> list[ProcessStat]:
 
 def read_command(pid: int, proc: str = "/proc") -> tuple[bytes, ...]:
     """Return the words of the command line; none for a zombie."""
-    text = read_bytes(f"{proc}/{pid}/cmdline")
+    text = _started_with(pid, "cmdline", proc)
     return tuple(text.rstrip(b"\0").split(b"\0")) if text else ()
 
 
 def read_variable(pid: int, name: bytes, proc: str = "/proc") -> bytes | None:
     """Return a variable of the environment that the process was started with, None where it has or shows none."""
-    text = b"\0" + (read_bytes(f"{proc}/{pid}/environ") or b"")
+    text = b"\0" + (_started_with(pid, "environ", proc) or b"")
     _, found, rest = text.partition(b"\0" + name + b"=")
     return rest.partition(b"\0")[0] if found else None
+
+
+def _started_with(pid: int, name: Literal["cmdline", "environ"], proc: str) -> bytes | None:
+    """Return what the kernel keeps of a program's start; a process that is just becoming another program is waited for.
+
+    Its starter goes on as soon as execve(2) has closed what is to be closed, and only after that the kernel lays out
+    arguments and environment (begin_new_exec and create_elf_tables in fs/binfmt_elf.c): until then both are empty.
+    """
+    path, until_s = f"{proc}/{pid}/{name}", 0.0
+    while (text := read_bytes(path)) == b"":
+        stat, now_s = read_stat(pid, proc), time.monotonic()
+        until_s = until_s or now_s + _EXEC_PATIENCE_S
+        if stat is None or not _is_executing(stat) or now_s > until_s:
+            break
+        time.sleep(0.001)
+    return text
+
+
+def _is_executing(stat: ProcessStat) -> bool:
+    if stat.pid == _KERNEL_THREADS or stat.parent == _KERNEL_THREADS or not stat.alive:
+        return False
+    return not stat.field(9) & _EXITING and stat.field(_ENV_END) == 0
 
 
 def starved_s(pid: int) -> float:
@@ -258,8 +282,7 @@ def start_s(start_ticks: int) -> float:
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + start_ticks / _TICKS_PER_S
 
 
-def _marks(path: str) -> dict[str, str] | None:
-    text = read_bytes(path)
+def _marks(text: bytes | None) -> dict[str, str] | None:
     if text is None:
         return None
     if not any(hint in text for hint in _HINTS):
