@@ -236,7 +236,9 @@ def _started_with(pid: int, name: Literal["cmdline", "environ"], proc: str) -> b
 def _is_executing(stat: ProcessStat) -> bool:
     if stat.pid == _KERNEL_THREADS or stat.parent == _KERNEL_THREADS or not stat.alive:
         return False
-    return not stat.field(9) & _EXITING and stat.field(_ENV_END) == 0
+    with suppress(IndexError):  # a kernel before 3.5 does not tell
+        return not stat.field(9) & _EXITING and stat.field(_ENV_END) == 0
+    return False
 
 
 def starved_s(pid: int) -> float:
