@@ -14,7 +14,7 @@ from ddplaunch.planning.options import CHECKING, Said, flags_of_options
 from ddplaunch.values.finding import usage
 from ddplaunch.values.resolved import Resolved, Source
 
-_OUTPUT, _CLUSTER, _SEVERAL = "Output", "Job", "Hosts over ssh"
+_OUTPUT, _CLUSTER, _SEVERAL, _KUBERNETES = "Output", "Job", "Hosts over ssh", "Kubernetes"
 _PROFILE = Flag("profile", "text", CHECKING, "Named profile of ddplaunch.toml.", "NAME", offers="profiles")
 
 #: Which hosts, for the commands that reach them over ssh.
@@ -125,6 +125,24 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("image", "text", _CLUSTER, "Kubernetes: the container image.", "IMAGE"),
         Flag("shm_size", "text", _CLUSTER, "Kubernetes: size of /dev/shm [16Gi].", "SIZE"),
         Flag("secret", "many", _CLUSTER, "Kubernetes: a variable from a Secret (repeatable).", "VAR=SECRET/KEY"),
+        Flag("namespace", "text", _KUBERNETES, "Where the job is made [that of kubectl's context].", "NAME"),
+        Flag("volume", "many", _KUBERNETES, "A claim or a host's folder, and where it is seen.", "CLAIM:/PATH[:ro]"),
+        Flag("toleration", "many", _KUBERNETES, "A taint that nodes may have.", "KEY[=VALUE][:EFFECT]"),
+        Flag("node_selector", "many", _KUBERNETES, "A label that the nodes must have.", "KEY=VALUE"),
+        Flag("image_pull_secret", "many", _KUBERNETES, "The Secret for a private registry.", "NAME"),
+        Flag("queue", "text", _KUBERNETES, "Kueue's LocalQueue in which the job waits.", "NAME"),
+        Flag("rdma", "many", _KUBERNETES, "Network cards of each node; IPC_LOCK comes with them.", "RESOURCE[=N]"),
+        Flag("host_network", "switch", _KUBERNETES, "Use the nodes' own network."),
+        Flag("set", "many", _KUBERNETES, "Any other value: pod.priorityClassName=high.", "PATH=VALUE"),
+        Flag("patch", "many", _KUBERNETES, "A YAML file that is merged into the manifest.", "FILE"),
+        Flag(
+            "trainer",
+            "text",
+            _KUBERNETES,
+            "Version of Kubeflow Trainer for a TrainJob [2.3].",
+            "VERSION",
+            offers=("2.0", "2.1", "2.2", "2.3"),
+        ),
         Flag("wait", "switch", _OUTPUT, "Follow the job's log to its end, and exit as it did."),
         Flag("dry_run", "switch", _OUTPUT, "Print the batch script or manifest; submit nothing."),
     ),

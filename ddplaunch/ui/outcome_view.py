@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal as signals
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.explain.diagnosis import Diagnosis, Evidence
 from ddplaunch.planning.relaunch import RelaunchDecision, RelaunchPolicy, RunProgress, pause_s
 from ddplaunch.records.outcome import RankOutcome, RunOutcome
 from ddplaunch.ui.explain_view import calls_text, cut, followed_text, notes_text
@@ -295,3 +296,28 @@ def _lived(progress: RunProgress) -> str:
 def line_text(text: str, width: int) -> str:
     """Return one of ddplaunch's own lines."""
     return "\n".join(wrap(visible(text), width, "ddplaunch: ", "  ")) + "\n"
+
+
+#: What `outcome_text` begins with, and the finding below it, in a log of any width.
+_TOLD = re.compile(
+    r"^ddplaunch: (?:failed|killed)[^\n]*\n(?: [^\n]*\n)*error\[([a-z0-9-]+)\]: ((?:.*\n)(?: .*\n)*)", re.MULTILINE
+)
+_LABEL = re.compile(r"^ +(-->|evidence:|followed by:|why:|fix:|or:) ", re.MULTILINE)
+
+
+def told_in_log(text: str, log: str) -> Diagnosis | None:
+    """Return the diagnosis that a run told at its end in a log, None where none did; ``log`` is its name.
+
+    The log of a pod has the lines of rank 0; the run in it knew those of all ranks.
+    """
+    told = list(_TOLD.finditer(f"{text}\n"))
+    if not told:
+        return None
+    what, *parts = (" ".join(part.split()) for part in _LABEL.split(told[-1][2]))
+    said = list(zip(parts[::2], parts[1::2], strict=True))
+    place = next((value for label, value in said if label == "-->"), "")
+    rank = re.match(r"rank (\d+)", place)
+    fixes = tuple(value for label, value in said if label in ("fix:", "or:"))
+    why = next((value for label, value in said if label == "why:"), "")
+    evidence = (Evidence(log, 0, place),) if place else ()
+    return Diagnosis(told[-1][1], "observed", what, why, fixes, int(rank[1]) if rank else None, log, evidence)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from ddplaunch.explain.diagnosis import Diagnosis
+from ddplaunch.hosts.kubernetes import ClusterJob
 from ddplaunch.hosts.slurm.job_reasons import ENDS, waits_for
 from ddplaunch.hosts.slurm.programs import JobState
 from ddplaunch.planning.job.sbatch import BatchScript
@@ -13,6 +14,7 @@ from ddplaunch.records.outcome import RunOutcome
 from ddplaunch.ui.shell import NOT_PRINTED, command_lines, quote, shell_words
 from ddplaunch.ui.terminal import Terminal, visible, wrap
 from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.words import count
 
 _LABEL = 10  # cells before what stands beside a label
 
@@ -77,6 +79,22 @@ def submitted_text(job: str, batch: BatchScript, log: str, state: JobState | Non
     rows.append(("cancel", f"scancel {job}"))
     kind = "array " if batch.array else ""
     head = terminal.paint("ddplaunch", "bold") + f" submitted {kind}job {job}: {visible(batch.about)}\n"
+    return head + "".join(f"  {terminal.paint(f'{label:<{_LABEL - 2}}', 'dim')}{text}\n" for label, text in rows)
+
+
+def made_text(job: ClusterJob, noted: bool, terminal: Terminal) -> str:
+    """Return the lines that tell what was made on Kubernetes, and how to follow, explain and delete it."""
+    where = f"{job.namespace} of {job.context}" if job.context else job.namespace
+    own = f"kubectl -n {job.namespace}"
+    rows = [("in", f"namespace {visible(where)}")]
+    if noted:
+        rows += [("follow", f"ddplaunch logs {job.name} --follow"), ("state", "ddplaunch ps")]
+        rows += [("why", f"ddplaunch explain {job.name}"), ("delete", f"ddplaunch stop {job.name}")]
+    else:  # nothing can be written here
+        kind = f"{job.kind.lower()} {job.name}"
+        rows += [("state", f"{own} get {kind}"), ("delete", f"{own} delete {kind}")]
+    head = terminal.paint("ddplaunch", "bold")
+    head += f" submitted {job.kind} {job.name}: {visible(job.script)} on {count(job.nodes, 'node')}\n"
     return head + "".join(f"  {terminal.paint(f'{label:<{_LABEL - 2}}', 'dim')}{text}\n" for label, text in rows)
 
 

@@ -11,9 +11,12 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddplaunch.planning.job.manifest import TRAINERS
+from ddplaunch.planning.job.manifest_changes import pods_in
 from ddplaunch.ui.plan_view import yaml_text
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden
+from tests.hosts.api_server import problems_of
 
 __all__ = ["call", "folder"]  # fixtures
 
@@ -200,3 +203,150 @@ def _nested(tree: Any) -> bool:
 def test_the_golden_files_are_the_ones_that_are_compared() -> None:
     kept = {path.stem for path in (Path(__file__).parents[1] / "golden").glob("submit-*.txt")}
     assert kept == {"submit-full", "submit-short", "submit-trainjob", "submit-pytorchjob", "submit-jobset"}
+
+
+#: Every flag of Kubernetes alone, as far as all kinds and versions of the Trainer have it.
+EVERYWHERE = (
+    *("--namespace", "team", "--volume", "datasets:/data:ro", "--volume", "/scratch:/scratch", "--data", "/data/train"),
+    *("--volume", "datasets:/again", "--toleration", "nvidia.com/gpu:NoSchedule", "--toleration", "team=vision"),
+    *("--node-selector", "gpu=h100", "--queue", "research", "--output", "/scratch/out", "--run-dir", "/scratch/runs"),
+    *("--cpus-per-task", "8", "--mem", "64G"),
+)
+SINCE = {"2.1": ("--image-pull-secret", "registry"), "2.2": ("--time", "60", "--rdma", "rdma/hca=2")}
+
+
+@pytest.mark.parametrize("version", TRAINERS)
+def test_every_version_of_the_trainer_takes_what_is_said_to_it(call: Call, version: str) -> None:
+    more = [word for since, words in SINCE.items() if since <= version for word in words]
+    job = manifest(call, *SMALL, "--trainer", version, *EVERYWHERE, *more, "--", "train.py")
+    assert problems_of(job, version) == []
+    assert all(problems_of(job, other) for other in TRAINERS if other < "2.2" and other != version)
+    (pod,) = pods_in(job)
+    assert pod["nodeSelector"] == {"gpu": "h100"}
+    assert pod["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+        {"key": "team", "operator": "Equal", "value": "vision"},
+    ]
+    assert [volume["name"] for volume in pod["volumes"]] == ["shm", "volume-1", "volume-2"]
+    assert [(mount["name"], mount["mountPath"]) for mount in pod["containers"][0]["volumeMounts"][1:]] == [
+        ("volume-1", "/data"),
+        ("volume-2", "/scratch"),
+        ("volume-1", "/again"),
+    ]
+    assert job["metadata"] == {
+        "name": "train",
+        "namespace": "team",
+        "labels": {"kueue.x-k8s.io/queue-name": "research"},
+    }
+
+
+@pytest.mark.parametrize("kind", ["pytorchjob", "jobset"])
+def test_the_other_kinds_take_every_flag(call: Call, kind: str) -> None:
+    more = [word for words in SINCE.values() for word in words]
+    job = manifest(
+        call, *SMALL, "--kind", kind, "--nnodes", "2", "--host-network", *EVERYWHERE, *more, "--", "train.py"
+    )
+    assert problems_of(job) == []
+    for pod in pods_in(job):
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["rdma/hca"] == 2
+        assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+        assert pod["hostNetwork"] is True and pod["dnsPolicy"] == "ClusterFirstWithHostNet"
+        assert pod["imagePullSecrets"] == [{"name": "registry"}]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--data", "/data"), "`--volume CLAIM:/data` mounts a PersistentVolumeClaim there, or leave"),
+        (("--output", "out"), "a relative path depends on the image; name a full path"),
+        (("--output", "/data/out", "--volume", "datasets:/data:ro"), "in a volume that is read only"),
+        (("--output", "/database", "--volume", "datasets:/data"), "`--output /database` is in no volume"),
+        (("--run-dir", "/runs"), "`--run-dir /runs` is in no volume"),
+        (("--volume", "datasets"), "CLAIM:/PATH"),
+        (("--volume", "a:/data", "--volume", "b:/data/"), "`/data` has a volume already"),
+        (("--volume", "a:/dev/shm"), "`/dev/shm` has a volume already"),
+        (("--toleration", "a=b:Never"), "NoSchedule or NoExecute"),
+        (("--node-selector", "gpu"), "KEY=VALUE"),
+        (("--image-pull-secret", "My_Secret"), "lower-case"),
+        (("--queue", "My Queue"), "lower-case"),
+        (("--rdma", "rdma/hca=none"), "kubectl describe node"),
+        (("--host-network",), "cannot be said in a TrainJob"),
+        (("--trainer", "1.9"), "2.0, 2.1, 2.2, 2.3"),
+        (("--trainer", "2.0", "--image-pull-secret", "a"), "since Trainer 2.1"),
+        (("--trainer", "2.1", "--time", "60"), "since Trainer 2.2"),
+        (("--trainer", "2.2", "--grace", "60"), "since Trainer 2.3"),
+        (("--set", "nothing"), "it is a path in the manifest"),
+        (("--set", "spec.trainer.numNodes.more=1"), "`more` is not there"),
+        (("--set", "pod.containers[7].name=x"), "`[7]` is not there"),
+        (("--set", "spec.when=2026-01-01"), "it is a path in the manifest"),
+        (("--set", "container.env[+].value=hf_0123456789abcdef"), "`--secret"),
+        (("--set", "spec=1"), "the rest is no job any more"),
+        (("--set", "metadata=[]", "--set", "pod.a=1"), "the rest is no job any more"),
+        (("--set", "pod.containers=[]", "--set", "container.a=1"), "the rest is no job any more"),
+        (("--set", "kind=Pod"), "the rest is no job any more"),
+        (("--patch", "missing.yaml"), "No such file"),
+        (("--patch", "train.py"), "neither YAML nor JSON"),
+    ],
+)
+def test_what_a_pod_would_lose_or_not_take_is_refused(call: Call, words: tuple[str, ...], said: str) -> None:
+    answer = call(*SMALL, *words, "--", "train.py")
+    assert answer.status == 2 and said in " ".join(answer.err.split()), answer.err
+    assert "hf_0123456789abcdef" not in answer.err
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "pytorchjob", "jobset"])
+def test_single_values_are_set_in_all_pods(call: Call, kind: str) -> None:
+    words: tuple[str, ...] = (
+        "--set",
+        "pod.serviceAccountName=trainer",
+        "--set",
+        "container.env[name=NCCL_DEBUG].value='1'",
+    )
+    words = (
+        *words,
+        "--set",
+        "container.resources.limits.memory=8Gi",
+        "--set",
+        "pod.volumes[name=shm].emptyDir.sizeLimit=2Gi",
+    )
+    words = (*words, "--set", r"metadata.annotations.example\.com/owner=me", "--set", "container.args[+]=a=b")
+    job = manifest(call, *SMALL, "--nnodes", "2", "--kind", kind, *words, "--", "train.py")
+    assert problems_of(job) == []
+    found = pods_in(job)
+    assert len(found) == (2 if kind == "pytorchjob" else 1)
+    for pod in found:
+        trains = job["spec"].get("trainer") or pod["containers"][0]
+        assert pod["serviceAccountName"] == "trainer" and trains["args"] == ["a=b"]
+        assert trains["env"][-1] == {"name": "NCCL_DEBUG", "value": "1"}
+        assert (trains.get("resources") or trains["resourcesPerNode"])["limits"]["memory"] == "8Gi"
+        assert pod["volumes"][0]["emptyDir"]["sizeLimit"] == "2Gi"
+    assert job["metadata"]["annotations"] == {"example.com/owner": "me"}
+
+
+@pytest.mark.parametrize("kind", ["trainjob", "pytorchjob", "jobset"])
+def test_a_file_is_merged_by_names(call: Call, folder: Path, kind: str) -> None:
+    (folder / "patch.yaml").write_text(
+        "metadata: {labels: {team: vision}}\n"
+        "pod:\n  volumes:\n  - {name: scratch, emptyDir: {}}\n  - {name: shm, emptyDir: {sizeLimit: 2Gi}}\n"
+        "  terminationGracePeriodSeconds: null\n"
+        "container:\n  volumeMounts:\n  - {name: scratch, mountPath: /out}\n"
+    )
+    words = ("--patch", "patch.yaml", "--output", "/out/checkpoints", "--grace", "60")
+    job = manifest(call, *SMALL, "--kind", kind, *words, "--", "train.py")
+    assert problems_of(job) == []
+    for pod in pods_in(job):
+        assert [volume["name"] for volume in pod["volumes"]] == ["shm", "scratch"]
+        assert pod["volumes"][0]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
+        assert [mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]] == ["/dev/shm", "/out"]
+        assert "terminationGracePeriodSeconds" not in pod
+    assert job["metadata"]["labels"] == {"team": "vision"}
+
+
+def test_the_stand_ins_schemas_refuse(call: Call) -> None:
+    for kind, version in (("trainjob", "2.0"), ("trainjob", "2.3"), ("pytorchjob", "2.3"), ("jobset", "2.3")):
+        job = manifest(call, *SMALL, "--kind", kind, "--trainer", version, "--", "train.py")
+        assert problems_of(job, version) == []
+        pods_in(job)[0]["volumes"][0]["emptyDirs"] = {}
+        (problem,) = problems_of(job, version)
+        assert problem.startswith("unknown field") and "emptyDirs" in problem

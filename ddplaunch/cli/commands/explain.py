@@ -8,11 +8,14 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.cli.commands.logs import job_meant, unanswered
 from ddplaunch.cli.streams import answer, answer_json, tell
-from ddplaunch.explain.diagnosis import Diagnosis, Explanation, explanation_json
+from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, explanation_json
+from ddplaunch.hosts.kubernetes import ClusterJob, diagnosis_of, logs_of, state_of
 from ddplaunch.hosts.slurm.job_reasons import diagnosis
 from ddplaunch.hosts.slurm.programs import job_state
 from ddplaunch.records.directory import path_text, runs_directory
@@ -30,7 +33,7 @@ from ddplaunch.records.find import (
 from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
-from ddplaunch.values.finding import ExitStatus, UsageError, usage
+from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError, usage
 from ddplaunch.values.words import listed
 
 if TYPE_CHECKING:
@@ -57,6 +60,8 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
         base = runs_directory(os.environ, run_dir, Path.cwd())
         if len(targets) == 2 and (runs := _two_runs(targets, base)):
             return _compared(runs, bool(json))
+        if len(targets) == 1 and not Path(targets[0]).exists() and (job := job_meant(base, targets[0])) is not None:
+            return _explain_job(job, bool(json))
         subject = _subject(targets, base)
         explanation = explained(subject)
     except OSError as error:
@@ -99,6 +104,37 @@ def _with_what_else_is_known(explanation: Explanation, subject: Subject, running
     if found is None and subject.record is not None and not subject.record.outcomes:
         explanation = Explanation(_unsaid(subject.record))
     return _with_slurms_reason(explanation, subject)
+
+
+def _explain_job(job: ClusterJob, json: bool) -> int:
+    """Explain a job on Kubernetes: what its pods printed, and what the cluster knows that no log tells."""
+    from ddplaunch.explain.explain_logs import explain_texts
+    from ddplaunch.ui.outcome_view import told_in_log
+
+    state = state_of(job, os.environ)
+    if state.state == "unknown":
+        raise RefusedError(unanswered(job, state))
+    logs = logs_of(job, state.pods, os.environ)
+    sources = [LogSource(name, BytesIO(text), None, name) for name, text in logs]
+    found = explain_texts(sources) if sources else Explanation(None)
+    of_cluster = diagnosis_of(state)
+    if found.diagnosis is None or found.diagnosis.code in _VAGUE:
+        told = (told_in_log(text.decode(errors="replace"), name) for name, text in logs)
+        of_cluster = of_cluster or next(filter(None, told), None)
+        going = state.state in ("running", "queued", "pending", "succeeded")
+        found = Explanation(of_cluster) if of_cluster else Explanation(None) if going else found
+    names = f"job {job.name}, which is {state.state}"
+    if state.state == "gone":
+        by = "deleted by `ddplaunch stop`" if job.stopped_s else "no longer in the cluster"
+        names = f"what is left of job {job.name}: it was {by}, its output with it"
+    if json:
+        answer_json({**explanation_json(found), "job": job.name, "namespace": job.namespace, "state": state.state})
+    else:
+        from ddplaunch.ui.explain_view import explanation_text
+
+        names += f" ({state.why})" if state.why and state.state != "gone" else ""
+        answer(explanation_text(found, names, Terminal.of(sys.stdout)))
+    return ExitStatus.DONE if found.diagnosis is None else ExitStatus.FINDINGS
 
 
 def _two_runs(words: Sequence[str], base: Path) -> tuple[Path, ...]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 from ddplaunch.cli.flags import whole_number
-from ddplaunch.cli.streams import tell
+from ddplaunch.cli.streams import tell, tell_findings
 from ddplaunch.cli.which_run import logs_elsewhere
+from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState, job_called, log_words, state_of
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
@@ -23,9 +26,11 @@ from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.run_states import host_name, locate_run, recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write_bytes
-from ddplaunch.values.finding import ExitStatus, UsageError, usage
+from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
 from ddplaunch.values.words import LENGTH, duration_s
 
+_ASK_AGAIN_S = 2.0
+_MOST_PODS = 64
 _LAST_LINES = 10  # of each file when following, as tail(1) has it
 
 
@@ -39,6 +44,16 @@ def logs(
     run_dir: str | None,
 ) -> int:
     """Print what ranks printed; with ``follow`` go on until the run is over."""
+    base = runs_directory(os.environ, run_dir, Path.cwd())
+    if (job := job_meant(base, run)) is not None:
+        if rank is not None:
+            raise usage(
+                f"`--rank` of {job.name}, a job on Kubernetes",
+                why="its pods print what `ddplaunch run` shows in them, and ranks are told apart there",
+                fix=f"`ddplaunch logs {job.name} --grep PATTERN`",
+                where="flag: --rank",
+            )
+        return job_logs(job, bool(follow), lines, since, grep)
     directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None)
     ranks = parse_ranks(rank)
     last = _LAST_LINES if follow and since is None else None
@@ -97,6 +112,101 @@ def is_over(directory: Path) -> Callable[[], bool]:
         return not any(recorded_at(each) == directory.resolve() for each in runs_in(process_table()))
 
     return over
+
+
+def job_meant(base: Path, name: str | None) -> ClusterJob | None:
+    """Return the job on Kubernetes of this name, unless a run here has it."""
+    return None if name is None or (base / "runs" / name).is_dir() else job_called(base, name)
+
+
+def job_logs(
+    job: ClusterJob, follow: bool, lines: str | None = None, since: str | None = None, grep: str | None = None
+) -> int:
+    """Print what the pods of a job wrote; with ``follow`` go on, with new pods too, until the job is over."""
+    last = None if lines in (None, "all") else whole_number("--lines", lines or "", "lines", "it is a number", "`100`")
+    since_s = None if since is None else max(1, round(time.time() - moment_s(since, time.time())))
+    readers: dict[str, subprocess.Popen[bytes]] = {}
+    show = Lines(lambda file: f"[{file.path.name}] ".encode(), _parse_pattern(grep), sys.stdout.isatty())
+    told = ""
+    try:
+        while True:
+            state = state_of(job, os.environ)
+            if state.state == "unknown" and not follow:
+                raise RefusedError(unanswered(job, state))
+            for pod in state.pods if len(readers) < _MOST_PODS else ():
+                if pod.name not in readers and pod.phase != "Pending":
+                    words = log_words(job, pod, follow, since_s, last)
+                    readers[pod.name] = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+            if not readers and not follow:
+                why, fix = state.why or "no pod of it has started", f"`ddplaunch explain {job.name}` says why"
+                if state.state == "gone":
+                    why, fix = (
+                        "it is no longer in the cluster, nor are its pods",
+                        "`--run-dir` in a `--volume` keeps it",
+                    )
+                raise usage(f"job {job.name} has no output", why=why, fix=fix, code="no-output-recorded")
+            if (
+                follow
+                and not readers
+                and told != (told := f"job {job.name} is {state.state}: {state.why}".rstrip(": "))
+            ):
+                tell(f"{told}\n")
+            if not _pass_on(readers, show, until_end=not follow or state.ended) or not follow or state.ended:
+                break
+        write_bytes(show.end())
+    finally:
+        for reader in readers.values():
+            reader.kill()
+            reader.wait()
+    return ExitStatus.DONE
+
+
+def _pass_on(readers: Mapping[str, subprocess.Popen[bytes]], show: Lines, until_end: bool) -> bool:
+    """Show what comes for some seconds, or to the end of all; return False if the reader of stdout has gone."""
+    with selectors.DefaultSelector() as selector:
+        for number, (name, reader) in enumerate(readers.items()):
+            if reader.stdout is not None and not reader.stdout.closed:
+                selector.register(
+                    reader.stdout, selectors.EVENT_READ, (LogFile(Path(name), number, 0, 0, "out"), reader)
+                )
+        end_s = time.monotonic() + _ASK_AGAIN_S
+        while selector.get_map() and (until_end or time.monotonic() < end_s):
+            for key, _ in selector.select(_ASK_AGAIN_S / 4):
+                file, reader = key.data
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                    reader.stdout.close()
+                elif not write_bytes(show.take(file, data)):
+                    return False
+        if not until_end:
+            time.sleep(max(0.0, end_s - time.monotonic()))
+    return True
+
+
+def job_status(job: ClusterJob) -> int:
+    """Say how a job on Kubernetes ended, and return 0, the exit status of the pod that failed first, or 1."""
+    state = state_of(job, os.environ)
+    if state.state == "succeeded":
+        return ExitStatus.DONE
+    failed = sorted((pod for pod in state.pods if pod.exit_status), key=lambda pod: pod.ended_s or 0)
+    status = failed[0].exit_status if failed and failed[0].exit_status else 1
+    where = (
+        f"pod {failed[0].name} ended first, with exit status {status}" if failed else (state.why or "it says no more")
+    )
+    what = f"job {job.name} {'was deleted' if state.state == 'gone' else f'is {state.state}'}"
+    tell_findings([error("job-failed", what, why=where, fix=f"`ddplaunch explain {job.name}`", where=job.namespace)])
+    return status
+
+
+def unanswered(job: ClusterJob, state: ClusterState) -> Finding:
+    """Return the finding for a cluster that does not tell about a job."""
+    return error(
+        "cluster-unreachable",
+        f"the cluster does not tell about {job.name}: {state.why}",
+        why=f"kubectl asked for it in namespace {job.namespace}, context {job.context or 'of this pod'}",
+        fix="`kubectl cluster-info` shows whether it can be reached",
+    )
 
 
 def _prefix(directory: Path) -> Callable[[LogFile], bytes]:

@@ -30,8 +30,11 @@ from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import value_of
 from ddplaunch.values.variable_names import JOIN_SECRET
 
-_FOR_KUBERNETES = ("kind", "image", "shm_size", "secret")
-_FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup", "wait")
+_FOR_KUBERNETES = (
+    *("kind", "image", "shm_size", "secret", "namespace", "volume", "toleration", "node_selector"),
+    *("image_pull_secret", "queue", "rdma", "host_network", "set", "patch", "trainer"),
+)
+_FOR_SLURM = ("partition", "account", "qos", "constraint", "sbatch_arg", "setup")
 #: What says the size of the job, which stands in its text and not in the command that it runs.
 _SAID_BY_THE_JOB = ("nproc", "nnodes", "grace")
 
@@ -46,9 +49,6 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
     )
     command = run_words(said, profile, submission, words)
     if cluster == "kubernetes":
-        from ddplaunch.planning.job.kubernetes import decide_manifest
-        from ddplaunch.ui.plan_view import yaml_text
-
         refuse_secrets(merged.env, "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster")
         refuse_secret_words(
             words,
@@ -56,8 +56,12 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
             "passes it on: `-- sh -c 'exec python train.py --option \"${name}\"'`",
             "the script's arguments",
         )
-        answer(yaml_text(decide_manifest(submission, asked, command)))
-        return ExitStatus.DONE
+        reference = "`--secret {name}=SECRET/KEY` takes it from a Secret of the cluster"
+        refuse_secret_words(asked.get("set") or (), reference, "flag: --set")
+        given = (("--data", merged.data), ("--output", merged.output), ("--run-dir", (merged.run_dir,)))
+        paths = [(flag, each.value) for flag, values in given for each in values if each is not None]
+        base = runs_directory(os.environ, None, working_directory())
+        return _to_kubernetes(submission, asked, command, paths, base)
     parse_target(words)
     refuse_secrets(merged.env, "`export {name}` in this shell and leave `--env` out: sbatch hands the environment on")
     for flag in ("setup", "sbatch_arg"):
@@ -70,6 +74,48 @@ def submit(said: Said, script: list[str] | None, profile: str | None, **asked: A
         return ExitStatus.DONE
     base = runs_directory(os.environ, value_of(merged.run_dir, None), working_directory())
     return _submit(batch, text, bool(asked["wait"]), base)
+
+
+def _to_kubernetes(
+    submission: Submission, asked: dict[str, Any], command: Sequence[str], paths: list[tuple[str, str]], base: Path
+) -> int:
+    """Print the manifest, or have the cluster make the job, note it, and with ``--wait`` follow it to its end."""
+    from ddplaunch.planning.job.manifest import decide_manifest
+    from ddplaunch.ui.plan_view import yaml_text
+
+    manifest = decide_manifest(submission, asked, command, paths)
+    if asked["dry_run"]:
+        answer(yaml_text(manifest))
+        return ExitStatus.DONE
+    from ddplaunch.hosts.kubernetes import ClusterJob, create, current_place, note
+    from ddplaunch.ui.submit_view import made_text
+
+    place = current_place(os.environ, manifest["metadata"].get("namespace"))
+    job = ClusterJob(
+        *(str(manifest["metadata"]["name"]), place.namespace, place.context),
+        *(str(manifest["kind"]), str(manifest["apiVersion"]), submission.nodes),
+        processes=submission.processes or submission.gpus_per_node,
+        script=submission.script,
+        submitted_s=round(time.time(), 3),
+    )
+    create(manifest, place, os.environ)
+    noted = True
+    try:
+        note(base, job)
+    except OSError:
+        noted = False  # the job is there all the same
+    tell(made_text(job, noted, Terminal.of(sys.stderr)))
+    if not asked["wait"]:
+        answer(f"{job.name}\n")
+        return ExitStatus.DONE
+    from ddplaunch.cli.commands.logs import job_logs, job_status
+
+    try:
+        job_logs(job, follow=True)
+    except KeyboardInterrupt:
+        tell(f"\njob {job.name} keeps running; `ddplaunch stop {job.name}` deletes it\n")
+        raise
+    return job_status(job)
 
 
 def run_words(said: Said, profile: str | None, submission: Submission, script: Sequence[str]) -> tuple[str, ...]:
@@ -137,8 +183,8 @@ def _cluster(asked: dict[str, Any]) -> str:
     if cluster not in ("slurm", "kubernetes"):
         raise usage(
             f"`--to {cluster}` is not known",
-            why="a launch can be handed to `slurm` or printed for `kubernetes`",
-            fix="`--to kubernetes --dry-run`",
+            why="a launch can be handed to `slurm` or to `kubernetes`",
+            fix="`--to kubernetes`",
             where="flag: --to",
         )
     others, other = (_FOR_SLURM, "slurm") if cluster == "kubernetes" else (_FOR_KUBERNETES, "kubernetes")
@@ -148,12 +194,5 @@ def _cluster(asked: dict[str, Any]) -> str:
             why=f"it belongs to `--to {other}`",
             fix=f"leave it out, or `--to {other}`",
             where=f"flag: {flag}",
-        )
-    if cluster == "kubernetes" and not asked["dry_run"]:
-        raise usage(
-            "`--to kubernetes` without `--dry-run`",
-            why="ddplaunch prints the manifest and leaves applying it to kubectl",
-            fix="`ddplaunch submit --to kubernetes --dry-run … -- train.py | kubectl apply -f -`",
-            where="flag: --to",
         )
     return cluster
