@@ -121,7 +121,6 @@ def test_a_setup_line_that_fails_ends_the_job(call: Call, tmp_path: Path, monkey
         (("--env", "WANDB_API_KEY=0123456789abcdef"), "`export WANDB_API_KEY`"),
         (("--to", "pbs"), "`--to pbs`"),
         (("--image", "a:b"), "is not an option for slurm"),
-        (("--to", "kubernetes"), "kubectl apply"),
     ],
 )
 def test_what_cannot_be_submitted_is_refused_with_what_to_type(call: Call, words: tuple[str, ...], said: str) -> None:
