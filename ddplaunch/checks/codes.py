@@ -61,8 +61,14 @@ host-refused: A host refused its part of the launch
 launcher-cut-off: All hosts were lost at once, which points to the launcher's network
     The hosts end the run when they hear nothing for 15 s. Remedy: launch from a machine that stays connected, inside
     `tmux`, or with `ddplaunch submit`.
+launcher-lost: The launcher of a run over several hosts died, and left no word
+    Its hosts end the run when its connection closes or it says nothing for 15 s. Remedy: launch from a machine that
+    stays up, inside `tmux`, or with `--detach`; `dmesg -T` and `last -x` there say what happened to it.
 launcher-stood-still: The launcher was stopped or asleep, and its hosts took it for dead
     A closed lid or a suspended virtual machine stops it. Remedy: launch from a machine that does not sleep.
+host-silent: The session with a host that was asked about a run ended
+    `logs`, `stacks` and `top` ask each host by a connection of their own; the run does not depend on it. Remedy: look
+    whether the host can be reached, and ask again.
 hosts-not-connected: Hosts cannot reach the first host's port
     All ranks meet at rank 0's host, so each host connects to it before anything starts. A firewall, a missing route
     or a different network is in the way. Remedy: `--master-addr` with an address that all hosts reach,

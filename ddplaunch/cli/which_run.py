@@ -1,21 +1,29 @@
-"""Which run a command means: one of this host, or one launched from here on others, with the ssh commands for it."""
+"""Which run a command means: one of this host, or one launched from here on others, and what these have of it."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Sequence
+import shutil
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ddplaunch.cli.streams import tell_findings
+from ddplaunch.hosts.session.each_host import EachHost
+from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import find_run, read_record
+from ddplaunch.records.hosts_record import Pieces
 from ddplaunch.records.launchers import Launched, launcher_of, read_launched, read_processes, residents_in
+from ddplaunch.records.log_files import log_files
+from ddplaunch.records.own.own_files import foreign
 from ddplaunch.records.run_states import host_name, recorded_at
-from ddplaunch.ui.stop_view import elsewhere_text
 from ddplaunch.values.finding import UsageError, usage
 from ddplaunch.values.words import listed
 
@@ -81,23 +89,35 @@ def several(near: Sequence[RunProcesses], command: str, does: str) -> UsageError
     )
 
 
+def launched_from_here(alive: Sequence[RunProcesses], run: str | None, run_dir: str | None) -> Launched | None:
+    """Return the run over other hosts that is meant, and whose launcher lives here, None where there is none.
+
+    ``alive`` are the runs of this host. Without a name one of this directory is meant, and a run of this host alone
+    comes first.
+    """
+    mine = [launched for launched, process in residents_in(process_table(), host_name()) if process.uid == os.geteuid()]
+    base = runs_directory(os.environ, run_dir, Path.cwd())
+    if run is None:
+        near = [each for each in mine if base.resolve() in each.directory.resolve().parents]
+        here = of_directory(alive, base)
+    else:
+        near, here = called(mine, run), called(alive, run)
+    own = {each.run_id for each in near}
+    return near[0] if len(near) == 1 and all(each.run_id in own for each in here) else None
+
+
 def not_here(
     alive: Sequence[RunProcesses], run: str | None, run_dir: str | None, command: str, replay: str = ""
 ) -> str:
-    """Return what to say where no such run runs here: the ssh commands to ask its hosts, or that it does not run.
+    """Return that no such run runs here.
 
     ``alive`` are the runs of this host. ``replay`` is the command that shows what was recorded, of one that draws on a
     terminal. Raises UsageError for a name that no run has.
     """
-    mine = [launched for launched, process in residents_in(process_table(), host_name()) if process.uid == os.geteuid()]
-    base = runs_directory(os.environ, run_dir, Path.cwd())
-    near = called(mine, run) if run else [each for each in mine if base.resolve() in each.directory.resolve().parents]
-    if len(near) == 1:
-        return elsewhere_text(near[0], command, terminal=bool(replay))
     if run is None:
         hint = f"; `{replay}` shows what was recorded of the last" if replay else ""
         return f"{none_here(alive, command)}{hint}\n"
-    name = find_run(base, run).name
+    name = find_run(runs_directory(os.environ, run_dir, Path.cwd()), run).name
     return f"{name} does not run on this host{f'; `{replay} {name}` shows what was recorded' if replay else ''}\n"
 
 
@@ -107,13 +127,53 @@ def other_hosts(directory: Path) -> list[str]:
     return sorted({node.host for node in read_processes(directory) if node.node not in ended} - {"", host_name()})
 
 
-def logs_elsewhere(directory: Path, here: Collection[int], follow: bool) -> str | None:
-    """Return the ssh commands that show what ranks of a live run print on hosts whose files are not among ``here``.
+def kept_elsewhere(directory: Path, here: Collection[int]) -> Launched | None:
+    """Return the hosts of a run launched from here that have what is not brought yet; None where nothing is missing.
 
-    ``here`` are the nodes with files in ``directory``. None where all are, or the run is over: then they are brought.
+    ``here`` are the nodes with files in ``directory``. A run that is over has brought its records; one whose launcher
+    was killed has not.
     """
     launched = read_launched(directory)
-    if launched is None or launcher_of(launched, process_table(), boot_id(), host_name()) is None:
+    if launched is None or launched.host != host_name() or foreign(directory) is not None:
+        return None
+    lives = launcher_of(launched, process_table(), boot_id(), host_name()) is not None
+    if not lives and (read_record(directory).outcomes or not all(place.record for place in launched.places)):
         return None
     away = tuple(place for place in launched.places if place.node not in here)
-    return elsewhere_text(replace(launched, places=away), "logs --follow" if follow else "logs") if away else None
+    return replace(launched, places=away) if away else None
+
+
+@contextmanager
+def with_what_hosts_have(directory: Path) -> Iterator[Path]:
+    """Give a directory with the record of a run as it is now: ``directory``, or a copy with what its hosts have.
+
+    The record itself gets what hosts have where nobody else will bring it. What could not be asked is told.
+    """
+    here = {file.node for file in log_files(directory)}
+    launched = kept_elsewhere(directory, here)
+    if launched is None:
+        yield directory
+        return
+    lives = launcher_of(launched, process_table(), boot_id(), host_name()) is not None
+    with ExitStack() as stack:
+        place = directory
+        if lives:  # it brings them at the end, to the same place
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-"))) / directory.name
+            place.mkdir()
+            for path in directory.iterdir():
+                if path.is_file() and not path.is_symlink():
+                    shutil.copyfile(path, place / path.name)
+        bring(launched, place)
+        yield place
+
+
+def bring(launched: Launched, place: Path) -> None:
+    """Put what the hosts have recorded into ``place``."""
+    brought = Pieces(place)
+    with EachHost(launched, "record") as hosts:
+        while hosts.open:
+            for each, kind, body in hosts.frames(1.0):
+                if kind is Kind.RECORD:
+                    brought.keep(each.node, body)
+    tell_findings(hosts.problems)
+    brought.unpack()

@@ -19,7 +19,7 @@ from ddplaunch.machine.files import boot_id, open_plain
 from ddplaunch.machine.processes.process_table import Process, ProcessTable, ancestors, read_process
 from ddplaunch.machine.processes.run_processes import RunProcesses, is_launcher
 from ddplaunch.records.find import numbered
-from ddplaunch.records.json_files import as_number, as_whole, objects, read_object, replace_file
+from ddplaunch.records.json_files import as_number, as_text, as_whole, objects, read_object, replace_file
 from ddplaunch.values.codec import plain
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import RUN_ID
@@ -30,11 +30,15 @@ _GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Place:
-    """One host of a run: its node rank, what ssh is given, and the interpreter there."""
+    """One host of a run: its node rank, what ssh is given, the interpreter there, and the run's directory there.
+
+    Notes of earlier versions do not say the directory.
+    """
 
     node: int
     host: str
     python: str
+    record: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,8 @@ class Launched:
     """What a launcher noted of itself. ``pid`` means something on ``host`` in the boot ``boot_id`` only.
 
     ``start_ticks`` is as in ``Process``; ``grace_s`` is how long it lets ranks take to end, in seconds.
-    ``launch`` is the token by which its processes are known on every host.
+    ``launch`` is the token by which its processes are known on every host. ``marker`` is the name of a file in the
+    run's directory here, by which a host sees that it has the same one.
     """
 
     run_id: str
@@ -54,13 +59,21 @@ class Launched:
     places: tuple[Place, ...]
     grace_s: float = _GRACE_S
     launch: str = ""
+    marker: str | None = None
 
 
 @contextmanager
-def holding(directory: Path, run_id: str, places: Sequence[Place], grace_s: float, launch: str = "") -> Iterator[None]:
+def holding(
+    directory: Path,
+    run_id: str,
+    places: Sequence[Place],
+    grace_s: float,
+    launch: str = "",
+    marker: str | None = None,
+) -> Iterator[None]:
     """Note this process as the launcher of a run, and hold the note open meanwhile; without a disk go on unnoted."""
     with suppress(OSError):
-        _write(directory, run_id, places, grace_s, launch)
+        _write(directory, run_id, places, grace_s, launch, marker)
     with still_holding(directory):
         yield
 
@@ -78,7 +91,9 @@ def still_holding(directory: Path | None) -> Iterator[None]:
         yield
 
 
-def _write(directory: Path, run_id: str, places: Sequence[Place], grace_s: float, launch: str) -> None:
+def _write(
+    directory: Path, run_id: str, places: Sequence[Place], grace_s: float, launch: str, marker: str | None
+) -> None:
     me = read_process(os.getpid())
     data = {
         "schema": 1,
@@ -88,6 +103,7 @@ def _write(directory: Path, run_id: str, places: Sequence[Place], grace_s: float
         "boot_id": boot_id(),
         "launcher": {"pid": os.getpid(), "start_time": me.start_ticks if me is not None else None},
         "grace_s": grace_s,
+        "marker": marker,
         "nodes": plain(places),
     }
     replace_file(directory / FILE, json.dumps(data) + "\n")
@@ -105,9 +121,13 @@ def read_launched(directory: Path) -> Launched | None:
             boot_id=str(data["boot_id"]),
             pid=int(launcher["pid"]),
             start_ticks=int(launcher["start_time"]),
-            places=tuple(Place(int(node["node"]), str(node["host"]), str(node["python"])) for node in nodes),
+            places=tuple(
+                Place(int(node["node"]), str(node["host"]), str(node["python"]), str(node.get("record", "")))
+                for node in nodes
+            ),
             grace_s=as_number(data.get("grace_s")) or _GRACE_S,
             launch=str(data.get("launch", "")),
+            marker=as_text(data.get("marker")),
         )
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

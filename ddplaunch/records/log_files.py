@@ -66,6 +66,14 @@ class LogFile:
         return (self.attempt, self.rank, self.stream == "err", self.node)
 
 
+def log_file(directory: Path, node: int, attempt: int, name: str) -> LogFile:
+    """Return the file of this name in a run's directory. Raises ValueError for a name that no such file has."""
+    match = _FILE.fullmatch(name)
+    if match is None:
+        raise ValueError(f"`{name}` is no file of a rank's output")
+    return LogFile(directory / f"node-{node}" / f"attempt-{attempt}" / name, node, attempt, int(match[1]), match[2])
+
+
 def log_files(directory: Path, ranks: frozenset[int] | None = None) -> list[LogFile]:
     """Return the files of these ranks (None: all) in order of attempt and rank; none where the record is gone."""
     return [file for file, _ in _with_pieces(directory, ranks)]

@@ -21,15 +21,17 @@ def stacks_text(
     cpu: Mapping[int, float],
     silent_s: float | None,
     terminal: Terminal,
+    where: str = "here",
 ) -> str:
     """Return a line for each place where ranks are, the odd ones out first.
 
-    ``cpu`` is what each rank used of a core in the moment before, in percent; ``silent_s`` for how long none printed.
+    ``where`` are the hosts that were asked. ``cpu`` is what each rank used of a core in the moment before, in percent;
+    ``silent_s`` for how long none printed.
     """
     found = groups(stacks)
     quiet = "" if silent_s is None or silent_s < 1 else f"; nothing printed for {duration_text(silent_s)}"
     places = "one place" if len(found) == 1 else f"{len(found)} places"
-    head = f"{run_id}: {count(len(stacks), 'rank')} here, in {places}{quiet}"
+    head = f"{run_id}: {count(len(stacks), 'rank')} {where}, in {places}{quiet}"
     rows = [(ranks_text(group.ranks), group.place.text, _state(group, cpu)) for group in found]
     lines = [*wrap(visible(head), terminal.width, "", "  "), *table(("ranks", "where", "doing"), rows, terminal)]
     lines[0] = terminal.paint(run_id, "bold") + lines[0][len(run_id) :] if lines[0].startswith(run_id) else lines[0]

@@ -204,11 +204,3 @@ def stop_on_hosts_json(run_id: str, stopped: Stopped | None, hosts: Sequence[Hos
         "other_hosts": unasked,
         "hosts": [{**plain(each), "problem": None if each.problem is None else each.problem.what} for each in hosts],
     }
-
-
-def elsewhere_text(launched: Launched, words: str, terminal: bool = False) -> str:
-    """Return which hosts to ask, with the command for each: ``words`` is a command of ddplaunch."""
-    hosts, ssh = [place.host for place in launched.places], "ssh -t" if terminal else "ssh"
-    command = f"-m ddplaunch {words} {shlex.quote(launched.run_id)}"
-    lines = [f"  {ssh} {shlex.quote(place.host)} {shlex.quote(place.python)} {command}\n" for place in launched.places]
-    return f"{launched.run_id} runs on {listed(hosts, 3, ' and ')}; ask there:\n{''.join(lines)}"

@@ -1,4 +1,4 @@
-"""A run that runs on this host, as `top` follows it: its samples, restarts and end."""
+"""A run as `top` follows it, on this host or on those that it was launched on: its samples, restarts and end."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 
+from ddplaunch.hosts.session.each_host import EachHost
+from ddplaunch.hosts.session.frames import unpack
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
-from ddplaunch.records.launchers import read_processes
-from ddplaunch.records.run_states import host_name, recorded_at, summary
+from ddplaunch.records.launchers import Launched, read_processes
+from ddplaunch.records.run_states import RunSummary, host_name, recorded_at, summary
 from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.words import age_text, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.phases import FollowedPhases
+from ddplaunch.watch.recording import sample_of
 from ddplaunch.watch.sampler import Sampler
-from ddplaunch.watch.samples import Progress, RankIdentity, Sample
+from ddplaunch.watch.samples import HostSample, Progress, RankIdentity, Sample
 from ddplaunch.watch.step_rate import Steps
 from ddplaunch.watch.stragglers import stragglers
 from ddplaunch.watch.top_view import About
@@ -97,13 +101,14 @@ class WatchedRun:
 
         return Sampler(ranks, attempt, host_name(), progress, self._gpus)
 
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.run.run_id
+
     def about(self) -> About:
         """Return what stands above and below the samples."""
         of = self.summary
-        ranks = size_of(of)
-        words = [f"running {age_text(time.time() - of.started_s)}" if of.started_s else "running"]
-        words += [(of.script or "").rpartition("/")[2], f"{ranks} ranks" if ranks else ""]
-        words += [f"batch {of.effective_batch}"] if of.effective_batch else []
         notes = []
         if elsewhere := [host for host in of.hosts if host != host_name()]:
             notes.append(f"ranks on {listed(elsewhere)} are not shown: run `ddplaunch top` there")
@@ -112,7 +117,99 @@ class WatchedRun:
             notes.append("no rank has started yet, or may be seen")
         if last is not None and last.no_gpus and of.device == "cuda":
             notes.append(f"no GPUs: {last.no_gpus}")
-        return About(of.run_id, tuple(words), tuple(notes))
+        return About(of.run_id, _words(of), tuple(notes))
+
+
+_FRESH_S = 10.0  # beyond the interval, before the sample of a host that says nothing is shown no more
+
+
+class WatchedHosts:
+    """A run over several hosts under observation from where it was launched: each host sends samples of its ranks."""
+
+    def __init__(self, launched: Launched, hosts: EachHost, interval_s: float) -> None:
+        """``hosts`` are those of ``launched``, asked for samples every ``interval_s`` seconds."""
+        self.run_id, self.directory = launched.run_id, launched.directory
+        self.samples: deque[Sample] = deque(maxlen=_KEPT)
+        self.findings: tuple[Finding, ...] = ()
+        self._hosts, self._places = hosts, launched.places
+        self._by_node: dict[int, deque[Sample]] = {}
+        self._heard_s: dict[int, float] = {}
+        self._fresh_s = interval_s + _FRESH_S
+        self._taken = 0
+        self._summary = summary(launched.directory, None, host_name())
+
+    @property
+    def ended(self) -> bool:
+        """Whether no host has more to tell."""
+        return not self._hosts.open
+
+    def look(self) -> Sample:
+        """Return the newest sample of all hosts together."""
+        until_s = time.monotonic() + (0.0 if self.samples else self._fresh_s)
+        while self._hear(until_s) and time.monotonic() < until_s and len(self._heard_s) < len(self._places):
+            pass  # the first sample has all hosts, or those that answer in time
+        now_s = time.monotonic()
+        fresh = [node for node in sorted(self._by_node) if now_s - self._heard_s[node] < self._fresh_s]
+        joined = joined_sample([self._by_node[node][-1] for node in fresh])
+        if joined.ranks or not self.samples:
+            self.samples.append(joined)
+        self._taken += 1
+        if self._taken % _JUDGED_EVERY == 0:
+            self.findings = tuple(found for node in fresh for found in stragglers(tuple(self._by_node[node])))
+        return joined
+
+    def _hear(self, until_s: float) -> bool:
+        """Take what has arrived by then; return whether more can come."""
+        for place, _, body in self._hosts.frames(max(0.0, until_s - time.monotonic())):
+            sample = sample_of(unpack(body))
+            if sample is not None:
+                self._by_node.setdefault(place.node, deque(maxlen=_KEPT)).append(sample)
+                self._heard_s[place.node] = time.monotonic()
+        return self._hosts.open
+
+    def about(self) -> About:
+        """Return what stands above and below the samples."""
+        notes = [f"{place.host}: no samples" for place in self._places if place.node not in self._heard_s]
+        if len({gpu.index for sample in self._by_node.values() for gpu in sample[-1].gpus}) > 0:
+            notes.append("GPUs are numbered through all hosts")
+        return About(self.run_id, (*_words(self._summary), f"{len(self._places)} hosts"), tuple(notes))
+
+
+def joined_sample(samples: Sequence[Sample]) -> Sample:
+    """Return one sample of several hosts: their ranks in order, sums of what they have, GPUs numbered through.
+
+    The CPU percentage is the mean over all CPUs. Without samples it has no ranks.
+    """
+    if not samples:
+        return Sample(time.time(), "", 0, HostSample(0))
+    most = max((gpu.index for sample in samples for gpu in sample.gpus), default=-1) + 1
+    ranks, gpus = [], []
+    for at, sample in enumerate(samples):
+        ranks += [each if each.gpu is None else replace(each, gpu=each.gpu + at * most) for each in sample.ranks]
+        gpus += [replace(each, index=each.index + at * most) for each in sample.gpus]
+    hosts = [sample.host for sample in samples]
+    cpus = sum(each.cpus for each in hosts)
+    used = [each.cpus * each.cpu_percent for each in hosts if each.cpu_percent is not None]
+    sums = {
+        name: sum(known) if len(known) == len(hosts) else None
+        for name in (field.name for field in fields(HostSample) if field.name not in ("cpus", "cpu_percent"))
+        if (known := [value for each in hosts if (value := getattr(each, name)) is not None]) is not None
+    }
+    return Sample(
+        at_s=max(sample.at_s for sample in samples),
+        name=listed([sample.name for sample in samples], 3),
+        attempt=max(sample.attempt for sample in samples),
+        host=HostSample(cpus, sum(used) / cpus if cpus and len(used) == len(hosts) else None, **sums),
+        ranks=tuple(sorted(ranks, key=lambda each: each.rank)),
+        gpus=tuple(gpus),
+    )
+
+
+def _words(of: RunSummary) -> tuple[str, ...]:
+    ranks = size_of(of)
+    words = [f"running {age_text(time.time() - of.started_s)}" if of.started_s else "running"]
+    words += [(of.script or "").rpartition("/")[2], f"{ranks} ranks" if ranks else ""]
+    return (*words, *([f"batch {of.effective_batch}"] if of.effective_batch else []))
 
 
 def _identity(process: Process, position: int) -> RankIdentity:

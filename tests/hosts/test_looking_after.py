@@ -19,6 +19,26 @@ from tests.ssh.lab import Lab, lab
 from tests.ssh.launched import WAIT, Launched
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
+#: Counts steps together until there is a file `enough`.
+STEPS = """
+import os, time
+from pathlib import Path
+import torch, torch.distributed as dist
+rank = os.environ["RANK"]
+dist.init_process_group("gloo")
+enough, step = torch.zeros(1), 0
+Path(f"ready-{rank}").write_text(str(os.getpid()))
+while not enough:
+    step += 1
+    if step % 10 == 0:
+        print(f"rank {rank} step {step}", flush=True)
+    time.sleep(0.05)
+    enough.fill_(Path("enough").exists())
+    dist.all_reduce(enough)
+print(f"rank {rank} is through", flush=True)
+dist.barrier()
+os._exit(0)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -53,12 +73,7 @@ def test_from_ps_to_stop(two: Lab) -> None:
     assert running["state"] == "running" and running["hosts"] == ["alpha0", "alpha1"]
     assert (running["nnodes"], running["nproc_per_node"], running["world_size"]) == (2, 1, 2)
     (pid,) = running["launcher_pids"]
-    stacks, top = say(two, "stacks").stderr, say(two, "top", "looked-after").stderr
-    logs = say(two, "logs", "looked-after").stderr
-    assert "runs on alpha0 and alpha1; ask there:" in logs and "-m ddplaunch logs looked-after\n" in logs
     assert "rank 1 waits" in two.hosts[1].run(ddplaunch("logs", "looked-after"), Path("/"), clean_environment()).stdout
-    assert "ssh alpha1 " in stacks and "-m ddplaunch stacks looked-after\n" in stacks
-    assert "ssh -t alpha0 " in top and "-m ddplaunch top looked-after\n" in top
 
     # somebody else has the pid by now: the note is as it was, but that process does not hold it open
     note = two.work / ".ddplaunch/runs/forged/launcher.json"
@@ -82,6 +97,74 @@ def test_from_ps_to_stop(two: Lab) -> None:
     printed = say(two, "logs", "looked-after").stdout
     assert "rank 0 waits" in printed and "rank 1 waits" in printed
     assert "nothing of it runs on this host" in say(two, "stop", "looked-after").stderr
+
+
+def test_all_hosts_are_asked_from_where_it_was_launched(two: Lab) -> None:
+    two.write("steps.py", STEPS)
+    run = Launched(two, "asked", "--stacks", script=("steps.py",))
+    run.all_ready()
+    run.until(lambda: "step 30" in say(two, "logs", "asked").stdout, "thirty steps")
+
+    printed = say(two, "logs", "asked").stdout.splitlines()
+    assert "[alpha0:0] rank 0 step 10" in printed and "[alpha1:1] rank 1 step 10" in printed
+    assert [line.split()[0] for line in say(two, "logs", "--lines", "1").stdout.splitlines()] == [
+        "[alpha0:0]",
+        "[alpha1:1]",
+    ]
+    assert say(two, "logs", "asked", "--rank", "1", "--grep", "step 20$").stdout == "rank 1 step 20\n"
+    followed = two.login.start(ddplaunch("logs", "asked", "--follow", "--lines", "1"), two.work, clean_environment())
+
+    stacks = say(two, "stacks").stdout
+    assert "asked: 2 ranks on alpha0 and alpha1, in one place" in stacks and "ranks 0, 1  steps.py:" in stacks
+    (first, second) = (json.loads(line) for line in say(two, "top", "--count", "2", "--json").stdout.splitlines())
+    assert [rank["rank"] for rank in first["ranks"]] == [0, 1] and second["at_s"] > first["at_s"]
+    assert second["ranks"][1]["step"] >= 20
+    assert say(two, "explain", "asked").stdout == "nothing failed in run asked so far: it is still running\n"
+    assert "is described in" in say(two, "report", "asked", "--output", "asked.html").stderr
+    page = (two.work / "asked.html").read_text()
+    assert "rank 0 step 10" in page and "rank 1 step 10" in page
+    assert not [path for path in run.record.iterdir() if path.name.startswith("node-1")]  # its launcher brings it
+
+    for host in two.hosts:
+        (two.own(host) / "enough").touch()
+    assert run.ended() == 0, run.said
+    for host in two.hosts:
+        (two.own(host) / "enough").unlink()
+    out, _ = followed.communicate(timeout=60)
+    assert followed.returncode == 0 and out.count("rank 0 is through") == out.count("rank 1 is through") == 1, out
+    assert out.splitlines().count("[alpha1:1] rank 1 step 60") <= 1
+    two.nothing_left("asked")
+
+
+def test_a_launcher_that_was_killed_is_the_reason_and_its_hosts_still_have_the_logs(two: Lab) -> None:
+    two.write("steps.py", STEPS)
+    run = Launched(two, "widowed", script=("steps.py",))
+    run.all_ready()
+    run.until(lambda: "step 10" in say(two, "logs", "widowed").stdout, "ten steps")
+    os.kill(run.launcher, signal.SIGKILL)
+    run.ended()
+    two.nothing_left("widowed")
+    found = say(two, "explain", "widowed", status=1).stdout
+    assert found.startswith("error[launcher-lost]: the launcher on alpha2 died, and alpha0 and alpha1 ended")
+    printed = say(two, "logs", "widowed").stdout
+    assert "rank 0 step 10" in printed and "rank 1 step 10" in printed
+    assert (run.record / "node-1").is_dir()  # brought, since nobody else will
+    assert say(two, "explain", "widowed", status=1).stdout == found
+
+
+def test_a_host_that_is_gone_does_not_hide_the_others(two: Lab) -> None:
+    two.write("steps.py", STEPS)
+    run = Launched(two, "half", "--stacks", script=("steps.py",))
+    run.all_ready()
+    with two.configured("Host alpha1\n  Port 9"):
+        run.until(lambda: "step 10" in say(two, "logs", "half").stdout, "ten steps")
+        said = say(two, "logs", "half")
+        assert "rank 0 step" in said.stdout and "alpha1" in said.stderr and "refused" in said.stderr
+        stacks = say(two, "stacks", "half")
+        assert "half: 1 rank on alpha0, in one place" in stacks.stdout and "alpha1" in stacks.stderr
+    assert "SIGTERM" in say(two, "stop", "half").stderr
+    run.ended()
+    two.nothing_left("half")
 
 
 def test_hosts_whose_launcher_is_gone(two: Lab) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
-import json
 import os
 import re
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.hosts.session.frames import Frames, Kind, pack, unpack
 from ddplaunch.hosts.session.job import HostJob
 from ddplaunch.machine.processes.process_table import process_table, read_process
 from ddplaunch.machine.processes.run_processes import runs_in
@@ -238,9 +238,11 @@ def test_two_launches_of_one_id_are_two_runs(twins: tuple[str, list[int], list[i
 
 def test_stop_on_a_host_ends_the_launch_that_is_meant(twins: tuple[str, list[int], list[int]]) -> None:
     run_id, first, second = twins
-    words = [sys.executable, "-m", "ddplaunch.cli.stop_here", run_id, "5", "aaaa"]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert {each["pid"] for each in json.loads(done.stdout)["ended"]} >= set(first)
+    question = pack(Kind.ASK, {"what": "stop", "run_id": run_id, "launch": "aaaa", "grace_s": 5})
+    words = [sys.executable, "-m", "ddplaunch.cli.part_here", "0", ""]
+    done = subprocess.run(words, input=question, capture_output=True, check=True)
+    ((kind, answer),) = Frames(greeting=True).feed(done.stdout)
+    assert kind is Kind.ANSWER and {each["pid"] for each in unpack(answer)["ended"]} >= set(first)
     assert not alive(first) and alive(second)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import os
 import re
-import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.commands.logs import job_meant, unanswered
+from ddplaunch.cli.hosts.hosts_verdict import launcher_lost, unsaid
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.explain.diagnosis import Diagnosis, Explanation, LogSource, explanation_json
 from ddplaunch.hosts.kubernetes import ClusterJob, diagnosis_of, logs_of, state_of
@@ -34,7 +36,6 @@ from ddplaunch.records.outcome import outcome_json
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, RefusedError, UsageError, usage
-from ddplaunch.values.words import listed
 
 if TYPE_CHECKING:
     from ddplaunch.checks.check import Check
@@ -62,8 +63,9 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
             return _compared(runs, bool(json))
         if len(targets) == 1 and not Path(targets[0]).exists() and (job := job_meant(base, targets[0])) is not None:
             return _explain_job(job, bool(json))
-        subject = _subject(targets, base)
-        explanation = explained(subject)
+        with ExitStack() as stack:
+            subject = _subject(targets, base, stack)
+            explanation = explained(subject)
     except OSError as error:
         raise usage(
             f"`{str(error.filename or named)[:_SHOWN]}` cannot be read: {error.strerror}",
@@ -97,12 +99,16 @@ def explain(targets: list[str], json: bool | None = None, run_dir: str | None = 
 def _with_what_else_is_known(explanation: Explanation, subject: Subject, running: bool) -> Explanation:
     """Return the explanation of the logs and the record, with what processes and Slurm tell where these do not."""
     found = explanation.diagnosis
+    if found is not None and found.code == "terminated" and subject.record is not None and not running:
+        lost = launcher_lost(subject.record.directory)
+        explanation = explanation if lost is None else Explanation(lost, explanation.cascade)
     if running and (found is None or found.code == "unknown"):
         return Explanation(None)  # a run that goes on has no end to explain
+    found = explanation.diagnosis
     if running or (found is not None and found.code not in _VAGUE):
         return explanation
     if found is None and subject.record is not None and not subject.record.outcomes:
-        explanation = Explanation(_unsaid(subject.record))
+        explanation = Explanation(unsaid(subject.record))
     return _with_slurms_reason(explanation, subject)
 
 
@@ -212,37 +218,6 @@ def _running(record: RunRecord) -> bool:
     return any(run.run_id == record.run_id and (run.launchers or run.guards) for run in alive)
 
 
-def _unsaid(record: RunRecord) -> Diagnosis | None:
-    """Return what can be said of a run that left no outcome; None where another host may know, or it never began.
-
-    A launcher that ends by itself, or by a signal that can be caught, writes how the run ended.
-    """
-    from ddplaunch.records.run_states import host_name, summary
-
-    if not record.run or summary(record.directory, None, host_name()).state != "ended":
-        return None
-    from ddplaunch.records.launchers import read_launched
-
-    launched = read_launched(record.directory)
-    what = f"how run {record.run_id} ended is not recorded, and its launcher is gone"
-    why = (
-        "`kill -9`, the kernel when memory is short, or a loss of power leaves a program no time to say anything; a "
-        "full disk takes no record"
-    )
-    look = "`dmesg -T | grep -iE 'oom|killed process'` for memory, `last -x` for the machine's restarts"
-    if launched is None:
-        return Diagnosis(
-            "unknown", "unknown", what, why, (look, "the last lines of each rank: `ddplaunch logs --tail 20`")
-        )
-    place, run_id = launched.places[0], shlex.quote(record.run_id)
-    inside = shlex.quote(
-        f"cd {shlex.quote(str(record.value('cwd') or '.'))} && {place.python} -m ddplaunch explain {run_id}"
-    )
-    names = listed(list(dict.fromkeys(each.host for each in launched.places)), 4)
-    kept = f"each host ended its part, and keeps its record ({names}): `ssh {place.host} {inside}`"
-    return Diagnosis("unknown", "unknown", what, why, (kept, look))
-
-
 def _written(subject: Subject, explanation: Explanation) -> bool:
     """Return whether logs that just end, without a word of a failure, are still written on this machine."""
     found = explanation.diagnosis
@@ -288,19 +263,29 @@ def _json(explanation: Explanation, subject: Subject) -> dict[str, Any]:
     return value
 
 
-def _subject(targets: list[str], base: Path) -> Subject:
+def _subject(targets: list[str], base: Path, stack: ExitStack) -> Subject:
+    """Return what is meant; what hosts have of a run over ssh is there until ``stack`` is closed."""
     if not targets:
-        return recorded_run(find_run(base, None))
+        return _recorded(find_run(base, None), stack)
     if len(targets) == 1 and targets[0] not in ("-", ""):
         path = Path(targets[0])
         if path.is_dir() and ((path / "run.json").is_file() or any(path.glob("node-*/attempt-*"))):
-            return recorded_run(yours(path.resolve()))
+            return _recorded(yours(path.resolve()), stack)
         if not path.exists():
             found = _job(targets[0], base) or _run(targets[0], base)
-            return recorded_run(found) if found.is_dir() else named_files([str(found)])
+            return _recorded(found, stack) if found.is_dir() else named_files([str(found)])
         if (recorded := _run_of_log(path, base)) is not None:
-            return recorded_run(recorded)
+            return _recorded(recorded, stack)
     return named_files(targets)
+
+
+def _recorded(directory: Path, stack: ExitStack) -> Subject:
+    """Return a run of this machine, with what its hosts have where that is not brought yet."""
+    from ddplaunch.cli.which_run import with_what_hosts_have
+
+    place = stack.enter_context(with_what_hosts_have(directory))
+    subject = recorded_run(place)
+    return subject if place == directory else replace(subject, record=read_record(directory))
 
 
 def _job(word: str, base: Path) -> Path | None:

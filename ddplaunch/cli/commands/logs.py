@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import selectors
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.cli.flags import whole_number
 from ddplaunch.cli.streams import tell, tell_findings
-from ddplaunch.cli.which_run import logs_elsewhere
+from ddplaunch.cli.which_run import kept_elsewhere
 from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState, job_called, log_words, state_of
+from ddplaunch.hosts.session.each_host import EachHost
+from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
-from ddplaunch.records.launchers import read_processes
-from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_files, log_parts
+from ddplaunch.records.launchers import Launched, Place, read_processes
+from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts, part_of
 from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.run_states import host_name, locate_run, recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
@@ -61,26 +67,70 @@ def logs(
         why, fix = "it is how many of each file's last lines to begin with", "`--lines 100`, or `--lines all`"
         last = None if lines == "all" else whole_number("--lines", lines, "lines", why, fix)
     since_s = None if since is None else moment_s(since, time.time())
-    pattern = _parse_pattern(grep)
+    return _print(directory, ranks, last, since_s, _parse_pattern(grep), bool(follow))
+
+
+def _print(
+    directory: Path,
+    ranks: frozenset[int] | None,
+    last: int | None,
+    since_s: float | None,
+    pattern: re.Pattern[bytes] | None,
+    follow: bool,
+) -> int:
+    """Print the ``last`` lines (None: all) of each file of these ranks from ``since_s`` on, and what follows them."""
     files = log_files(directory, ranks)
-    here = {file.node for file in (files if ranks is None else log_files(directory))}
-    if (there := logs_elsewhere(directory, here, bool(follow))) is not None:
-        tell(there)
-    elif not files and not follow:
+    here = frozenset(file.node for file in (files if ranks is None else log_files(directory)))
+    away = kept_elsewhere(directory, here)
+    if not files and not follow and away is None:
         raise _nothing_there(directory, ranks)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
-    show = Lines(None if ranks is not None and len(ranks) == 1 else _prefix(directory), pattern, on_terminal)
+    single = ranks is not None and len(ranks) == 1
+    show = Lines(None if single else _prefix(directory, away), pattern, on_terminal)
     parts = log_parts(directory, ranks, last)
-    if (cut := cut_text(parts)) is not None:
-        tell(cut)
-    if not follow:
-        _say_order(parts)
-    open_ended = all(write_bytes(show.take(file, data)) for file, data in blocks(parts, since_s))
-    if open_ended and follow:
+    asked: dict[str, Any] = {"ranks": None if ranks is None else sorted(ranks), "lines": last}
+    with ExitStack() as stack:
+        if away is not None and not follow:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-")))
+            parts += _brought(away, folder, asked)
+        if (cut := cut_text(parts)) is not None:
+            tell(cut)
+        if not follow:
+            _say_order(parts)
+        open_ended = all(write_bytes(show.take(file, data)) for file, data in blocks(parts, since_s))
+    if open_ended and follow and away is None:
         open_ended = _follow(directory, ranks, show, parts)
+    elif open_ended and follow and away is not None:
+        asked |= {"follow": True, "since_s": since_s}
+        open_ended = _follow_hosts(directory, ranks, show, parts, here, EachHost(away, "logs", **asked))
     if open_ended:
         write_bytes(show.end())
     return ExitStatus.DONE
+
+
+def _brought(away: Launched, folder: Path, asked: Mapping[str, Any]) -> list[LogPart]:
+    """Return what the hosts of ``away`` have of these outputs, put into ``folder``."""
+    files: dict[LogFile, float] = {}
+    with EachHost(away, "logs", **asked) as hosts:
+        while hosts.open:
+            for place, kind, body in hosts.frames(1.0):
+                if kind is Kind.OUT:
+                    file, data, written_s = _told(folder, place, body)
+                    file.path.parent.mkdir(parents=True, exist_ok=True)
+                    files[file] = written_s
+                    with file.path.open("ab") as copy:
+                        copy.write(data)
+    tell_findings(hosts.problems)
+    for file, written_s in files.items():
+        os.utime(file.path, (written_s, written_s))
+    return [part_of(file, None) for file in sorted(files, key=lambda each: each.order)]
+
+
+def _told(directory: Path, place: Place, body: bytes) -> tuple[LogFile, bytes, float]:
+    """Return whose output a host has sent, the output, and when its file was last written."""
+    head, _, data = body.partition(b"\n")
+    said = json.loads(head)
+    return log_file(directory, place.node, int(said["attempt"]), str(said["name"])), data, float(said["written_s"])
 
 
 def _follow(directory: Path, ranks: frozenset[int] | None, show: Lines, parts: Sequence[LogPart]) -> bool:
@@ -92,6 +142,30 @@ def _follow(directory: Path, ranks: frozenset[int] | None, show: Lines, parts: S
             return False
     if not directory.is_dir():
         tell(f"{directory.name}: its record was removed\n")
+    return True
+
+
+def _follow_hosts(
+    directory: Path,
+    ranks: frozenset[int] | None,
+    show: Lines,
+    parts: Sequence[LogPart],
+    here: frozenset[int],
+    hosts: EachHost,
+) -> bool:
+    """Show what all hosts print until none has more to say, and what nodes print whose files are ``here``."""
+    positions = {part.file.path: part.end for part in parts}
+    with hosts:
+        tell_findings(hosts.problems)
+        known = len(hosts.problems)
+        for file, data in follow_files(directory, ranks, positions, lambda: not hosts.open):
+            shown = show.take(file, data) if file is not None and file.node in here else b""
+            if file is None:
+                told = [_told(directory, place, body) for place, kind, body in hosts.frames(0.0) if kind is Kind.OUT]
+                shown = b"".join(show.take(one, said) for one, said, _ in told) + show.bars()
+            if shown and not write_bytes(shown):
+                return False
+    tell_findings(hosts.problems[known:])
     return True
 
 
@@ -209,9 +283,10 @@ def unanswered(job: ClusterJob, state: ClusterState) -> Finding:
     )
 
 
-def _prefix(directory: Path) -> Callable[[LogFile], bytes]:
-    """Return what says who speaks, in front of the lines of several ranks."""
+def _prefix(directory: Path, away: Launched | None) -> Callable[[LogFile], bytes]:
+    """Return what says who speaks, in front of the lines of several ranks; ``away`` are hosts that are asked."""
     hosts = {node.node: node.host for node in read_processes(directory) if node.host}
+    hosts |= {} if away is None else {place.node: place.host for place in away.places}
     if not hosts and (name := read_record(directory).host) is not None:
         hosts = {0: name}
     return prefix_of(hosts, Terminal.of(sys.stdout))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddplaunch.cli.commands.explain import explained
 from ddplaunch.cli.streams import answer, tell
+from ddplaunch.cli.which_run import with_what_hosts_have
 from ddplaunch.records.compare_runs import across_nodes
 from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import recorded_run
@@ -27,8 +28,9 @@ _LEAST_OF_A_FILE = 20
 def report(run: str | None, output: str | None, run_dir: str | None) -> int:
     """Write the page; without ``output`` into this directory, by the name of the run."""
     directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None)
-    record = read_record(directory)
-    text = report_html(_report(record))
+    with with_what_hosts_have(directory) as place:
+        record = read_record(place)
+        text = report_html(_report(record))
     if output == "-":
         answer(text)
         return ExitStatus.DONE

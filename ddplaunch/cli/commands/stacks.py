@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
-from ddplaunch.cli.which_run import live_run, not_here, other_hosts
-from ddplaunch.explain.decide.collectives import flight, flight_dumps
+from ddplaunch.cli.which_run import launched_from_here, live_run, not_here, other_hosts
+from ddplaunch.explain.decide.collectives import Flight, flight, flight_dumps
 from ddplaunch.explain.stacks.hang import NoProgress, hang_diagnosis
 from ddplaunch.explain.stacks.parse import RankStack
 from ddplaunch.hosts.local.rank_stacks import LiveRank, take_stacks, with_workers
+from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
-from ddplaunch.machine.processes.run_processes import rank_of, runs_in
+from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
+from ddplaunch.records.launchers import Launched
 from ddplaunch.records.log_files import log_parts
 from ddplaunch.records.run_states import host_name, recorded_at
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.codec import from_plain
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, warning
+from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import listed
 from ddplaunch.watch.sampler import RankUsage
 from ddplaunch.watch.samples import RankIdentity
@@ -34,39 +37,84 @@ _IDLE_PERCENT = 5.0
 def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str | None) -> int:
     """Show where the ranks are, equal places together, the odd one out first."""
     running = [each for each in runs_in(process_table()) if each.ranks]
+    if (launched := launched_from_here(running, run, run_dir)) is not None:
+        return _of_hosts(launched, bool(full), bool(json))
     chosen = live_run(running, run, run_dir, "stacks", "looks at")
     if chosen is None:
         tell(not_here(running, run, run_dir, "stacks"))
         return ExitStatus.DONE
-    ranks = {rank_of(process)[0]: process for process in chosen.ranks}
+    seen = look(chosen)
+    directory = recorded_at(chosen)
+    _show(chosen.run_id, host_name(), seen, None if directory is None else flight(flight_dumps(directory)), full, json)
+    if directory is not None and (others := other_hosts(directory)):
+        tell(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them\n")
+    tell_findings(_findings(chosen.run_id, seen, host_name()))
+    return ExitStatus.DONE if any(stack.threads for stack in seen.stacks) else ExitStatus.FINDINGS
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where ranks are, what percentage of a core each used, and for how many seconds none printed, None: unknown."""
+
+    stacks: tuple[RankStack, ...]
+    cpu: tuple[tuple[int, float], ...]
+    silent_s: float | None
+
+
+def look(run: RunProcesses) -> Seen:
+    """Return where the ranks of a run of this host are; it takes half a second."""
+    ranks = {rank_of(process)[0]: process for process in run.ranks}
     usage = RankUsage([RankIdentity(rank, rank, each.pid, each.start_ticks) for rank, each in ranks.items()])
     usage.sample()
     time.sleep(_LOOK_S)
-    cpu = {each.rank: (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0) for each in usage.sample()}
+    cpu = [(each.rank, (each.cpu_percent or 0.0) + (each.workers_cpu_percent or 0.0)) for each in usage.sample()]
     found = with_workers(
         take_stacks([LiveRank(rank, each.pid, each.start_ticks) for rank, each in sorted(ranks.items())])
     )
-    directory = recorded_at(chosen)
-    silent_s = None if directory is None else _silent_s(directory)
-    recorded = None if directory is None else flight(flight_dumps(directory))
+    directory = recorded_at(run)
+    return Seen(tuple(found), tuple(cpu), None if directory is None else _silent_s(directory))
+
+
+def _of_hosts(launched: Launched, full: bool, json: bool) -> int:
+    """Show the ranks of all hosts together, asked at once."""
+    with EachHost(launched, "stacks") as hosts:
+        seen = [from_plain(each["seen"], Seen) for each in hosts.answers.values() if each.get("seen")]
+    silent = [each.silent_s for each in seen if each.silent_s is not None]
+    stacks = sorted((stack for each in seen for stack in each.stacks), key=lambda stack: stack.rank)
+    whole = Seen(tuple(stacks), tuple(used for each in seen for used in each.cpu), min(silent, default=None))
+    tell_findings(hosts.problems)
+    if whole.stacks:
+        asked = [place.host for place in launched.places if hosts.answers.get(place.node, {}).get("seen")]
+        _show(launched.run_id, host_name(), whole, None, full, json, f"on {listed(asked, 3, ' and ')}")
+        tell_findings(_findings(launched.run_id, whole, None))
+    elif not hosts.problems:
+        tell(f"{launched.run_id}: no rank runs on {listed([place.host for place in launched.places])} now\n")
+    return ExitStatus.DONE if any(stack.threads for stack in whole.stacks) else ExitStatus.FINDINGS
+
+
+def _show(
+    run_id: str,
+    host: str,
+    seen: Seen,
+    recorded: Flight | None,
+    full: bool | None,
+    json: bool | None,
+    where: str = "here",
+) -> None:
     if json:
-        answer_json(stacks_json(chosen.run_id, host_name(), found, cpu, silent_s, recorded))
-    else:
-        out = sys.stdout
-        answer(stacks_text(chosen.run_id, found, cpu, silent_s, Terminal.of(out)))
-        if recorded is not None:
-            answer(flight_text(recorded, Terminal.of(out).width))
-        if full:
-            answer("\n" + full_text(found))
-    if directory is not None and (others := other_hosts(directory)):
-        tell(f"its other ranks are on {listed(others)}: `ddplaunch stacks {chosen.run_id}` there shows them\n")
-    tell_findings(_findings(chosen.run_id, found, cpu, silent_s))
-    return ExitStatus.DONE if any(stack.threads for stack in found) else ExitStatus.FINDINGS
+        answer_json(stacks_json(run_id, host, seen.stacks, dict(seen.cpu), seen.silent_s, recorded))
+        return
+    out = sys.stdout
+    answer(stacks_text(run_id, seen.stacks, dict(seen.cpu), seen.silent_s, Terminal.of(out), where))
+    if recorded is not None:
+        answer(flight_text(recorded, Terminal.of(out).width))
+    if full:
+        answer("\n" + full_text(seen.stacks))
 
 
-def _findings(
-    run_id: str, found: Sequence[RankStack], cpu: dict[int, float], silent_s: float | None
-) -> tuple[Finding, ...]:
+def _findings(run_id: str, seen: Seen, host: str | None) -> tuple[Finding, ...]:
+    """Return why nothing is seen, or what the ranks wait for; ``host`` is where all of them are."""
+    found, cpu, silent_s = seen.stacks, dict(seen.cpu), seen.silent_s
     blind = [stack for stack in found if not stack.threads]
     if found and len(blind) == len(found):
         return (
@@ -81,7 +129,7 @@ def _findings(
     if silent_s is None or silent_s < _STILL_S or not idle:
         return ()
     busy = {rank: used / 100 for rank, used in cpu.items() if rank not in idle}
-    diagnosis = hang_diagnosis(found, NoProgress(silent_s, busy, {}, host_name()))
+    diagnosis = hang_diagnosis(found, NoProgress(silent_s, busy, {}, host))
     return (replace(as_finding(diagnosis, None), severity=Severity.WARNING),)
 
 

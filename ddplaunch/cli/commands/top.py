@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.flags import whole_number
-from ddplaunch.cli.streams import answer, tell
-from ddplaunch.cli.which_run import live_run, not_here
+from ddplaunch.cli.streams import answer, tell, tell_findings
+from ddplaunch.cli.which_run import launched_from_here, live_run, not_here
+from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
@@ -22,7 +23,7 @@ from ddplaunch.records.find import RunRecord, find_run, numbered, read_record, r
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.words import age_text
-from ddplaunch.watch.live_samples import WatchedRun
+from ddplaunch.watch.live_samples import WatchedHosts, WatchedRun
 from ddplaunch.watch.plot import metrics_svg
 from ddplaunch.watch.recording import NAME, read_metrics, sample_json
 from ddplaunch.watch.samples import Sample
@@ -66,6 +67,12 @@ def top(
         return ExitStatus.DONE
     pattern = None if metric is None else metric_pattern(metric)
     running = runs_in(process_table())
+    if (launched := launched_from_here(running, run, run_dir)) is not None:
+        every_s = interval or 1.0
+        with EachHost(launched, "samples", metric=metric, interval_s=every_s) as hosts:
+            tell_findings(hosts.problems)
+            _watch(WatchedHosts(launched, hosts, every_s), every_s, most, bool(json))
+        return ExitStatus.DONE
     chosen = live_run(running, run, run_dir, "top", "watches")
     if chosen is None:
         tell(not_here(running, run, run_dir, "top", replay="ddplaunch top --replay"))
@@ -100,7 +107,7 @@ def _refuse_live_only(metric: str | None, plot: str | None) -> None:
         )
 
 
-def _watch(watched: WatchedRun, interval_s: float, most: int | None, json: bool) -> None:
+def _watch(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None, json: bool) -> None:
     """Watch until the run ends, or somebody does not want to see more; ``most`` samples at most."""
     watched.look()  # rates begin with the second
     time.sleep(min(interval_s, 0.5))
@@ -113,7 +120,7 @@ def _watch(watched: WatchedRun, interval_s: float, most: int | None, json: bool)
         tell(_last_words(watched))
 
 
-def _on_screen(watched: WatchedRun, interval_s: float, most: int | None) -> None:
+def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None) -> None:
     first = 0
     with Screen(sys.stdout) as screen:
         next_s, taken = time.monotonic(), 0
@@ -122,7 +129,7 @@ def _on_screen(watched: WatchedRun, interval_s: float, most: int | None) -> None
             taken += 1
             next_s = max(next_s + interval_s, time.monotonic())
             while True:
-                first = max(0, min(first, len(watched.run.ranks) - 1))
+                first = max(0, min(first, len(watched.samples[-1].ranks) - 1))
                 look = replace(_look(screen), first_row=first)
                 screen.draw(_frame(watched, replace(watched.about(), keys="q quit"), look))
                 key = screen.wait(next_s)
@@ -141,12 +148,12 @@ def _look(screen: Screen) -> Look:
     return Look(replace(Terminal.of(sys.stdout), width=columns), lines)
 
 
-def _frame(watched: WatchedRun, about: About, look: Look) -> list[str]:
+def _frame(watched: WatchedRun | WatchedHosts, about: About, look: Look) -> list[str]:
     samples = tuple(watched.samples)
     return frame(samples, about, watched.findings, late_rank(samples, watched.findings), look)
 
 
-def _in_lines(watched: WatchedRun, interval_s: float, most: int | None, json: bool) -> None:
+def _in_lines(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None, json: bool) -> None:
     """Print a table, or a line of JSON, for each sample, until nobody reads any more."""
     look = Look(Terminal.of(sys.stdout), bars=False)
     next_s, taken = time.monotonic(), 0
@@ -162,20 +169,20 @@ def _in_lines(watched: WatchedRun, interval_s: float, most: int | None, json: bo
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def _value(watched: WatchedRun, sample: Sample) -> dict[str, Any]:
+def _value(watched: WatchedRun | WatchedHosts, sample: Sample) -> dict[str, Any]:
     """Return a sample and what is found so far as JSON values."""
     found = [{"code": each.code, "what": each.what, "fix": each.fix, "where": each.where} for each in watched.findings]
     return {
         "schema": 1,
-        "run_id": watched.run.run_id,
+        "run_id": watched.run_id,
         **sample_json(sample),
         "late": late_rank(tuple(watched.samples), watched.findings),
         "findings": found,
     }
 
 
-def _last_words(watched: WatchedRun) -> str:
-    run_id = watched.run.run_id
+def _last_words(watched: WatchedRun | WatchedHosts) -> str:
+    run_id = watched.run_id
     record = None if watched.directory is None else read_record(watched.directory)
     state = record.outcome.state if record is not None and record.outcome is not None else None
     if state == "failed":

@@ -16,11 +16,14 @@ from ddplaunch.explain.diagnosis import Diagnosis, Explanation, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
 from ddplaunch.hosts.session.start_hosts import HostEnd
 from ddplaunch.records.explain_sources import recorded_run
+from ddplaunch.records.find import RunRecord
 from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, node_failure, status_of_all
 from ddplaunch.records.hosts_record import merged_attempts
+from ddplaunch.records.launchers import Launched, read_launched
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
+from ddplaunch.records.run_states import host_name, summary
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.words import duration_text
+from ddplaunch.values.words import duration_text, listed
 
 _TOGETHER_S = 5.0
 _AWAKE = (
@@ -64,6 +67,50 @@ def lost(end: HostEnd, ends: Sequence[HostEnd]) -> Diagnosis:
             "start again without it by `--exclude`",
         ),
         host=end.name,
+    )
+
+
+def hosts_named(launched: Launched) -> str:
+    """Return the hosts of a launch as words."""
+    return listed(list(dict.fromkeys(each.host for each in launched.places)), 4, " and ")
+
+
+def launcher_lost(directory: Path) -> Diagnosis | None:
+    """Return what a signal meant that the ranks of a run over ssh got, where its launcher did not live to say so."""
+    launched = read_launched(directory)
+    if launched is None or (directory / "node-0" / "outcome.json").exists():  # it moves node 0's for its own
+        return None
+    return Diagnosis(
+        "launcher-lost",
+        "likely",
+        f"the launcher on {launched.host} died, and {hosts_named(launched)} ended the run",
+        "hosts that hear nothing of their launcher for 15 s, or whose connection to it closes, end what it started "
+        "there; it left no word of its own, as after `kill -9`, a loss of power or of memory",
+        (*_AWAKE, "`dmesg -T | grep -iE 'oom|killed process'` there for memory, `last -x` for its restarts"),
+        host=launched.host,
+    )
+
+
+def unsaid(record: RunRecord) -> Diagnosis | None:
+    """Return what can be said of a run that left no outcome; None where another host may know, or it never began.
+
+    A launcher that ends by itself, or by a signal that can be caught, writes how the run ended.
+    """
+    if not record.run or summary(record.directory, None, host_name()).state != "ended":
+        return None
+    launched = read_launched(record.directory)
+    what = f"how run {record.run_id} ended is not recorded, and its launcher is gone"
+    why = (
+        "`kill -9`, the kernel when memory is short, or a loss of power leaves a program no time to say anything; a "
+        "full disk takes no record"
+    )
+    look = "`dmesg -T | grep -iE 'oom|killed process'` for memory, `last -x` for the machine's restarts"
+    if launched is None:
+        return Diagnosis(
+            "unknown", "unknown", what, why, (look, "the last lines of each rank: `ddplaunch logs --tail 20`")
+        )
+    return Diagnosis(
+        "launcher-lost", "unknown", what, why, (f"its hosts keep their records: {hosts_named(launched)}", look)
     )
 
 

@@ -143,8 +143,9 @@ def _launch(
         for launch, mine, report in zip(planned.launches, planned.parts, gathered.reports, strict=True)
     ]
     pythons = [launch.argv[0] for launch in planned.launches]
-    places = [Place(node, *place) for node, place in enumerate(zip(names, pythons, strict=True))]
-    with held, holding(directory, first.run_id, places, grace_s, token):
+    records = [order["record"] for order in orders]
+    places = [Place(node, *place) for node, place in enumerate(zip(names, pythons, records, strict=True))]
+    with held, holding(directory, first.run_id, places, grace_s, token, marker):
         ends = running.run(orders)
         console.close()
         pieces.unpack()

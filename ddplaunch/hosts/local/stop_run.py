@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ddplaunch.hosts.ssh import CONNECT_S, command, environment, failure
+from ddplaunch.hosts.session.each_host import EachHost
+from ddplaunch.hosts.ssh import CONNECT_S
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.machine.processes.stop_processes import KILLED_S, ends_of, send_signal, wait_gone
-from ddplaunch.records.launchers import Launched
+from ddplaunch.records.launchers import Launched, Place
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
 
@@ -116,7 +114,6 @@ def _send_all(processes: Iterable[Process], number: signal.Signals) -> tuple[Pro
     return tuple(process for process in processes if send_signal(process, number) == "denied")
 
 
-_AT_ONCE = 64
 _ENDING_S = 30.0  # beyond the grace: a cold interpreter, SIGKILL, the guard's last words
 
 
@@ -134,39 +131,16 @@ class HostStopped:
 
 
 def ask_hosts(launched: Launched, grace_s: float) -> tuple[HostStopped, ...]:
-    """Have each host of the launch end the run as its own ``stop`` would, all at once; ``grace_s`` in seconds."""
-    places = list(dict.fromkeys((place.host, place.python) for place in launched.places))
-    with ThreadPoolExecutor(min(_AT_ONCE, len(places)) or 1) as pool:
-        return tuple(pool.map(lambda place: _ask(place[0], place[1], launched, grace_s), places))
+    """Have each host of the launch end the run as its own ``stop`` would, all at once; ``grace_s`` in seconds.
+
+    Raises RefusedError where this machine cannot open so many sessions.
+    """
+    with EachHost(launched, "stop", CONNECT_S + grace_s + _ENDING_S, grace_s=grace_s) as hosts:
+        problems = {host: problem for problem in hosts.problems for host in problem.where or ("",)}
+        return tuple(_stopped(place, hosts.answers.get(place.node), problems) for place in launched.places)
 
 
-def _ask(host: str, python: str, launched: Launched, grace_s: float) -> HostStopped:
-    status: int | None = None
-    try:
-        done = subprocess.run(
-            command(host, python, "ddplaunch.cli.stop_here", launched.run_id, f"{grace_s:g}", launched.launch),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=CONNECT_S + grace_s + _ENDING_S,
-            check=False,
-            env=environment(),
-        )
-        status, said = done.returncode, done.stderr
-        answer = _answer(done.stdout)
-        if status == 0 and answer is not None:
-            return HostStopped(host, tuple(answer["ended"]), tuple(answer["remaining"]))
-    except subprocess.TimeoutExpired as late:
-        said = late.stderr or b""
-    except OSError as error:  # no ssh here
-        said = f"{error.strerror}: {error.filename}".encode()
-    return HostStopped(host, problem=failure(host, python, status, said.decode("utf-8", "replace")))
-
-
-def _answer(out: bytes) -> dict[str, Any] | None:
-    """Return the last line, behind whatever the login's shell printed, None where it is no answer."""
-    try:
-        answer = json.loads((out.splitlines() or [b""])[-1])
-    except ValueError:
-        return None
-    complete = isinstance(answer, dict) and {"ended", "remaining"} <= set(answer)
-    return answer if complete else None
+def _stopped(place: Place, answer: Mapping[str, Any] | None, problems: Mapping[str, Finding]) -> HostStopped:
+    if answer is None:
+        return HostStopped(place.host, problem=problems.get(place.host) or problems.get(""))
+    return HostStopped(place.host, tuple(answer["ended"]), tuple(answer["remaining"]))

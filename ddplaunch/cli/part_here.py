@@ -1,0 +1,193 @@
+"""``python -m ddplaunch.cli.part_here NODE RECORD``: this host's part of a command typed where its run was launched.
+
+It reads one question on stdin and answers it on stdout, in frames; what it sends after that ends when stdin does. Only
+the launch with the token of the question is meant, not another of its id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.hosts.session.frames import GREETING, Frames, Kind, pack, unpack
+from ddplaunch.machine.processes.process_table import process_table
+from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
+
+_READ = 1 << 16
+
+
+class Part:
+    """What this host has of a run, and the session of who asks."""
+
+    def __init__(self, incoming: int, outgoing: int, node: int, record: str) -> None:
+        """Greet, and read the question."""
+        self._incoming, self._outgoing = incoming, outgoing
+        self.node, self._record = node, record
+        self._frames = Frames()
+        self._write(GREETING)
+        self.order = self._heard()
+
+    def _heard(self) -> dict[str, Any]:
+        """Return the next thing that is said; end where nobody is there to say it."""
+        while data := os.read(self._incoming, _READ):
+            for _, body in self._frames.feed(data):
+                return unpack(body) if body else {}
+        sys.exit(0)
+
+    def answer_and_go_on(self, body: dict[str, Any]) -> None:
+        """Send the answer, and wait until all hosts have given theirs: from then on frames are listened to."""
+        self.send(Kind.ANSWER, body)
+        self._heard()
+
+    def send(self, kind: Kind, body: bytes | dict[str, Any] = b"") -> None:
+        """Send one frame. Raises OSError where nobody reads any more."""
+        self._write(pack(kind, body))
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._outgoing, view) :]
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait so many seconds; return at once, and False, where whoever asked has gone."""
+        until_s = time.monotonic() + timeout_s
+        while select.select([self._incoming], [], [], max(0.0, until_s - time.monotonic()))[0]:
+            if not os.read(self._incoming, _READ):
+                return False
+        return True
+
+    def runs(self) -> Iterator[RunProcesses]:
+        """Yield what lives here of the launch, of this user; a pasted torchrun has no token, and its id has to do."""
+        mine = (str(self.order["run_id"]), os.geteuid(), str(self.order["launch"]))
+        for run in runs_in(process_table()):
+            if (run.run_id, run.uid, run.launch) == mine:
+                yield run
+
+    @property
+    def directory(self) -> Path | None:
+        """The record of the run on this host, as the launcher noted it or as its processes name it."""
+        from ddplaunch.records.run_states import recorded_at
+
+        path = Path(self._record) if self._record else next(filter(None, map(recorded_at, self.runs())), None)
+        return path if path is not None and path.is_dir() else None
+
+    @property
+    def shared(self) -> bool:
+        """Whether the record here is the launcher's own: one file system."""
+        marker = self.order.get("marker")
+        return bool(marker and self.directory and (self.directory / str(marker)).exists())
+
+
+def stop(part: Part) -> None:
+    """End what runs here of the launch, within ``grace_s`` seconds and SIGKILL."""
+    from ddplaunch.hosts.local.stop_run import stop_run
+    from ddplaunch.ui.stop_view import stop_json
+
+    found: dict[str, list[object]] = {"ended": [], "remaining": []}
+    for run in part.runs():
+        said = stop_json(stop_run(run, float(part.order["grace_s"])), ())
+        for key, listed in found.items():
+            listed += said[key]
+    part.send(Kind.ANSWER, found)
+
+
+def stacks(part: Part) -> None:
+    """Say where the ranks are that live here, and what they use."""
+    from ddplaunch.cli.commands.stacks import look
+    from ddplaunch.values.codec import plain
+
+    run = next((each for each in part.runs() if each.ranks), None)
+    part.send(Kind.ANSWER, {"seen": None if run is None else plain(look(run))})
+
+
+def samples(part: Part) -> None:
+    """Send a sample of the ranks here every ``interval_s`` seconds, until they have ended."""
+    from ddplaunch.watch.live_samples import WatchedRun
+    from ddplaunch.watch.recording import sample_json
+    from ddplaunch.watch.step_rate import Steps, metric_pattern
+
+    run = next(part.runs(), None)
+    part.answer_and_go_on({"runs": run is not None})
+    if run is None:
+        return
+    metric, interval_s = part.order.get("metric"), float(part.order["interval_s"])
+    pattern = None if metric is None else metric_pattern(str(metric))
+    watched = WatchedRun(run, lambda folder, ranks: Steps(folder, ranks, pattern))
+    watched.look()  # rates begin with the second
+    while part.wait(interval_s):
+        sample = watched.look()
+        if watched.ended:
+            return
+        part.send(Kind.OUT, json.dumps(sample_json(sample)).encode())
+
+
+def logs(part: Part) -> None:
+    """Send the output of ``ranks`` (null: all) that is recorded here: the last ``lines`` (null: all) of each file, from
+    ``since_s`` on; with ``follow`` also what comes until the run is over.
+
+    Each frame begins with a line of JSON that says whose output it is.
+    """
+    from ddplaunch.cli.commands.logs import is_over
+    from ddplaunch.records.log_files import LogFile, blocks, follow, log_parts
+
+    directory, asked, shared = part.directory, part.order.get("ranks"), part.shared
+    part.answer_and_go_on({"shared": shared})
+    if directory is None or shared:
+        return
+    ranks = None if asked is None else frozenset(map(int, asked))
+    parts = [each for each in log_parts(directory, ranks, part.order.get("lines")) if each.file.node == part.node]
+    written_s = {each.file: each.written_s for each in parts}
+
+    def told(file: LogFile, data: bytes) -> None:
+        head = {"attempt": file.attempt, "name": file.path.name, "written_s": written_s.get(file, 0.0)}
+        part.send(Kind.OUT, json.dumps(head).encode() + b"\n" + data)
+
+    for file, data in blocks(parts, part.order.get("since_s")):
+        told(file, data)
+    if part.order.get("follow"):
+        positions = {each.file.path: each.end for each in parts}
+        for new, data in follow(directory, ranks, positions, is_over(directory)):
+            if new is None and not part.wait(0):
+                return
+            if new is not None and new.node == part.node:
+                told(new, data)
+
+
+def record(part: Part) -> None:
+    """Send the record as it is now, as pieces of an archive; nothing where the launcher has the same one."""
+    from ddplaunch.hosts.remote import pieces
+
+    directory, marker = part.directory, part.order.get("marker")
+    part.answer_and_go_on({"shared": part.shared})
+    for piece in pieces(None if directory is None else str(directory), None if marker is None else str(marker)):
+        part.send(Kind.RECORD, piece)
+
+
+_ANSWERS = {each.__name__: each for each in (stop, stacks, samples, logs, record)}
+
+
+def main(node: str, directory: str) -> int:
+    """Answer at the other end of stdin and stdout."""
+    os.environ.pop("PYTHONSAFEPATH", None)  # the launcher set it for this interpreter alone
+    outgoing = os.dup(1)
+    os.dup2(2, 1)  # what a library prints must not stand between frames
+    try:
+        part = Part(0, outgoing, int(node), directory)
+        answer = _ANSWERS.get(str(part.order.get("what")))
+        if answer is None:
+            part.send(Kind.ANSWER, {"problem": f"this host's ddplaunch knows no `{part.order.get('what')}`"})
+        else:
+            answer(part)
+    except (BrokenPipeError, ConnectionResetError):  # whoever asked has seen enough
+        pass
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,117 @@
+"""What each host of a run knows of it, asked from where the run was launched, by a session of its own each.
+
+At the other end is ``python -m ddplaunch.cli.part_here``, which answers one question and may go on to send frames. It
+ends when its session does, and nothing of the run depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ddplaunch.hosts.session.fan_out import FanOut, Reached
+from ddplaunch.hosts.session.frames import Kind
+from ddplaunch.hosts.session.links import Event, Link, Links, allow_many
+from ddplaunch.hosts.ssh import command, failure
+from ddplaunch.records.launchers import Launched, Place
+from ddplaunch.values.finding import Finding, error, warning
+
+_PART_HERE = "ddplaunch.cli.part_here"
+_ANSWER_S = 30.0
+_CLOSED_S = 0.5  # from the end of ssh's output to its own
+
+
+class EachHost:
+    """The hosts of a run while they are asked ``what``; for a ``with`` statement.
+
+    ``answers`` are by node; ``problems`` say which hosts gave none, or went away, and why.
+    """
+
+    def __init__(self, launched: Launched, what: str, answer_s: float = _ANSWER_S, **more: Any) -> None:
+        """``answer_s`` is how long a host may take to its answer, in seconds; ``more`` goes along with the question."""
+        self._places = {place.host: place for place in launched.places}
+        order = {"what": what, "run_id": launched.run_id, "launch": launched.launch, "marker": launched.marker}
+        self._order, self._answer_s = {**order, **more}, answer_s
+        self._by_link: dict[Link, Place] = {}
+        self._links = Links()
+        self.answers: dict[int, dict[str, Any]] = {}
+        self.problems: tuple[Finding, ...] = ()
+
+    def __enter__(self) -> EachHost:
+        """Ask all at once. Raises RefusedError where this machine cannot open so many sessions."""
+        self._links.__enter__()
+        allow_many(len(self._places))
+        try:
+            reached = FanOut(self._links, self._start, self._order, self._answer_s).ask(list(self._places))
+        except FileNotFoundError:
+            self.problems = (
+                error(
+                    "ssh-missing",
+                    "there is no `ssh` on PATH",
+                    why="the hosts of the run are reached by OpenSSH's own client",
+                    fix="install it: `apt-get install openssh-client`, `dnf install openssh-clients`",
+                ),
+            )
+            return self
+        for each in reached:
+            self._take_answer(each)
+        for link in self._by_link:
+            link.send(Kind.ASK)  # to go on; before, nobody would have listened
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        """End the sessions."""
+        self._links.__exit__(*problem)
+
+    def _start(self, name: str) -> Link:
+        place = self._places[name]
+        return self._links.open(name, command(name, place.python, _PART_HERE, str(place.node), place.record))
+
+    def _take_answer(self, reached: Reached) -> None:
+        place, answer = self._places[reached.name], reached.answer
+        if answer is None:
+            self.problems += (failure(place.host, place.python, reached.status, reached.said, reached.tries),)
+        elif "problem" in answer:
+            self.problems += (
+                error(
+                    "host-answer-unknown",
+                    f"{place.host} cannot say what it knows of the run: {answer['problem']}",
+                    why="the ddplaunch there is another version, or failed",
+                    fix="install the same version on all hosts",
+                    where=place.host,
+                ),
+            )
+        else:
+            self.answers[place.node] = answer
+            self._by_link[reached.link] = place
+            return
+        self._links.close(reached.link)
+
+    @property
+    def open(self) -> bool:
+        """Whether a host may still send something."""
+        return bool(self._by_link)
+
+    def frames(self, timeout_s: float) -> Iterator[tuple[Place, Kind, bytes]]:
+        """Yield what has arrived, after ``timeout_s`` seconds at the latest; a session that is over is forgotten."""
+        for event in self._links.wait(timeout_s):
+            place = self._by_link.get(event.link)
+            if place is not None and event.kind is not None:
+                yield place, event.kind, event.body
+            elif place is not None:
+                self._over(event, place)
+
+    def _over(self, event: Event, place: Place) -> None:
+        del self._by_link[event.link]
+        status = event.link.reap(_CLOSED_S)
+        self._links.close(event.link)
+        if status != 0:
+            self.problems += (
+                warning(
+                    "host-silent",
+                    f"{place.host} says no more: {event.link.last_words or 'its session ended without a word'}",
+                    why="what is shown of it ends here; the run has connections of its own",
+                    fix=f"`ssh {place.host} uptime` says whether it can be reached",
+                    where=place.host,
+                ),
+            )
