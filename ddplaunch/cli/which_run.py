@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,12 +13,13 @@ from typing import TypeVar
 from ddplaunch.cli.streams import tell_findings
 from ddplaunch.hosts.session.each_host import EachHost
 from ddplaunch.hosts.session.frames import Kind
-from ddplaunch.machine.files import boot_id
+from ddplaunch.machine.files import boot_id, read_plain
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.hosts_record import Pieces
+from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.launchers import Launched, launcher_of, read_launched, read_processes, residents_in
 from ddplaunch.records.log_files import log_files
 from ddplaunch.records.own.own_files import foreign
@@ -159,10 +159,8 @@ def with_what_hosts_have(directory: Path) -> Iterator[Path]:
         place = directory
         if lives:  # it brings them at the end, to the same place
             place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ddplaunch-"))) / directory.name
-            place.mkdir()
-            for path in directory.iterdir():
-                if path.is_file() and not path.is_symlink():
-                    shutil.copyfile(path, place / path.name)
+            for path in directory.glob("*.json"):
+                replace_file(place / path.name, read_plain(path, 64 << 20).decode())
         bring(launched, place)
         yield place
 

@@ -29,6 +29,7 @@ from ddplaunch.records.find import read_record
 from ddplaunch.records.launchers import Launched, Place, read_processes
 from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts, part_of
 from ddplaunch.records.log_files import follow as follow_files
+from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.run_states import host_name, locate_run, recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write_bytes
@@ -116,9 +117,8 @@ def _brought(away: Launched, folder: Path, asked: Mapping[str, Any]) -> list[Log
             for place, kind, body in hosts.frames(1.0):
                 if kind is Kind.OUT:
                     file, data, written_s = _told(folder, place, body)
-                    file.path.parent.mkdir(parents=True, exist_ok=True)
                     files[file] = written_s
-                    with file.path.open("ab") as copy:
+                    with open(open_to_write(file.path, os.O_WRONLY | os.O_APPEND), "ab") as copy:
                         copy.write(data)
     tell_findings(hosts.problems)
     for file, written_s in files.items():

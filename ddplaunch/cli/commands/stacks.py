@@ -53,7 +53,7 @@ def stacks(run: str | None, full: bool | None, json: bool | None, run_dir: str |
 
 
 @dataclass(frozen=True)
-class Seen:
+class RanksSeen:
     """Where ranks are, what percentage of a core each used, and for how many seconds none printed, None: unknown."""
 
     stacks: tuple[RankStack, ...]
@@ -61,7 +61,7 @@ class Seen:
     silent_s: float | None
 
 
-def look(run: RunProcesses) -> Seen:
+def look(run: RunProcesses) -> RanksSeen:
     """Return where the ranks of a run of this host are; it takes half a second."""
     ranks = {rank_of(process)[0]: process for process in run.ranks}
     usage = RankUsage([RankIdentity(rank, rank, each.pid, each.start_ticks) for rank, each in ranks.items()])
@@ -72,16 +72,16 @@ def look(run: RunProcesses) -> Seen:
         take_stacks([LiveRank(rank, each.pid, each.start_ticks) for rank, each in sorted(ranks.items())])
     )
     directory = recorded_at(run)
-    return Seen(tuple(found), tuple(cpu), None if directory is None else _silent_s(directory))
+    return RanksSeen(tuple(found), tuple(cpu), None if directory is None else _silent_s(directory))
 
 
 def _of_hosts(launched: Launched, full: bool, json: bool) -> int:
     """Show the ranks of all hosts together, asked at once."""
     with EachHost(launched, "stacks") as hosts:
-        seen = [from_plain(each["seen"], Seen) for each in hosts.answers.values() if each.get("seen")]
+        seen = [from_plain(each["seen"], RanksSeen) for each in hosts.answers.values() if each.get("seen")]
     silent = [each.silent_s for each in seen if each.silent_s is not None]
     stacks = sorted((stack for each in seen for stack in each.stacks), key=lambda stack: stack.rank)
-    whole = Seen(tuple(stacks), tuple(used for each in seen for used in each.cpu), min(silent, default=None))
+    whole = RanksSeen(tuple(stacks), tuple(used for each in seen for used in each.cpu), min(silent, default=None))
     tell_findings(hosts.problems)
     if whole.stacks:
         asked = [place.host for place in launched.places if hosts.answers.get(place.node, {}).get("seen")]
@@ -95,7 +95,7 @@ def _of_hosts(launched: Launched, full: bool, json: bool) -> int:
 def _show(
     run_id: str,
     host: str,
-    seen: Seen,
+    seen: RanksSeen,
     recorded: Flight | None,
     full: bool | None,
     json: bool | None,
@@ -112,7 +112,7 @@ def _show(
         answer("\n" + full_text(seen.stacks))
 
 
-def _findings(run_id: str, seen: Seen, host: str | None) -> tuple[Finding, ...]:
+def _findings(run_id: str, seen: RanksSeen, host: str | None) -> tuple[Finding, ...]:
     """Return why nothing is seen, or what the ranks wait for; ``host`` is where all of them are."""
     found, cpu, silent_s = seen.stacks, dict(seen.cpu), seen.silent_s
     blind = [stack for stack in found if not stack.threads]
