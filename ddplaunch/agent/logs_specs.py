@@ -49,6 +49,7 @@ class CapturedLogs(api.LogsSpecs):
         self._log_dir = log_dir
         self._session: Session | None = None
         self._signals: Signals | None = None
+        self._ending: Ending | None = None
         self._template: Template | None = None
         self._pause = Pause()
         self._console = 2
@@ -142,6 +143,7 @@ class CapturedLogs(api.LogsSpecs):
         ending = Ending(session, signals, self._close, self._closed)
         signals.before_ranks(session.signalled, ending.by_signal)
         ending.install()
+        self._ending = ending
         self._pause.install()
         name_methods_quickly()
         notice_start(self._all_started)
@@ -186,6 +188,8 @@ class CapturedLogs(api.LogsSpecs):
         self._trace.begins("script")
         self._pause.watch(pids.values())
         if self._session is not None and self._signals is not None:
+            if self._ending is not None:
+                self._ending.others.listen()
             self._session.started({self._ranks[each]: pid for each, pid in pids.items() if each in self._ranks})
             if (theirs := ON_SIGNAL.value()) is not None:  # set by torch just now; ours go in front of it
                 self._signals.ranks_run(theirs)

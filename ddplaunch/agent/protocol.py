@@ -12,6 +12,7 @@ Plug-in to guard:
   descriptor for each entry of each rank's ``streams``, in order: the reading end of a pipe or the master of a terminal.
 - ``{"op": "started", "attempt": A, "pids": {"RANK": PID}}`` when all of them run.
 - ``{"op": "signal", "signal": N}`` when torchrun was told to end.
+- ``{"op": "elsewhere", "outcome": {…}}`` when another node has said in torchrun's store how it failed.
 - ``{"op": "closed", "rank": R, "stream": "out"|"err"}`` once the plug-in has closed a stream as well.
 - ``{"op": "end", "state": …, "signal": N, "failures": [Failure…], "error": TEXT}``, last.
 Guard to plug-in:

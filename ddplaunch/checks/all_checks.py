@@ -54,9 +54,9 @@ def run_across(reports: tuple[HostReport, ...], ignore: Collection[str] = ()) ->
 
 def across() -> tuple[Check, ...]:
     """Return the checks that compare hosts; imported here, because most launches have only one host."""
-    from ddplaunch.checks import across_hosts
+    from ddplaunch.checks import across_code, across_hosts
 
-    return across_hosts.CHECKS
+    return (*across_hosts.CHECKS, *across_code.CHECKS)
 
 
 def refuse_unknown(codes: Collection[str], measured: Sequence[Check] = ()) -> None:

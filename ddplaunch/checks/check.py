@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from ddplaunch.machine.facts import Facts
 from ddplaunch.planning.launch import Launch
 from ddplaunch.script.script_report import ScriptReport
-from ddplaunch.values.finding import Finding
+from ddplaunch.values.finding import Finding, error
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import listed
+
+if TYPE_CHECKING:
+    from ddplaunch.planning.hosts_plan import HostReport
 
 CheckFunction = Callable[..., Iterable[Finding]]
 Findings = Iterator[Finding]  # what a check yields
@@ -106,3 +111,33 @@ def run_check(check: Check, values: dict[str, Any], ignore: Collection[str] = ()
     except Exception as exception:  # a bug in a check must not stop the launch
         return CheckOutcome(check, "crashed", reason=f"{type(exception).__name__}: {exception}")
     return CheckOutcome(check, "found" if findings else "passed", findings)
+
+
+def compare(
+    hosts: Sequence[HostReport],
+    code: str,
+    subject: str,
+    of: Callable[[HostReport], str | None],
+    why: str,
+    kind: Callable[..., Finding] = error,
+    fix: str = "bring the hosts to the same version, or name an interpreter that all have: `--python PATH`",
+) -> Findings:
+    """Yield a finding if ``of`` differs between hosts; it names the hosts that differ from the majority."""
+    found = {host.name: value for host in hosts if (value := of(host)) is not None}
+    most, others = majority(found)
+    if others:
+        rest = listed(f"{value} on {name}" for name, value in others.items())
+        common = alone(found, others) or f"{len(found) - len(others)} hosts"
+        yield kind(code, f"{subject} differs: {most} on {common}, {rest}", why=why, fix=fix, where=tuple(others))
+
+
+def majority(found: Mapping[str, str | None]) -> tuple[str | None, dict[str, str | None]]:
+    """Return what most hosts have, and what the others have; of two equally frequent values, the first one counts."""
+    most = Counter(found.values()).most_common(1)[0][0] if found else None
+    return most, {host: value for host, value in found.items() if value != most}
+
+
+def alone(hosts: Iterable[str], others: Mapping[str, str | None]) -> str | None:
+    """Return the only one of ``hosts`` that is none of the others, None if several are."""
+    alike = [host for host in hosts if host not in others]
+    return alike[0] if len(alike) == 1 else None

@@ -78,6 +78,12 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("dry_run", "switch", _OUTPUT, "Print the launch as shell text; start nothing."),
         Flag("json", "switch", _OUTPUT, "With --dry-run: the whole plan as JSON."),
         *HOSTS,
+        Flag(
+            "sync",
+            "switch",
+            _SEVERAL,
+            "First copy this directory's tracked files to every host, as they are now; deletes nothing.",
+        ),
         Flag("join_secret", "text", _SEVERAL, "Without --hosts: a file that all nodes have, and nobody else.", "FILE"),
     ),
     "plan": (
@@ -86,6 +92,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("json", "switch", _OUTPUT, "The whole plan as JSON."),
         Flag("exports", "switch", _OUTPUT, "Shell exports; a bare --env says the same."),
         Flag("yaml", "switch", _OUTPUT, "The whole plan as YAML."),
+        *HOSTS,
     ),
     "doctor": (
         _PROFILE,

@@ -26,6 +26,7 @@ DeviceWord: TypeAlias = Literal["auto", "cuda", "cpu"]
 Ranks: TypeAlias = tuple[int, ...] | Literal["all"]
 
 _NPROC = re.compile(r"(?:([0-9]{1,19})x)?([0-9]{1,19}|auto)\Z")
+_UNEVEN = re.compile(r"[0-9]{1,19}(?:\+[0-9]{1,19})+\Z")
 _NODES = re.compile(r"([0-9]{1,19})(?::([0-9]{1,19}))?\Z")
 _RATE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KkMmGgTt])(?:i?[Bb])?\Z")
@@ -50,10 +51,14 @@ class NodeRange(NamedTuple):
 
 
 class NprocWord(NamedTuple):
-    """``NPROC`` as typed: ``nodes`` is None unless it is ``NxM``."""
+    """``NPROC`` as typed: ``nodes`` is None unless it is ``NxM``, or ``sizes`` are those of ``2+1``.
+
+    ``processes`` are the most of any node then.
+    """
 
     nodes: int | None
     processes: Processes
+    sizes: tuple[int, ...] = ()
 
 
 class Flag(NamedTuple):
@@ -245,7 +250,10 @@ def read_limit(flag: Flag, said: Resolved[str]) -> float:
 
 
 def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
-    """Return what ``4``, ``auto``, ``2x4`` or ``2xauto`` means."""
+    """Return what ``4``, ``auto``, ``2x4``, ``2xauto`` or ``2+1`` means."""
+    if _UNEVEN.match(said.value.strip()) and 0 not in (sizes := tuple(map(int, said.value.split("+")))):
+        alike = len(set(sizes)) == 1
+        return NprocWord(len(sizes), max(sizes), () if alike else sizes)
     if match := _NPROC.match(said.value.strip()):
         nodes = int(match[1]) if match[1] else None
         processes: Processes = "auto" if match[2] == "auto" else int(match[2])
@@ -253,7 +261,8 @@ def read_nproc(flag: Flag, said: Resolved[str]) -> NprocWord:
             return NprocWord(nodes, processes)
     raise usage(
         f"`{said.value}` is not a number of processes",
-        why="NPROC is processes per node: a positive integer, `auto` (every visible GPU) or `NxM` (N nodes of M)",
+        why="NPROC is processes per node: a positive integer, `auto` (every visible GPU), `NxM` (N nodes of M) or "
+        "`4+4+2` (of each node)",
         fix="`ddplaunch run 4 -- train.py`",
         where=str(said.source),
     )

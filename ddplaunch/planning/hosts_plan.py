@@ -29,6 +29,9 @@ _STAY = frozenset({"CUDA_VISIBLE_DEVICES", "TORCH_ELASTIC_WORKER_IDENTITY"})
 class HostReport:
     """What one host said of itself. ``name`` is what ssh was given; ``clock_ahead_s`` how far its clock is before this
     one's, give or take ``clock_unsure_s``. ``script`` is the script's SHA-256, "missing", or None: not looked at.
+    ``sources`` are the files that the script imports from its own tree, each with a digest or "missing";
+    ``sources_here`` the launcher's. ``tree`` is what git says of the directory: `git describe` and, with changes, a
+    digest of them.
     """
 
     name: str
@@ -42,6 +45,9 @@ class HostReport:
     machine: str = ""
     clock_ahead_s: float = 0.0
     clock_unsure_s: float = 0.0
+    sources: tuple[tuple[str, str], ...] = ()
+    sources_here: tuple[tuple[str, str], ...] = ()
+    tree: str | None = None
 
 
 @dataclass(frozen=True)
@@ -95,12 +101,17 @@ def sized(options: Options, names: Sequence[str], slots: Sequence[int | None]) -
             code="hosts-not-nodes",
         )
     given = {name: number for name, number in zip(names, slots, strict=True) if number is not None}
-    if processes == "auto" and given:
-        processes = _common(given, len(names))
-    _fit(0 if processes == "auto" else processes, given, options)
     source = options.nproc.source if options.nproc else Source("flag", "--hosts")
+    sizes = value_of(options.node_sizes, ())
+    if processes == "auto" and given:
+        if len(given) == len(names) and len(set(given.values())) > 1:
+            sizes = tuple(given.values())
+        processes = max(sizes) if sizes else _common(given, len(names))
+    wanted = dict(zip(names, sizes, strict=True)) if sizes else dict.fromkeys(names, processes)
+    _fit({name: 0 if number == "auto" else number for name, number in wanted.items()}, given, options)
     nodes = Resolved(NodeRange(len(names), len(names)), source)
-    return replace(options, nproc=Resolved(processes, source), nnodes=nodes)
+    uneven = Resolved(sizes, source) if sizes else None
+    return replace(options, nproc=Resolved(processes, source), nnodes=nodes, node_sizes=uneven)
 
 
 def _common(given: Mapping[str, int], hosts: int) -> int:
@@ -109,22 +120,23 @@ def _common(given: Mapping[str, int], hosts: int) -> int:
         return numbers[0]
     shown = ", ".join(f"{name}: {number}" for name, number in given.items())
     raise usage(
-        f"the hosts have different numbers of slots: {shown}",
-        why="torchrun numbers the ranks of all nodes alike, so each node runs the same number",
+        f"only some hosts have a number of slots, and these differ: {shown}",
+        why="`auto` counts GPUs on hosts without one, and how many all hosts run has to be known before",
         fix=f"`ddplaunch run {hosts}x{numbers[0]} …`, or leave out the hosts with fewer",
         where=tuple(given),
         code="slots-uneven",
     )
 
 
-def _fit(processes: int, given: Mapping[str, int], options: Options) -> None:
-    small = {name: number for name, number in given.items() if number < processes}
+def _fit(wanted: Mapping[str, int], given: Mapping[str, int], options: Options) -> None:
+    small = {name: number for name, number in given.items() if number < wanted[name]}
     if small:
-        fewest = min(small.values())
+        each = "+".join(str(given.get(name, number)) for name, number in wanted.items())
+        said = str(max(wanted.values())) if len(set(wanted.values())) == 1 else "+".join(map(str, wanted.values()))
         raise usage(
-            f"{processes} processes on each host, but {', '.join(f'{name} has {small[name]}' for name in small)} slots",
+            f"{said} processes on each host, but {', '.join(f'{name} has {small[name]}' for name in small)} slots",
             why="the list of hosts says how many processes each takes",
-            fix=f"`ddplaunch run {fewest} …`, or correct the list",
+            fix=f"`ddplaunch run {min(small.values())} …`, `ddplaunch run {each} …`, or correct the list",
             where=str(options.nproc.source) if options.nproc else tuple(small),
             code="slots-exceeded",
         )
@@ -133,9 +145,10 @@ def _fit(processes: int, given: Mapping[str, int], options: Options) -> None:
 def part(options: Options, node: int, meeting: Meeting, run_id: str, devices: tuple[int, ...] | None) -> Options:
     """Return the options of the host with this node rank. What was typed in one place becomes that host's own."""
     source = Source("flag", "--hosts")
-    detected, asked = Source("detected", "all hosts reach it"), options.master_addr
+    detected, asked, sizes = Source("detected", "all hosts reach it"), options.master_addr, options.node_sizes
     return replace(
         options,
+        nproc=options.nproc if sizes is None else Resolved(sizes.value[node], sizes.source),
         node_rank=Resolved(node, source),
         master_addr=Resolved(meeting.address, asked.source if asked else detected),
         master_port=Resolved(meeting.port, options.master_port.source if options.master_port else detected),

@@ -24,7 +24,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Topology:
-    """How many ranks where. ``min_nodes`` < ``nnodes`` is an elastic launch."""
+    """How many ranks where. ``min_nodes`` < ``nnodes`` is an elastic launch.
+
+    ``nproc_per_node`` is that of this node; ``sizes`` are those of all nodes where they differ.
+    """
 
     nnodes: Resolved[int]
     nproc_per_node: Resolved[int]
@@ -32,11 +35,17 @@ class Topology:
     node_rank: Resolved[int] | None = None
     master_addr: Resolved[str] | None = None
     master_port: Resolved[int] | None = None
+    sizes: tuple[int, ...] = ()
 
     @property
     def world_size(self) -> int:
         """Number of ranks in the whole job."""
-        return self.nnodes.value * self.nproc_per_node.value
+        return sum(self.sizes) if self.sizes else self.nnodes.value * self.nproc_per_node.value
+
+    @property
+    def each(self) -> str:
+        """The processes of each node in a word, ``2`` or ``2+1``: alike on all nodes of a launch."""
+        return "+".join(map(str, self.sizes)) if self.sizes else str(self.nproc_per_node.value)
 
 
 @dataclass(frozen=True)

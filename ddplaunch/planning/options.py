@@ -98,7 +98,7 @@ class Options:
 
     nproc: Resolved[Processes] | None = _flag(
         "",
-        "Processes per node: 4, auto (every visible GPU), or NxM (N nodes of M).",
+        "Processes per node: 4, auto (every visible GPU), NxM (N nodes of M), or 4+4+2.",
         "NPROC",
         read_nproc,
         kind="argument",
@@ -292,6 +292,8 @@ class Options:
     #: Those of several learning rates that have a name: what ``--base-lr`` and ``--lr`` say beside a plain number.
     named_base_lr: tuple[Resolved[tuple[str, float]], ...] = ()
     named_lr: tuple[Resolved[tuple[str, float]], ...] = ()
+    #: How many processes each node runs, where they differ; ``nproc`` is the most of any node, or this node's.
+    node_sizes: Resolved[tuple[int, ...]] | None = None
 
     @property
     def relaunch_policy(self) -> RelaunchPolicy | None:
@@ -354,7 +356,9 @@ def _separate_nodes(values: dict[str, Any], said: Said) -> None:
     nproc: Resolved[NprocWord] | None = values.get("nproc")
     if nproc is None:
         return
-    nodes, processes = nproc.value
+    nodes, processes, sizes = nproc.value
+    if sizes:
+        values["node_sizes"] = Resolved(sizes, nproc.source)
     values["nproc"] = Resolved(processes, nproc.source)
     if nodes is None:
         return

@@ -59,12 +59,13 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     facts = situation.facts
     device = resolve_device(options.device, options.gpus, situation)
     topology = resolve_topology(
-        resolve_processes(options.nproc, device.value, situation),
+        resolve_processes(_of_this_node(options, situation.environ), device.value, situation),
         options.nnodes,
         options.node_rank,
         options.master_addr,
         options.master_port,
         situation.environ,
+        value_of(options.node_sizes, ()),
     )
     _refuse_memory(options.memory_bytes, device)
     completed = complete_from_script(options, target, topology, situation.script)
@@ -82,7 +83,7 @@ def resolve(options: Options, target: Target | None, situation: Situation) -> La
     placement = _place(options, topology, device.value, extra, target, situation)
     cpus = () if placement.torchrun else placement.cpus
     about = Settings(situation.run_id, directory, "warm" if start.warm else "cold", start.preload, node, cpus=cpus)
-    settings = plugin_settings(options, about)
+    settings = plugin_settings(options, about)._replace(others=_others(options, topology))
     plug_in, capture_notes = capture.decide_capture(
         options.capture, settings, _for_the_guard(options), flags, situation.plugin, extra
     )
@@ -220,12 +221,21 @@ def resolve_processes(asked: Resolved[Processes] | None, device: Device, situati
     return Resolved(count, Source("detected", f"{count} visible GPUs"))
 
 
+def _of_this_node(options: Options, environ: Mapping[str, str]) -> Resolved[Processes] | None:
+    """Return how many processes this node runs where `2+1` says it of each."""
+    rank = value_of(options.node_rank, environ.get("NODE_RANK", "0"))
+    if options.node_sizes is None or not str(rank).isdecimal() or int(rank) >= len(options.node_sizes.value):
+        return options.nproc
+    return Resolved(options.node_sizes.value[int(rank)], options.node_sizes.source)
+
+
 def request_numbers(options: Options, topology: Topology) -> NumbersRequest:
     """Return the question for the arithmetic: the world size of the topology, and the options of the same names."""
     nodes, processes = topology.nnodes, topology.nproc_per_node
     source = processes.source
     if nodes.value > 1:
-        source = Source("computed", f"{nodes.value} nodes × {processes.value}")
+        words = f"{nodes.value} nodes × {processes.value}"
+        source = Source("computed", " + ".join(map(str, topology.sizes)) if topology.sizes else words)
     asked = {each.name: getattr(options, each.name) for each in fields(NumbersRequest) if each.name != "world_size"}
     return NumbersRequest(Resolved(topology.world_size, source), **asked)
 
@@ -259,6 +269,17 @@ def _handed_out(options: Options, numbers: Numbers, topology: Topology, target: 
     nproc, nnodes = topology.nproc_per_node.value, topology.nnodes.value
     automatic, executable = value_of(options.forward, True), target is not None and target.kind == "executable"
     return Plan(numbers, nproc, nnodes, given, automatic, withheld_numbers(options), executable)
+
+
+def _others(options: Options, topology: Topology) -> str:
+    """Return where nodes that were started by hand hear of each other's end. srun, or an ssh launcher, ends the others
+    itself, an elastic launch goes on without a node, and a relaunch waits for it.
+    """
+    rank, address, port = topology.node_rank, topology.master_addr, topology.master_port
+    alone = topology.nnodes.value == 1 or topology.min_nodes < topology.nnodes.value or options.relaunch is not None
+    if alone or rank is None or address is None or port is None or rank.source.kind == "Slurm":
+        return ""
+    return f"{address.value.strip('[]')} {port.value}"
 
 
 #: Settings of the plug-in that are options of the same name.

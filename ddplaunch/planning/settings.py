@@ -62,6 +62,8 @@ class Settings(NamedTuple):
     outputs: tuple[str, ...] = ()
     #: The file for the phases of the launch.
     trace: str = ""
+    #: Where nodes that were started by hand hear of each other's end: the address and port of torchrun's store.
+    others: str = ""
     #: Leave the last words to the launcher, which speaks for all hosts.
     silent: bool = False
     #: An ``Order`` of ``planning/relaunch.py`` as JSON.

@@ -7,8 +7,9 @@ them in place of node 0's. Paths in it are relative to the run's directory. Whoe
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
 
@@ -29,6 +30,7 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
 
 SCHEMA = 1
+_TOLD_RANKS = 64
 _OBSERVED = "observed.json"  # in the folder of a node
 
 #: "terminated": torchrun was told to end by a signal. "killed": torchrun itself died without a word.
@@ -172,6 +174,23 @@ def read_outcome(directory: Path, node: int = 0) -> RunOutcome | Unavailable | N
         return Unavailable(f"{path.name}: {error.strerror}")
     except ValueError as error:
         return Unavailable(str(error))
+
+
+def outcome_of(data: Mapping[str, Any]) -> RunOutcome | None:
+    """Return the outcome that another node told, None for what is none."""
+    try:
+        return _outcome(dict(data), "", 0)
+    except (ValueError, TypeError):
+        return None
+
+
+def short_outcome(outcome: RunOutcome) -> dict[str, Any]:
+    """Return what other nodes are told of a node's end: all but the attempts before the last, and ranks' last lines."""
+    attempts = tuple(
+        replace(attempt, ranks=tuple(replace(rank, last_lines=()) for rank in attempt.ranks[:_TOLD_RANKS]))
+        for attempt in outcome.attempts[-1:]
+    )
+    return outcome_json(replace(outcome, attempts=attempts, findings=(), notes=(), previous=None))
 
 
 def _outcome(data: dict[str, Any], run_id: str, node: int) -> RunOutcome:

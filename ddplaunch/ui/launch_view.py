@@ -46,7 +46,7 @@ def nodes_text(launch: Launch) -> str:
         return f"{processes}, this machine"
     most = topology.nnodes.value
     nodes = str(most) if topology.min_nodes == most else f"{topology.min_nodes} to {most}"
-    parts = [processes, f"{nodes} nodes of {topology.nproc_per_node.value}"]
+    parts = [processes, f"{nodes} nodes of {topology.each}"]
     if topology.node_rank is not None:
         parts.append(f"this is node {topology.node_rank.value}")
     if topology.master_addr is not None:

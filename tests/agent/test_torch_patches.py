@@ -124,6 +124,7 @@ def signals_stay_torchs() -> None:
         _trace=Trace(Settings(), {}),
         _pause=Pause(),
         _ranks={0: 2},
+        _ending=None,
         _session=SimpleNamespace(started=heard.append),
         _signals=SimpleNamespace(ranks_run=never),
     )

@@ -124,7 +124,7 @@ def test_a_meeting_is_one_or_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
             for each in asked:
                 yield each.name, body_of(Event(cast(Link, each), Kind.ANSWER, body(chance)))
 
-        monkeypatch.setattr(collect, "_replies", replies)
+        monkeypatch.setattr(collect, "replies", replies)
         first, second = Peer(), Peer()
         second.name = "other"
         asked = [cast(Link, first), cast(Link, second)]

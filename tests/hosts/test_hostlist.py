@@ -137,7 +137,8 @@ def test_sizes(options: Options, slots: tuple[int | None, ...], processes: int |
         (said("3x4"), (None, None), "hosts-not-nodes"),
         (said("4", "2:4"), (None, None), "hosts-not-nodes"),
         (said("4", "1"), (None, None), "hosts-not-nodes"),
-        (said(None), (8, 4), "slots-uneven"),
+        (said("2+4"), (4, 2), "slots-exceeded"),
+        (said("2+4+1"), (None, None), "hosts-not-nodes"),
         (said("4"), (8, 2), "slots-exceeded"),
     ],
 )
@@ -145,6 +146,21 @@ def test_sizes_that_contradict(options: Options, slots: tuple[int | None, ...], 
     with pytest.raises(UsageError) as problem:
         sized(options, ("a", "b"), slots)
     assert code_of(problem) == code
+
+
+@pytest.mark.parametrize(("options", "slots"), [(said("8+4"), (None, None)), (said(None), (8, 4))])
+def test_sizes_of_each_host(options: Options, slots: tuple[int | None, ...]) -> None:
+    found = sized(options, ("a", "b"), slots)
+    meeting = Meeting("10.0.0.1", 29500, ("10.0.0.1", "10.0.0.2"))
+    parts = [options_from_json(options_json(part(found, node, meeting, "run", None))) for node in (0, 1)]
+    assert [value_of(each.nproc, None) for each in parts] == [8, 4]
+    assert {value_of(each.node_sizes, ()) for each in parts} == {(8, 4)}
+
+
+def test_slots_of_some_hosts_that_differ() -> None:
+    with pytest.raises(UsageError) as problem:
+        sized(said(None), ("a", "b", "c"), (8, 4, None))
+    assert code_of(problem) == "slots-uneven"
 
 
 def test_environment_by_an_allow_list() -> None:

@@ -224,6 +224,7 @@ ELSEWHERE = {
     "cli/main.py",  # /dev/null
     "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null
+    "hosts/session/answers.py",  # the user's own files, for `--sync`
     "planning/current.py",  # in the rank; the folder is ours
     "records/gpu_lock.py",  # a folder of all users, with checks of its own
     "records/own/own_files.py",

@@ -24,7 +24,7 @@ from ddplaunch.planning.settings import Settings
 from ddplaunch.records.directory import path_text
 from ddplaunch.records.find import read_outcomes
 from ddplaunch.records.first_failure import failed_by_itself, first_failed, first_failed_node
-from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, write_outcome
+from ddplaunch.records.outcome import AttemptOutcome, PreviousRun, RankOutcome, RunOutcome, outcome_of, write_outcome
 from ddplaunch.ui.outcome_view import attempt_text, elsewhere_text, node_failed_text, outcome_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding
@@ -169,8 +169,27 @@ def _decided_elsewhere(
     scheduled = _by_the_scheduler(settings, ended)
     if scheduled is not None:
         return replace(outcome, diagnosis=scheduled), None
-    cause = _node_that_failed(settings, Path(settings.directory), ended, first) if settings.directory else None
+    cause = _told_by_another(ended, outcome)
+    if cause is None and settings.directory:
+        cause = _node_that_failed(settings, Path(settings.directory), ended, first)
     return (outcome, None) if cause is None else (caused_by(outcome, cause), cause.node)
+
+
+def _told_by_another(ended: EndedRun, outcome: RunOutcome) -> RunOutcome | None:
+    """Return how the node ended that told this one so, if that came before a failure of this one's own ranks."""
+    told = None if ended.elsewhere is None else outcome_of(ended.elsewhere)
+    if told is None or outcome.state == "succeeded":
+        return None
+    if outcome.state == "failed" and first_failed_node({outcome.node: outcome, told.node: told}) is outcome:
+        return None
+    if told.diagnosis is None:
+        name = f"node {told.node} ({told.host})"
+        how = f"with status {told.exit_status}" if told.exit_status < 128 else f"by signal {told.exit_status - 128}"
+        why = "a job goes on only with all of its nodes, so this one was ended too"
+        fixes = (f"what was printed on {told.host}, and `ddplaunch explain {told.run_id}` there",)
+        what = f"{name} was ended {how}"
+        return replace(told, diagnosis=Diagnosis("terminated", "observed", what, why, fixes, host=told.host))
+    return told
 
 
 def _node_that_failed(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
+from typing import Any
 
 from ddplaunch.agent.protocol import Failure
 from ddplaunch.explain.diagnosis import Diagnosis
@@ -49,7 +50,8 @@ class EndedRun:
     told to end with, None for nothing. ``left_over`` are processes that had to be killed at the end, ``unrecorded`` why
     some output is not in the record, None when all of it is; ``stopped`` why the guard ended the run itself; ``told``
     are the first lines of the findings that it has told already, ``found`` those of them that are about disks.
-    ``unshown`` says why stdout or stderr did not take all that was shown.
+    ``unshown`` says why stdout or stderr did not take all that was shown. ``elsewhere`` is the outcome of another node,
+    which told it to the nodes that were started by hand.
     """
 
     host: str
@@ -67,6 +69,7 @@ class EndedRun:
     told: tuple[str, ...] = ()
     found: tuple[Finding, ...] = ()
     unshown: str | None = None
+    elsewhere: Mapping[str, Any] | None = None
 
     def run_state(self) -> RunState:
         """Return how the run ended, as its outcome says it."""

@@ -81,9 +81,9 @@ class GuardedRun:
         self._attempts: list[Attempt] = []
         self._sweeps = Sweeps()
         self._end: dict[str, Any] = {}  # torchrun's last words
-        self._launcher_died = False
+        self._elsewhere: dict[str, Any] | None = None  # how another node ended
+        self._launcher_died = self._killed = self._prepared = False
         self._signal: int | None = None  # the one that torchrun was told to end with
-        self._killed = self._prepared = False
         self._speaking = 0  # threads that are about to say something
         self._recorder: Recorder | None = None
         self._hang = self._hang_watch()
@@ -153,6 +153,7 @@ class GuardedRun:
             told=self._told_of.whats,
             found=self._disks.found,
             unshown=self._console.unshown(),
+            elsewhere=self._elsewhere,
         )
 
     def _ended_attempt(self, attempt: Attempt) -> EndedAttempt:
@@ -223,6 +224,7 @@ class GuardedRun:
             self._hear(message, descriptors)
 
     def _hear(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        self._elsewhere = message.get("outcome", self._elsewhere)
         match message["op"]:
             case "launcher":
                 self._streams.add_launcher(descriptors[0], verbose=self._settings.verbose)

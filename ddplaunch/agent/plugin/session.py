@@ -100,6 +100,7 @@ class Session:
         self._said: dict[str, tuple[dict[str, Any], list[int]]] = {}  # by op: what a new guard has to be told
         self._outlets: list[Outlet] = []
         self._stopped_s: float | None = None  # since when the guard is seen to be stopped
+        self.pids: tuple[int, ...] = ()  # of the ranks of the attempt
         self.failures: list[Failure] = []  # of the attempt, as torchrun saw them
         self._stderr = os.dup(2)
         os.set_inheritable(self._stderr, False)
@@ -169,11 +170,16 @@ class Session:
 
     def started(self, pids: Mapping[int, int]) -> None:
         """Tell the guard the process of each rank of the attempt."""
+        self.pids = tuple(pids.values())
         self._say({"op": "started", "attempt": self.attempt, "pids": {str(rank): pid for rank, pid in pids.items()}})
 
     def signalled(self, number: int) -> None:
         """Tell the guard that torchrun was told to end."""
         self._say({"op": "signal", "signal": number})
+
+    def elsewhere(self, outcome: Mapping[str, Any]) -> None:
+        """Tell the guard how another node ended, because of which this one does."""
+        self._say({"op": "elsewhere", "outcome": outcome})
 
     def end(self, message: dict[str, Any]) -> int | None:
         """Say the last word and wait until everything is told; return the exit status, None if no guard is left.
@@ -291,7 +297,7 @@ class Session:
             self._spare -= 1
             try:
                 new = _start_guard(self._environ, self._stderr)
-                for op in ("launcher", "listen", "attempt", "started", "signal", "end"):
+                for op in ("launcher", "listen", "attempt", "started", "elsewhere", "signal", "end"):
                     if op in self._said:
                         message, descriptors = self._said[op]
                         send(new.channel, {**message, "again": True}, descriptors)

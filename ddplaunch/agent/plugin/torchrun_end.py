@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -32,13 +34,17 @@ from ddplaunch.planning.relaunch import (
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.first_failure import TorchrunState, exit_status
 from ddplaunch.records.json_files import replace_file
-from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome
+from ddplaunch.records.outcome import RunOutcome, RunState, read_outcome, short_outcome
 from ddplaunch.ui.outcome_view import not_relaunched_text
 from ddplaunch.ui.terminal import Terminal, speak
 from ddplaunch.values import codec
 from ddplaunch.values.finding import ExitStatus
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
+_FAILED = "ddplaunch/failed"
+_LISTEN_S = 1.0
+_SETTLE_S = 3.0
+_STORE_S = 10.0
 _ERROR_CHARS = 4_000  # a message to the guard has to fit into one piece
 
 
@@ -52,6 +58,7 @@ class Ending:
         self._session = session
         self._before, self._after = before, after
         self._signals = signals
+        self.others = OtherNodes(session, self.by_signal)
         self._leaving: int | None = None  # the thread that says the end
         self._owner = os.getpid()
 
@@ -106,6 +113,8 @@ class Ending:
         if answered is None:
             self._session.give_stderr_back()
             answered = fallback_status(message)
+        with contextlib.suppress(Exception):
+            self.others.tell()
         _flush()
         with contextlib.suppress(Exception):
             self._after()
@@ -123,10 +132,78 @@ class Ending:
                 os.write(2, f"ddplaunch: not relaunched: {type(exception).__name__}: {exception}\n".encode())
 
 
+class OtherNodes:
+    """The ends of nodes that were started by hand, told in the store of node 0's torchrun.
+
+    torchrun itself does not: a node whose ranks are through waits up to five minutes for the others, and one whose
+    ranks wait for theirs as long as their collectives may take.
+    """
+
+    def __init__(self, session: Session, end: Callable[[int], None]) -> None:
+        """``end`` ends this process in order, also while its main thread waits in C++."""
+        self._session, self._end = session, end
+        self._thread: threading.Thread | None = None
+        self._told = False
+
+    def listen(self) -> None:
+        """Begin, once; ranks run, so the store is there."""
+        if self._session.settings.others and self._thread is None:
+            self._thread = threading.Thread(target=self._listen, daemon=True)
+            self._thread.start()
+
+    def tell(self) -> None:
+        """Say how this node ended, from its record; node 0 stays until the others had time to look."""
+        settings = self._session.settings
+        if not settings.others or self._told or not settings.directory or self._thread is None:
+            return
+        outcome = read_outcome(Path(settings.directory), settings.node)
+        if isinstance(outcome, RunOutcome) and outcome.state != "succeeded":
+            self._store().set(_FAILED, json.dumps(short_outcome(outcome)))
+            if settings.node == 0:
+                time.sleep(2 * _LISTEN_S)
+
+    def _store(self) -> Any:
+        from datetime import timedelta
+
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        host, _, port = self._session.settings.others.rpartition(" ")
+        wait = timedelta(seconds=_STORE_S)
+        return TCPStore(host, int(port), is_master=False, timeout=wait, wait_for_workers=False)
+
+    def _listen(self) -> None:
+        store = None
+        while not self._told:
+            time.sleep(_LISTEN_S)
+            try:
+                store = store or self._store()
+                if store.check([_FAILED]):
+                    told = json.loads(store.get(_FAILED))
+                    self._told = True
+            except Exception:  # node 0 is gone, and what follows from that comes to this torchrun by itself
+                return
+        self._session.elsewhere(told)
+        time.sleep(_SETTLE_S)  # ranks that fail because of it say so themselves
+        os.kill(os.getpid(), signal.SIGTERM)
+        until_s = time.monotonic() + self._session.settings.grace_s + _SETTLE_S
+        while any(map(_lives, self._session.pids)) and time.monotonic() < until_s:
+            time.sleep(0.1)
+        time.sleep(_SETTLE_S)
+        self._end(signal.SIGTERM)  # the main thread waits in C++, where no handler runs
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
 def _end(
-    state: TorchrunState, signal: int | None = None, *, error: str = "", failures: list[Failure] | None = None
+    state: TorchrunState, number: int | None = None, *, error: str = "", failures: list[Failure] | None = None
 ) -> dict[str, Any]:
-    return {"state": state, "signal": signal, "failures": failures or [], "error": error}
+    return {"state": state, "signal": number, "failures": failures or [], "error": error}
 
 
 def failures_of(failures: dict[int, Any]) -> list[Failure]:
@@ -157,8 +234,8 @@ def error_text(value: BaseException) -> str:
 def fallback_status(message: dict[str, Any]) -> int:
     """Return the exit status from what torchrun itself knows; a signal that it was sent counts for more than ranks."""
     failures = ((int(each["timestamp_s"]), int(each["exit_code"])) for each in message.get("failures") or ())
-    signal = message.get("signal")
-    return exit_status("signal" if signal else message["state"], None, failures, signal=signal)
+    number = message.get("signal")
+    return exit_status("signal" if number else message["state"], None, failures, signal=number)
 
 
 def _flush() -> None:

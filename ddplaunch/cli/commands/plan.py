@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.prepare import Prepared, prepare
@@ -26,12 +28,15 @@ def plan(
     json: bool | None,
     exports: bool | None,
     yaml: bool | None,
+    **hosts: Any,
 ) -> int:
-    """Print the plan in the format that was asked for."""
+    """Print the plan in the format that was asked for. ``hosts`` are the flags that name other machines."""
     if sum(map(bool, (json, exports, yaml))) > 1:
         raise usage(
             "several formats at once", why="stdout carries one", fix="choose one of `--json`, `--env` and `--yaml`"
         )
+    if any(value not in (None, []) for value in hosts.values()):
+        return _plan_hosts(said, script, profile, bool(json), bool(compare or exports or yaml), hosts)
     options = with_configuration(said, profile, working_directory())
     prepared = prepare(options, None if script is None else parse_target(script))
     sizes = None if compare is None else _compared(prepared, compare)
@@ -45,6 +50,24 @@ def plan(
     else:
         answer(plan_text(prepared.launch, Terminal.of(sys.stdout), facts=prepared.facts))
     return ExitStatus.DONE
+
+
+def _plan_hosts(
+    said: Said, script: list[str] | None, profile: str | None, json: bool, other: bool, flags: Mapping[str, Any]
+) -> int:
+    """Print what each of several hosts would run."""
+    from ddplaunch.cli.hosts import plan_hosts, run_on_hosts  # for the plans that have other hosts
+
+    asked = plan_hosts.asked_for(flags)
+    assert asked is not None
+    if other:
+        raise usage(
+            "one format for several hosts",
+            why="each host has a plan of its own",
+            fix="`--json`, which has them all, or no format for a text of each",
+            where="flag: --hosts",
+        )
+    return run_on_hosts.run_on_hosts(said, asked, script, profile, dry_run=True, json=json, plan_only=True)
 
 
 def _compared(prepared: Prepared, text: str) -> tuple[Numbers, ...]:

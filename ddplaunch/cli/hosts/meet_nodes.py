@@ -99,7 +99,9 @@ def _hold(call: Call, me: Hello, prepared: Prepared, show: Callable[..., None]) 
             return (refused,)
         if not checked(options):
             return ()
-        return rules.all_together(joined, clocks, target.name if target else None, ignored(options))
+        files = [path for path, _ in prepared.code if rules.name_digest(path) in me.sources]
+        script = target.name if target else None
+        return rules.all_together(joined, clocks, script, ignored(options), files)
 
     try:
         return hold(call, me, _rendezvous_id(prepared.launch), compare, show)
@@ -150,7 +152,7 @@ def _hello(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
     policy = launch.options.relaunch_policy
     words = {
         "--nnodes": str(topology.nnodes.value),
-        "NPROC": str(topology.nproc_per_node.value),
+        "NPROC": topology.each,
         "--max-restarts": str(value_of(launch.options.max_restarts, 0)),
         "--relaunch": str(policy.times if policy else 0),
         "--device": launch.device.value,
@@ -172,6 +174,7 @@ def _hello(prepared: Prepared, failed: RunProgress | None = None) -> Hello:
         facts=codec.to_json(rules.told(prepared.facts)),
         script=_script(target),
         failed=None if failed is None else told(failed),
+        sources=rules.told_sources(prepared.code),
     )
 
 

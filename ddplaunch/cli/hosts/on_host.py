@@ -35,7 +35,7 @@ def on_host(order: dict[str, Any]) -> int:
     refuse_taken(prepared.base, prepared.launch, "host")
     environment = environment_of(prepared.launch)
     if SETTINGS in environment:  # the launcher has the last word
-        environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True).to_json()
+        environment[SETTINGS] = Settings.from_json(environment[SETTINGS])._replace(silent=True, others="").to_json()
     told = environment
     if options.relaunch is not None:  # the launcher decides, from what this host leaves in the record
         from ddplaunch.cli.relaunching import with_order

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.checks.all_checks import run_across
+from ddplaunch.checks.check import CheckOutcome
 from ddplaunch.cli.configuration import text_of, variables, working_directory
 from ddplaunch.cli.prepare import (
     check,
@@ -23,7 +24,8 @@ from ddplaunch.cli.prepare import (
     script_report,
 )
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
-from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet
+from ddplaunch.hosts.session.answers import digest_of_file
+from ddplaunch.hosts.session.collect import Gathered, Question, ask_all, meet, sync, tracked, with_sources
 from ddplaunch.hosts.session.links import Link, Links
 from ddplaunch.hosts.ssh import command
 from ddplaunch.planning.gpus import exported
@@ -32,7 +34,9 @@ from ddplaunch.planning.launch import Launch, Target
 from ddplaunch.planning.options import Options
 from ddplaunch.planning.resolve import Situation, resolve
 from ddplaunch.records.directory import runs_directory
+from ddplaunch.script.read import read_script
 from ddplaunch.script.script_report import ScriptReport
+from ddplaunch.script.source import locate
 from ddplaunch.values.finding import Finding, RefusedError, Severity, usage, warning
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable, value_of
@@ -52,6 +56,7 @@ class AskedHosts:
     chdir: str | None = None
     python: str | None = None
     join_timeout: float | None = None
+    sync: bool | None = None
 
 
 def asked_for(flags: Mapping[str, Any]) -> AskedHosts | None:
@@ -145,12 +150,20 @@ def plan(
     target: Target,
     asked: AskedHosts,
     relaunch: int = 0,
+    without: frozenset[str] = frozenset(),
 ) -> Planned:
     """Decide every host's part and check it, and compare the hosts. Raises RefusedError where they cannot meet.
 
-    ``relaunch`` counts how many times this was launched before.
+    ``relaunch`` counts how many times this was launched before; ``without`` are comparisons that `--sync` settles.
     """
-    across = run_across(gathered.reports, ignored(options)) if checked(options) else ()
+    script = script_report(options, target, Path.cwd(), gathered.reports[0].facts)
+    across: tuple[CheckOutcome, ...] = ()
+    if checked(options):
+        here = () if isinstance(script, Unavailable) else own_sources(script)
+        uneven = ["hosts-differ-gpu-count"] if options.node_sizes else []
+        same = asked.chdir is None or Path(asked.chdir) == Path.cwd()
+        gathered = with_sources(links, gathered, [path for path, _ in here], here if same else ())
+        across = run_across(gathered.reports, {*ignored(options), *without, *uneven})
     findings = tuple(finding for outcome in across for finding in outcome.findings)
     if any(each.severity is Severity.ERROR for each in findings):
         return Planned((), (), findings)
@@ -158,7 +171,6 @@ def plan(
     if not isinstance(meeting, Meeting):
         raise RefusedError(*meeting)
     run_id = run_id_of(options, relaunch)
-    script = script_report(options, target, Path.cwd(), gathered.reports[0].facts)
     parts, launches = [], []
     found: list[tuple[str | None, Finding]] = [(None, finding) for finding in findings]
     for node, (host, report) in enumerate(zip(hosts, gathered.reports, strict=True)):
@@ -172,6 +184,47 @@ def plan(
         for outcome in check(mine, launch, report.facts, script, advice=False):
             found += [(report.name, finding) for finding in outcome.findings]
     return Planned(tuple(parts), tuple(launches), once(found, len(hosts)))
+
+
+def own_sources(script: ScriptReport) -> tuple[tuple[str, str], ...]:
+    """Return the files of this directory that the script consists of, as it shows, each with a digest."""
+    inside = [path for path, _ in script.code if not path.startswith(("/", "../"))]
+    return tuple((path, digest) for path in inside if (digest := digest_of_file(Path(path))) is not None)
+
+
+#: What `--sync` makes alike, and what therefore is not compared before it has: all of it, and after it the commits.
+SYNCED_BEFORE = frozenset(
+    {
+        "host-directory-missing",
+        "host-script-missing",
+        "hosts-differ-script",
+        "hosts-differ-sources",
+        "hosts-differ-from-here",
+        "hosts-differ-commit",
+    }
+)
+SYNCED_AFTER = frozenset({"hosts-differ-commit"})
+
+
+def synced(
+    links: Links, hosts: tuple[Host, ...], asked: AskedHosts, options: Options, target: Target, dry_run: bool
+) -> Mapping[str, Mapping[str, str]]:
+    """Copy this directory's tracked files, and what the script imports of it, to every host; return what each got.
+
+    ``dry_run``: only find out. Raises RefusedError where git lists nothing, or a host takes a file not.
+    """
+    cwd, python = working_directory(), asked.python or sys.executable
+    read = locate(target.kind, target.name, cwd, ())
+    report = read_script(read, cwd, (), target.args) if isinstance(read, Path) else None
+    imported = [] if report is None or isinstance(report, Unavailable) else [path for path, _ in own_sources(report)]
+    files = dict.fromkeys([*tracked(cwd), *imported])
+    names = [host.name for host in hosts]
+
+    def start(name: str) -> Link:
+        return links.open(name, command(name, python))
+
+    there, deadline_s = asked.chdir or str(cwd), asked.join_timeout or _FACTS_S
+    return sync(links, names, start, there, tuple(files), python, deadline_s, dry_run)
 
 
 def meeting_of(links: Links, gathered: Gathered, options: Options) -> Meeting | tuple[Finding, ...]:

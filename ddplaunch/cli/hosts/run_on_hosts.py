@@ -18,6 +18,8 @@ from ddplaunch.cli.execute import announce, new_token
 from ddplaunch.cli.hosts.hosts_console import HostsConsole
 from ddplaunch.cli.hosts.hosts_verdict import decide
 from ddplaunch.cli.hosts.plan_hosts import (
+    SYNCED_AFTER,
+    SYNCED_BEFORE,
     AskedHosts,
     HostsMissingError,
     Planned,
@@ -26,6 +28,7 @@ from ddplaunch.cli.hosts.plan_hosts import (
     hosts_of,
     plan,
     refuse_own_place,
+    synced,
 )
 from ddplaunch.cli.prepare import errors, record_directory
 from ddplaunch.cli.relaunching import ending_by_signals
@@ -56,7 +59,7 @@ from ddplaunch.records.own.own_files import open_to_write
 from ddplaunch.records.own.run_lock import hold_run
 from ddplaunch.records.write import write_record
 from ddplaunch.ui.outcome_view import not_relaunched_text, outcome_text, relaunching_text
-from ddplaunch.ui.plan_view import plan_json
+from ddplaunch.ui.plan_view import plan_json, plan_text
 from ddplaunch.ui.shell import dry_run_text
 from ddplaunch.ui.speech import refusal_text
 from ddplaunch.ui.terminal import Terminal
@@ -66,6 +69,7 @@ from ddplaunch.values.finding import ExitStatus, RefusedError
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Resolved, value_of
 from ddplaunch.values.secrets import hide_words
+from ddplaunch.values.words import count
 
 _GRACE_S = 30.0
 _ENDS_ITSELF_S = 5.0  # after its grace, a host that was lost has ended what ran there
@@ -73,9 +77,18 @@ _CLOCK_S = 2.0  # what a host's measured clock may be wrong by
 
 
 def run_on_hosts(
-    said: Said, asked: AskedHosts, script: list[str] | None, profile: str | None, dry_run: bool, json: bool
+    said: Said,
+    asked: AskedHosts,
+    script: list[str] | None,
+    profile: str | None,
+    dry_run: bool,
+    json: bool,
+    plan_only: bool = False,
 ) -> int:
-    """Launch on all hosts, stay until every one has ended, and return the first failed rank's exit status."""
+    """Launch on all hosts, stay until every one has ended, and return the first failed rank's exit status.
+
+    ``dry_run`` prints what each would run instead, with ``plan_only`` as ``plan`` does.
+    """
     options = with_configuration(said, profile, working_directory())
     target = parse_target(required(script))
     hosts = hosts_of(asked)
@@ -85,6 +98,13 @@ def run_on_hosts(
     options = replace(options, env=pairs, env_file=())  # the files are on this machine
     enough = options.nnodes.value.fewest if options.nnodes else len(hosts)
     allow_many(len(hosts))
+    copied: Mapping[str, Mapping[str, str]] = {}
+    if asked.sync:
+        with Links() as links:
+            copied = synced(links, hosts, asked, options, target, dry_run)
+        if not dry_run:
+            tell(copied_text(copied))
+    settled = frozenset() if not asked.sync else SYNCED_BEFORE if dry_run else SYNCED_AFTER
 
     def launch(again: Again) -> LaunchEnd:
         begun_s = time.time()
@@ -92,29 +112,45 @@ def run_on_hosts(
             gathered = facts_of(links, hosts, asked, options, target)
             there, left_out = answering(hosts, gathered, enough)
             mine = sized(replace(options, nnodes=None), [host.name for host in there], [host.slots for host in there])
-            planned = plan(links, there, gathered, mine, target, asked, again.number)
+            planned = plan(links, there, gathered, mine, target, asked, again.number, settled)
             planned = replace(planned, findings=(*left_out, *planned.findings))
             if refusing := errors(planned.findings):
                 tell_findings(planned.findings)
                 tell(refusal_text(refusing, Terminal.of(sys.stderr)))
                 return LaunchEnd(ExitStatus.REFUSED)
             if dry_run:
-                return LaunchEnd(_print(gathered, planned, json))
+                return LaunchEnd(_print(gathered, planned, json, copied, plan_only))
             return _launch(links, gathered, planned, required(script), begun_s, again)
 
     return until_done(launch, None if dry_run else options.relaunch_policy)
 
 
-def _print(gathered: Gathered, planned: Planned, json: bool) -> int:
-    """Print what each host would run."""
+def copied_text(copied: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a line of what `--sync` has copied."""
+    many = {host: len(files) for host, files in copied.items() if files}
+    said = ", ".join(f"{count(number, 'file')} to {host}" for host, number in many.items())
+    return f"ddplaunch: copied {said}\n" if many else "ddplaunch: all hosts have this directory's files\n"
+
+
+def _print(
+    gathered: Gathered, planned: Planned, json: bool, copied: Mapping[str, Mapping[str, str]], plan_only: bool
+) -> int:
+    """Print what each host would run, and what `--sync` would copy there first."""
     tell_findings(planned.findings)
     if json:
         pairs = zip(gathered.reports, planned.launches, strict=True)
         plans = [{"host": report.name, **plan_json(launch, ())} for report, launch in pairs]
-        answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings)})
+        more = {"copied": copied} if copied else {}
+        answer_json({"schema": 1, "hosts": plans, "findings": plain(planned.findings), **more})
         return ExitStatus.DONE
     for report, launch in zip(gathered.reports, planned.launches, strict=True):
-        answer(f"# on {report.name}, in {report.cwd}\n{dry_run_text(launch, Terminal.of(sys.stdout))}\n")
+        if plan_only:
+            answer(f"{report.name}\n{plan_text(launch, Terminal.of(sys.stdout), facts=report.facts)}\n")
+            continue
+        files = "".join(
+            f"# copied there first: {name} ({kind})\n" for name, kind in copied.get(report.name, {}).items()
+        )
+        answer(f"{files}# on {report.name}, in {report.cwd}\n{dry_run_text(launch, Terminal.of(sys.stdout))}\n")
     return ExitStatus.DONE
 
 

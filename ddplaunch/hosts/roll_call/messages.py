@@ -16,7 +16,7 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import field, replace
 from hashlib import pbkdf2_hmac
 from typing import Any
 
@@ -26,7 +26,7 @@ from ddplaunch.values.finding import Finding, Severity, usage
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.variable_names import JOIN_SECRET
 
-PROTOCOL = 2  # also where a word of ``Hello.launch`` is added or goes away
+PROTOCOL = 3  # also where a word of ``Hello.launch`` is added or goes away
 LONGEST_LINE = 1 << 16  # bytes; a hello has some 2,000 for a host with eight GPUs
 _GREETING = "ddplaunch roll call"
 _TEXT_CHARS = 300
@@ -59,7 +59,7 @@ class Hello:
     ``arguments`` is a digest of the script's, ``script`` one of its source. ``facts`` are the versions as JSON of
     ``Facts``, ``machine`` is alike for all processes of one machine and unlike for two machines. ``started_s`` and
     ``clock_s`` (when it spoke) are this node's epoch seconds. ``failed`` is what it knows of the run that this one is
-    to follow, None where it follows none.
+    to follow, None where it follows none. ``sources`` are the script's own files, digests of names and texts.
     """
 
     node_rank: int
@@ -75,6 +75,7 @@ class Hello:
     script: str | None = None
     protocol: int = PROTOCOL
     failed: dict[str, Any] | None = None
+    sources: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -165,7 +166,15 @@ def read_hello(line: bytes) -> Hello | None:
     whole = all(0 <= number < 1 << 31 for number in (hello.node_rank, hello.pid, hello.protocol))
     if not whole or not all(0 <= seconds < _LAST_S for seconds in (hello.started_s, hello.clock_s)):  # NaN is not
         return None
-    texts = (hello.machine, hello.ddplaunch, hello.arguments, hello.script or "", *hello.launch.values())
+    texts = (
+        hello.machine,
+        hello.ddplaunch,
+        hello.arguments,
+        hello.script or "",
+        *hello.launch.values(),
+        *hello.sources,
+        *hello.sources.values(),
+    )
     if any(len(text) > _TEXT_CHARS for text in texts):
         return None
     return replace(hello, host=hello.host[:_TEXT_CHARS])

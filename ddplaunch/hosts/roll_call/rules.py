@@ -10,6 +10,7 @@ from ddplaunch.checks.all_checks import run_across
 from ddplaunch.hosts.roll_call.messages import PROTOCOL, Hello
 from ddplaunch.machine.facts import Facts, Gpu, NvmlFacts, PythonFacts, TorchFacts
 from ddplaunch.planning.hosts_plan import HostReport
+from ddplaunch.script.source import digest_of
 from ddplaunch.values import codec
 from ddplaunch.values.finding import Finding, Severity, error, warning
 from ddplaunch.values.words import count, listed
@@ -18,6 +19,7 @@ from ddplaunch.values.words import count, listed
 COMPARED = frozenset(
     {
         "hosts-differ-script",
+        "hosts-differ-sources",
         "hosts-differ-python",
         "hosts-differ-torch",
         "hosts-differ-cuda",
@@ -28,6 +30,20 @@ COMPARED = frozenset(
     }
 )
 _NO_ROLL_CALL = "`--join-timeout 0` on every node launches without asking"
+
+
+_SOURCES = 256  # of a node's files; with them a hello has some 8 kB
+
+
+def name_digest(file: str) -> str:
+    """Return what stands for the name of a source file: names are not said, since a directory's may be private."""
+    return digest_of(file)[:8]
+
+
+def told_sources(code: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return digests of the names and texts of the script's own files, those of its directory."""
+    inside = [(path, digest) for path, digest in code if not path.startswith(("/", "../"))]
+    return {name_digest(path): digest for path, digest in inside[:_SOURCES]}
 
 
 def told(facts: Facts) -> dict[str, object]:
@@ -76,7 +92,7 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
             f"{new.name} and {first.name} start different launches: {'; '.join(differing)}",
             why="all nodes of a launch run the same command and differ in `--node-rank` alone; a node of an older "
             f"launch that still waits looks the same ({_process(new)})",
-            fix=f"give the same command on both; or, if {new.name} is a left-over, end it there: `kill {new.pid}`",
+            fix=_same_command(first, new),
             where=(first.name, new.name),
         )
     other = joined.get(new.node_rank)
@@ -92,6 +108,16 @@ def at_the_door(joined: Mapping[int, Hello], new: Hello) -> Finding | None:
     )
 
 
+def _same_command(first: Hello, new: Hello) -> str:
+    """Say how the two become one launch. Which of them is the older one nobody knows here, so none is to be killed."""
+    differing = [flag for flag, word in new.launch.items() if word != first.launch.get(flag)]
+    if differing == ["NPROC"] and new.node_rank == 1 and first.launch["--nnodes"] == "2":
+        return f"the same command on both; `{first.launch['NPROC']}+{new.launch['NPROC']}` says the ranks of each node"
+    if differing == ["NPROC"]:
+        return "the same command on all nodes; `4+4+2` in the place of NPROC says the ranks of each node"
+    return f"give the same command on both; `ps -o lstart,args {new.pid}` on {new.host} shows what waits there"
+
+
 def _replaced(other: Hello, new: Hello) -> bool:
     """Whether ``new`` was started in the place of a waiting node: on the same machine, later."""
     again = other.machine == new.machine and other.pid != new.pid
@@ -103,14 +129,23 @@ def _process(hello: Hello) -> str:
 
 
 def all_together(
-    joined: Mapping[int, Hello], heard_s: Mapping[int, tuple[float, float]], script: str | None, ignore: Collection[str]
+    joined: Mapping[int, Hello],
+    heard_s: Mapping[int, tuple[float, float]],
+    script: str | None,
+    ignore: Collection[str],
+    files: Sequence[str] = (),
 ) -> tuple[Finding, ...]:
-    """Compare the nodes of a complete roll call. ``heard_s`` is how far each clock is ahead, and how unsure that is."""
+    """Compare the nodes of a complete roll call. ``heard_s`` is how far each clock is ahead, and how unsure that is.
+
+    ``files`` are the sources that node 0 knows by name.
+    """
+    names = {name_digest(file): file for file in files}
     ordered = [joined[rank] for rank in sorted(joined)]
     read = {text: _facts(text) for text in {hello.facts for hello in ordered}}  # most nodes are alike
     understood = [(hello, facts) for hello in ordered if (facts := read[hello.facts]) is not None]
     reports = tuple(
-        _report(hello, facts, ordered, heard_s.get(hello.node_rank, (0.0, 0.0)), script) for hello, facts in understood
+        _report(hello, facts, ordered, heard_s.get(hello.node_rank, (0.0, 0.0)), script, names)
+        for hello, facts in understood
     )
     found = [
         _by_hand(finding)
@@ -125,12 +160,22 @@ def _by_hand(finding: Finding) -> Finding:
     """Put remedies for nodes that were started by hand in the place of those for a launch over ssh."""
     if finding.severity is not Severity.ERROR:
         return finding
-    remedy = finding.fix if finding.code == "hosts-differ-script" else "install the same version on all nodes"
+    copy = "copy it from one host to all, as in `rsync -a ./ HOST:DIR/`"
+    remedy = (
+        copy
+        if finding.code in ("hosts-differ-script", "hosts-differ-sources")
+        else "install the same version on all nodes"
+    )
     return replace(finding, fix=f"{remedy}; `--ignore {finding.code}` on node 0 launches all the same")
 
 
 def _report(
-    hello: Hello, facts: Facts, everybody: Sequence[Hello], clock: tuple[float, float], script: str | None
+    hello: Hello,
+    facts: Facts,
+    everybody: Sequence[Hello],
+    clock: tuple[float, float],
+    script: str | None,
+    names: Mapping[str, str],
 ) -> HostReport:
     alone = sum(each.host == hello.host for each in everybody) == 1
     return HostReport(
@@ -141,6 +186,7 @@ def _report(
         script=hello.script,
         clock_ahead_s=clock[0],
         clock_unsure_s=clock[1],
+        sources=tuple((path, hello.sources.get(name, "missing")) for name, path in names.items()),
     )
 
 

@@ -1,11 +1,17 @@
-"""A host's answers before a launch: its facts, an address to meet at, the addresses that it reaches."""
+"""A host's answers before a launch: its facts, its sources, an address to meet at, the addresses that it reaches.
+
+``compare`` and ``write`` are the host's side of `--sync`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
 import sys
 import time
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +21,7 @@ from ddplaunch.machine import network
 _LARGEST_SCRIPT = 16 << 20
 _PORTS = range(29500, 30500)  # below Linux's ephemeral range (32768), from which outgoing connections take theirs
 _REACH_S = 3.0
+_GIT_S = 3.0
 
 
 def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Door | None]:
@@ -30,6 +37,13 @@ def answer(order: dict[str, Any]) -> tuple[dict[str, Any], Door | None]:
     if what == "reach":
         found = reached(order["addresses"], int(order["port"]), str(order["nonce"]))
         return {"reached": {name: own for name, own, _ in found}, "at": {name: peer for name, _, peer in found}}, None
+    if what == "sources":
+        files = {str(path): digest_of_file(Path(path)) or "missing" for path in order["files"]}
+        return {"files": files, "tree": work_tree()}, None
+    if what == "compare":
+        return compare(order), None
+    if what == "write":
+        return {"problem_writing": write(order)}, None
     raise ValueError(f"this host's ddplaunch cannot answer `{what}`")
 
 
@@ -86,6 +100,89 @@ def fingerprint(script: str | None) -> str | None:
             return hashlib.sha256(file.read(_LARGEST_SCRIPT)).hexdigest()
     except OSError:
         return "missing"
+
+
+def digest_of_file(path: Path) -> str | None:
+    """Return a digest of a file's bytes and of whether it may be executed, of a link's target; None for none."""
+    from _blake2 import blake2b
+
+    found = blake2b(digest_size=8)
+    try:
+        if path.is_symlink():
+            found.update(b"link " + os.fsencode(path.readlink()))
+            return found.hexdigest()
+        with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return None
+            found.update(b"x" if os.fstat(file.fileno()).st_mode & 0o100 else b"-")
+            while data := file.read(1 << 20):
+                found.update(data)
+    except OSError:
+        return None
+    return found.hexdigest()
+
+
+def work_tree() -> str | None:
+    """Return what git says of this directory: `git describe`, and of changes to tracked files a digest; or None."""
+    here = Path.cwd()
+    if not any((folder / ".git").exists() for folder in (here, *here.parents)):
+        return None
+    described = _git("describe", "--always", "--dirty")
+    if described is None or not described.endswith(b"-dirty"):
+        return None if described is None else described.decode("utf-8", "replace")
+    from _blake2 import blake2b
+
+    changes = blake2b(_git("diff", "HEAD") or b"", digest_size=4).hexdigest()
+    return f"{described.decode('utf-8', 'replace').removesuffix('-dirty')} with changes ({changes})"
+
+
+def _git(*words: str) -> bytes | None:
+    import subprocess
+
+    try:
+        done = subprocess.run(["git", *words], capture_output=True, timeout=_GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def compare(order: dict[str, Any]) -> dict[str, Any]:
+    """Return which of the launcher's files differ here, "new" or "changed" each."""
+    folder = Path(order["cwd"])
+    found: dict[str, str] = {}
+    for name, digest in order["files"].items():
+        path = folder / name
+        mine = digest_of_file(path)
+        if mine != digest:
+            found[name] = "changed" if mine is not None or path.is_symlink() else "new"
+    return {"differ": found}
+
+
+def write(order: dict[str, Any]) -> str | None:
+    """Write a piece of a file below ``cwd``, which the last piece puts into its place; return why that failed."""
+    path = Path(order["cwd"], order["path"])
+    if Path(order["path"]).is_absolute() or ".." in Path(order["path"]).parts:
+        return "it is not below the directory"
+    draft = path.with_name(f".{path.name}.ddplaunch-{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if "link" in order:
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(order["link"])
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if order["first"] else os.O_APPEND)
+            with open(os.open(draft, flags, 0o666), "wb") as file:
+                file.write(b64decode(order["data"]))
+                if order["last"]:
+                    mode = os.fstat(file.fileno()).st_mode
+                    os.fchmod(file.fileno(), mode | (mode & 0o444) >> 2 if order["executable"] else mode & ~0o111)
+        if order["last"]:
+            draft.replace(path)
+    except OSError as problem:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        return problem.strerror or str(problem)
+    return None
 
 
 def machine() -> str:

@@ -1,14 +1,24 @@
-"""Asks many hosts for their facts and clocks at once, and finds an address at which all of them can meet."""
+"""Asks many hosts for their facts, sources and clocks at once, copies files to them, and finds where all of them meet.
+
+`--sync` copies the tracked and changed files of this directory: only what differs there is sent, each file is written
+beside its place and put there whole, and nothing is ever removed.
+"""
 
 from __future__ import annotations
 
 import math
+import os
 import secrets
+import stat
+import subprocess
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from ddplaunch.hosts.session.answers import digest_of_file
 from ddplaunch.hosts.session.fan_out import FanOut, body_of
 from ddplaunch.hosts.session.frames import Kind
 from ddplaunch.hosts.session.links import Link, Links
@@ -16,10 +26,14 @@ from ddplaunch.hosts.ssh import failure
 from ddplaunch.machine.facts import Facts, ProbeRequest
 from ddplaunch.planning.hosts_plan import HostReport, Meeting, named
 from ddplaunch.values import codec
-from ddplaunch.values.finding import Finding, error
+from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
 _MEET_S = 10.0
+_PIECE = 4 << 20  # bytes of a file in one frame
+_WRITE_S = 60.0
+_GIT_S = 30.0
+_SUBMODULE = b"160000"
 _SAMPLES = 3  # of the clock at most; the one that took the least time counts
 _SURE_S = 0.02
 _ECHO_S = 2.0  # for the echoes of all hosts
@@ -78,9 +92,26 @@ def ask_all(links: Links, names: Sequence[str], start: Callable[[str], Link], qu
     return Gathered(tuple(reports), tuple(answered), tuple(missing))
 
 
-def _replies(
-    links: Links, asked: Sequence[Link], kind: Kind, deadline_s: float
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def with_sources(
+    links: Links, gathered: Gathered, files: Sequence[str], here: Sequence[tuple[str, str]] = ()
+) -> Gathered:
+    """Ask every host for digests of ``files`` in its directory, and what git says of it; ``here`` are those of this
+    machine. A host that does not answer in time is not compared.
+    """
+    for link in gathered.links:
+        link.send(Kind.ASK, {"id": 3, "what": "sources", "files": list(files)})
+    answers = dict(replies(links, gathered.links, Kind.ANSWER, _MEET_S))
+    reports = []
+    for report in gathered.reports:
+        said = answers.get(report.name, {})
+        tree = said.get("tree")
+        found = tuple(_texts(said.get("files")).items())
+        tree = tree if isinstance(tree, str) else None
+        reports.append(replace(report, sources=found, sources_here=tuple(here), tree=tree))
+    return replace(gathered, reports=tuple(reports))
+
+
+def replies(links: Links, asked: Sequence[Link], kind: Kind, deadline_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and body of each host's first frame of this kind, as far as they arrive in time."""
     waiting = {link for link in asked if not link.closed}
     until = time.monotonic() + deadline_s
@@ -136,7 +167,7 @@ def _clocks(links: Links, asked: Sequence[Link]) -> dict[str, tuple[float, float
         for link in asked:
             link.send(Kind.BEAT, {"sent": time.time()})
         echoed = set()
-        for name, beat in _replies(links, asked, Kind.BEAT, _ECHO_S):
+        for name, beat in replies(links, asked, Kind.BEAT, _ECHO_S):
             try:
                 clock = clock_of(beat, time.time())
             except (KeyError, TypeError, ValueError, OverflowError):  # no clock's answer: as if it had not echoed
@@ -172,7 +203,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     first, *others = asked
     nonce = secrets.token_hex(8)
     first.send(Kind.ASK, {"id": 1, "what": "listen", "port": port, "nonce": nonce})
-    answer = dict(_replies(links, [first], Kind.ANSWER, _MEET_S)).get(first.name, {"problem": "no answer"})
+    answer = dict(replies(links, [first], Kind.ANSWER, _MEET_S)).get(first.name, {"problem": "no answer"})
     if "problem" in answer:
         return (_misunderstood(first.name, str(answer["problem"])),)
     if "port_problem" in answer:
@@ -191,7 +222,7 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
     addresses = [address] if address else list(map(str, listed))
     for link in others:
         link.send(Kind.ASK, {"id": 2, "what": "reach", "addresses": addresses, "port": found, "nonce": nonce})
-    answers = dict(_replies(links, others, Kind.ANSWER, _MEET_S))
+    answers = dict(replies(links, others, Kind.ANSWER, _MEET_S))
     reached = {link.name: _texts(answers.get(link.name, {}).get("reached")) for link in others}
     for candidate in addresses:
         if all(candidate in each for each in reached.values()):
@@ -209,3 +240,95 @@ def meet(links: Links, asked: Sequence[Link], port: int | None, address: str | N
             where=tuple(cut_off),
         ),
     )
+
+
+def tracked(folder: Path) -> tuple[str, ...]:
+    """Return the files below ``folder`` that git tracks and that are there, changed or not. Raises RefusedError.
+
+    Files of submodules are not among them.
+    """
+    try:
+        words = ["git", "-c", "core.quotePath=false", "ls-files", "-z", "--stage"]
+        done = subprocess.run(words, cwd=folder, capture_output=True, timeout=_GIT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as problem:
+        said = getattr(problem, "stderr", None) or str(problem).encode()
+        raise RefusedError(
+            error(
+                "sync-without-git",
+                f"git lists no files of {folder}: {said.decode('utf-8', 'replace').strip()[:200]}",
+                why="`--sync` copies the files that git tracks, as they are now; nothing else says which these are",
+                fix="`git init && git add …`, or copy them yourself: `rsync -a ./ HOST:DIR/`",
+                where="flag: --sync",
+            )
+        ) from problem
+    entries = [entry.partition(b"\t") for entry in done.stdout.split(b"\0") if entry]
+    names = [os.fsdecode(name) for about, _, name in entries if not about.startswith(_SUBMODULE)]
+    return tuple(dict.fromkeys(name for name in names if os.path.lexists(folder / name)))
+
+
+def sync(
+    links: Links,
+    names: Sequence[str],
+    start: Callable[[str], Link],
+    there: str,
+    files: Sequence[str],
+    python: str,
+    deadline_s: float,
+    dry: bool,
+) -> Mapping[str, Mapping[str, str]]:
+    """Copy ``files`` of this directory into ``there`` on every host; return what each got: "new" or "changed" by name.
+
+    ``dry``: only find out. A host that cannot be reached is left to the launch itself, which names it. Raises
+    RefusedError where a file cannot be written.
+    """
+    digests = {name: digest for name in files if (digest := digest_of_file(Path(name))) is not None}
+    order = {"id": 0, "what": "compare", "cwd": there, "files": digests}
+    reached = [each for each in FanOut(links, start, order, deadline_s).ask(names) if each.answer is not None]
+    differ: dict[str, Mapping[str, str]] = {}
+    for each in reached:
+        answer = each.answer or {}
+        if not isinstance(answer.get("differ"), dict):
+            raise RefusedError(failure(each.name, python, None, str(answer.get("problem", "it compared nothing"))))
+        differ[each.name] = {name: kind for name, kind in answer["differ"].items() if name in digests}
+    if not dry:
+        for name in digests:
+            takers = [each.link for each in reached if name in differ[each.name]]
+            for piece in _pieces(name) if takers else ():
+                _write(links, takers, {"id": 1, "what": "write", "cwd": there, "path": name, **piece})
+    return differ
+
+
+def _write(links: Links, takers: Sequence[Link], order: dict[str, Any]) -> None:
+    for link in takers:
+        link.send(Kind.ASK, order)
+    answers = dict(replies(links, takers, Kind.ANSWER, _WRITE_S))
+    for link in takers:
+        answer = answers.get(link.name, {"problem": link.last_words or "no answer came in time"})
+        problem = answer.get("problem") or answer.get("problem_writing")
+        if problem is not None:
+            raise RefusedError(
+                error(
+                    "sync-failed",
+                    f"`{order['path']}` cannot be written in `{order['cwd']}` on {link.name}: {problem}",
+                    why="the host would train with other files; what was copied before this one stays",
+                    fix=f"`ssh {link.name} df -h {order['cwd']}` and `ls -ld` there; or without `--sync`",
+                    where=link.name,
+                )
+            )
+
+
+def _pieces(name: str) -> Iterator[dict[str, Any]]:
+    path = Path(name)
+    if path.is_symlink():
+        yield {"link": os.fspath(path.readlink()), "last": True}
+        return
+    with path.open("rb") as file:
+        executable = bool(os.fstat(file.fileno()).st_mode & stat.S_IXUSR)
+        first, data = True, file.read(_PIECE)
+        while True:
+            following = file.read(_PIECE)
+            words = {"first": first, "last": not following, "executable": executable}
+            yield {"data": b64encode(data).decode(), **words}
+            if not following:
+                return
+            first, data = False, following

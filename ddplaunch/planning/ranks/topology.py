@@ -19,8 +19,10 @@ def resolve_topology(
     master_addr: Resolved[str] | None,
     master_port: Resolved[int] | None,
     environ: Mapping[str, str],
+    sizes: tuple[int, ...] = (),
 ) -> Topology:
-    """Decide nodes, node rank, master address and port from what was said of them; ``processes`` are this node's ranks.
+    """Decide nodes, node rank, master address and port from what was said of them; ``processes`` are this node's ranks,
+    ``sizes`` those of all nodes where they differ.
 
     MASTER_ADDR, MASTER_PORT and NODE_RANK of the environment count, though torchrun ignores them: guides tell people to
     export them. Raises UsageError where several nodes lack an address or a rank, or a value is out of range.
@@ -48,7 +50,7 @@ def resolve_topology(
     _require_several_node_options(nnodes, addr, node_rank)
     if port is None or port.value == 0:
         port = Resolved(29500, Source("default", "torchrun's own; every node must agree on one"))
-    return Topology(nnodes, processes, fewest, node_rank, addr, port)
+    return Topology(nnodes, processes, fewest, node_rank, addr, port, sizes)
 
 
 def endpoint(address: str, port: int) -> str:

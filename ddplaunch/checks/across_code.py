@@ -1,0 +1,159 @@
+"""Checks that compare what hosts run: files that the script imports, commits, installed packages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+
+from ddplaunch.checks.check import Findings, alone, checks_in, compare, majority
+from ddplaunch.planning.hosts_plan import HostReport
+from ddplaunch.values.finding import error, warning
+from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import count, listed
+
+_NAMED = 3
+
+
+def hosts_differ_sources(hosts: tuple[HostReport, ...]) -> Findings:
+    """Files that the script imports from its own directory differ between hosts, or some lack them.
+
+    ddplaunch reads, without running anything, which files of the working directory the script imports, and compares a
+    digest of each. Ranks that run different versions of a package train without a word, or wait in different
+    collectives.
+    Remedy: `--sync`, which copies tracked files to all hosts before the start, or a file system that they share.
+    """
+    found: dict[str, list[str]] = {}  # by host, what is wrong there
+    for path in dict.fromkeys(path for host in hosts for path, _ in host.sources):
+        if path == hosts[0].script_name:
+            continue  # the check of the script says it
+        most, others = majority({host.name: each for host in hosts if (each := dict(host.sources).get(path))})
+        if most == "missing":
+            missing = [name for name, each in others.items() if each != "missing"]
+            others = {host.name: "missing" for host in hosts if host.name not in missing} if missing else {}
+        for name, digest in others.items():
+            found.setdefault(name, []).append(f"`{path}`{' (missing)' if digest == 'missing' else ''}")
+    if found:
+        said = "; ".join(f"{listed(paths, 3)} on {name}" for name, paths in list(found.items())[:_NAMED])
+        more = f"; and on {count(len(found) - _NAMED, 'more host')}" if len(found) > _NAMED else ""
+        yield error(
+            "hosts-differ-sources",
+            f"what the script imports differs: {said}{more}",
+            why="ranks that run different code train something else, or wait for each other in different collectives",
+            fix="`--sync` copies this directory's tracked files to all hosts first, and `--sync --dry-run` lists them",
+            where=tuple(found),
+        )
+
+
+def hosts_differ_from_here(hosts: tuple[HostReport, ...]) -> Findings:
+    """All hosts have the same sources, and not those of the directory in which the launch was typed.
+
+    A change that was made here and not copied trains the version of before on every host.
+    Remedy: `--sync`, `rsync`, or a file system that all share.
+    """
+    if not hosts or len({host.sources for host in hosts}) != 1:
+        return
+    there = dict(hosts[0].sources)
+    differing = [path for path, digest in hosts[0].sources_here if there.get(path, digest) != digest]
+    if differing:
+        yield warning(
+            "hosts-differ-from-here",
+            f"the hosts do not have this directory's {listed((f'`{path}`' for path in differing), 3)}",
+            why="what was changed here was not copied there, and they train the version that they have",
+            fix="`--sync` copies this directory's tracked files to all hosts first, and `--sync --dry-run` lists them",
+            where=tuple(host.name for host in hosts),
+        )
+
+
+def hosts_differ_commit(hosts: tuple[HostReport, ...]) -> Findings:
+    """The hosts' directories are at different commits, or have other changes to tracked files.
+
+    What the script imports may be alike all the same; configurations and data that git tracks need not be. It is what
+    `git describe --always --dirty` says, and of a tree with changes a digest of `git diff HEAD`.
+    Remedy: `git pull` on the hosts, or `--sync`.
+    """
+    why = "files that the script opens, such as configurations, may not be alike"
+    fix = "`git status` there tells what was changed; `--sync` copies this directory's tracked files to all hosts"
+    yield from compare(hosts, "hosts-differ-commit", "the work tree", lambda host: host.tree, why, warning, fix)
+
+
+# Packages that matter most to a training are named first.
+_TRAINING = """
+    numpy transformers accelerate datasets tokenizers safetensors huggingface-hub peft trl deepspeed lightning
+    pytorch-lightning torchvision torchaudio triton flash-attn xformers bitsandbytes timm einops sentencepiece pillow
+    pyarrow webdataset hydra-core omegaconf
+"""
+_NAMED_FIRST = {name: number for number, name in enumerate(_TRAINING.split())}
+_COMPARED_ELSEWHERE = re.compile(r"torch|ddplaunch|nvidia-nccl-cu\d+")
+_WITH_TORCH = re.compile(r"nvidia-.*|triton|pytorch-triton.*|sympy|networkx|mpmath|filelock|fsspec")
+# Tools for people and installers, which no rank imports.
+_TOOLS = re.compile(
+    r"pip|setuptools|wheel|distlib|virtualenv|uv|build|twine|pytest.*|coverage|hypothesis|tox|nox|ruff|black|isort|flake8.*"
+    r"|pylint|mypy.*|pre-commit|ipython.*|ipykernel|jupyter.*|notebook.*|nbconvert|nbformat|debugpy|py-spy|nvitop|gpustat"
+)
+_INSTALLED = 8  # packages that one pip command names
+
+
+def hosts_differ_packages(hosts: tuple[HostReport, ...]) -> Findings:
+    """Hosts have different versions of installed packages, or lack some that most have.
+
+    Ranks that run different code silently shuffle, tokenize or compute differently; or one rank fails at an import and
+    the others wait for it. The versions come from the names of `.dist-info` folders. Tools that no training imports do
+    not count, nor do packages that only a few hosts have.
+    Remedy: one environment for all hosts, from one lock file or image, or on a file system that they share.
+    """
+    installed = {
+        host.name: host.facts.packages.versions for host in hosts if not isinstance(host.facts.packages, Unavailable)
+    }
+    wanted: dict[str, str] = {}  # by package, the version of most hosts
+    others: dict[str, dict[str, str | None]] = {}  # by package, the hosts that have another version, or None
+    for package in _compared(installed):
+        most, differing = majority({host: versions.get(package) for host, versions in installed.items()})
+        if most is not None and differing:
+            wanted[package], others[package] = most, differing
+    if not wanted:
+        return
+    affected = [name for name in installed if any(name in differing for differing in others.values())]
+    texts = [_package_text(name, wanted[name], others[name], installed) for name in list(wanted)[:_NAMED]]
+    beyond = len(wanted) - len(texts)
+    more = f"{count(beyond, 'more package')} {'differ' if beyond > 1 else 'differs'}"
+    bad = next(host for host in hosts if host.name == affected[0])
+    good = next((host.name for host in hosts if host.name not in affected), None)
+    lacking = [f"{package}=={version}" for package, version in wanted.items() if bad.name in others[package]]
+    yield warning(
+        "hosts-differ-packages",
+        "; ".join([*texts, more] if beyond else texts),
+        why="the ranks run different code: they fail at an import, or silently compute and shuffle differently",
+        fix=_install_command(bad, lacking, good)
+        + (f", and so on for {listed(affected[1:], 2)}" if len(affected) > 1 else ""),
+        where=tuple(affected),
+    )
+
+
+def _compared(installed: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the packages to compare, in order of weight; those that come with torch only if all have the same one."""
+    same_torch = len({versions.get("torch") for versions in installed.values()}) == 1
+    ignored = [_COMPARED_ELSEWHERE, _TOOLS, *([] if same_torch else [_WITH_TORCH])]
+    names = {name for versions in installed.values() for name in versions}
+    left = [name for name in names if not any(pattern.fullmatch(name) for pattern in ignored)]
+    return sorted(left, key=lambda name: (_NAMED_FIRST.get(name, len(_NAMED_FIRST)), name))
+
+
+def _package_text(package: str, most: str, others: Mapping[str, str | None], hosts: Iterable[str]) -> str:
+    by_version: dict[str | None, list[str]] = {}
+    for host, version in others.items():
+        by_version.setdefault(version, []).append(host)
+    said = [f"{version or 'missing'} on {listed(names, 2)}" for version, names in by_version.items()]
+    return f"{package} is {', '.join(said)}, {most} on {alone(hosts, others) or 'the others'}"
+
+
+def _install_command(bad: HostReport, lacking: list[str], good: str | None) -> str:
+    """Return a command that installs what the host ``bad`` lacks; for many packages, a copy of what ``good`` has."""
+    python = "python" if isinstance(bad.facts.python, Unavailable) else shlex.quote(bad.facts.python.executable)
+    install = f"ssh {shlex.quote(bad.name)} {python} -m pip install"
+    if len(lacking) <= _INSTALLED or good is None:
+        return f"`{install} {' '.join(lacking[:_INSTALLED])}`"
+    return f"`ssh {shlex.quote(good)} {python} -m pip freeze | {install} -r /dev/stdin`"
+
+
+CHECKS = checks_in(globals(), "hosts")

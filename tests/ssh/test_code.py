@@ -1,0 +1,101 @@
+"""Hosts that have other code than each other, or than the launcher: named before the start, and mended by `--sync`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from tests.hosts.launching import clean_environment, ddplaunch
+from tests.ssh.lab import Lab, lab
+from tests.ssh.launched import TRAIN, Launched
+
+pytestmark = [pytest.mark.root, pytest.mark.slow]
+
+MODEL = "import torch\nWIDTH = {width}\n"
+COMMIT = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "one")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """Two hosts with a package each, and a repository where launches are typed."""
+    with lab(2, tmp_path_factory.mktemp("code")) as made:
+        made.write("train.py", "from net.model import WIDTH\n" + TRAIN)
+        for folder in (made.work, *map(made.own, made.hosts)):
+            (folder / "net").mkdir()
+            (folder / "net" / "model.py").write_text(MODEL.format(width=8))
+        yield made
+
+
+def said(made: Lab, *words: str, status: int) -> str:
+    argv = ddplaunch("run", "2x1", "--device", "cpu", "--hosts", made.names, *words, "--dry-run", "--", "train.py")
+    done = made.login.run(argv, made.work, clean_environment())
+    assert done.returncode == status, done.stdout + done.stderr
+    return " ".join((done.stdout + done.stderr).split())
+
+
+def test_other_code_is_named_and_copied(two: Lab) -> None:
+    second = two.own(two.hosts[1])
+    assert "hosts-differ" not in said(two, status=0)
+    (second / "net" / "model.py").write_text(MODEL.format(width=9))
+    found = said(two, status=4)
+    assert "error[hosts-differ-sources]: what the script imports differs: `net/model.py` on alpha1" in found
+    (second / "net" / "model.py").unlink()
+    assert "`net/model.py` (missing) on alpha1" in said(two, status=4)
+    assert "error[sync-without-git]" in said(two, "--sync", status=4)
+
+    for words in (["git", "init", "-q"], ["git", "add", "train.py", "net"], [*COMMIT]):
+        subprocess.run(words, cwd=two.work, check=True)
+    (two.work / "net" / "model.py").write_text(MODEL.format(width=10))
+    (two.work / "net" / "run.sh").write_text("#!/bin/sh\n")
+    (two.work / "net" / "run.sh").chmod(0o755)
+    (two.work / "net" / "last").symlink_to("run.sh")
+    (two.work / "net" / "data.bin").write_bytes(b"x" * 10_000_000)
+    (two.work / "checkpoint.pt").write_text("not tracked")
+    subprocess.run(["git", "add", "net"], cwd=two.work, check=True)
+    (second / "own.txt").write_text("stays")
+
+    listed = said(two, "--sync", status=0)
+    assert "# copied there first: net/model.py (changed)" in listed and "net/model.py (new)" in listed
+    assert not (second / "net" / "model.py").exists(), "a dry run copies nothing"
+
+    run = Launched(two, "synced", "2x1", "--sync", script=("train.py",))
+    assert run.ended() == 0, run.said
+    assert "copied 4 files to alpha0, 4 files to alpha1" in run.flat
+    for host in two.hosts:
+        there = two.own(host)
+        assert (there / "net" / "model.py").read_text() == MODEL.format(width=10)
+        assert (there / "net" / "run.sh").stat().st_mode & 0o777 == 0o755
+        assert (there / "net" / "last").readlink().name == "run.sh"
+        assert (there / "net" / "data.bin").stat().st_size == 10_000_000
+        assert not (there / "checkpoint.pt").exists() and not list((there / "net").glob(".*ddplaunch*"))
+    assert (second / "own.txt").exists()
+    assert "copied there first" not in said(two, "--sync", status=0)
+
+    (two.work / "net" / "model.py").write_text(MODEL.format(width=11))
+    assert "warning[hosts-differ-from-here]: the hosts do not have this directory's `net/model.py`" in said(
+        two, status=0
+    )
+
+
+def test_uneven_ranks_train_together(two: Lab) -> None:
+    for words, hosts in ((("2+1",), two.names), ((), "alpha0:2,alpha1:1")):
+        run = Launched(two, f"uneven{len(words)}", *words, "--batch-size", "4", "--hosts", hosts, script=("train.py",))
+        assert run.ended() == 0, run.said
+        folders = [two.own(two.hosts[number]) for number in (0, 0, 1)]
+        saw = [json.loads((folder / f"saw-{rank}.json").read_text()) for rank, folder in enumerate(folders)]
+        assert [(each["sum"], each["world"]) for each in saw] == [(6.0, 3)] * 3
+        assert json.loads((run.record / "run.json").read_text())["plan"]["numbers"]["global_batch_size"]["value"] == 12
+
+
+def test_a_plan_of_several_hosts(two: Lab) -> None:
+    words = ddplaunch("plan", "2+1", "--device", "cpu", "--batch-size", "4", "--hosts", two.names)
+    done = two.login.run([*words, "--json", "--", "train.py"], two.work, clean_environment())
+    hosts = json.loads(done.stdout)["hosts"]
+    assert [each["host"] for each in hosts] == ["alpha0", "alpha1"], done.stderr
+    assert [each["topology"]["nproc_per_node"]["value"] for each in hosts] == [2, 1]
+    assert {each["topology"]["world_size"] for each in hosts} == {3}
+    done = two.login.run([*words, "--", "train.py"], two.work, clean_environment())
+    assert done.returncode == 0 and "3 processes, 2 nodes of 2+1, this is node 1" in " ".join(done.stdout.split())
