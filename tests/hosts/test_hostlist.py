@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from ddplaunch.hosts.hostlist import Host, chosen, from_file, from_words
-from ddplaunch.planning.hosts_plan import forwarded, named, options_from_json, options_json, sized
+from ddplaunch.planning.hosts_plan import Meeting, forwarded, named, options_from_json, options_json, part, sized
 from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.values.finding import UsageError
-from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.resolved import Resolved, Source, value_of
 
 FLAG = Source("flag", "--x")
 DEEPSPEED = """# two racks
