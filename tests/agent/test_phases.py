@@ -118,9 +118,9 @@ def test_weights_and_random_numbers_are_the_same_to_the_last_bit(families: Any) 
 @pytest.mark.slow
 def test_the_loader_is_told(families: Any) -> None:
     files = families[0]
-    assert files["plain"].facts["loader"] == {"workers": 0, "batch_size": 4}
-    assert files["workers"].facts["loader"] == {"workers": 1, "batch_size": 4}
-    assert files["iterable"].facts["loader"] == {"workers": 0, "batch_size": None}
+    assert files["plain"].facts["loader"] == {"workers": 0, "batch_size": 4, "samples": 64}
+    assert files["workers"].facts["loader"] == {"workers": 1, "batch_size": 4, "samples": 64}
+    assert files["iterable"].facts["loader"] == {"workers": 0, "batch_size": None, "samples": None}
 
 
 class Counted(Clock):
@@ -139,7 +139,7 @@ def test_a_timeline_tells_a_forward_pass_by_what_follows() -> None:
     line.step()
     line.turn(DATA)
     line.may_be_forward()
-    line.fetched[1] = 8
+    line.fetch(1, 8)
     line.backward()
     line.back()
     line.may_be_forward()  # a validation: nothing comes of it
@@ -156,13 +156,48 @@ def test_a_timeline_tells_a_forward_pass_by_what_follows() -> None:
 def test_of_two_loaders_nobody_knows_the_samples() -> None:
     line = Timeline(Counted())
     line.step()
-    line.fetched.update({1: 8, 2: 4})
+    line.fetch(1, 8)
+    line.fetch(2, 4)
     line.backward()
     line.back()
     assert line.step()[2] is None
-    line.fetched[1] = 8
+    line.fetch(1, 8)
     line.backward()
     assert line.step()[2] == 8
+
+
+def test_batches_that_are_fetched_ahead_are_of_the_passes_that_follow() -> None:
+    line = Timeline(Counted())
+    line.step()
+    for _ in range(3):
+        line.turn(DATA)
+        line.may_be_forward()
+        line.fetch(1, 8)
+    for _ in range(2):  # the third is of the next step
+        line.backward()
+        line.back()
+    line.optimizer(True)
+    line.optimizer(False)
+    marks, end, samples = line.step()
+    times = line.times_us(marks, end)
+    assert samples == 16 and times[BACKWARD] == 2 and times[FORWARD] == 2, times
+    line.backward()
+    assert line.step()[2] == 8
+
+
+def test_a_closure_has_its_forward_pass_within_the_optimizer() -> None:
+    line = Timeline(Counted())
+    line.step()
+    line.fetch(1, 8)
+    line.optimizer(True)
+    line.backward()
+    line.back()
+    line.backward()  # of LBFGS, on the same batch
+    line.back()
+    line.optimizer(False)
+    marks, end, samples = line.step()
+    times = line.times_us(marks, end)
+    assert samples == 8 and [times[each] for each in (FORWARD, BACKWARD, OPTIMIZER)] == [1, 2, 2]
 
 
 class Event:

@@ -36,24 +36,13 @@ if TYPE_CHECKING or __package__:
         Memory,
         StepFile,
         Timeline,
+        of_batch,
+        of_epoch,
     )
 else:  # beside this file
-    from ddplaunch_timeline import (
-        BACKWARD,
-        COMM,
-        DATA,
-        FORWARD,
-        MAYBE_FORWARD,
-        OPTIMIZER,
-        REST,
-        Clock,
-        Communication,
-        Events,
-        Memory,
-        StepFile,
-        Timeline,
-    )
+    import ddplaunch_timeline
 
+    globals().update({name: value for name, value in vars(ddplaunch_timeline).items() if not name.startswith("__")})
     del sys.modules["ddplaunch_timeline"]
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,7 +92,7 @@ class _Rank:
         self._lines: StepFile | None = None
         self._main: int | None = None  # the optimizer whose steps count
         self._others: dict[int, int] = {}
-        self._steps = 0
+        self._steps = self._empty_epochs = 0
         self._over: list[list[Any]] = []  # steps whose times are not known yet
         self._fetches: bool | None = False  # None: there is a DataLoader, and its time cannot be told
         self._about: dict[str, Any] = {}
@@ -223,13 +212,24 @@ class _Rank:
         def fetched() -> None:
             if iterator._num_yielded == given:  # no more
                 timeline.back()
+                if given == 0 and not timeline.passed:
+                    self._without_a_batch()
                 return
             timeline.turn(MAYBE_FORWARD)
             if wanted:
-                timeline.fetched[id(iterator)] = size = _size(iterator)
-                self._tell("loader", {"workers": iterator._num_workers, "batch_size": size})
+                size, samples = of_batch(iterator), of_epoch(iterator)
+                timeline.fetch(id(iterator), size)
+                self._tell("loader", {"workers": iterator._num_workers, "batch_size": size, "samples": samples})
 
         return fetched
+
+    def _without_a_batch(self) -> None:
+        """Note an epoch that was over at once, of a rank that never trained: so many, at each power of two."""
+        self._empty_epochs += 1
+        if self._empty_epochs & (self._empty_epochs - 1) == 0:
+            self._lines = self._lines or StepFile(self._path)
+            self._lines.fact({"empty_epochs": self._empty_epochs})
+            self._lines.flush()
 
     # The end of a step
 
@@ -276,7 +276,7 @@ class _Rank:
     def _begin(self, optimizer: Any) -> None:
         import torch
 
-        self._lines = StepFile(self._path)
+        self._lines = self._lines or StepFile(self._path)
         atexit.register(self._last)
         if optimizer is None:
             self._comm.on_gpu = bool(vars(torch.cuda)["is_initialized"]())
@@ -380,21 +380,6 @@ def _calls() -> Callable[[Any, Callable[[], None]], Any]:
         return one
 
     return call
-
-
-def _size(iterator: Any) -> int | None:
-    """Return how many samples the batch has that a DataLoader's iterator has just given; None if it does not say."""
-    if not iterator._auto_collation:
-        return None
-    batches = iterator._index_sampler
-    size = getattr(batches, "batch_size", None)
-    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
-        return None
-    if not type(batches).__module__.startswith("torch.utils.data") or batches.drop_last:
-        return size
-    if iterator._dataset_kind or iterator._num_yielded < len(batches):  # 1: an IterableDataset
-        return size
-    return len(batches.sampler) - size * (len(batches) - 1)  # the last one of an epoch
 
 
 _rank: _Rank | None = None

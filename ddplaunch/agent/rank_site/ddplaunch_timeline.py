@@ -22,6 +22,7 @@ FIELDS = (
     *("step", "end_s", "steps", "wall", "data", "forward", "backward", "comm", "optimizer", "samples", "peak_bytes"),
 )
 REST, DATA, FORWARD, BACKWARD, COMM, OPTIMIZER, MAYBE_FORWARD = range(7)
+_AHEAD = 1024  # batches that are fetched before they are used
 _SINGLY = 5000  # lines with one step; later ones are about a second or more
 _MEMORY_AT_ONCE, _MEMORY_EVERY_S = 16, 1.0
 _DDP_EVERY_S = 0.2  # reading what DistributedDataParallel measured takes 0.08 ms
@@ -81,7 +82,7 @@ class Timeline:
         self.clock = clock
         self.now = self._base = self._outer = REST
         self.marks: list[list[Any]] = []  # of the step: phase, when it began
-        self.fetched: dict[int, int | None] = {}  # samples that no backward pass has used yet, by iterator
+        self.fetched: dict[int, list[int | None]] = {}  # samples of each batch that is not used yet, by iterator
         self._samples: int | None = 0
         self.passed = False  # whether there was a backward pass, ever
 
@@ -103,20 +104,30 @@ class Timeline:
         self.settle(REST)
         self.turn(MAYBE_FORWARD)
 
+    def fetch(self, iterator: int, size: int | None) -> None:
+        """Take a batch of so many samples: the Trainer of Hugging Face fetches all that it accumulates at once."""
+        waiting = self.fetched.setdefault(iterator, [])
+        waiting.append(size)
+        del waiting[:-_AHEAD]
+
     def backward(self) -> None:
-        """Begin a backward pass: what was before it was its forward pass, on what was fetched."""
+        """Begin a backward pass: what was before it was its forward pass, on the batch that was fetched first."""
         self.settle(FORWARD)
         if self.fetched:
-            size, *others = self.fetched.values()
+            if self.now == OPTIMIZER:  # of a closure, which Lightning gives every optimizer
+                self.marks[-1][0] = FORWARD
+            first, *others = self.fetched.values()
+            size = first.pop(0)
             sure = size is not None and not others and self._samples is not None
             self._samples = self._samples + size if sure else None  # type: ignore[operator]
-            self.fetched.clear()
+            if others or not first:
+                self.fetched.clear()
         self.passed = True
         self.turn(BACKWARD)
 
     def back(self) -> None:
         """Return to what a phase is a part of: a step of LBFGS has backward passes."""
-        self.turn(self._base)
+        self.turn(MAYBE_FORWARD if self.fetched and self._base == REST else self._base)
 
     def optimizer(self, begins: bool) -> None:
         """Begin or end the step of any optimizer, which may be a part of a backward pass."""
@@ -290,3 +301,24 @@ class Memory:
             sizes = {each[0]: int(each[1]) * 1024 for each in map(bytes.split, file) if each[0].startswith(b"Vm")}
         peak = sizes.get(b"VmHWM:")
         return peak if peak is None or self._limit < 0 else peak + sizes[b"VmData:"] - sizes[b"VmRSS:"]
+
+
+def of_batch(iterator: Any) -> int | None:
+    """Return how many samples the batch has that a DataLoader's iterator has just given; None if it does not say."""
+    if not iterator._auto_collation:
+        return None
+    batches = iterator._index_sampler
+    size = getattr(batches, "batch_size", None)
+    if getattr(batches, "split_batches", False) or not isinstance(size, int) or isinstance(size, bool):
+        return None
+    if not type(batches).__module__.startswith("torch.utils.data") or batches.drop_last:
+        return size
+    if iterator._dataset_kind or iterator._num_yielded < len(batches):  # 1: an IterableDataset
+        return size
+    return len(batches.sampler) - size * (len(batches) - 1)  # the last one of an epoch
+
+
+def of_epoch(iterator: Any) -> int | None:
+    """Return how many samples a rank has in an epoch; None where nobody counts them ahead."""
+    sampler: Any = getattr(iterator._index_sampler, "sampler", None)
+    return len(sampler) if hasattr(sampler, "__len__") and not iterator._dataset_kind else None
