@@ -67,8 +67,11 @@ class MemoryModel:
 
 
 def modelled(tried: Sequence[Tried]) -> MemoryModel | None:
-    """Return the line through measured peaks, the larger ones weighing more; None of fewer than two batches."""
-    points = [(each.batch, each.peak_bytes) for each in tried if each.peak_bytes is not None]
+    """Return the line through measured peaks, the larger ones weighing more; None of fewer than two batches.
+
+    A batch takes as much as a smaller one at least, so that where one is seen to take less, both count as the mean.
+    """
+    points = _rising([(each.batch, each.peak_bytes) for each in tried if each.peak_bytes is not None])
     if len({batch for batch, _ in points}) < 2:
         return None
     weight = sum(batch for batch, _ in points)
@@ -80,6 +83,23 @@ def modelled(tried: Sequence[Tried]) -> MemoryModel | None:
     if len({batch for batch, _ in points}) < 3:
         return line
     return MemoryModel(line.fixed_bytes, sample, max(abs(line.at(batch) / peak - 1) for batch, peak in points))
+
+
+def _rising(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Return the nearest peaks that never fall: neighbours that do are put at their mean (isotonic regression).
+
+    malloc gives freed memory back at times, so that of two batches the larger one may have the lower peak.
+    """
+    pools: list[list[tuple[int, float]]] = []
+    for point in sorted(points):
+        pools.append([point])
+        while len(pools) > 1 and _mean(pools[-2]) > _mean(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    return [(batch, _mean(pool)) for pool in pools for batch, _ in pool]
+
+
+def _mean(points: Sequence[tuple[int, float]]) -> float:
+    return sum(peak for _, peak in points) / len(points)
 
 
 @dataclass(frozen=True)
@@ -173,6 +193,9 @@ def _by_model(tried: Sequence[Tried], best: Tried, headroom: float) -> float:
     model = modelled(tried)
     if model is None:  # even if all of the peak is for samples, so many fit
         return min(farthest, max(best.batch * most_bytes / peak, 2 * best.batch))
+    if max(peaks) > (1 + _NOISE) * peak and all(each.batch <= best.batch for each in tried):
+        # the largest batch did not take most: what a sample takes is not known to more than this
+        return min(farthest, max(best.batch * most_bytes / max(peaks), 2 * best.batch))
     told = (max(peaks) - min(peaks)) / max(peaks)
     if told < _NOISE or model.sample_bytes <= 0:
         return farthest

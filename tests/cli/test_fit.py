@@ -142,8 +142,16 @@ def test_a_script_that_ends_early_has_its_memory_measured(tmp_path: Path) -> Non
     short = TRAINING.replace("MODEL", MODELS["linear"]).replace("step < 400", "step < 1").replace("1000", "40")
     (tmp_path / "train.py").write_text(short)
     done, found = fit(tmp_path, "1", "--device", "cpu", "--memory", "1GiB", "--batch-size", "16", "--timeout", "30")
-    # a batch of more than 40 makes no step, which ends the search with what was found until then
-    assert done.returncode == 0 or found["problem"]["code"] == "trial-without-steps", done.stderr
+    assert done.returncode == 0, done.stderr  # no batch of more than 40 was tried, which makes no step
     assert found["trials"][0]["note"] == "it ended after 2 steps"
     assert found["best"]["peak_bytes"] > 100 << 20
     assert 16 <= found["best"]["batch"] <= 40
+
+
+def test_a_batch_larger_than_the_data_is_not_waited_for(tmp_path: Path) -> None:
+    few = TRAINING.replace("MODEL", MODELS["linear"]).replace("1000", "40")
+    (tmp_path / "train.py").write_text(few)
+    words = ("2", "--device", "cpu", "--memory", "1GiB", "--batch-size", "64", "--timeout", "9m")
+    done, found = fit(tmp_path, *words)
+    assert done.returncode == 1 and found["problem"]["code"] == "trial-without-samples", done.stderr
+    assert "`drop_last=True` leaves nothing" in found["problem"]["why"]

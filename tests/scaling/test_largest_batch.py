@@ -70,6 +70,16 @@ def test_no_batch_is_larger_than_the_data() -> None:
     assert max(each.batch for each in tried) == 100
 
 
+def test_a_larger_batch_that_took_less_misleads_nobody() -> None:
+    seen = [Tried(16, True, 628 * MIB, 2000 * MIB), Tried(32, True, 515 * MIB, 2000 * MIB)]
+    model = modelled(seen)
+    assert model is not None and model.sample_bytes == 0
+    assert 64 <= (next_batch(seen, Batches(8), 0.1) or 0) <= 128, "not sixteen times as much"
+    seen += [Tried(96, True, 900 * MIB, 2000 * MIB)]
+    model = modelled(seen)
+    assert model is not None and 3 * MIB < model.sample_bytes < 6 * MIB and model.at(96) <= 1.01 * 900 * MIB
+
+
 def test_where_no_memory_is_known_batches_grow_until_one_dies() -> None:
     tried: list[Tried] = []
     while (batch := next_batch(tried, Batches(8), 0.1)) is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ _PERCENT = re.compile(r"([0-9]{1,2}(?:\.[0-9]{1,3})?) ?%?\Z")
 _FIRST = 8  # samples, where neither an option nor the script says how many
 _STARTED_WITH = 4  # of an effective batch that is kept, its part of one rank by this
 _FIT = Source("flag", "fit")
+#: Of the learning rate, where nobody said a rule. https://arxiv.org/abs/1706.02677 reaches 32 with a warmup of five
+#: epochs and SGD; what `fit` is asked about may have neither.
+_MOST_FACTOR = 8.0
 #: What says that a rank got no more memory; a thread that cannot be started is one where memory is limited.
 _MEMORY = frozenset({"cuda-out-of-memory", "host-out-of-memory", "process-limit"})
 #: Flags that the answer sets anew, or that were about the trials.
@@ -207,6 +210,7 @@ class _Search:
         peaks = [line.peak_bytes for file in files.values() for line in file.lines if line.peak_bytes]
         limits = [limit for each in facts if isinstance(limit := each.get("memory_limit_bytes"), int)]
         peak, limit = max(peaks, default=None), min(limits, default=None)
+        self._no_more_than_there_are(facts)
         loaded = {loader["batch_size"] for each in facts if isinstance(loader := each.get("loader"), dict)} - {None}
         if result.status in ("measured", "ended") and loaded and batch not in loaded and not self._trials:
             self._problem = _not_this_batch(batch, loaded, result)
@@ -218,10 +222,17 @@ class _Search:
             return Tried(batch, True, peak, limit), f"it ended after {count(result.steps_seen, 'step')}"
         if result.status == "failed" and (note := self._out_of_memory(batch, result)):
             return Tried(batch, False, None, limit), note
-        if result.status == "ended" and self._trials:
+        if self._trials and (result.status == "ended" or result.empty_epochs):
             return Tried(batch, False, None, limit), "no step: the data hold no such batch"
         self._problem = problem
         return None, ""
+
+    def _no_more_than_there_are(self, facts: Collection[Mapping[str, Any]]) -> None:
+        """Try no batch of more samples than a rank has in an epoch, as its DataLoader counts them."""
+        loaders = [loader for each in facts if isinstance(loader := each.get("loader"), dict)]
+        samples = [number for each in loaders if isinstance(number := each.get("samples"), int) and number > 0]
+        if samples and self._batches.total is None:
+            self._batches = replace(self._batches, most=min(self._batches.most, *samples))
 
     def _out_of_memory(self, batch: int, result: TrialResult) -> str:
         """Return how memory ran out in a trial that failed, "" where that was not why."""
@@ -281,16 +292,24 @@ class _Search:
         nproc = [] if "nproc" not in self._said else [str(self._said["nproc"].value)]
         said = launch_words(self._said, _DECIDED)
         sizes = ["--batch-size", str(batch), *(["--accum", str(accum)] if self._accumulates or accum > 1 else [])]
-        rates = list(self._rates(numbers, now / effective if effective else 1.0))
+        factor = now / effective if effective else 1.0
+        rates = list(self._rates(numbers, factor))
         words = ["ddplaunch", "run", *nproc, *self._series.words, *said, *sizes]
         words += [word for flag, name, lr in rates for word in (flag, f"{name}={lr}" if name else lr)]
         lr = ", ".join(f"{name}={lr}" if name else lr for flag, name, lr in rates if flag == "--lr")
-        return FitCommand(batch, now, now == effective, (*words, "--", *self._series.script), lr)
+        words += ["--", *self._series.script]
+        capped = round(factor, 1) if rates and self._lr_factor(factor) == _MOST_FACTOR < factor else None
+        return FitCommand(batch, now, now == effective, tuple(words), lr, capped)
+
+    def _lr_factor(self, factor: float) -> float:
+        """Return what learning rates are multiplied by where the effective batch is ``factor`` times as large."""
+        rule = value_of(self._options.lr_scaling, None)
+        scale = 1.0 if rule == "none" else factor**0.5 if rule == "sqrt" else factor
+        return min(scale, value_of(self._options.lr_max_factor, _MOST_FACTOR if rule is None else scale))
 
     def _rates(self, numbers: Numbers, factor: float) -> Iterator[tuple[str, str, str]]:
         """Yield flag, name and value of what changes with the effective batch, or was said about it."""
-        rule = value_of(self._options.lr_scaling, "linear")
-        scale = 1.0 if rule == "none" else factor**0.5 if rule == "sqrt" else factor
+        scale = self._lr_factor(factor)
         own = numbers.lr is not None and numbers.lr.source.kind == "script"
         takes = "lr" in self._base.launch.receives or not own
         if numbers.lr is not None and takes and not (own and factor == 1):
