@@ -56,7 +56,7 @@ HOSTS = (
 )
 _RUN_DIR = Flag("run_dir", "text", "", "Where records are [.ddplaunch].", "DIR")
 
-_SIZES = "Numbers of processes on this machine: 1,2,4 [1, 2, 4 … up to its GPUs, or CPUs]."
+_SIZES = "Numbers of processes: 1,2,4,2x4 [1, 2, 4 … up to the GPUs, or CPUs, of all machines]."
 _TRIALS = "Trials"
 #: How long trials are, and what is kept of them.
 TRIALS = {
@@ -158,6 +158,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("strong", "switch", _TRIALS, "Keep the effective batch, not that of each process."),
         *TRIALS["scale"],
         Flag("resume", "switch", _TRIALS, "Take what the same command has measured before, and do the rest."),
+        *HOSTS,
         Flag("plot", "text", _OUTPUT, "Draw speed-up and phases into an SVG file.", "FILE"),
         Flag("json", "switch", _OUTPUT, "Everything as JSON."),
     ),

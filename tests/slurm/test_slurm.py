@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from ddplaunch.records.find import newest_run, read_outcomes
 from ddplaunch.records.first_failure import first_failed_node
+from tests.cli.test_scale import PLANTED
 from tests.conftest import skip
 from tests.slurm.cluster import GPUS, Cluster, missing
 
@@ -223,6 +225,21 @@ def test_what_a_batch_script_would_start_can_be_looked_at(cluster: Cluster, plac
     text = (place / "dry.txt").read_text()
     assert "--nodes=2 --ntasks=2 --ntasks-per-node=1" in " ".join(text.replace("\\\n", " ").split())
     assert "--cpus-per-task=3" in text and "train.py end" in text
+
+
+def test_sizes_of_an_allocation_are_measured(cluster: Cluster, place: Path) -> None:
+    (place / "train.py").write_text(PLANTED)
+    command = f"{sys.executable} -m ddplaunch scale 1,2x1 --device cpu --steps 15 --json {shlex.join(HERE)} -- train.py"
+    wrapped = ["sbatch", "--parsable", "-N2", "-c3", "-o", "scale.out", "--wrap", f"{command} > scale.json"]
+    cluster.finished(cluster.run(wrapped, place).stdout.strip(), timeout_s=300)
+    said = (place / "scale.out").read_text() + (place / "scale.json").read_text()
+    one, two = json.loads((place / "scale.json").read_text())["sizes"]
+    assert [each["size"] for each in (one, two)] == ["1", "2x1"] and len(two["ranks"]) == 2, said
+    assert 1.2 < two["speed_up"] < 2.8, said
+    words = ("salloc", "-N2", sys.executable, "-m", "ddplaunch", "scale", "3x1", "--device", "cpu", "--", "train.py")
+    more = cluster.run(words, place)
+    assert more.returncode == 2 and "size 3x1 takes 3 machines, and there are 2" in more.stderr, more.stderr
+    assert re.search(r"why: Slurm job [0-9]+ has 2", more.stderr)
 
 
 def test_slurm_binds_and_wins(tmp_path: Path) -> None:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json as json_text
-import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ddplaunch.cli.configuration import with_configuration, working_directory
 from ddplaunch.cli.flags import launch_words
 from ddplaunch.cli.prepare import Prepared
 from ddplaunch.cli.streams import answer, answer_json, tell
 from ddplaunch.cli.target import required
+from ddplaunch.cli.trials.trial_machines import Size, TrialMachines
 from ddplaunch.cli.trials.trial_runs import TrialResult
 from ddplaunch.cli.trials.trial_series import TrialSeries, measuring_of, problem_of
 from ddplaunch.machine.facts import NvmlFacts
-from ddplaunch.planning.gpus import exported, visible
-from ddplaunch.planning.options import Options, Said
+from ddplaunch.planning.options import Said
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.scaling.numbers import Numbers, format_lr
@@ -29,6 +28,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
+from ddplaunch.values.words import count
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
 from ddplaunch.watch.size_verdicts import SizeMeasured
@@ -36,21 +36,6 @@ from ddplaunch.watch.size_verdicts import SizeMeasured
 _SIZE = re.compile(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,5})\Z")
 _SECONDS = 10.0
 _SAVED = "size.json"
-
-
-class Size(NamedTuple):
-    """One size: ``nodes`` machines with ``each`` processes."""
-
-    nodes: int
-    each: int
-
-    @property
-    def processes(self) -> int:
-        """All of them."""
-        return self.nodes * self.each
-
-    def __str__(self) -> str:
-        return str(self.each) if self.nodes == 1 else f"{self.nodes}x{self.each}"
 
 
 def scale(
@@ -65,16 +50,19 @@ def scale(
     resume: bool | None,
     plot: str | None,
     json: bool | None,
+    **hosts: Any,
 ) -> int:
-    """Measure each size in turn, and say what its speed-up is and what holds it back."""
+    """Measure each size in turn, say what its speed-up is and what holds it back. ``hosts`` are flags of its own."""
     words = required(script)
     _refuse_plot(plot)
     asked = said.get("nproc")
     launch = {name: value for name, value in said.items() if name != "nproc"}
     options = with_configuration(launch, profile, working_directory())
     measuring = measuring_of(options, warmup_steps, steps, seconds, _SECONDS)
-    trials = _Trials(TrialSeries("scale", options, words, profile, measuring, keep=bool(keep)), launch, bool(strong))
-    sizes = _sizes(None if asked is None else str(asked.value), trials)
+    series = TrialSeries("scale", options, words, profile, measuring, keep=bool(keep))
+    machines = TrialMachines(series, hosts)
+    trials = _Trials(series, machines, launch, bool(strong))
+    sizes = _sizes(None if asked is None else str(asked.value), machines)
     dataset_size = value_of(options.dataset_size, None)
     found, interrupted = trials.run(sizes, resume=bool(resume))
     if plot is not None:
@@ -98,14 +86,11 @@ def scale(
 class _Trials:
     """The trials of one command."""
 
-    def __init__(self, series: TrialSeries, said: Said, strong: bool) -> None:
-        self._series, self._said, self._options = series, said, series.options
-        self.first = series.allowed(self._sized(Size(1, 1)))
+    def __init__(self, series: TrialSeries, machines: TrialMachines, said: Said, strong: bool) -> None:
+        self._series, self._machines, self._said, self._options = series, machines, said, series.options
+        self.first = machines.first
         self.strong = strong or self._options.global_batch_size is not None
         self._whole = self._effective() if self.strong else None
-
-    def _sized(self, size: Size) -> Options:
-        return replace(self._options, nproc=Resolved(size.each, Source("flag", "SIZES")), gpus=None)
 
     def _effective(self) -> int:
         """Return the effective batch that every size keeps. Raises UsageError where nobody says it."""
@@ -126,7 +111,7 @@ class _Trials:
         if self._whole is not None:
             said.pop("batch_size", None)
             said["global_batch_size"] = Resolved(self._whole, Source("flag", "--strong"))
-        if self.first.launch.device.value == "cuda":
+        if self.first.launch.device.value == "cuda" and self._machines.here:
             said["gpus"] = Resolved(self._gpus(size), Source("flag", "SIZES"))
         return said
 
@@ -138,8 +123,16 @@ class _Trials:
         return ",".join(listed.split(",")[: size.each])
 
     def prepared(self, size: Size) -> Prepared:
-        """Return the launch of a size, decided as its trial will. Raises UsageError."""
-        options = self._sized(size)
+        """Return a launch with the numbers of a size, decided on this machine. Raises UsageError."""
+        options = size.of(self._options)
+        if not self._machines.here:  # the numbers do not depend on where the others are
+            source = Source("flag", "SIZES")
+            options = replace(
+                options,
+                device=Resolved("cpu", source),
+                node_rank=Resolved(0, source) if size.nodes > 1 else None,
+                master_addr=Resolved("localhost", source) if size.nodes > 1 else None,
+            )
         if self._whole is not None:
             whole = Resolved(self._whole, Source("flag", "--strong"))
             options = replace(options, batch_size=None, global_batch_size=whole)
@@ -154,7 +147,15 @@ class _Trials:
                 tell(progress_text(known, 0.0))
                 found.append(known)
                 continue
-            result = self._series.run(str(size), str(size), str(size), self.said_for(size), self.first)
+            result = self._series.run(
+                str(size),
+                str(size),
+                self._machines.typed(size),
+                self.said_for(size),
+                self.first,
+                tuple(self._machines.words(size)),
+                elsewhere=not self._machines.here,
+            )
             one = self._measured(size, result)
             tell(progress_text(one, result.took_s))
             found.append(one)
@@ -202,29 +203,24 @@ class _Trials:
         """Return what two trials have in common of which one can stand for the other."""
         said = launch_words(self.said_for(size), ("run_id", "run_dir", "timeout"))
         return json_text.dumps(
-            [str(size), said, self._series.words, self._series.script, list(plain(self._series.measuring).values())[:3]]
+            [
+                str(size),
+                said,
+                self._series.words,
+                self._machines.words(size),
+                self._series.script,
+                list(plain(self._series.measuring).values())[:3],
+            ]
         )
 
-    def most_here(self) -> int:
-        """Return how many processes there is a place for on this machine: GPUs, or CPUs without one."""
-        if self.first.launch.device.value == "cpu":
-            cpu = self.first.facts.cpu
-            return 1 if isinstance(cpu, Unavailable) else cpu.usable
-        listed = value_of(self._options.gpus, "")
-        if listed and not listed.startswith("free"):
-            return len(listed.split(","))
-        nvml = self.first.facts.nvml
-        if not isinstance(nvml, NvmlFacts):
-            return 1
-        seen = exported(os.environ, ())
-        return len(visible(nvml, seen.devices, seen.order).entries)
 
-
-def _sizes(text: str | None, trials: _Trials) -> list[Size]:
+def _sizes(text: str | None, machines: TrialMachines) -> list[Size]:
     """Return the sizes, each once. Raises UsageError for what is none, or does not exist here."""
-    most = trials.most_here()
+    most = machines.most
+    sizes = [Size(1, each) for each in _powers(most)] + [Size(nodes, most) for nodes in _powers(machines.nodes)[1:]]
     if text is None:
-        return [Size(1, each) for each in _powers(most)]
+        return sizes
+    possible = ",".join(map(str, sizes))
     found = []
     for word in text.split(","):
         match = _SIZE.match(word.strip())
@@ -236,19 +232,20 @@ def _sizes(text: str | None, trials: _Trials) -> list[Size]:
                 where="SIZES",
             )
         size = Size(int(match[1] or 1), int(match[2]))
-        if trials.first.launch.device.value == "cuda" and size.each > most:
+        if machines.first.launch.device.value == "cuda" and size.each > most:
             raise usage(
-                f"there is no place for size {size}: {most} GPUs are visible here",
+                f"there is no place for size {size}: {count(most, 'GPU')} on each machine",
                 why="each process takes a GPU of its own",
-                fix=f"`ddplaunch scale {','.join(map(str, _powers(most)))} …`",
+                fix=f"`ddplaunch scale {possible} …`",
                 where="SIZES",
                 code="size-not-here",
             )
-        if size.nodes > 1:
+        if size.nodes > machines.nodes:
+            there = "is one" if machines.nodes == 1 else f"are {machines.nodes}"
             raise usage(
-                f"size {size} takes {size.nodes} machines, and this is one",
-                why="trials run on the machine on which they are started",
-                fix=f"sizes of this machine: `ddplaunch scale {','.join(map(str, _powers(most)))} …`",
+                f"size {size} takes {count(size.nodes, 'machine')}, and there {there}",
+                why=machines.why_not(),
+                fix=f"`ddplaunch scale {possible} …`",
                 where="SIZES",
                 code="size-not-here",
             )

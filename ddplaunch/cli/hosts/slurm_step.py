@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ddplaunch.cli.prepare import interpreter
 from ddplaunch.cli.streams import answer, tell
@@ -41,6 +42,8 @@ def start_slurm_step(nodes: Resolved[NodeRange] | None, environ: Mapping[str, st
         _refuse_components(slurm, environ)
     if slurm.on_node and (one_node or slurm.nodes == 1):
         return None
+    if nodes is not None:  # fewer than the job has, if somebody says so
+        slurm = replace(slurm, nodes=min(slurm.nodes, nodes.value.most))
     step = step_argv(slurm, environ)
     words = [*step, *interpreter(), "-m", "ddplaunch", *sys.argv[1:]]
     if dry_run:

@@ -62,7 +62,8 @@ class TrialOrder:
 
     ``processes`` is NPROC as it is typed. ``said`` are the flags of the launch, those of the trial already among them,
     ``words`` other flags of ``run`` (``--profile``, ``--hosts``), ``script`` what stands behind ``--``. ``variables``
-    are set for the ranks. ``keep`` leaves the trial's folder where it is.
+    are set for the ranks. ``keep`` leaves the trial's folder where it is. ``elsewhere`` says that ranks
+    run on other machines, whose records may be here only after the end.
     """
 
     group: str
@@ -74,6 +75,7 @@ class TrialOrder:
     variables: tuple[tuple[str, str], ...] = ()
     measuring: Measuring = Measuring()
     keep: bool = False
+    elsewhere: bool = False
 
     @property
     def run_id(self) -> str:

@@ -45,11 +45,13 @@ from ddplaunch.watch.phases import FollowedFile, RankPhases, StepLine, phases_pa
 
 #: "measured"; "ended": the script came to its end before enough was measured; "failed": it failed; "refused": the
 #: launch was refused; "no-steps" and "too-slow": no optimizer step, or too few, in the time that there is;
-#: "interrupted": by Ctrl-C.
-TrialStatus = Literal["measured", "ended", "failed", "refused", "no-steps", "too-slow", "interrupted"]
+#: "unseen": what ranks of other machines wrote had no such steps when it came; "interrupted": by Ctrl-C.
+TrialStatus = Literal["measured", "ended", "failed", "refused", "no-steps", "too-slow", "unseen", "interrupted"]
 _LOOK_S = 0.2
 _LEAST = 5  # steps without which nothing is said
 _UNSETTLED = 60, 20.0  # steps and seconds after which it is measured although step times have not settled
+_UNSEEN_S, _UNSEEN_MEASURED_S = 45.0, 10.0  # for ranks to start and settle that nobody sees; and to measure
+_EMPTY = 16  # epochs without a batch after which none is waited for
 _GRACE_S = 30.0
 _LONGER_S = 15.0  # torchrun kills ranks after the grace itself
 _OUTCOME_S = 20.0  # the guard explains a failure after torchrun has gone
@@ -67,7 +69,7 @@ class TrialResult:
     ``settled`` is False where step times still moved. ``exit_status`` is the launcher's where it ended by itself,
     ``findings`` are what it said before the launch. ``outside`` are files that were written elsewhere than in the
     trial's folder, ``kept`` is that folder if it is still there. ``took_s`` is the whole trial, ``busy_cpus`` how many
-    CPUs others kept busy just before it.
+    CPUs others kept busy just before it. ``empty_epochs`` counts epochs that had no batch, of a rank without a step.
     """
 
     order: TrialOrder
@@ -77,6 +79,7 @@ class TrialResult:
     world_size: int | None = None
     steps_seen: int = 0
     settled: bool = True
+    empty_epochs: int = 0
     diagnosis: Diagnosis | None = None
     exit_status: int | None = None
     findings: tuple[Finding, ...] = ()
@@ -128,6 +131,8 @@ def run_trial(
             found["status"] = "measured" if running.enough() else "interrupted"
     finally:
         running.end()
+        if order.elsewhere and found.get("status") == "measured":
+            found = running.refreshed(found)
         outside = _written(before, _files(_watched(order), places)) + running.elsewhere()
         if not order.keep:
             remove_folders(places)
@@ -153,7 +158,7 @@ class _Running:
         self._lines: dict[int, list[StepLine]] = {}
         self.findings: tuple[Finding, ...] = ()
         self._open: set[str] = set()
-        self._looked_s = 0.0
+        self._looked_s = self._recorded = 0.0
         self._child = subprocess.Popen(
             words,
             env={**os.environ, **asked(places.told)},
@@ -172,6 +177,13 @@ class _Running:
             progress(self._steps(), time.monotonic() - self._began)
             if self.enough():
                 return {"status": "measured", **self.measured()}
+            if not self._steps() and self._empty_epochs() >= _EMPTY:
+                return {"status": "no-steps", **self.measured()}
+            if self._is_unseen():
+                self.end()
+                self._look()
+                found = self.measured(force=True)
+                return {"status": "measured" if found["ranks"] else "unseen", **found}
             if time.monotonic() - self._began >= limit_s:
                 found = self.measured(force=True)
                 status = "measured" if found["ranks"] else "too-slow" if self._steps() else "no-steps"
@@ -220,6 +232,23 @@ class _Running:
         if time.monotonic() - self._looked_s > 2.0:
             self._looked_s = time.monotonic()
             self._open.update(self._written_to())
+
+    def _is_unseen(self) -> bool:
+        """Whether ranks on other machines, whose records come at the end, have trained for as long as is wanted."""
+        if not self._order.elsewhere or self._lines or not self._is_recorded():
+            return False
+        self._recorded = self._recorded or time.monotonic()
+        wanted_s = self._order.measuring.seconds or _UNSEEN_MEASURED_S
+        return time.monotonic() - self._recorded >= _UNSEEN_S + wanted_s
+
+    def refreshed(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of a measured trial with the ranks whose records have come at its end."""
+        self._look()
+        again = self.measured(force=True)
+        return {**found, **again} if len(again["ranks"]) > len(found["ranks"]) else found
+
+    def _empty_epochs(self) -> int:
+        return max((file.facts.get("empty_epochs", 0) for file in self._files.values()), default=0)
 
     def _steps(self) -> int:
         return min((sum(line.steps for line in lines) for lines in self._lines.values()), default=0)
@@ -272,6 +301,7 @@ class _Running:
             "world_size": self._world_size(),
             "steps_seen": self._steps(),
             "settled": all(still),
+            "empty_epochs": 0 if self._steps() else self._empty_epochs(),
         }
 
     def end(self) -> None:

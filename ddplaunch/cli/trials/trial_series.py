@@ -59,11 +59,32 @@ class TrialSeries:
             raise RefusedError(*refusing)
         return found
 
-    def run(self, name: str, shown: str, processes: str, said: Said, first: Prepared) -> TrialResult:
-        """Run one trial, ``shown`` while it runs; ``first`` is a launch of the script that was decided before."""
+    def run(
+        self,
+        name: str,
+        shown: str,
+        processes: str,
+        said: Said,
+        first: Prepared,
+        words: tuple[str, ...] = (),
+        *,
+        elsewhere: bool = False,
+    ) -> TrialResult:
+        """Run one trial, ``shown`` while it runs; ``first`` is a launch of the script that was decided before.
+
+        ``words`` are further flags of it. ``elsewhere`` says that its ranks run on other machines.
+        """
         report = script_report(self.options, self.target, Path.cwd(), first.facts)
         order = TrialOrder(
-            self.group, name, processes, said, self.script, self.words, measuring=self.measuring, keep=self._keep
+            self.group,
+            name,
+            processes,
+            said,
+            self.script,
+            (*self.words, *words),
+            measuring=self.measuring,
+            keep=self._keep,
+            elsewhere=elsewhere,
         )
         return run_trial(order, report, TrialProgress(shown))
 
@@ -126,6 +147,14 @@ def problem_of(result: TrialResult) -> Finding | None:
             fix=f"`ddplaunch explain {order.run_id}` has all of it",
             where=where,
         )
+    if result.empty_epochs and result.status in ("ended", "no-steps"):
+        return error(
+            "trial-without-samples",
+            f"the DataLoader gave no batch in {count(result.empty_epochs, 'epoch')}",
+            why="where a rank has fewer samples than one batch, `drop_last=True` leaves nothing",
+            fix="a smaller `--batch-size`, or more data",
+            where=where,
+        )
     if result.status == "ended":
         return error(
             "trial-ended-early",
@@ -142,6 +171,15 @@ def problem_of(result: TrialResult) -> Finding | None:
             f"no optimizer step in {duration_text(order.measuring.timeout_s)}",
             why="the ranks still load, or wait for each other; or their steps are made without an optimizer of torch",
             fix=f"`--timeout 30m` waits longer; `ddplaunch logs {order.run_id}` shows what they did; {_MARK}",
+            where=where,
+        )
+    if result.status == "unseen":
+        return error(
+            "trial-without-steps",
+            f"{seen} in what the hosts brought at the end, too few to measure",
+            why="the hosts do not share the run directory, so that nobody sees how far their ranks are: trials end "
+            "55 s after their launch, or 45 s and `--seconds`",
+            fix=f"`--run-dir` on a file system that all hosts share, or `--seconds 60`; {_MARK}",
             where=where,
         )
     if result.status == "too-slow":
