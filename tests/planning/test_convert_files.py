@@ -32,6 +32,30 @@ spec:
       replicas: 2
       template: {spec: {containers: [{command: [torchrun, --nproc_per_node=4, train.py]}]}}
 """
+MASTER = """
+kind: PyTorchJob
+spec:
+  nprocPerNode: "2"
+  pytorchReplicaSpecs:
+    Master:
+      template: {spec: {containers: [{command: [python, train.py], args: [--lr, "1"]}]}}
+    Worker:
+      replicas: 2
+      template: {spec: {containers: [{command: [python, train.py], args: [--lr, "1"]}]}}
+"""
+OF_REPLICA = '--node-rank "$RANK" --master-addr "$MASTER_ADDR" --master-port "$MASTER_PORT"'
+COMPONENT = """
+from torchx.components import dist
+
+def app(image):
+    return dist.ddp("--lr", "1", script="train.py", j="2x4", image=image, env={"A": "1"})
+"""
+ROLE = """
+import torchx.specs as specs
+
+def app():
+    return specs.AppDef("a", [specs.Role("b", "", entrypoint="torchrun", args=["--nproc_per_node", "2", "train.py"])])
+"""
 OF_FSDP = (
     "--env ACCELERATE_USE_FSDP=true --env FSDP_OFFLOAD_PARAMS=false --env FSDP_SHARDING_STRATEGY=FULL_SHARD "
     "--env ACCELERATE_MIXED_PRECISION=bf16 -- train.py"
@@ -43,7 +67,12 @@ OF_FSDP = (
     [
         ("a.yaml", FSDP, f"run 2x4 --node-rank 1 --master-addr gpu-a --master-port 29511 {OF_FSDP}"),
         ("hostfile", "gpu-a slots=4\n# no\ngpu-b slots=4\n", "run auto --hostfile hostfile -- train.py"),
-        ("job.yaml", JOB, "run 4 -- train.py"),
+        ("job.yaml", JOB, f"run 2x4 {OF_REPLICA} -- train.py"),
+        ("job.yaml", MASTER, f"run 3x2 {OF_REPLICA} -- train.py --lr 1"),
+        ("job.yaml", JOB.replace("replicas: 2", "replicas: 1"), "run 4 -- train.py"),
+        ("job.yaml", MASTER.replace("python, ", "./run, "), f"run 3x2 {OF_REPLICA} -- ./run train.py --lr 1"),
+        ("app.py", COMPONENT, "run 2x4 --env A=1 -- train.py --lr 1"),
+        ("app.py", ROLE, "run 2 -- train.py"),
     ],
 )
 def test_a_file(call: Call, folder: Path, name: str, text: str, command: str) -> None:
@@ -67,3 +96,9 @@ def test_other_yaml_is_no_launch(call: Call, folder: Path, text: str) -> None:
     (folder / "a.yaml").write_text(text)
     said = call("convert", "a.yaml")
     assert said.status == 2 and "error[launcher-missing]" in said.err
+
+
+def test_a_component_that_is_made_when_it_runs(call: Call, folder: Path) -> None:
+    (folder / "app.py").write_text(COMPONENT.replace('"2x4"', "size()"))
+    said = call("convert", "app.py")
+    assert said.status == 1 and "line 5: `j=size()`" in said.err

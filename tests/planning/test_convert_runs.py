@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.planning.convert.shell_script import changed, sites_of
+from ddplaunch.planning.convert.shell_script import sites_of
+from ddplaunch.planning.convert.translation import changed
 from tests.ports import free_port
 
 STANDIN = """

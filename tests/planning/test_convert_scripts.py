@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.planning.convert.shell_script import changed, sites_of
+from ddplaunch.planning.convert.shell_script import sites_of
+from ddplaunch.planning.convert.translation import changed
 from tests.cli.cli_calls import Call, call, folder
 
 __all__ = ["call", "folder"]
@@ -49,6 +50,18 @@ CONVERTED = [
         "ddplaunch run $((N * 8)) -- t.py\n",
     ),
     (
+        'go() { torchrun --nproc_per_node 2 "$@"; }\ngo t.py --x\n',
+        'go() { ddplaunch run 2 -- "$@"; }\ngo t.py --x\n',
+    ),
+    (
+        "srun -p x --ntasks=$G --ntasks-per-node=${P} --cpus-per-task=$C python -u t.py\n",
+        "srun -p x --nodes=$((G / P)) --ntasks-per-node=1 --ntasks=$((G / P)) --cpus-per-task=$((C * P)) "
+        "ddplaunch run ${P} -- t.py\n",
+    ),
+    ("eval torchrun t.py --x\n", "eval ddplaunch run 1 -- t.py --x\n"),
+    ("xargs -n1 torchrun t.py < list\n", "xargs -n1 ddplaunch run 1 -- t.py < list\n"),
+    ("torchx run -s local_cwd dist.ddp -j 1x4 --script t.py -- --x\n", "ddplaunch run 4 -- t.py --x\n"),
+    (
         "python -m torch.distributed.launch --nproc_per_node 2 t.py --x\n",
         "ddplaunch run 2 -- t.py '--local-rank=${local_rank}' --x\n",
     ),
@@ -70,6 +83,11 @@ def test_a_script(script: str, expected: str) -> None:
         ('eval "torchrun t.py \\"$x\\""\n', 1),
         ("bash -c 'python -m torch.distributed.launch --nproc_per_node 2 t.py'\n", 1),
         ("for D in 1 2; do\n torchrun $D t.py\ndone\n", 2),
+        ("\ntorchrun --master_addr=<the address> --nnodes=2 t.py\n", 2),
+        ('x\ntorchrun "$@"\n', 2),
+        ('A=($1)\nA+=($2)\ntorchrun "${A[@]}"\n', 3),
+        ('go() { torchrun --nproc_per_node 2 "$@"; }\ngo --nnodes 2 t.py\n', 1),
+        ("\neval torchrun $OPTIONS t.py\n", 2),
     ],
 )
 def test_what_cannot_be_known_stays_and_is_said_at_its_line(script: str, line: int) -> None:
@@ -90,6 +108,25 @@ def test_what_is_no_launch_is_left_alone(script: str) -> None:
 def test_a_broken_script_is_converted_where_it_is_whole() -> None:
     data = b"torchrun a.py\n" + b"if [ x; then (( \n" * 3 + b"torchrun b.py\n"
     assert changed(data, sites_of(data)).startswith(b"ddplaunch run 1 -- a.py\n")
+
+
+def test_what_no_grammar_takes_is_said_once_where_it_stays() -> None:
+    data = b"if then fi ((( torchrun a.py\n}}}\ntorchrun b.py\n"
+    sites = sites_of(data)
+    assert changed(data, sites).endswith(b"ddplaunch run 1 -- b.py\n")
+    assert [site.line for site in sites if not site.replacement] == [1]
+
+
+def test_variables_of_sourced_files_count(call: Call, folder: Path) -> None:
+    (folder / "size.sh").write_text('N=2\nOPTIONS="--nproc_per_node=4 --nnodes=$N"\nsource ./all.sh\ntorchrun x.py\n')
+    (folder / "all.sh").write_text("set -e\n. size.sh\ntorchrun $OPTIONS --node_rank 0 t.py\n")
+    said = call("convert", "all.sh")
+    assert "+ddplaunch run 4 --nnodes $N --node-rank 0 -- t.py\n" in said.out and said.status == 0
+    notes = " ".join(said.err.split())
+    assert "all.sh:2: unknown `. size.sh`: size.sh:3: it is read within itself" in notes
+    assert "`ddplaunch convert size.sh` converts them" in notes
+    (folder / "all.sh").write_text("if x; then . ./size.sh; fi\ntorchrun $OPTIONS t.py\n")
+    assert call("convert", "all.sh").status == 1
 
 
 def test_scripts_nest_and_grow() -> None:

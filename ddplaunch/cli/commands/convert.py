@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ddplaunch.cli.streams import answer, answer_json, tell, tell_findings
-from ddplaunch.planning.convert.launch_words import plain
+from ddplaunch.planning.convert.launch_words import Word, plain
 from ddplaunch.planning.convert.launcher_line import translate
-from ddplaunch.planning.convert.translation import Translation
+from ddplaunch.planning.convert.translation import CannotSay, Translation, changed
 from ddplaunch.ui.shell import diff_text, line_json, line_text, not_converted, notes_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, UsageError, usage
@@ -32,15 +32,14 @@ def convert(line: list[str] | None, files: list[str], write: bool | None, json: 
             fix="`ddplaunch convert train.sh`, or `ddplaunch convert -- torchrun --nproc_per_node=4 train.py`",
         )
     if line:
-        return _line(line, bool(json))
+        return _line(plain(line), bool(json))
     status = ExitStatus.DONE
     for name in files:
         status = max(status, _file(name, bool(write), bool(json)))
     return status
 
 
-def _line(line: list[str], json: bool) -> int:
-    words = plain(line)
+def _line(words: list[Word], json: bool) -> int:
     said = translate(words, read_config)
     if said is None:
         raise _no_launcher("that line")
@@ -65,20 +64,24 @@ def tell_notes(said: Translation, line: str, where: str) -> ExitStatus:
     if not said.words:
         tell_findings([not_converted(said, line, where)])
         return ExitStatus.FINDINGS
-    tell(notes_text(said, Terminal.of(sys.stderr), f"{where}: " if where else ""))
+    if said.dropped or said.unknown:
+        tell(notes_text(said, Terminal.of(sys.stderr), f"{where}: " if where else ""))
     return ExitStatus.DONE
 
 
 def _file(name: str, write: bool, json: bool) -> ExitStatus:
     """Convert one script."""
     from ddplaunch.planning.convert.launch_files import line_of
-    from ddplaunch.planning.convert.shell_script import changed, sites_of  # a parser, which a line has no need of
+    from ddplaunch.planning.convert.shell_script import sites_of  # a parser, which a line has no need of
 
     data = _read(name)
-    line = line_of(name, data)
+    try:
+        line = line_of(name, data)
+    except CannotSay as cannot:
+        return tell_notes(Translation("", 0, unknown=(cannot.note,)), name, name)
     if line is not None:
         return ExitStatus(_line(line, json))
-    sites = sites_of(data, read_config)
+    sites = sites_of(data, read_config, _sourced(Path(name).parent), Path(name).name)
     if not sites:
         raise _no_launcher(f"`{name}`")
     new = changed(data, sites)
@@ -90,8 +93,26 @@ def _file(name: str, write: bool, json: bool) -> ExitStatus:
     elif new != data:
         answer(diff_text(name, data, new, Terminal.of(sys.stdout)))
     for site in sites:
-        status = max(status, tell_notes(site.said, site.text, f"{name}:{site.line}"))
+        if site.aside:
+            tell(notes_text(site.said, Terminal.of(sys.stderr), f"{name}:{site.line}: "))
+        else:
+            status = max(status, tell_notes(site.said, site.text, f"{name}:{site.line}"))
     return status
+
+
+def _sourced(folder: Path) -> Callable[[str], bytes | None]:
+    """Return what reads a file that a script in ``folder`` sources: from here as a shell would, or beside it."""
+
+    def read(path: str) -> bytes | None:
+        for place in (Path(path), folder / path):
+            try:
+                if place.is_file():
+                    return _read(str(place))
+            except (OSError, UsageError):
+                continue
+        return None
+
+    return read
 
 
 def _site_json(site: Any) -> dict[str, Any]:
@@ -104,7 +125,9 @@ def _read(name: str) -> bytes:
     path = Path(name)
     try:
         if not path.is_file():
-            raise _no_script(name, "is a directory" if path.is_dir() else "is not a file that exists")
+            raise _no_script(
+                name, "is a directory" if path.is_dir() else "is no plain file" if path.exists() else "does not exist"
+            )
         if path.stat().st_size > _LARGEST:
             raise _no_script(name, "is larger than 64 MiB")
         data = path.read_bytes()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from ddplaunch.planning.convert.launcher_options import MODULES, PROGRAMS
 from ddplaunch.values.frozen import dataclass
@@ -14,15 +15,15 @@ _VARIABLE = re.compile(r'"?\$\{?(\w+)\}?"?\Z')
 #: Programs that run the words behind them.
 _WRAPPERS = frozenset(
     """
-    nohup env exec time command nice ionice stdbuf numactl taskset timeout sudo setsid unbuffer uv poetry pipenv pdm rye
+    nohup env exec time command nice ionice stdbuf numactl taskset timeout sudo setsid unbuffer xargs parallel eval
+    uv poetry pipenv pdm rye
     hatch conda mamba micromamba singularity apptainer docker podman enroot nsys ncu py-spy viztracer strace ssh pdsh
     srun mpirun mpiexec horovodrun bash sh
     """.split()  # noqa: SIM905
 )
 
 
-@dataclass(frozen=True)
-class Word:
+class Word(NamedTuple):
     """One word: ``source`` is its shell text, ``text`` what a shell makes of it, None where that is not known.
 
     ``constant`` is the value of a variable that has one value in its script, ``parts`` are the words for which one
@@ -92,13 +93,16 @@ def divided(total: Word, parts: Word) -> Word | None:
         return total
     if whole is not None and by is not None:
         return known(str(whole // by)) if by and whole % by == 0 else None
-    sides = []
-    for word in (total, parts):
-        match = _VARIABLE.match(word.source)
-        if match is None and word.number() is None:
-            return None
-        sides.append(match[1] if match and not match[1][0].isdecimal() else word.source.strip('"'))
-    return Word(f"$(({sides[0]} / {sides[1]}))")
+    sides = [in_arithmetic(word) for word in (total, parts)]
+    return None if None in sides else Word(f"$(({sides[0]} / {sides[1]}))")
+
+
+def in_arithmetic(word: Word) -> str | None:
+    """Return a number or a variable as ``$((…))`` has it, None for another word."""
+    match = _VARIABLE.match(word.source)
+    if match is None and word.number() is None:
+        return None
+    return match[1] if match and not match[1][0].isdecimal() else word.source.strip('"')
 
 
 def is_python(word: Word) -> bool:
@@ -146,6 +150,8 @@ def _launcher_at(words: Sequence[Word], i: int) -> LauncherPlace | None:
     following = words[i + 1].text if i + 1 < len(words) else None
     if name == "accelerate" and following == "launch":
         return LauncherPlace("accelerate", i, i + 2)
+    if name == "torchx" and following == "run":
+        return LauncherPlace("torchx", i, i + 2)
     if name in PROGRAMS:
         return LauncherPlace(PROGRAMS[name], i, i + 1)
     if not is_python(words[i]):
@@ -159,3 +165,22 @@ def _launcher_at(words: Sequence[Word], i: int) -> LauncherPlace | None:
         if not text.startswith("-"):
             return _launcher_at(words, at) if at == i + 1 and words[at].name in PROGRAMS else None
     return None
+
+
+def variable_of(source: str) -> str:
+    """Return the name of the variable that a word is, as in ``"$X"``, ``${X}`` and ``"${X[@]}"``; else nothing."""
+    bare = source.strip('"')
+    if not bare.startswith("$"):
+        return ""
+    name = bare[1:].removeprefix("{").removesuffix("}").removesuffix("[@]").removesuffix("[*]")
+    return name if name.isidentifier() and not option_of(Word(source))[0] else ""
+
+
+def split(text: str, at: int, expands: bool) -> Iterator[Word]:
+    """Yield the words of an unquoted use of a text that stands at byte ``at``; ``expands`` if variables in it do."""
+    data, begin = text.replace("\\\n", "  ").encode("utf-8", "surrogateescape"), 0
+    for piece in data.split():
+        begin = data.index(piece, begin)
+        word = piece.decode("utf-8", "surrogateescape")
+        yield Word(word, None if expands and "$" in word else word, span=(at + begin, at + begin + len(piece)))
+        begin += len(piece)

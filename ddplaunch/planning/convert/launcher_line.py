@@ -12,6 +12,8 @@ from ddplaunch.planning.convert.translation import OF_MPI, CannotSay, Note, Tran
 
 _PORT = re.compile(r"\d+\Z|\$\w+\Z|\$\{\w+\}\Z")
 _ONE = ("1", "1:1")
+#: All words that a shell script or function was called with.
+ALL_WORDS = ("$@", "$*", "${@}", "${*}")
 _LOCAL = ("localhost", "127.0.0.1")
 #: What ``--config_file`` says, by option; None where it cannot be read.
 ReadConfig = Callable[[str], "Mapping[str, str] | None"]
@@ -27,9 +29,9 @@ def translate(words: Sequence[Word], config: ReadConfig | None = None) -> Transl
         return None
     if place.launcher == "srun":
         return step_of(words, place)
-    line = LauncherLine(place.launcher, config or (lambda path: None))
+    line = LauncherLine("torchrun" if place.launcher == "torchx" else place.launcher, config or (lambda path: None))
     try:
-        rest = line.read(words[place.options :])
+        rest = line.read(line.of_app(words[place.options :]) if place.launcher == "torchx" else words[place.options :])
         said = [*_program(place.python), *line.command(rest)]
     except CannotSay as cannot:
         return Translation(place.launcher, place.start, unknown=(cannot.note,))
@@ -84,10 +86,24 @@ class LauncherLine:
             raise CannotSay(f"`{self.launcher}` without a script", "the line starts nothing")
         return list(words[at:])
 
+    def of_app(self, words: Sequence[Word]) -> Sequence[Word]:
+        """Take the variables of an app of TorchX; return the words behind its torchrun. Raises CannotSay."""
+        from ddplaunch.planning.convert.torchx_app import app_of  # for those who have such a line
+
+        app = app_of(words)
+        self.env.update(app.env)
+        self.dropped += app.dropped
+        self.unknown += app.unknown
+        return app.words
+
     def _refuse_hidden_options(self, rest: Sequence[Word]) -> None:
         """Raise CannotSay if a variable stands before what is plainly the script: options of the launcher are in it."""
         if rest[0].value is not None:
             return
+        several = rest[0].source.strip('"') in ALL_WORDS or "[@]" in rest[0].source or "[*]" in rest[0].source
+        unsized = not {"nproc", "total", "nnodes", "config"} & self.said.keys()
+        if unsized and (several or LAUNCHERS[self.launcher] is LAUNCHERS["torchrun"]):
+            raise CannotSay(f"`{rest[0].source}`", f"the options of {self.launcher} may be in it: the line says none")
         table = LAUNCHERS[self.launcher]
         for word in rest[1:]:
             name = option_of(word)[0]

@@ -197,7 +197,17 @@ PROGRAMS = {
 
 
 #: What the text of a script has if a launcher is in it.
-_NAMES = (b"torchrun", b"torch.distributed", b"accelerate", b"deepspeed", b"horovodrun", b"mpirun", b"mpiexec", b"srun")
+_NAMES = (
+    b"torchrun",
+    b"torchx",
+    b"torch.distributed",
+    b"accelerate",
+    b"deepspeed",
+    b"horovodrun",
+    b"mpirun",
+    b"mpiexec",
+    b"srun",
+)
 
 
 def named_in(text: bytes) -> bool:

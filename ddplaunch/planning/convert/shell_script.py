@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import posixpath
+import re
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddplaunch.planning.convert.launch_words import Word, find_launcher, known, option_of
+from ddplaunch.planning.convert.launch_words import Word, find_launcher, known, option_of, split, variable_of
 from ddplaunch.planning.convert.launcher_line import ReadConfig, translate
-from ddplaunch.planning.convert.launcher_options import named_in
-from ddplaunch.planning.convert.translation import Note, Translation
+from ddplaunch.planning.convert.launcher_options import PROGRAMS, named_in
+from ddplaunch.planning.convert.translation import Note, Site, Translation
 from ddplaunch.values.frozen import dataclass
 
 if TYPE_CHECKING:
@@ -17,19 +20,21 @@ if TYPE_CHECKING:
 
 _SHELLS = ("bash", "sh", "zsh", "dash", "eval", "ssh")
 _SKIPPED = ("heredoc_body", "file_redirect", "heredoc_redirect", "herestring_redirect")
+CARRIAGE_RETURNS = Note("lines that end in CR LF", "bash takes the carriage return for a part of the last word")
+_BLANK = re.compile(r"<[\w -]+>")
+_ALL = ('"$@"', "$@", '"$*"', "$*")
+_PROGRAMS = frozenset(name.encode() for name in (*PROGRAMS, "accelerate"))
 _QUOTES = "'\"\\`"
+#: Reads a file that is sourced; None for one that cannot be read.
+ReadSourced = Callable[[str], "bytes | None"]
 
 
 @dataclass(frozen=True)
-class Site:
-    """A launch in a script: its line from 1, its text, the bytes that change and what stands there then."""
+class _Sourcing:
+    """How sourced files are read, and those within which the text at hand is sourced."""
 
-    line: int
-    text: str
-    said: Translation
-    start: int = 0
-    end: int = 0
-    replacement: bytes = b""
+    read: ReadSourced | None = None
+    within: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,22 +55,23 @@ def _parser() -> Parser:
     return Parser(Language(tree_sitter_bash.language()))
 
 
-def sites_of(data: bytes, config: ReadConfig | None = None) -> list[Site]:
+def sites_of(
+    data: bytes, config: ReadConfig | None = None, read: ReadSourced | None = None, name: str = ""
+) -> list[Site]:
     """Return the launches of a script in the order of their lines.
 
-    One that cannot be converted has no ``replacement``; ``said.unknown`` says why.
+    One that cannot be converted has no ``replacement``; ``said.unknown`` says why. ``read`` reads the files that
+    the script ``name`` sources: their variables count, their launches do not.
     """
-    found = _Reader(data, config, 0, 1).sites()
-    return sorted(found, key=lambda site: (site.line, site.start))
-
-
-def changed(data: bytes, sites: Sequence[Site]) -> bytes:
-    """Return the script with every launch replaced."""
-    parts, at = [], 0
-    for site in sorted((each for each in sites if each.replacement), key=lambda each: each.start):
-        parts += [data[at : site.start], site.replacement]
-        at = site.end
-    return b"".join([*parts, data[at:]])
+    ends = [Site(1, "", Translation("", 0, unknown=(CARRIAGE_RETURNS,)), aside=True)] if b"\r\n" in data else []
+    found = ends + list(_Reader(data, config, 0, 1, sourcing=_Sourcing(read, (posixpath.normpath(name),))).sites())
+    lines = {site.line for site in found if site.replacement}  # a line of what the grammar does not take may be whole
+    kept = []
+    for site in sorted(found, key=lambda site: (site.line, site.start)):
+        if site.replacement or site.said.launcher or site.aside or site.line not in lines:
+            kept.append(site)
+            lines |= set() if site.replacement or site.said.launcher else {site.line}
+    return kept
 
 
 def _walk(root: Node) -> Iterator[Node]:
@@ -80,8 +86,17 @@ def _walk(root: Node) -> Iterator[Node]:
 class _Reader:
     """Reads one text: a script, or one inside of it, at ``offset`` bytes and from ``line`` on."""
 
-    def __init__(self, data: bytes, config: ReadConfig | None, offset: int, line: int, quote: str = "") -> None:
+    def __init__(
+        self,
+        data: bytes,
+        config: ReadConfig | None,
+        offset: int,
+        line: int,
+        quote: str = "",
+        sourcing: _Sourcing = _Sourcing(),  # noqa: B008 - it is frozen
+    ) -> None:
         self.data, self.config, self.offset, self.line, self.quote = data, config, offset, line, quote
+        self.sourcing = sourcing
         self.root = _parser().parse(data).root_node
         self.assigned: dict[str, list[Node]] = {}
         self.commands: list[Node] = []
@@ -97,10 +112,44 @@ class _Reader:
             self.text(name) for node in self.others if (name := node.child_by_field_name("variable")) is not None
         }
 
+        self.sourced: dict[str, list[tuple[int, _Reader]]] = {}
+        self.asides: list[Site] = []
+        for node in self.commands if sourcing.read is not None else ():
+            self._source(node, sourcing.read)
+
+    def _source(self, node: Node, read: ReadSourced | None) -> None:
+        """Take the variables of a file that ``source FILE`` or ``. FILE`` reads."""
+        name = node.child_by_field_name("name")
+        path = node.child_by_field_name("argument")
+        if name is None or path is None or self.text(name) not in ("source", ".") or read is None:
+            return
+        literal = self._literal(path)
+        data = None if literal is None else read(literal)
+        if literal is None or data is None or b"\0" in data:
+            return
+        file = posixpath.normpath(literal)
+        if file in self.sourcing.within:
+            self._note(node, "it is read within itself, again and again: what it sets is not followed")
+            return
+        inner = _Reader(data, self.config, 0, 1, sourcing=_Sourcing(read, (*self.sourcing.within, file)))
+        at = node.start_byte if node.parent is not None and node.parent.type in ("program", "list") else -1
+        for variable in {*inner.assigned, *inner.sourced}:
+            self.sourced.setdefault(variable, []).append((at, inner))
+        for aside in inner.asides:
+            self._note(node, f"{literal}:{aside.line}: {aside.said.unknown[0].why}")
+        if named_in(data) and any(not site.aside for site in inner.sites()):
+            self._note(node, f"launches stand in it: `ddplaunch convert {shlex.quote(literal)}` converts them")
+
+    def _note(self, node: Node, why: str) -> None:
+        note = Note(f"`{self.text(node)}`", why)
+        line = self.line + node.start_point[0]
+        self.asides.append(Site(line, self.text(node), Translation("", 0, unknown=(note,)), aside=True))
+
     def text(self, node: Node) -> str:
         return self.data[node.start_byte : node.end_byte].decode("utf-8", "surrogateescape")
 
     def sites(self) -> Iterator[Site]:
+        yield from self.asides
         taken: set[int] = set()
         for nodes in self.assigned.values():
             for node in nodes:
@@ -119,8 +168,8 @@ class _Reader:
 
     def _not_parsed(self, node: Node) -> Iterator[Site]:
         for number, line in enumerate(self.data[node.start_byte : node.end_byte].splitlines()):
-            words = line.split()
-            if words and named_in(words[0]):
+            words = line.partition(b"#")[0].split()
+            if any(word.rpartition(b"/")[2] in _PROGRAMS or word.startswith(b"torch.distributed.") for word in words):
                 note = Note("the shell's grammar does not take it", "the lines around it are not a complete command")
                 text = line.strip().decode("utf-8", "replace")
                 yield Site(self.line + node.start_point[0] + number, text, Translation("", 0, unknown=(note,)))
@@ -139,16 +188,48 @@ class _Reader:
                 yield from self._inside(child.start_byte + 1, child.end_byte - 1, quote)
             if inner or bare[0].name != "eval":
                 return
+            words = words[words.index(bare[0]) + 1 :]
+            bare = bare[1:]
         if bare and bare[0].parts and self._defined_at(bare[0]) not in taken:
             first = words.index(bare[0])
             words[first : first + 1] = bare[0].parts
         said = translate(words, self.config)
         if said is None:
             return
-        yield self._site(node, words, said)
+        blank = _BLANK.search(self.text(node.parent or node)) if not said.words else None
+        if blank is not None:
+            note = Note(f"`{blank[0]}`", "a shell reads and writes files there: put what is meant in its place first")
+            said = Translation(said.launcher, said.start, unknown=(note,))
+        yield self._site(node, words, self._as_called(node, said))
+
+    def _as_called(self, node: Node, said: Translation) -> Translation:
+        """Look at the calls of the function around a launch of ``"$@"``: they tell whether options are in it."""
+        around = node.parent
+        while around is not None and around.type != "function_definition":
+            around = around.parent
+        unsure = [note for note in said.unknown if note.what.strip("`").removeprefix("what `").startswith(_ALL)]
+        name = around.child_by_field_name("name") if around is not None else None
+        if name is None or not unsure:
+            return said
+        calls = [
+            each
+            for each in self.commands
+            if (own := each.child_by_field_name("name")) is not None and self.text(own) == self.text(name)
+        ]
+        firsts = [self.word(first) for each in calls if (first := each.child_by_field_name("argument")) is not None]
+        options = [word for word in firsts if option_of(word)[0]]
+        if options or any(word.value is None or not word.value.endswith(".py") for word in firsts) or not calls:
+            if not options:
+                return said
+            why = f"`{self.text(name)}` is called with options of the launcher, `{options[0].source}`"
+            return Translation(
+                said.launcher, said.start, unknown=(Note(unsure[0].what.removeprefix("what ").partition(" ")[0], why),)
+            )
+        kept = tuple(note for note in said.unknown if note not in unsure)
+        return Translation(said.launcher, said.start, said.words, said.dropped, kept)
 
     def _defined_at(self, word: Word) -> int:
-        nodes = self.assigned.get(_variable(word.source), [])
+        nodes = self.assigned.get(variable_of(word.source), [])
         return nodes[0].start_byte if nodes else -1
 
     def _is_assignment(self, word: Word) -> bool:
@@ -248,7 +329,7 @@ class _Reader:
         text = self._literal(inner)
         if text is not None:
             return Word(source, text, span=span)
-        name = _variable(source)
+        name = variable_of(source)
         defined = self._definition(name, node.start_byte) if name else None
         if defined is None:
             return Word(source, span=span)
@@ -273,8 +354,17 @@ class _Reader:
 
     def _definition(self, name: str, use: int) -> Definition | None:
         """Return the value of a variable that the script sets once, before ``use``, without any condition."""
-        nodes = self.assigned.get(name, [])
-        if len(nodes) != 1 or name in self.loops or nodes[0].start_byte > use:
+        nodes, others = self.assigned.get(name, []), self._sourced_before(name, use)
+        if len(nodes) + len(others) != 1 or name in self.loops:
+            return None
+        if others:
+            at, inner = others[0]
+            found = inner._definition(name, len(inner.data)) if 0 <= at < use else None
+            changed_here = found is not None and any(
+                at < each.start_byte < use for used in found.uses for each in self.assigned.get(used, [])
+            )
+            return None if changed_here else found
+        if nodes[0].start_byte > use:
             return None
         node = nodes[0]
         parent = node.parent
@@ -292,6 +382,9 @@ class _Reader:
                 return None
         return Definition(tuple(words), uses, node.start_byte, value.type != "array")
 
+    def _sourced_before(self, name: str, use: int) -> list[tuple[int, _Reader]]:
+        return [each for each in self.sourced.get(name, ()) if each[0] < use]
+
     def _words_of(self, value: Node) -> list[Word] | None:
         """Return the words that a value is split into where it is used without quotes."""
         if value.type == "array":
@@ -302,27 +395,9 @@ class _Reader:
         source = self.text(value)[1:-1]
         if set(source.replace("\\\n", "  ")) & set(_QUOTES) or "$(" in source:
             return None
-        base, found, at = value.start_byte + 1, [], 0
-        data = source.replace("\\\n", "  ").encode("utf-8", "surrogateescape")
-        for piece in data.split():
-            at = data.index(piece, at)
-            text = piece.decode("utf-8", "surrogateescape")
-            dynamic = "$" in text and value.type == "string"
-            span = (base + at, base + at + len(piece))
-            found.append(Word(text, None if dynamic else text, span=span))
-            at += len(piece)
-        return found
+        return list(split(source, value.start_byte + 1, value.type == "string"))
 
 
 def _variable_of(node: Node, reader: _Reader) -> str:
     name = node.child_by_field_name("name")
     return reader.text(name) if name is not None else ""
-
-
-def _variable(source: str) -> str:
-    """Return the name of the variable that a word is, as in ``"$X"``, ``${X}`` and ``"${X[@]}"``; else nothing."""
-    bare = source.strip('"')
-    if not bare.startswith("$"):
-        return ""
-    name = bare[1:].removeprefix("{").removesuffix("}").removesuffix("[@]").removesuffix("[*]")
-    return name if name.isidentifier() and not option_of(Word(source))[0] else ""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddplaunch.planning.convert.launch_words import LauncherPlace, Word, known, option_of
+from ddplaunch.planning.convert.launch_words import (
+    LauncherPlace,
+    Word,
+    attached,
+    divided,
+    in_arithmetic,
+    known,
+    option_of,
+)
 from ddplaunch.planning.convert.translation import CannotSay, Note, Translation, of_ranks
 
 _SWITCHES = ("--exclusive", "--label", "-l", "--unbuffered", "-u", "--overlap", "--verbose", "-v", "-K", "-O", "-Z")
@@ -50,32 +58,36 @@ def step_of(words: Sequence[Word], place: LauncherPlace) -> Translation | None:
             Note("how the script finds its rank", "torchrun sets RANK and LOCAL_RANK; SLURM_PROCID is the node's")
         ]
         target = of_ranks(rest, unknown)
-        step = [*kept, *([known(f"--nodes={nodes}")] if nodes else []), known("--ntasks-per-node=1")]
-        step += [known(f"--ntasks={nodes}") if nodes else Word('--ntasks="$SLURM_JOB_NUM_NODES"')]
+        step = [*kept, *([attached("--nodes=", nodes)] if nodes else []), known("--ntasks-per-node=1")]
+        step.append(attached("--ntasks=", nodes) if nodes else Word('--ntasks="$SLURM_JOB_NUM_NODES"'))
         for option, of_node in (("--cpus-per-task", "--cpus-per-task"), ("--gpus-per-task", "--gpus-per-node")):
             if option in sizes:
-                step.append(known(f"{of_node}={_number(sizes[option], option) * tasks}"))
+                step.append(attached(f"{of_node}=", _times(sizes[option], tasks, option)))
     except CannotSay as cannot:
         return Translation("srun", place.start, unknown=(cannot.note,))
-    said = [words[place.start], *step, known("ddplaunch"), known("run"), known(str(tasks)), known("--"), *target]
+    said = [words[place.start], *step, known("ddplaunch"), known("run"), tasks, known("--"), *target]
     return Translation("srun", place.start, tuple(said), (), tuple(unknown))
 
 
-def _tasks(sizes: dict[str, Word]) -> tuple[int | None, int | None]:
+def _tasks(sizes: dict[str, Word]) -> tuple[Word | None, Word | None]:
     """Return tasks per node and nodes. Raises CannotSay."""
-    nodes = _number(sizes["--nodes"], "--nodes") if "--nodes" in sizes else None
-    if "--ntasks-per-node" in sizes:
-        return _number(sizes["--ntasks-per-node"], "--ntasks-per-node"), nodes
-    if "--ntasks" not in sizes:
+    nodes, total, of_node = (sizes.get(name) for name in ("--nodes", "--ntasks", "--ntasks-per-node"))
+    if of_node is not None:
+        return of_node, nodes or (divided(total, of_node) if total is not None else None)
+    if total is None:
         return None, nodes
-    total = _number(sizes["--ntasks"], "--ntasks")
-    if nodes is None or total % nodes:
-        raise CannotSay(f"`--ntasks={total}`", "how many tasks each node gets is not said")
-    return total // nodes, nodes
+    tasks = divided(total, nodes) if nodes is not None else None
+    if tasks is None:
+        raise CannotSay(f"`--ntasks={total.source}`", "how many tasks each node gets is not said")
+    return tasks, nodes
 
 
-def _number(word: Word, option: str) -> int:
-    number = word.number()
-    if number is None:
-        raise CannotSay(f"`{option}={word.source}`", "it is no number that the text of the line tells")
-    return number
+def _times(one: Word, tasks: Word, option: str) -> Word:
+    """Return what all tasks of a node get together. Raises CannotSay."""
+    numbers = one.number(), tasks.number()
+    if numbers[0] is not None and numbers[1] is not None:
+        return known(str(numbers[0] * numbers[1]))
+    sides = [in_arithmetic(word) for word in (one, tasks)]
+    if None in sides:
+        raise CannotSay(f"`{option}={one.source}`", "it is no number that the text of the line tells")
+    return Word(f"$(({sides[0]} * {sides[1]}))")

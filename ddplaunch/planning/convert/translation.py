@@ -36,6 +36,31 @@ class Translation:
         return " ".join(word.source for word in self.words)
 
 
+@dataclass(frozen=True)
+class Site:
+    """A launch in a script: its line from 1, its text, the bytes that change and what stands there then.
+
+    ``aside`` is True for a line that starts nothing itself, of which there is something to say.
+    """
+
+    line: int
+    text: str
+    said: Translation
+    start: int = 0
+    end: int = 0
+    replacement: bytes = b""
+    aside: bool = False
+
+
+def changed(data: bytes, sites: Sequence[Site]) -> bytes:
+    """Return the script with every launch replaced."""
+    parts, at = [], 0
+    for site in sorted((each for each in sites if each.replacement), key=lambda each: each.start):
+        parts += [data[at : site.start], site.replacement]
+        at = site.end
+    return b"".join([*parts, data[at:]])
+
+
 class CannotSay(Exception):
     """A line has no equivalent, or its text does not tell which one."""
 
