@@ -190,7 +190,11 @@ class _Reader:
                 return
             words = words[words.index(bare[0]) + 1 :]
             bare = bare[1:]
-        if bare and bare[0].parts and self._defined_at(bare[0]) not in taken:
+        if (
+            bare
+            and bare[0].parts
+            and not taken.intersection(each.start_byte for each in self.assigned.get(variable_of(bare[0].source), ()))
+        ):
             first = words.index(bare[0])
             words[first : first + 1] = bare[0].parts
         said = translate(words, self.config)
@@ -227,10 +231,6 @@ class _Reader:
             )
         kept = tuple(note for note in said.unknown if note not in unsure)
         return Translation(said.launcher, said.start, said.words, said.dropped, kept)
-
-    def _defined_at(self, word: Word) -> int:
-        nodes = self.assigned.get(variable_of(word.source), [])
-        return nodes[0].start_byte if nodes else -1
 
     def _is_assignment(self, word: Word) -> bool:
         name, equals, _ = word.source.partition("=")
