@@ -128,7 +128,7 @@ class LauncherPlace:
 
 def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
     """Return the innermost launcher of a line: torchrun of ``srun torchrun train.py``, srun of ``srun python``."""
-    first = next((i for i, word in enumerate(words) if not _assigns(word)), len(words))
+    first = next((i for i, word in enumerate(words) if not assigns(word)), len(words))
     place = _launcher_at(words, first)
     if first < len(words) and (place is None or place.launcher in ("srun", "mpirun", "horovodrun")):
         if place is None and words[first].name not in _WRAPPERS:
@@ -138,7 +138,8 @@ def find_launcher(words: Sequence[Word]) -> LauncherPlace | None:
     return place
 
 
-def _assigns(word: Word) -> bool:
+def assigns(word: Word) -> bool:
+    """Whether the word sets a variable, ``NAME=value``."""
     name, equals, _ = word.source.partition("=")
     return bool(equals) and name.isidentifier()
 

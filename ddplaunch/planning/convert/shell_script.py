@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddplaunch.planning.convert.launch_words import Word, find_launcher, known, option_of, split, variable_of
+from ddplaunch.planning.convert.launch_words import Word, assigns, find_launcher, known, option_of, split, variable_of
 from ddplaunch.planning.convert.launcher_line import ReadConfig, translate
 from ddplaunch.planning.convert.launcher_options import PROGRAMS, named_in
 from ddplaunch.planning.convert.translation import Note, Site, Translation
@@ -179,7 +179,7 @@ class _Reader:
         words = [self.word(child) for child in children]
         if not words:
             return
-        bare = [word for word in words if not self._is_assignment(word)]
+        bare = [word for word in words if not assigns(word)]
         shells = [i for i, word in enumerate(bare) if word.name in _SHELLS]
         if shells and (bare[0].name in _SHELLS or find_launcher(bare) is not None):
             inner = [child for child in children if child.type in ("string", "raw_string")]
@@ -190,11 +190,8 @@ class _Reader:
                 return
             words = words[words.index(bare[0]) + 1 :]
             bare = bare[1:]
-        if (
-            bare
-            and bare[0].parts
-            and not taken.intersection(each.start_byte for each in self.assigned.get(variable_of(bare[0].source), ()))
-        ):
+        places = self.assigned.get(variable_of(bare[0].source), ()) if bare else ()
+        if bare and bare[0].parts and not taken.intersection(each.start_byte for each in places):
             first = words.index(bare[0])
             words[first : first + 1] = bare[0].parts
         said = translate(words, self.config)
@@ -231,10 +228,6 @@ class _Reader:
             )
         kept = tuple(note for note in said.unknown if note not in unsure)
         return Translation(said.launcher, said.start, said.words, said.dropped, kept)
-
-    def _is_assignment(self, word: Word) -> bool:
-        name, equals, _ = word.source.partition("=")
-        return bool(equals) and name.isidentifier()
 
     def _inside(self, start: int, end: int, quote: str) -> Iterator[Site]:
         """Yield the launches of a text within this one."""
