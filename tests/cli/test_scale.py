@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -45,12 +46,17 @@ class Model(torch.nn.Module):
         super().__init__()
         wide = 6_000_000 if planted == "communication" else 8
         self.wide = torch.nn.Parameter(torch.zeros(wide))
+        self.square = torch.ones(512, 512)
         self.large = torch.nn.Linear(1024, 1024) if planted == "threads" else None
         self.one = torch.nn.Linear(8, 1)
     def forward(self, batch):
         if planted == "threads":
             return self.large(torch.ones(2048, 1024)).sum() + self.one(batch).sum() + self.wide.sum()
-        if planted not in ("communication", "input"):
+        if planted == "cpus":
+            torch.mm(self.square, self.square)
+        elif planted == "saving" and rank == 0:
+            time.sleep(0.03)
+        elif planted not in ("communication", "input"):
             time.sleep(0.08 if planted == "late" and rank == 1 else 0.03)
         return self.one(batch).sum() + self.wide[0] * 0.0
 
@@ -65,10 +71,24 @@ for done, batch in enumerate(loader):
     optimizer.zero_grad(set_to_none=False)
     model(batch).backward()
     optimizer.step()
+    if planted == "saving" and rank == 0:
+        time.sleep(0.06)  # it logs, or saves, while the others wait
 dist.barrier()
 os._exit(0)
 """
 _FINISH_S = 400
+#: What is planted, and the verdict on it.
+CODES = {
+    "input": "input-bound",
+    "communication": "communication-bound",
+    "late": "rank-late",
+    "saving": "rank-late",
+    "threads": "threads-exceed-cpus",
+    "cpus": "cpus-used-up",
+    "nothing": None,
+}
+#: More ranks than CPUs, each with one thread.
+SIZE_OF = {"cpus": str(2 * (os.cpu_count() or 1))}
 
 
 @pytest.fixture
@@ -95,23 +115,14 @@ def within(run: Any, folder: Path) -> bool:
 
 
 def found(folder: Path, *more: str, planted: str) -> dict[str, Any]:
-    """Return what `--json` says of 2 processes."""
-    out, _ = scale(folder, words("2", "--json", *more, script=("--planted", planted)))
+    """Return what `--json` says of 2 processes, or of too many."""
+    out, _ = scale(folder, words(SIZE_OF.get(planted, "2"), "--json", *more, script=("--planted", planted)))
     (two,) = json.loads(out)["sizes"]
     return dict(two)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("planted", "code"),
-    [
-        ("input", "input-bound"),
-        ("communication", "communication-bound"),
-        ("late", "rank-late"),
-        ("threads", "threads-exceed-cpus"),
-        ("nothing", None),
-    ],
-)
+@pytest.mark.parametrize(("planted", "code"), CODES.items())
 def test_what_is_planted_is_named(folder: Path, planted: str, code: str | None) -> None:
     two = found(folder, planted=planted)
     finding = two["verdict"]["finding"]
