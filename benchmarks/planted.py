@@ -40,7 +40,7 @@ def named(planted: str) -> str:
 
 def table(found: dict[str, list[str]], loads: list[float]) -> str:
     """Return how often each was named, and what else was."""
-    lines = [f"{machine()}; load {min(loads):.0f} to {max(loads):.0f}", ""]
+    lines = [f"{', '.join(machine().values())}; load {min(loads):.0f} to {max(loads):.0f}", ""]
     lines += ["| planted | verdict wanted | named | instead |", "|---|---|---|---|"]
     for planted, answers in found.items():
         wanted = CODES[planted] or "none"

@@ -15,6 +15,9 @@ _GREW = 1.25  # computing that takes this many times as long as at the smallest 
 _ABOVE = 1.2  # of the ideal speed-up, which caches alone do not explain
 _NOT_FILLED = 0.3  # of a GPU's memory
 _COMPUTE = ("forward", "backward", "optimizer")
+_COMPUTES = 0.2  # of the time: less, and it is not the CPUs that ranks wait for
+#: What ranks look like of which some have no CPU.
+_OF_TOO_MANY = frozenset({"threads-exceed-cpus", "communication-bound", "rank-late"})
 #: How a step that took so many times as long at one end of its spread as at the other is judged.
 _NOISY = 1.5
 
@@ -139,7 +142,7 @@ def verdict(one: SizeMeasured, base: SizeMeasured | None, *, strong: bool) -> Si
     found = held_back(one.ranks, cpus)
     if found is not None and found.code == "communication-bound":
         found = _with_bandwidth(found, one)
-    if found is not None and found.code == "threads-exceed-cpus" and len(one.ranks) > one.cpus:
+    if found is not None and found.code in _OF_TOO_MANY and _is_too_many(one):
         found = _more_than_cpus(one)  # fewer threads than one there are not
     if found is None and not alone and base is not None and faster is not None:
         found = _of_speed(one, base, faster, strong=strong)
@@ -168,6 +171,13 @@ def _with_bandwidth(found: Finding, one: SizeMeasured) -> Finding:
     where = "over the network" if one.nodes > 1 else "within this machine"
     seen = f"{found.what}, {size_text(round(moved / waits_s))} in a second {where}"
     return warning(found.code, seen, why=found.why, fix=found.fix)
+
+
+def _is_too_many(one: SizeMeasured) -> bool:
+    """Whether more ranks compute than there are CPUs: at any time some of them wait, and the others for them."""
+    on_cpu = all(rank.facts.get("device") == "cpu" for rank in one.ranks)
+    computes = sum(one.shares[name] or 0.0 for name in _COMPUTE)
+    return on_cpu and one.processes > one.cpus * one.nodes and computes >= _COMPUTES
 
 
 def _more_than_cpus(one: SizeMeasured) -> Finding:

@@ -151,3 +151,10 @@ def test_the_picture() -> None:
     bars = root.findall(".//{http://www.w3.org/2000/svg}rect[{http://www.w3.org/2000/svg}title]")
     assert len(bars) == 4 * 6
     assert Xml.fromstring(scale_svg([SIZES[3]], "nothing", strong=False)) is not None
+
+
+@pytest.mark.parametrize(("computes", "code"), [(0.4, "cpus-used-up"), (0.05, "communication-bound")])
+def test_ranks_without_a_cpu_are_not_taken_for_slow_links(computes: float, code: str) -> None:
+    shares = {"data": 0.0, "forward": computes, "backward": 0.0, "comm": 0.55, "optimizer": 0.0, "rest": 0.4 - computes}
+    found = verdict(size(4, cpus=2, device="cpu", shares=shares), None, strong=False)
+    assert found is not None and found.finding is not None and found.finding.code == code
