@@ -258,7 +258,8 @@ def held_back(ranks: Sequence[RankPhases], cpus: int) -> Finding | None:
         return _rank_late(*late)
     if (shares["data"] or 0) >= _BOUND:
         return _input_bound(ranks, shares["data"] or 0, cpus)
-    if (shares["comm"] or 0) >= _BOUND:
+    alone = all(one.facts.get("world_size", len(ranks)) == 1 for one in ranks)  # DDP works all the same
+    if (shares["comm"] or 0) >= _BOUND and not alone:
         return _communication_bound(ranks, shares["comm"] or 0)
     return None
 

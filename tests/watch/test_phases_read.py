@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,8 @@ def test_nothing_is_said_of_ranks_that_compute() -> None:
     healthy = [rank(number, 0.1, 0.005, 0.03, 0.05, 0.005, 0.005, threads=4) for number in range(2)]
     assert held_back(healthy, 8) is None
     assert held_back(healthy[:1], 8) is None
+    lonely = rank(0, 0.1, 0.0, 0.02, 0.03, 0.04)
+    assert held_back([replace(lonely, facts={**lonely.facts, "world_size": 1})], 8) is None, "there is no other"
     few = rank(0, 0.1, 0.06, 0.02, 0.02, workers=8)
     found = held_back([few], 8)
     assert found is not None and "num_workers" not in found.fix, "there is no CPU left for another one"
