@@ -199,7 +199,10 @@ def comparable(block: Block, text: str) -> str:
     )
     if block.mode == "table":
         # `ps` has a column only where a run of this machine has something for it
-        text = re.sub(rf"\b(?:BATCH|GPUS|WHO|HOSTS|node-1|{re.escape(socket.gethostname())})\b", "", text)
+        text = re.sub(r"(?<= )\.(?= )", "", text)  # this directory, where others are listed too
+        text = re.sub(
+            rf"\b(?:BATCH|GPUS|WHO|HOSTS|TOOK|CAUSE|DIRECTORY|node-1|{re.escape(socket.gethostname())})\b", "", text
+        )
         text = re.sub(r"(?<!rank )(?<!py:)\b\d[\d.:]*(?: min \d+ s| s| min)?\b", "N", text)
         return " ".join(text.split())
     # whether ranks have cores of their own

@@ -171,7 +171,7 @@ def test_the_site_is_built_without_a_broken_link(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout
     index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text(encoding="utf-8"))
     found = {entry["location"] for entry in index["docs"] if "shm-too-small" in entry["title"]}
-    assert found == {"reference/checks.html#shm-too-small"}
+    assert found == {"reference/checks.html#shm-too-small", "reference/codes.html#shm-too-small"}
     options = (tmp_path / "site" / "reference" / "options.html").read_text(encoding="utf-8")
     assert all(f"{flag.flag}" in options for command in OWN for flag in flags_of(command) if flag.kind != "argument")
 

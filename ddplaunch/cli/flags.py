@@ -178,7 +178,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
         Flag("run", "argument", "", "Id of the run, or a part of it [the newest].", "RUN", offers="runs"),
         Flag("rank", "text", "", "Ranks: 0, 0,3, 0-7 or all [all].", "RANKS", offers=("0", "all")),
         Flag("follow", "switch", "", "Keep printing new lines, also after restarts, until the run ends."),
-        Flag("lines", "text", "", "Start with the last N lines of each file, or all [all; 10 with --follow].", "N"),
+        Flag("lines", "text", "", "Start with the last N lines of each rank, or all [all; 10 with --follow].", "N"),
         Flag("since", "text", "", "Only lines newer than this: 10m, 2h, or a date and time.", "TIME"),
         Flag("grep", "text", "", "Only lines that match this regular expression.", "PATTERN"),
         _RUN_DIR,

@@ -7,6 +7,7 @@ import os
 import re
 import time
 from calendar import timegm
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -21,11 +22,15 @@ from ddplaunch.values.frozen import dataclass
 _FILE = re.compile(r"rank-(\d+)\.(out|err)")
 _RANK = rb"(?:\[rank\d+\]:? ?)?"  # as torch's own handler puts in front
 _ISO = re.compile(
-    _RANK + rb"[\[(<]?(?:[A-Z]{4,8}[ :|\]-]{1,4})?(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
+    _RANK + rb"[\[(<]?(?:[A-Z]{4,8}[ :|\]-]{1,4})?(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
     rb" ?(Z|[+-]\d\d:?\d\d)?"
 )
 # I1121 14:30:12.123456 of glog, in which torch and NCCL's C++ sides log; it names no year.
 _GLOG = re.compile(_RANK + rb"\[?[DIWEFV](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
+# 11/21/2026 14:30:12, the format of the examples of transformers and diffusers
+_US = re.compile(_RANK + rb"[\[(]?(\d\d)/(\d\d)/(\d{4}) (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+# [11/21 14:30:12 of detectron2
+_DETECTRON = re.compile(_RANK + rb"\[(\d\d)/(\d\d) (\d\d):(\d\d):(\d\d)[ \]]")
 _POLL_S = 0.1
 _NEW_FILES_S = 0.5
 _OVER_S = 2.0
@@ -80,8 +85,30 @@ def log_files(directory: Path, ranks: frozenset[int] | None = None) -> list[LogF
 
 
 def log_parts(directory: Path, ranks: frozenset[int] | None = None, lines: int | None = None) -> list[LogPart]:
-    """Return the last ``lines`` lines, all for None, of each of the files that ``log_files`` returns."""
-    return [part_of(file, lines, pieces) for file, pieces in _with_pieces(directory, ranks)]
+    """Return the files that ``log_files`` returns; of each rank its last ``lines`` lines together, all for None."""
+    parts = [part_of(file, lines, pieces) for file, pieces in _with_pieces(directory, ranks)]
+    if lines is None:
+        return parts
+    groups: dict[int, list[LogPart]] = {}
+    for part in parts:
+        groups.setdefault(part.file.rank, []).append(part)
+    last = [part for group in groups.values() for part in _last_together(group, lines)]
+    return sorted(last, key=lambda part: part.file.order)
+
+
+def _last_together(parts: Sequence[LogPart], lines: int) -> Sequence[LogPart]:
+    """Return what holds the last ``lines`` lines of several attempts and streams: by the times that lines begin with,
+    of files without any by when they were last written.
+    """
+    if sum(part.end > part.start for part in parts) < 2:
+        return parts
+    keys: list[tuple[int, float, int]] = []
+    for number, part in enumerate(parts):
+        stamped = has_stamps(part)
+        times = (when for when, _, _ in _timed(part, number))
+        keys += [(part.file.attempt, when if stamped else part.written_s, number) for when in times]
+    kept = Counter(number for _, _, number in sorted(keys)[max(0, len(keys) - lines) :])
+    return [part_of(part.file, kept[number], part.pieces) for number, part in enumerate(parts)]
 
 
 def _with_pieces(directory: Path, ranks: frozenset[int] | None) -> list[tuple[LogFile, tuple[Piece, ...]]]:
@@ -252,7 +279,12 @@ def stamp_s(line: bytes, year: int) -> float | None:
     match = _GLOG.match(line)
     if match:
         return _seconds((year, *(int(part) for part in match.groups()[:5])), None) + _fraction(match[6])
-    return None
+    match = _US.match(line)
+    if match:
+        month, day, *rest = (int(part) for part in match.groups()[:6])
+        return _seconds((rest[0], month, day, *rest[1:]), None) + _fraction(match[7])
+    match = _DETECTRON.match(line)
+    return None if match is None else _seconds((year, *(int(part) for part in match.groups())), None)
 
 
 def _seconds(moment: tuple[int, ...], zone: bytes | None) -> float:

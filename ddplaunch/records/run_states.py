@@ -106,11 +106,15 @@ class RunSummary:
 
 
 def summaries(base: Path, table: ProcessTable, host: str, most: int | None) -> tuple[tuple[RunSummary, ...], int]:
-    """Return what runs here, of all users as far as /proc tells, then the newest records under ``base``, and how many
-    more there are. At most ``most`` runs that have ended are read, the trials of one command as one; None is all.
+    """Return what runs here, of all users as far as /proc tells, that of ``base`` first, then the newest records under
+    ``base``, and how many more there are.
+
+    At most ``most`` runs that have ended are read, the trials of one command as one; None is all.
     """
     directories = run_directories(base)
     alive = [(run, recorded_at(run)) for run in with_residents(runs_in(table), residents_in(table, host))]
+    here = base.resolve()
+    alive.sort(key=lambda one: one[1] is None or here not in one[1].parents)
     running = [summary(directory, run, host) for run, directory in alive]
     busy = {directory for _, directory in alive}
     ended = [path for path in directories if path.resolve() not in busy]
@@ -225,18 +229,17 @@ def host_name() -> str:
     return os.uname().nodename
 
 
-def locate_run(base: Path, wanted: str | None, uid: int, anywhere: bool = True) -> Path:
-    """Return the run's directory: under ``base``, else where a live run of that id, or this user's only one, has it.
+def locate_run(base: Path, wanted: str | None, anywhere: bool = True) -> Path:
+    """Return the run's directory: under ``base``, else where a live run of that id has it.
 
     With ``anywhere`` False only under ``base``. Raises UsageError as ``find_run`` does.
     """
     try:
         return find_run(base, wanted)
     except UsageError as problem:
-        if not anywhere:
+        if not anywhere or wanted is None:
             raise
-        alive = runs_in(process_table())
-        near = [run for run in alive if run.run_id == wanted or (wanted is None and run.uid == uid)]
+        near = [run for run in runs_in(process_table()) if run.run_id == wanted]
         places = [place for run in near if (place := recorded_at(run)) is not None]
         if len(places) == 1:
             return places[0]

@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 
 from ddplaunch.records.log_files import LogFile, LogPart
-from ddplaunch.ui.terminal import Terminal
+from ddplaunch.ui.terminal import Terminal, cells
 from ddplaunch.values.escapes import harmless_line
 from ddplaunch.values.words import ranks_text, size_text
 
+_SGR = re.compile(rb"\x1b\[[\d;:]*m")
 _LONGEST = 1 << 20  # of a line that does not end
-_BAR_S = 2.0  # how often a progress bar that never ends its line is shown
+_BAR_S = 5.0  # how often a progress bar that never ends its line is shown where it cannot be drawn anew
+_LEAST_HEIGHT = 4
 
 
 class Lines:
@@ -26,11 +28,14 @@ class Lines:
         prefix: Callable[[LogFile], bytes] | None,
         pattern: re.Pattern[bytes] | None,
         on_terminal: bool = False,
+        untouched: bool = True,
     ) -> None:
-        """``prefix`` None shows lines as they are; with no ``pattern`` either, bytes pass untouched.
+        """``prefix`` None shows lines as they are; with no ``pattern`` either, bytes pass ``untouched``.
 
         ``on_terminal``: the colours of a line end with it.
         """
+        self._untouched = untouched and prefix is None and pattern is None
+        self._drawn: list[bytes] = []
         self._on_terminal = on_terminal
         self._prefix = prefix
         self._pattern = pattern
@@ -39,7 +44,7 @@ class Lines:
 
     def take(self, file: LogFile, data: bytes) -> bytes:
         """Return what can be shown now; the start of a line is kept until its end comes."""
-        if self._prefix is None and self._pattern is None:
+        if self._untouched:
             return data
         data = self._rest.pop(file, b"") + data
         cut = data.rfind(b"\n") + 1
@@ -51,7 +56,7 @@ class Lines:
         return self._lines(file, data[:cut])
 
     def bars(self) -> bytes:
-        """Return how far progress bars are, which end no line, every two seconds."""
+        """Return how far progress bars are, which end no line, every few seconds."""
         now_s, shown = time.monotonic(), b""
         for file, rest in list(self._rest.items()):
             if b"\r" in rest and now_s - self._shown_s.get(file, 0) >= _BAR_S:
@@ -61,8 +66,34 @@ class Lines:
                     self._rest[file] = tail
                 else:
                     del self._rest[file]
-                shown += self._lines(file, head + b"\n")
+                shown += self._lines(file, head + b"\n") if head.strip() else b""
         return shown
+
+    def redrawn(self, lines: bytes, width: int, height: int) -> tuple[bytes, bytes]:
+        """Return what takes the bars back that were drawn at the bottom, and ``lines`` with the bars of now below.
+
+        A bar has one line, and all of them at most half of the terminal's ``height``. Both are empty where nothing
+        changed. Control sequences: https://invisible-island.net/xterm/ctlseqs/ctlseqs.html (CUU, ED).
+        """
+        rests = sorted(self._rest.items(), key=lambda item: item[0].order)
+        bars = [bar for file, rest in rests if b"\r" in rest and (bar := self._bar(file, rest, width))]
+        most = max(_LEAST_HEIGHT, height // 2)
+        if len(bars) > most:
+            bars = [*bars[: most - 1], f"{len(bars) - most + 1} more bars".encode()]
+        if not lines and bars == self._drawn:
+            return b"", b""
+        above = len(self._drawn) - 1
+        back = b"" if not self._drawn else b"\r" + (b"\x1b[%dA" % above if above else b"") + b"\x1b[J"
+        self._drawn = bars
+        return back, lines + b"\n".join(bars)
+
+    def _bar(self, file: LogFile, rest: bytes, width: int) -> bytes:
+        """Return the last state of a bar in ``width`` cells, without its colours."""
+        text = self._lines(file, _SGR.sub(b"", _as_on_a_terminal(rest)) + b"\n").rstrip(b"\n").decode(errors="replace")
+        painted = len(text) - len(_SGR.sub(b"", text.encode()).decode())
+        while text and cells(text) - painted > width:
+            text = text[:-1]
+        return text.encode()
 
     def end(self) -> bytes:
         """Return the lines that were never ended."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState
@@ -14,20 +15,23 @@ from ddplaunch.values.codec import plain
 from ddplaunch.values.words import age_text, count, listed, numbers_text
 
 _SCHEMA = 1
-_RIGHT = {"AGE", "SIZE", "BATCH"}
+_RIGHT = {"AGE", "TOOK", "SIZE", "BATCH"}
 _GPU_SPANS = 4
 
 
-def ps_text(runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal) -> str:
+def ps_text(
+    runs: Sequence[RunSummary], more: int, now_s: float, me: str, terminal: Terminal, base: Path | None = None
+) -> str:
     """Return a line for each run, columns that would be empty left out, and how many ended runs are not shown.
 
     The trials of one command are one line, with their sizes; one that runs is a line of its own.
-    WHO is shown where a run is somebody else's, HOSTS where one has several.
+    WHO is shown where a run is somebody else's, HOSTS where one has several, DIRECTORY where the record of one is not
+    below ``base``, the run directory from which the others are.
     """
     if not runs:
         return "no runs\n"
     runs = _folded(runs)
-    lines = column_table(_fitting(runs, now_s, me, terminal.width), terminal, _RIGHT, indent=0)
+    lines = column_table(_fitting(runs, now_s, me, base, terminal.width), terminal, _RIGHT, indent=0)
     lines = [_painted(line, terminal) for line in lines]
     lines += [f"{visible(run.run_id)}: {visible(run.problem)}" for run in runs if run.problem]
     if more:
@@ -51,15 +55,27 @@ def _folded(runs: Sequence[RunSummary]) -> list[RunSummary]:
 
 
 #: What a narrow terminal does without, first to last; from HOSTS on, long names of scripts are cut as well.
-_SPARED = ("host names", "failed rank", "HOSTS", "GPUS", "BATCH")
+_SPARED = (
+    "host names",
+    "failed rank",
+    "whole directories",
+    "HOSTS",
+    "GPUS",
+    "BATCH",
+    "WHO",
+    "DIRECTORY",
+    "TOOK",
+    "CAUSE",
+)
 _SHORT = 10
+_SHORT_PLACE = 16
 
 
-def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, width: int) -> dict[str, list[str]]:
+def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, base: Path | None, width: int) -> dict[str, list[str]]:
     """Return the columns, with less in them the narrower the terminal: what is left out, ``--json`` has."""
     shown: dict[str, list[str]] = {}
     for spared in range(len(_SPARED) + 1):
-        columns = _columns(runs, now_s, me, frozenset(_SPARED[:spared]))
+        columns = _columns(runs, now_s, me, base, frozenset(_SPARED[:spared]))
         shown = {name: column for name, column in columns.items() if any(column)}
         room = width - sum(max(map(cells, (name, *column))) + 2 for name, column in shown.items() if name != "SCRIPT")
         longest = max(map(cells, shown.get("SCRIPT", [""])))
@@ -71,7 +87,9 @@ def _fitting(runs: Sequence[RunSummary], now_s: float, me: str, width: int) -> d
     return shown
 
 
-def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozenset[str]) -> dict[str, list[str]]:
+def _columns(
+    runs: Sequence[RunSummary], now_s: float, me: str, base: Path | None, spared: frozenset[str]
+) -> dict[str, list[str]]:
     others = any(run.user not in (None, me) for run in runs)
     several = any(len(run.hosts) > 1 for run in runs) or len({run.hosts for run in runs if run.hosts}) > 1
     hosts = [_hosts(run.hosts, "host names" not in spared) if several else "" for run in runs]
@@ -79,14 +97,46 @@ def _columns(runs: Sequence[RunSummary], now_s: float, me: str, spared: frozense
         "RUN": [run.run_id for run in runs],
         "STATE": [run.state if "failed rank" in spared and not _is_group(run) else _state_text(run) for run in runs],
         "AGE": [age_text(None if run.started_s is None else now_s - run.started_s) for run in runs],
+        "TOOK": [_took(run) for run in runs],
         "SIZE": [size_of(run) for run in runs],
         "BATCH": ["" if run.effective_batch is None else str(run.effective_batch) for run in runs],
         "GPUS": [gpus_text(run.gpus) for run in runs],
         "WHO": [(run.user or "") if others else "" for run in runs],
         "HOSTS": hosts,
+        "CAUSE": [_cause(run) for run in runs],
+        "DIRECTORY": _directories(runs, base, None if "whole directories" not in spared else _SHORT_PLACE),
         "SCRIPT": [_script(run.script) for run in runs],
     }
     return {name: column for name, column in columns.items() if name not in spared}
+
+
+def _took(run: RunSummary) -> str:
+    """Return how long a run took that has ended."""
+    return "" if run.started_s is None or run.ended_s is None else age_text(run.ended_s - run.started_s)
+
+
+def _cause(run: RunSummary) -> str:
+    """Return the code of what ended a run, where its state does not say it already."""
+    return "" if _is_group(run) or run.diagnosis in (None, run.state) else run.diagnosis or ""
+
+
+def _directories(runs: Sequence[RunSummary], base: Path | None, most: int | None) -> list[str]:
+    """Return where each run was started, ``.`` for those of ``base``; nothing where all are; the end of a long path."""
+    if base is None or all(run.directory is None or base in run.directory.parents for run in runs):
+        return [""] * len(runs)
+    places = [_place(run.directory, base) for run in runs]
+    return [place if most is None or len(place) <= most else "…" + place[1 - most :] for place in places]
+
+
+def _place(directory: Path | None, base: Path) -> str:
+    if directory is None:
+        return ""
+    if base in directory.parents:
+        return "."
+    above = directory.parents[1]  # of .ddplaunch/runs/ID
+    above = above.parent if above.name == ".ddplaunch" else above
+    home = Path.home()
+    return f"~/{above.relative_to(home)}" if above.is_relative_to(home) and above != home else str(above)
 
 
 def _is_group(run: RunSummary) -> bool:

@@ -119,15 +119,16 @@ def write(text: str, stream: TextIO | None = None, control: str = "") -> bool:
 _pieces = HarmlessPieces()
 
 
-def write_bytes(data: bytes) -> bool:
+def write_bytes(data: bytes, control: bytes = b"") -> bool:
     """Write ``data`` to stdout and flush; return False if nobody reads any more.
 
-    A terminal gets no control sequences but colours, also where one is written in two pieces.
+    A terminal gets no control sequences but colours, also where one is written in two pieces, and ``control``,
+    ddplaunch's own, in front.
     """
     if sys.stdout is None:
         return False
     try:
-        sys.stdout.buffer.write(_pieces.feed(data) if sys.stdout.isatty() else data)
+        sys.stdout.buffer.write(control + _pieces.feed(data) if sys.stdout.isatty() else data)
         sys.stdout.buffer.flush()
     except BrokenPipeError:
         _discard(sys.stdout)

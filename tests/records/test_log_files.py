@@ -21,6 +21,7 @@ from ddplaunch.records.log_files import LogFile, blocks, follow, log_files, part
 from ddplaunch.ui.logs_view import Lines, prefix_of
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import UsageError
+from ddplaunch.values.variable_names import SETTINGS
 from ddplaunch.values.words import duration_s
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.records.fake_runs import DEADLINE_S, StartRun, outcome, processes_json, record, start_run, wait_for
@@ -54,6 +55,9 @@ HOST = os.uname().nodename
         (b"[2026-11-21 14:30:12 +0000] [7] [INFO]", 1795271412.0),
         (b"INFO 2026-11-21 14:30:12Z x", 1795271412.0),
         (b"[INFO|2026-11-21T14:30:12Z x", 1795271412.0),
+        (b"2026/11/21 14:30:12Z - mmengine - INFO", 1795271412.0),
+        (b"11/21/2026 14:30:12 - INFO - __main__ - x", 0.0),  # local time: below
+        (b"[11/21 14:30:12 d2.engine]: x", 0.0),
         (b"[rank3]:[W1121 14:30:12.250 proc.cpp:1] x", None),  # local time: below
         (b"step 3 at 2026-11-21 14:30:12", None),
         (b"2026-11-21 is a day", None),
@@ -62,8 +66,8 @@ HOST = os.uname().nodename
 )
 def test_times_at_the_start_of_lines(line: bytes, expected: float | None) -> None:
     found = stamp_s(line, 2026)
-    if b"W1121" in line:
-        expected = time.mktime((2026, 11, 21, 14, 30, 12, 0, 0, -1)) + 0.25
+    if b"W1121" in line or b"11/21" in line[:6]:
+        expected = time.mktime((2026, 11, 21, 14, 30, 12, 0, 0, -1)) + (0.25 if b"W1121" in line else 0.0)
     assert found == expected
     if expected is not None:
         assert stamp_s(b"2026-99-99 99:99:99 x", 2026) is not None  # nonsense is a time as good as any; no error
@@ -345,6 +349,60 @@ def test_nothing_that_others_wrote_reaches_the_terminal_but_colours(words: list[
 def test_off_a_terminal_the_log_is_as_it_was_written(run: Path) -> None:
     log(run, 0, HOSTILE)
     assert spawn(["logs", "--rank", "0"], run.parents[2]).stdout == HOSTILE.encode()
+
+
+def test_the_last_line_of_each_rank_is_one_line(call: Call, run: Path) -> None:
+    """Whatever the streams and attempts: by the times of lines, else the stream that was written last."""
+    log(run, 0, "of the attempt before\n", attempt=0)
+    log(run, 0, "2026-11-21 10:00:05 b\n", attempt=1)
+    log(run, 0, "2026-11-21 10:00:01 a\n2026-11-21 10:00:03 c\n", attempt=1, stream="err")
+    os.utime(log(run, 1, "newest\n", attempt=1), (5, 5))
+    os.utime(log(run, 1, "older\n", attempt=1, stream="err"), (4, 4))
+    said = [line.partition(" ")[2] for line in call("logs", "--lines", "1").out.splitlines()]
+    assert sorted(said) == ["2026-11-21 10:00:05 b", "newest"]
+    said = [line.partition(" ")[2] for line in call("logs", "--lines", "3", "--rank", "0,7").out.splitlines()]
+    assert said == ["2026-11-21 10:00:01 a", "2026-11-21 10:00:03 c", "2026-11-21 10:00:05 b"]
+    assert call("logs", "--lines", "0").out == ""
+
+
+def test_bars_are_drawn_anew_at_the_bottom() -> None:
+    files = [LogFile(Path(f"{rank}"), 0, 0, rank, "err") for rank in range(12)]
+    lines = Lines(prefix_of({0: "h"}, Terminal()), None, on_terminal=True)
+    for file in files[:2]:
+        assert lines.take(file, b"\r 1%|\r\x1b[32m 2%|" + b"x" * 30) == b""
+    back, shown = lines.redrawn(b"[h:0] saved\n", 14, 24)
+    assert (back, shown) == (b"", b"[h:0] saved\n[h:0]  2%|xxxx\n[h:1]  2%|xxxx")
+    assert lines.redrawn(b"", 14, 24) == (b"", b"")  # nothing changed
+    assert lines.take(files[0], b"\r 9%|\n") == b"[h:0]  9%|\n"  # it has ended its line
+    back, shown = lines.redrawn(b"[h:0]  9%|\n", 14, 24)
+    assert (back, shown) == (b"\r\x1b[1A\x1b[J", b"[h:0]  9%|\n[h:1]  2%|xxxx")
+    for file in files:
+        lines.take(file, b"\r 3%|")
+    back, shown = lines.redrawn(b"", 80, 10)
+    assert (back, len(shown.splitlines()), shown.splitlines()[-1]) == (b"\r\x1b[J", 5, b"8 more bars")
+    assert lines.end().count(b"\n") == 12 and lines.redrawn(b"", 80, 10) == (b"\r\x1b[4A\x1b[J", b"")
+
+
+def test_a_bar_of_one_rank_off_a_terminal_is_a_line_now_and_then() -> None:
+    file = LogFile(Path("x"), 0, 0, 0, "err")
+    lines = Lines(None, None, untouched=False)
+    assert lines.take(file, b"\r") == b"" and lines.bars() == b""
+    assert lines.take(file, b" 1%|\r 2%|\r 3") == b"" and lines.take(file, b"%|") == b""
+    lines = Lines(None, None, untouched=False)
+    lines.take(file, b"\r 1%|\r 2%|\r 3%")
+    assert lines.bars() == b" 2%|\n" and lines.bars() == b""  # not again for some seconds
+    assert lines.end() == b" 3%\n"
+
+
+def test_without_a_name_no_run_of_another_directory_is_meant(
+    call: Call, start_run: StartRun, folder: Path, tmp_path: Path
+) -> None:
+    place = record(tmp_path / "other", "elsewhere")
+    log(place, 0, "of another directory\n")
+    run = start_run("away", **{SETTINGS: json.dumps({"directory": str(place)})})
+    said = call("logs")
+    assert said.status == 2 and "there is no record of a run" in said.err and "of another" not in said.out
+    assert call("logs", run.run_id).out.endswith("of another directory\n")
 
 
 def test_parts_of_files_that_are_gone(tmp_path: Path) -> None:

@@ -126,6 +126,23 @@ def test_the_table(golden: Golden, width: int) -> None:
     golden(f"ps-{width}", text)
 
 
+def test_runs_of_other_directories_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    base = Path("/home/ada/proj/.ddplaunch")
+    runs = [
+        RunSummary("a", "running", base / "runs" / "a", user="ada"),
+        RunSummary("b", "running", Path("/home/ada/other/.ddplaunch/runs/b"), user="ada"),
+        RunSummary("c", "failed", Path("/scratch/runs/c"), started_s=1.0, ended_s=91.0, exit_status=1,
+                   diagnosis="cuda-out-of-memory", user="ada"),
+        RunSummary("d", "terminated", base / "runs" / "d", diagnosis="terminated", user="ada"),
+    ]  # fmt: skip
+    lines = ps_text(runs, 0, 100.0, "ada", Terminal(100), base).splitlines()
+    assert lines[0].split() == ["RUN", "STATE", "AGE", "TOOK", "CAUSE", "DIRECTORY"]
+    assert [line.split()[-1] for line in lines[1:]] == [".", "~/other", "/scratch", "."]
+    assert "cuda-out-of-memory" in lines[3] and lines[4].split() == ["d", "terminated", "."]
+    assert "DIRECTORY" not in ps_text([runs[0], runs[3]], 0, 100.0, "ada", Terminal(100), base)
+
+
 def test_the_table_has_no_columns_for_nothing() -> None:
     assert ps_text((), 0, 0.0, "ada", Terminal(80)) == "no runs\n"
     text = ps_text((RunSummary("r", "ended", started_s=0.0, user="ada", hosts=("h",)),), 0, 9.0, "ada", Terminal(80))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import selectors
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -38,7 +39,7 @@ from ddplaunch.values.words import LENGTH, duration_s
 
 _ASK_AGAIN_S = 2.0
 _MOST_PODS = 64
-_LAST_LINES = 10  # of each file when following, as tail(1) has it
+_LAST_LINES = 10  # of each rank when following, as tail(1) has it
 
 
 def logs(
@@ -61,11 +62,11 @@ def logs(
                 where="flag: --rank",
             )
         return job_logs(job, bool(follow), lines, since, grep)
-    directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None)
+    directory = locate_run(base, run, run_dir is None)
     ranks = parse_ranks(rank)
     last = _LAST_LINES if follow and since is None else None
     if lines is not None:
-        why, fix = "it is how many of each file's last lines to begin with", "`--lines 100`, or `--lines all`"
+        why, fix = "it is how many of each rank's last lines to begin with", "`--lines 100`, or `--lines all`"
         last = None if lines == "all" else whole_number("--lines", lines, "lines", why, fix)
     since_s = None if since is None else moment_s(since, time.time())
     return _print(directory, ranks, last, since_s, _parse_pattern(grep), bool(follow))
@@ -87,7 +88,9 @@ def _print(
         raise _nothing_there(directory, ranks)
     on_terminal = sys.stdout is not None and sys.stdout.isatty()
     single = ranks is not None and len(ranks) == 1
-    show = Lines(None if single else _prefix(directory, away), pattern, on_terminal)
+    prefix = None if single else _prefix(directory, away)
+    show = Lines(prefix, pattern, on_terminal, untouched=on_terminal or not follow)
+    screen = _Shown(show, on_terminal)
     parts = log_parts(directory, ranks, last)
     asked: dict[str, Any] = {"ranks": None if ranks is None else sorted(ranks), "lines": last}
     with ExitStack() as stack:
@@ -99,13 +102,17 @@ def _print(
         if not follow:
             _say_order(parts)
         open_ended = all(write_bytes(show.take(file, data)) for file, data in blocks(parts, since_s))
-    if open_ended and follow and away is None:
-        open_ended = _follow(directory, ranks, show, parts)
-    elif open_ended and follow and away is not None:
-        asked |= {"follow": True, "since_s": since_s}
-        open_ended = _follow_hosts(directory, ranks, show, parts, here, EachHost(away, "logs", **asked))
+    try:
+        if open_ended and follow and away is None:
+            open_ended = _follow(directory, ranks, screen, parts)
+        elif open_ended and follow and away is not None:
+            asked |= {"follow": True, "since_s": since_s}
+            open_ended = _follow_hosts(directory, ranks, screen, parts, here, EachHost(away, "logs", **asked))
+    except KeyboardInterrupt:
+        write_bytes(b"\n" if on_terminal else b"")
+        raise
     if open_ended:
-        write_bytes(show.end())
+        screen.put(show.end())
     return ExitStatus.DONE
 
 
@@ -133,12 +140,27 @@ def _told(directory: Path, place: Place, body: bytes) -> tuple[LogFile, bytes, f
     return log_file(directory, place.node, int(said["attempt"]), str(said["name"])), data, float(said["written_s"])
 
 
-def _follow(directory: Path, ranks: frozenset[int] | None, show: Lines, parts: Sequence[LogPart]) -> bool:
+class _Shown:
+    """stdout while a run is followed: on a terminal each progress bar has a line at the bottom, which is drawn anew."""
+
+    def __init__(self, show: Lines, on_terminal: bool) -> None:
+        self.show, self._on_terminal = show, on_terminal
+
+    def put(self, lines: bytes, with_bars: bool = False) -> bool:
+        """Write these lines, elsewhere ``with_bars`` now and then; return False if nobody reads any more."""
+        if not self._on_terminal:
+            shown = lines + (self.show.bars() if with_bars else b"")
+            return not shown or write_bytes(shown)
+        columns, height = shutil.get_terminal_size()
+        back, text = self.show.redrawn(lines, columns - 1, height)
+        return not (back or text) or write_bytes(text, back)
+
+
+def _follow(directory: Path, ranks: frozenset[int] | None, screen: _Shown, parts: Sequence[LogPart]) -> bool:
     """Show new lines until the run is over; return False if the reader of stdout has gone."""
     positions = {part.file.path: part.end for part in parts}
     for file, data in follow_files(directory, ranks, positions, is_over(directory)):
-        shown = show.bars() if file is None else show.take(file, data)
-        if shown and not write_bytes(shown):
+        if not screen.put(b"" if file is None else screen.show.take(file, data), with_bars=file is None):
             return False
     if not directory.is_dir():
         tell(f"{directory.name}: its record was removed\n")
@@ -148,13 +170,14 @@ def _follow(directory: Path, ranks: frozenset[int] | None, show: Lines, parts: S
 def _follow_hosts(
     directory: Path,
     ranks: frozenset[int] | None,
-    show: Lines,
+    screen: _Shown,
     parts: Sequence[LogPart],
     here: frozenset[int],
     hosts: EachHost,
 ) -> bool:
     """Show what all hosts print until none has more to say, and what nodes print whose files are ``here``."""
     positions = {part.file.path: part.end for part in parts}
+    show = screen.show
     with hosts:
         tell_findings(hosts.problems)
         known = len(hosts.problems)
@@ -162,8 +185,8 @@ def _follow_hosts(
             shown = show.take(file, data) if file is not None and file.node in here else b""
             if file is None:
                 told = [_told(directory, place, body) for place, kind, body in hosts.frames(0.0) if kind is Kind.OUT]
-                shown = b"".join(show.take(one, said) for one, said, _ in told) + show.bars()
-            if shown and not write_bytes(shown):
+                shown = b"".join(show.take(one, said) for one, said, _ in told)
+            if not screen.put(shown, with_bars=file is None):
                 return False
     tell_findings(hosts.problems[known:])
     return True

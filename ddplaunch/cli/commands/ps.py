@@ -31,7 +31,7 @@ def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
         return ExitStatus.DONE
     me, out = owner_name(os.geteuid()), sys.stdout
     if runs or not jobs:
-        answer(ps_text(runs, more, now_s, me, Terminal.of(out)))
+        answer(ps_text(runs, more, now_s, me, Terminal.of(out), base.resolve()))
     if jobs:
         answer(jobs_text(jobs, now_s, Terminal.of(out)))
     return ExitStatus.DONE

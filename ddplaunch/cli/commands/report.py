@@ -27,7 +27,7 @@ _LEAST_OF_A_FILE = 20
 
 def report(run: str | None, output: str | None, run_dir: str | None) -> int:
     """Write the page; without ``output`` into this directory, by the name of the run."""
-    directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, os.geteuid(), run_dir is None)
+    directory = locate_run(runs_directory(os.environ, run_dir, Path.cwd()), run, run_dir is None)
     with with_what_hosts_have(directory) as place:
         record = read_record(place)
         text = report_html(_report(record))
