@@ -228,7 +228,7 @@ OWN: dict[str, tuple[Flag, ...]] = {
             "metric",
             "text",
             "",
-            r"Regex that finds the step in the ranks' output: 'seen (\d+)' [step, iter, tqdm].",
+            r"Regex for the step in the output, or a group called rate or loss: 'seen (\d+)' [step, iter, tqdm; loss].",
             "PATTERN",
         ),
         Flag("replay", "switch", "", "Show what `run --record-metrics` recorded."),

@@ -97,7 +97,12 @@ class WatchedRun:
         steps += [FollowedPhases(*each) for each in attempts]
 
         def progress() -> dict[int, Progress]:
-            return {rank: each for one in steps for rank, each in one.progress(time.time()).items()}
+            found: dict[int, Progress] = {}
+            for one in steps:
+                for rank, each in one.progress(time.time()).items():
+                    printed = found[rank].loss if rank in found else None
+                    found[rank] = each if printed is None else replace(each, loss=printed)
+            return found
 
         return Sampler(ranks, attempt, host_name(), progress, self._gpus)
 

@@ -70,7 +70,7 @@ def _with_steps(rank: RankSample, progress: Progress | None) -> RankSample:
     if progress is None:
         return rank
     phases: dict[str, Any] = {f"{name}_percent": share for name, share in progress.phases.items()}
-    return replace(rank, step=progress.step, step_rate=progress.rate, **phases)
+    return replace(rank, step=progress.step, step_rate=progress.rate, loss=progress.loss, **phases)
 
 
 @dataclass(frozen=True)

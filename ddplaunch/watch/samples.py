@@ -26,12 +26,14 @@ class RankIdentity:
 class Progress:
     """What a rank's output says of its steps: the last number, and how many it does in a second.
 
+    ``loss`` is the last that was printed, the words ``nan`` and ``inf`` where it is no number any more.
     With ``--phases`` ranks say it themselves; ``phases`` are percent of the time then, by the names of ``PHASES``.
     """
 
     step: float | None = None
     rate: float | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
+    loss: float | str | None = None
 
 
 #: The phases of a step that ranks tell apart, in the order of a step.
@@ -45,8 +47,8 @@ class RankSample:
     ``cpu_percent``, ``anon_bytes`` and ``threads`` are the rank's own process; ``workers`` counts its child processes
     that work for it (DataLoader workers), ``workers_cpu_percent`` is their sum. ``pss_bytes`` is of all of them, each
     shared page counted once; it is read seldom. ``state`` is the kernel's letter. ``wait_percent`` is the share of the
-    time in which the main thread could have run and had no CPU, the workers' again their sum. The last five are
-    percent of a step, which ranks tell with ``--phases``.
+    time in which the main thread could have run and had no CPU, the workers' again their sum. ``data_percent`` up to
+    ``optimizer_percent`` are of a step, which ranks tell with ``--phases``; ``loss`` as in ``Progress``.
     """
 
     rank: int
@@ -75,6 +77,7 @@ class RankSample:
     backward_percent: float | None = None
     comm_percent: float | None = None
     optimizer_percent: float | None = None
+    loss: float | str | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,16 @@ from ddplaunch.values.escapes import harmless
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"  # alternate screen, no cursor, no wrapping at the right edge
 _LEAVE = "\x1b[?7h\x1b[?25h\x1b[?1049l"
 _HOME, _LINE_END = "\x1b[H", "\x1b[K"
-_ARROWS = {b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left"}
+_KEYS = {
+    b"\x1b[A": "up",
+    b"\x1b[B": "down",
+    b"\x1b[C": "right",
+    b"\x1b[D": "left",
+    b"\x1b[H": "home",
+    b"\x1b[F": "end",
+    b"\x1b[5~": "page up",
+    b"\x1b[6~": "page down",
+}
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -100,9 +109,9 @@ class Screen:
 
     def _key(self) -> str:
         """Return the next of the keys that were pressed; several may come at once."""
-        length = 3 if self._pending[:3] in _ARROWS else 1
+        length = next((length for length in (4, 3) if self._pending[:length] in _KEYS), 1)
         key, self._pending = self._pending[:length], self._pending[length:]
-        return _ARROWS.get(key, key.decode("ascii", "replace"))
+        return _KEYS.get(key, key.decode("ascii", "replace"))
 
     def _take(self) -> None:
         if self._keys >= 0:

@@ -6,6 +6,7 @@ What counts up is recognised by its words: ``step 12``, ``iter: 12``, ``'step': 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import deque
@@ -18,6 +19,12 @@ from ddplaunch.records.log_files import STEP_BAR, STEPS
 from ddplaunch.values.finding import usage
 from ddplaunch.watch.samples import Progress
 
+#: ``loss: 0.12``, ``'train_loss': 0.12``, tqdm's ``loss=0.12``; that of a validation is another one.
+_LOSS = re.compile(
+    rb"(?i)(?<![a-z0-9_/.-])(?<!val )(?<!validation )(?<!test )"
+    rb"(?:train(?:ing)?[_/ -]?|avg[_ ]?|mean[_ ]?|total[_ ]?)?loss"
+    rb"[\"']?\s{0,3}[:=(]?\s{0,6}(?P<loss>[-+]?(?:\d{1,12}\.?\d{0,20}(?:e[-+]?\d{1,3})?|\.\d{1,20}|nan|inf)(?=[^a-z0-9.]|\.\s))"
+)
 _TAIL_BYTES = 1 << 14
 _WINDOW_S = 10.0
 _FRESH_S = 30.0
@@ -30,9 +37,12 @@ class Steps:
 
     def __init__(self, folder: Path, ranks: Sequence[int], pattern: re.Pattern[bytes] | None = None) -> None:
         """``folder`` is ``node-K/attempt-A``; ``pattern`` replaces the usual ones, see ``metric_pattern``."""
-        patterns = (pattern,) if pattern is not None else STEPS
+        names = () if pattern is None else tuple(pattern.groupindex)
+        loss = _LOSS if pattern is None or "loss" not in names else pattern
+        patterns = STEPS if pattern is None or names == ("loss",) else (pattern,)
         self._files = {
-            rank: [_File(f"{folder}/rank-{rank}.{stream}", patterns) for stream in ("out", "err")] for rank in ranks
+            rank: [_File(f"{folder}/rank-{rank}.{stream}", patterns, loss) for stream in ("out", "err")]
+            for rank in ranks
         }
 
     def progress(self, now_s: float) -> dict[int, Progress]:
@@ -42,10 +52,13 @@ class Steps:
             alike = zip(*(file.look(now_s) for file in files), strict=True)
             counters = [counter for of_both in alike for counter in of_both]
             known = [counter for counter in counters if counter.points]
+            loss = max((file.loss for file in files), key=lambda each: each[0])[1]
+            if loss is not None:
+                found[rank] = Progress(loss=loss)
             if known:
                 fresh = [counter for counter in known if now_s - counter.points[-1][0] < _FRESH_S]
                 best = fresh[0] if fresh else max(known, key=lambda counter: counter.points[-1][0])
-                found[rank] = Progress(best.points[-1][1], best.rate(now_s))
+                found[rank] = Progress(best.points[-1][1], best.rate(now_s), loss=loss)
         return found
 
 
@@ -83,9 +96,11 @@ class _Counter:
 class _File:
     """One recorded stream, read from where the last look ended."""
 
-    def __init__(self, path: str, patterns: Sequence[re.Pattern[bytes]]) -> None:
+    def __init__(self, path: str, patterns: Sequence[re.Pattern[bytes]], loss: re.Pattern[bytes]) -> None:
         self._log = self._path = path
         self._patterns = patterns
+        self._loss = loss
+        self.loss: tuple[float, float | str | None] = (0.0, None)  # when it was printed, and which
         self._counters = [_Counter() for _ in patterns]
         self._position = self._size = 0
 
@@ -118,6 +133,8 @@ class _File:
         if size == self._size or (not end and len(data) >= _TAIL_BYTES):
             end = len(data)
         self._size, self._position = size, start + end
+        if losses := list(self._loss.finditer(data)):
+            self.loss = (at_s, _loss(losses[-1]["loss"]))
         for counter, pattern in zip(self._counters, self._patterns, strict=True):
             # a bar is begun by its \r, so that the newest is never ended; its unit tells that it is all there
             matches = list(pattern.finditer(data, 0, len(data) if pattern is STEP_BAR else end))
@@ -135,6 +152,12 @@ def _numbers(match: re.Match[bytes]) -> tuple[float | None, float | None]:
     return step, rate
 
 
+def _loss(text: bytes | None) -> float | str | None:
+    """Return a loss; JSON has no number for one that is not finite."""
+    value = _number(text)
+    return value if value is None or math.isfinite(value) else str(value)
+
+
 def _number(text: bytes | None) -> float | None:
     try:
         return float(text) if text else None
@@ -143,7 +166,8 @@ def _number(text: bytes | None) -> float | None:
 
 
 def metric_pattern(text: str) -> re.Pattern[bytes]:
-    """Return ``--metric`` as a pattern: its group counts up, or is a rate per second if called ``rate``.
+    """Return ``--metric`` as a pattern: its group counts up, or is a rate per second if called ``rate``, or the loss if
+    called ``loss``.
 
     Raises UsageError where it is not a regular expression or has no group.
     """
@@ -155,6 +179,6 @@ def metric_pattern(text: str) -> re.Pattern[bytes]:
         why = "it is searched for in what ranks print, with Python's `re`"
         raise usage(what, why=why, fix=fix, where="flag: --metric") from error
     if not pattern.groups:
-        why = "the group is the number that counts up, or `(?P<rate>…)` one that is a rate already"
+        why = "the group is the number that counts up, or `(?P<rate>…)` a rate, or `(?P<loss>…)` the loss"
         raise usage(f"`--metric {text}` has no group", why=why, fix=fix, where="flag: --metric")
     return pattern

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from ddplaunch.ui.speech import findings_text
 from ddplaunch.ui.table import column_table
-from ddplaunch.ui.terminal import Terminal, cells, visible, wrap
+from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap
 from ddplaunch.values.finding import Finding
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.words import age_text, size_text
+from ddplaunch.values.words import age_text, listed, size_text
 from ddplaunch.watch.samples import (
     GpuSample,
     HostSample,
@@ -28,18 +29,24 @@ from ddplaunch.watch.samples import (
 _BARS, _ASCII_BARS = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 _WIDTH = 8  # cells of a row of bars
 _GAP = "  "
+_SLOW = 0.95
+_INFINITE = float("inf")
 _GIB, _MIB = 1 << 30, 1 << 20
 _STATES = {"D": "waits for disk", "T": "stopped", "t": "traced"}  # proc_pid_stat(5)
 
 
 @dataclass(frozen=True)
 class Look:
-    """How to draw. ``height`` None is as long as need be; ``bars`` False leaves sparklines out."""
+    """How to draw. ``height`` None is as long as need be; ``bars`` False leaves sparklines out.
+
+    ``sort`` is one of ``SORTS``; ``first_row`` is how far ranks are scrolled where not all have room.
+    """
 
     terminal: Terminal
     height: int | None = None
     bars: bool = True
     first_row: int = 0
+    sort: str = "rank"
 
 
 @dataclass(frozen=True)
@@ -58,17 +65,21 @@ def frame(
     """Return the lines of one screen, none wider than it; the newest sample is shown, those before give the bars."""
     head = [look.terminal.paint(_clipped(_first_line(samples, about, look), look), "bold")]
     rows: list[str] = []
+    notes: list[str] = []
     if samples:
         head += _packed(_host_words(samples, look), look)
-        rows = _table(samples, late, look)
+        rows, notes = _table(samples, late, look)
     tail = [line for note in about.notes for line in wrap(_spelled(visible(note), look), look.terminal.width, "", "  ")]
     for finding in findings:
         tail += _finding(finding, look)
-    return _fitted(head, rows, tail, about.keys, look)
+    return _fitted(head, rows, notes, tail, about.keys, look)
 
 
-def _fitted(head: list[str], rows: list[str], tail: list[str], keys: str, look: Look) -> list[str]:
-    """Put the parts together: where they are too long, the table is cut before the findings, down to three ranks."""
+def _fitted(head: list[str], rows: list[str], notes: list[str], tail: list[str], keys: str, look: Look) -> list[str]:
+    """Put the parts together: where they are too long, the table is cut before the findings, down to three ranks.
+
+    What ``notes`` say of ranks that have no room stands below the others.
+    """
     foot = [look.terminal.paint(_clipped(keys, look), "dim")] if keys else []
     if look.height is None:
         return [*head, *([""] if rows else []), *rows, *([""] if tail else []), *tail]
@@ -77,7 +88,11 @@ def _fitted(head: list[str], rows: list[str], tail: list[str], keys: str, look: 
     if for_rows < len(rows):
         ranks, seen = len(rows) - 1, for_rows - 2
         first = 1 + min(look.first_row, ranks - seen)
-        rows = [rows[0], *rows[first : first + seen], _clipped(f"{ranks - seen} more ranks: j and k scroll", look)]
+        unseen = [note for row, note in enumerate(notes, 1) if note and not first <= row < first + seen]
+        more = f"{ranks - seen} more ranks: j and k scroll"
+        more = f"{ranks - seen} more ranks, {listed(unseen, 2)}" if unseen else more
+        more = _clipped(more, look)
+        rows = [rows[0], *rows[first : first + seen], look.terminal.paint(more, "warning") if unseen else more]
     left = max(0, room - len(rows) - 1)
     if len(tail) > left:
         tail = [*tail[: left - 1], _spelled("…", look)] if left else []
@@ -128,11 +143,54 @@ def _packed(words: Sequence[str], look: Look) -> list[str]:
     return lines
 
 
-def _table(samples: Sequence[Sample], late: int | None, look: Look) -> list[str]:
-    last = samples[-1]
-    if not last.ranks:
-        return ["no rank runs"]
-    columns = [column for column in _columns_of(samples, late, look) if any(column.texts)]
+#: By what ranks are sorted, in turn: what it is, and the order in which the one to look at comes first.
+SORTS: dict[str, tuple[Value, int]] = {
+    "rank": (of_rank("rank"), 1),
+    "step/s": (of_rank("step_rate"), 1),
+    "loss": (
+        lambda rank, _: rank.loss if isinstance(rank.loss, float) else None if rank.loss is None else _INFINITE,
+        -1,
+    ),
+    "CPU": (of_rank("cpu_percent"), -1),
+    "memory": (of_rank("rss_bytes"), -1),
+    "GPU": (of_gpu("utilization_percent"), 1),
+    "GPU memory": (of_gpu("memory_used_bytes"), -1),
+}
+
+
+def sorts_of(sample: Sample) -> list[str]:
+    """Return by what the ranks of this sample can be sorted, in turn."""
+    pairs = [(rank, sample.gpu_of(rank)) for rank in sample.ranks]
+    return [name for name, (value, _) in SORTS.items() if any(value(*pair) is not None for pair in pairs)]
+
+
+def _sorted(sample: Sample, sort: str) -> Sample:
+    """Return the sample with its ranks in this order; those of which it is not known come last."""
+    value, sign = SORTS[sort]
+
+    def key(rank: RankSample) -> tuple[bool, float]:
+        known = value(rank, sample.gpu_of(rank))
+        return known is None, 0.0 if known is None else sign * known
+
+    return replace(sample, ranks=tuple(sorted(sample.ranks, key=key)))
+
+
+def _slow_ranks(samples: Sequence[Sample]) -> frozenset[int]:
+    """Return the ranks that step lately at less than 95 % of the median rate."""
+    points = points_by_rank(samples[-_WIDTH:], samples[-1].attempt)
+    known = {rank: typical(each, of_rank("step_rate")) for rank, each in points.items()}
+    rates = {rank: rate for rank, rate in known.items() if rate is not None}
+    usual = median(rates.values()) if rates else 0.0
+    return frozenset(rank for rank, rate in rates.items() if rate < _SLOW * usual)
+
+
+def _table(samples: Sequence[Sample], late: int | None, look: Look) -> tuple[list[str], list[str]]:
+    """Return the lines of the table, and for each rank's row what is wrong with it, or nothing."""
+    if not samples[-1].ranks:
+        return ["no rank runs"], []
+    samples = (*samples[:-1], _sorted(samples[-1], look.sort))
+    last, slow = samples[-1], _slow_ranks(samples)
+    columns = [column for column in _columns_of(samples, late, slow, look) if any(column.texts)]
     while len(columns) > 2 and sum(column.cells + 2 for column in columns) - 2 > look.terminal.width:
         most = max(columns, key=lambda column: column.spared)
         if not most.spared:
@@ -140,10 +198,14 @@ def _table(samples: Sequence[Sample], late: int | None, look: Look) -> list[str]
         columns.remove(most)
     lines = [_GAP.join(column.cell(column.name) for column in columns).rstrip()]
     lines[0] = look.terminal.paint(_clipped(lines[0], look), "dim")
+    notes = []
     for row, rank in enumerate(last.ranks):
         text = _clipped(_GAP.join(column.cell(column.texts[row]) for column in columns).rstrip(), look)
-        lines.append(look.terminal.paint(text, "warning") if rank.rank == late else text)
-    return lines
+        note = _note(rank, last.gpu_of(rank), late, slow)
+        notes.append(f"rank {rank.rank}: {note}" if note else "")
+        emphasis: Emphasis = "error" if set(note.split(", ")) & {"lost", "nan", "inf", "-inf"} else "warning"
+        lines.append(look.terminal.paint(text, emphasis) if note else text)
+    return lines, notes
 
 
 class _Column:
@@ -159,7 +221,7 @@ class _Column:
         return text.ljust(self.cells) if self.left else text.rjust(self.cells)
 
 
-def _columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list[_Column]:
+def _columns_of(samples: Sequence[Sample], late: int | None, slow: Collection[int], look: Look) -> list[_Column]:
     """Return every column, for the newest sample's ranks; those that say nothing have empty cells only."""
     pairs = [(rank, samples[-1].gpu_of(rank)) for rank in samples[-1].ranks]
     before = points_by_rank(samples[-_WIDTH:], samples[-1].attempt)
@@ -182,6 +244,7 @@ def _columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list
         _Column("STEP", texts(of_rank("step")), 6),
         _Column("STEP/S", [_rate(rank.step_rate) for rank, _ in pairs]),
         _Column("", bars(of_rank("step_rate")), 7),
+        _Column("LOSS", [_loss(rank.loss) for rank, _ in pairs]),
         _Column("DATA %", texts(of_rank("data_percent"))),
         _Column("FWD %", texts(of_rank("forward_percent")), 8),
         _Column("BWD %", texts(of_rank("backward_percent")), 8),
@@ -201,7 +264,7 @@ def _columns_of(samples: Sequence[Sample], late: int | None, look: Look) -> list
         _Column("W", texts(of_gpu("power_w")), 4),
         _Column("°C" if look.terminal.unicode else "C", texts(of_gpu("temperature_c"))),
         _Column("MHz", texts(of_gpu("clock_mhz")), 9),
-        _Column("", [_note(rank, gpu, late) for rank, gpu in pairs], left=True),
+        _Column("", [_note(rank, gpu, late, slow) for rank, gpu in pairs], left=True),
     ]  # fmt: skip
 
 
@@ -233,8 +296,13 @@ def _disk_mib_s(rank: RankSample, _: GpuSample | None) -> float | None:
     return (rank.read_bytes_s + rank.write_bytes_s) / _MIB
 
 
-def _note(rank: RankSample, gpu: GpuSample | None, late: int | None) -> str:
-    words = ["late"] if rank.rank == late else []
+def _loss(loss: float | str | None) -> str:
+    return loss if isinstance(loss, str) else _number(loss, ".4g")
+
+
+def _note(rank: RankSample, gpu: GpuSample | None, late: int | None, slow: Collection[int]) -> str:
+    words = ["late"] if rank.rank == late else ["slow"] if rank.rank in slow else []
+    words += [rank.loss] if isinstance(rank.loss, str) else []
     words += ["lost"] if gpu is not None and gpu.fault else []
     words += ["slowed"] if gpu is not None and gpu.slowdowns else []
     words += [_STATES[rank.state]] if rank.state in _STATES else []
@@ -286,6 +354,7 @@ def summary_lines(
 
 _COLUMNS: tuple[tuple[str, Value, str, Callable[[list[float]], float]], ...] = (
     ("STEP/S", of_rank("step_rate"), ".2f", median),
+    ("LOSS", lambda rank, _: rank.loss if isinstance(rank.loss, float) else None, ".4g", lambda known: known[-1]),
     ("DATA %", of_rank("data_percent"), ".0f", median),
     ("COMM %", of_rank("comm_percent"), ".0f", median),
     ("CPU %", of_rank("cpu_percent"), ".0f", median),

@@ -257,6 +257,19 @@ def test_it_follows_the_window_and_the_shell(terminal: Terminal) -> None:
 
 
 @pytest.mark.slow
+def test_the_last_table_stays_when_the_run_ends(start_run: StartRun, folder: Path) -> None:
+    run, _ = live(start_run, folder)
+    terminal = Terminal(["top", run.run_id, "--interval", "0.2"], folder)
+    terminal.until(b"sorted by rank")
+    os.write(terminal.master, b"s\x1b[6~\x1b[5~")
+    terminal.until(b"sorted by CPU")
+    run.end()
+    assert terminal.end() == 0
+    left = terminal.output.rpartition(b"\x1b[?1049l")[2].decode()
+    assert "at the end" in left and "RANK" in left and f"{run.run_id} has ended" in left
+
+
+@pytest.mark.slow
 def test_a_recording_is_played(folder: Path) -> None:
     keep(write_record(folder / ".ddplaunch", "over"), count=200)
     terminal = Terminal(["top", "--replay", "--interval", "0.2"], folder)

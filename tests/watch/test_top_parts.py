@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from ddplaunch.watch.sampler import HostUsage, RankUsage
 from ddplaunch.watch.samples import RankIdentity
 from ddplaunch.watch.step_rate import Steps, metric_pattern
 from ddplaunch.watch.stragglers import slowest_rank, stragglers
-from ddplaunch.watch.top_view import About, Look, frame, sparkline, summary_lines
+from ddplaunch.watch.top_view import About, Look, frame, sorts_of, sparkline, summary_lines
 from tests.conftest import Golden
 from tests.watch.metrics_samples import BEGAN_S, run_samples, with_gpu, with_rank
 
@@ -65,7 +66,7 @@ def test_rates_of_what_counts_up(tmp_path: Path, lines: str, step: float, rate: 
 )
 def test_what_is_no_step_is_none(tmp_path: Path, line: str) -> None:
     _print(tmp_path / "rank-0.out", line, BEGAN_S)
-    assert Steps(tmp_path, [0]).progress(BEGAN_S) == {}
+    assert all(each.step is None for each in Steps(tmp_path, [0]).progress(BEGAN_S).values())
 
 
 def test_a_bar_names_its_own_rate_until_there_are_two(tmp_path: Path) -> None:
@@ -247,6 +248,53 @@ def test_it_fits_every_terminal(width: int, height: int, ranks: int) -> None:
         assert len(lines) == height and all(cells(line) <= width and line.isascii() for line in lines)
         assert lines[-1].startswith("q quit"[:width])
     assert frame((), ABOUT, (), None, Look(Terminal(width), height))
+
+
+def test_ranks_are_sorted_and_what_is_wrong_with_those_without_room_is_said() -> None:
+    samples = with_rank(run_samples(12, 64, gpu=False), 40, step_rate=3.0, loss="nan")
+    samples = with_rank(with_rank(samples, 7, loss=0.25), 9, loss=9.5)
+    look = Look(Terminal(80, True), 24)
+    assert sorts_of(samples[-1]) == ["rank", "step/s", "loss", "CPU", "memory"]
+    by = {sort: frame(samples, ABOUT, (), 40, replace(look, sort=sort)) for sort in sorts_of(samples[-1])}
+    (more,) = [line for line in by["rank"] if "more ranks" in line]
+    assert "more ranks, rank 40: late, nan" in more and more.startswith("\x1b[1;33m")
+    rows = {
+        sort: [line for line in lines if re.match(r"(?:\x1b\[[\d;]*m)? +\d+  ", line)] for sort, lines in by.items()
+    }
+    first = {sort: re.sub(r"\x1b\[[\d;]*m", "", each[0]).split()[0] for sort, each in rows.items()}
+    assert first == {"rank": "0", "step/s": "40", "loss": "40", "CPU": "0", "memory": "0"}
+    assert rows["loss"][0].startswith("\x1b[1;31m") and " 9.5 " in rows["loss"][1] and " 0.25 " in rows["loss"][2]
+    assert sample_of(sample_json(samples[-1])) == samples[-1]
+    other = with_rank(with_rank(run_samples(12, 4), 1, step_rate=6.0), 2, step_rate=2.0)
+    table = frame(other, ABOUT, (), 2, Look(Terminal(120), bars=False))
+    assert [line.rsplit(None, 1)[-1] for line in table if re.match(r" +[12]  ", line)] == ["slow", "late"]
+
+
+@pytest.mark.parametrize(
+    ("line", "loss"),
+    [
+        ("step 3 loss 0.125\n", 0.125),
+        ("{'loss': 2.5e-1, 'learning_rate': 1e-05}\n", 0.25),
+        ("Epoch 3 train_loss=4\n", 4.0),
+        ("train/loss: .5\n", 0.5),
+        ("Loss: nan\n", "nan"),
+        ("loss=inf\n", "inf"),
+        ("\r 10%|#  | 1/10 [00:01<00:09, 1.00it/s, loss=0.75]", 0.75),
+        ("Test Loss 2.3 | Loss 1.5\n", 1.5),
+        ("val_loss: 1.5 eval loss 2 validation loss: 3 closs 4\n", None),
+        ("loss is nice; loss: 12abc\n", None),
+    ],
+)
+def test_losses_in_common_words(tmp_path: Path, line: str, loss: float | str | None) -> None:
+    (tmp_path / "rank-0.out").write_text(line)
+    found = Steps(tmp_path, [0]).progress(time.time())
+    assert (found[0].loss if found else None) == loss
+
+
+def test_a_loss_in_the_users_words(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.out").write_text("step 7 ppl 31.5 loss 3\n")
+    found = Steps(tmp_path, [0], metric_pattern(r"ppl (?P<loss>[\d.]+)")).progress(time.time())[0]
+    assert (found.step, found.loss) == (7, 31.5)
 
 
 def test_colour_is_never_alone() -> None:

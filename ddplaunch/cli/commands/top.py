@@ -30,7 +30,7 @@ from ddplaunch.watch.samples import Sample
 from ddplaunch.watch.screen import Screen
 from ddplaunch.watch.step_rate import Steps, metric_pattern
 from ddplaunch.watch.stragglers import late_rank, stragglers
-from ddplaunch.watch.top_view import About, Look, frame, summary_lines
+from ddplaunch.watch.top_view import About, Look, frame, sorts_of, summary_lines
 
 _LEAST_S = 0.2
 
@@ -111,17 +111,22 @@ def _watch(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | No
     """Watch until the run ends, or somebody does not want to see more; ``most`` samples at most."""
     watched.look()  # rates begin with the second
     time.sleep(min(interval_s, 0.5))
+    on_screen = not json and _is_screen()
     with suppress(KeyboardInterrupt):  # the usual way to end it
-        if not json and _is_screen():
+        if on_screen:
             _on_screen(watched, interval_s, most)
         else:
             _in_lines(watched, interval_s, most, json)
     if watched.ended:
+        if on_screen:  # which is gone with all that it showed
+            about = watched.about()
+            look = Look(Terminal.of(sys.stdout), bars=False)
+            write("\n".join(_frame(watched, replace(about, words=("at the end", *about.words[1:])), look)) + "\n\n")
         tell(_last_words(watched))
 
 
 def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int | None) -> None:
-    first = 0
+    first, sort = 0, "rank"
     with Screen(sys.stdout) as screen:
         next_s, taken = time.monotonic(), 0
         while not watched.ended:
@@ -130,16 +135,30 @@ def _on_screen(watched: WatchedRun | WatchedHosts, interval_s: float, most: int 
             next_s = max(next_s + interval_s, time.monotonic())
             while True:
                 first = max(0, min(first, len(watched.samples[-1].ranks) - 1))
-                look = replace(_look(screen), first_row=first)
-                screen.draw(_frame(watched, replace(watched.about(), keys="q quit"), look))
+                look = replace(_look(screen), first_row=first, sort=sort)
+                keys = f"q quit  s sorted by {sort}  j k space b scroll"
+                screen.draw(_frame(watched, replace(watched.about(), keys=keys), look))
                 key = screen.wait(next_s)
                 if key == "q":
                     return
-                first += {"j": 1, "down": 1, "k": -1, "up": -1}.get(key or "", 0)
+                first += _scrolled(key, look.height or 0)
+                sort = _next_sort(watched, sort) if key == "s" else sort
                 if key is None:
                     break
             if taken == most:
                 return
+
+
+def _scrolled(key: str | None, height: int) -> int:
+    """Return by how many rows a key scrolls."""
+    page, all_rows = max(1, height // 2), 1 << 20
+    found = {"j": 1, "down": 1, "k": -1, "up": -1, " ": page, "page down": page, "b": -page, "page up": -page}
+    return {**found, "home": -all_rows, "end": all_rows}.get(key or "", 0)
+
+
+def _next_sort(watched: WatchedRun | WatchedHosts, sort: str) -> str:
+    known = sorts_of(watched.samples[-1])
+    return known[(known.index(sort) + 1) % len(known)] if sort in known else "rank"
 
 
 def _look(screen: Screen) -> Look:
