@@ -27,10 +27,8 @@ _ISO = re.compile(
 )
 # I1121 14:30:12.123456 of glog, in which torch and NCCL's C++ sides log; it names no year.
 _GLOG = re.compile(_RANK + rb"\[?[DIWEFV](\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
-# 11/21/2026 14:30:12, the format of the examples of transformers and diffusers
-_US = re.compile(_RANK + rb"[\[(]?(\d\d)/(\d\d)/(\d{4}) (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
-# [11/21 14:30:12 of detectron2
-_DETECTRON = re.compile(_RANK + rb"\[(\d\d)/(\d\d) (\d\d):(\d\d):(\d\d)[ \]]")
+# 11/21/2026 14:30:12, as examples of transformers and diffusers have it; [11/21 14:30:12 of detectron2
+_US = re.compile(_RANK + rb"[\[(]?(\d\d)/(\d\d)(?:/(\d{4}))? (\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _POLL_S = 0.1
 _NEW_FILES_S = 0.5
 _OVER_S = 2.0
@@ -86,13 +84,10 @@ def log_files(directory: Path, ranks: frozenset[int] | None = None) -> list[LogF
 
 def log_parts(directory: Path, ranks: frozenset[int] | None = None, lines: int | None = None) -> list[LogPart]:
     """Return the files that ``log_files`` returns; of each rank its last ``lines`` lines together, all for None."""
-    parts = [part_of(file, lines, pieces) for file, pieces in _with_pieces(directory, ranks)]
-    if lines is None:
-        return parts
     groups: dict[int, list[LogPart]] = {}
-    for part in parts:
-        groups.setdefault(part.file.rank, []).append(part)
-    last = [part for group in groups.values() for part in _last_together(group, lines)]
+    for file, pieces in _with_pieces(directory, ranks):
+        groups.setdefault(file.rank, []).append(part_of(file, lines, pieces))
+    last = (part for group in groups.values() for part in (group if lines is None else _last_together(group, lines)))
     return sorted(last, key=lambda part: part.file.order)
 
 
@@ -281,10 +276,9 @@ def stamp_s(line: bytes, year: int) -> float | None:
         return _seconds((year, *(int(part) for part in match.groups()[:5])), None) + _fraction(match[6])
     match = _US.match(line)
     if match:
-        month, day, *rest = (int(part) for part in match.groups()[:6])
-        return _seconds((rest[0], month, day, *rest[1:]), None) + _fraction(match[7])
-    match = _DETECTRON.match(line)
-    return None if match is None else _seconds((year, *(int(part) for part in match.groups())), None)
+        month, day, named, *rest = (int(part) for part in match.groups(b"0")[:6])
+        return _seconds((named or year, month, day, *rest), None) + _fraction(match[7])
+    return None
 
 
 def _seconds(moment: tuple[int, ...], zone: bytes | None) -> float:
