@@ -27,7 +27,8 @@ SCRIPTS = {
     "sizes of a sourced file": '. ./sizes.sh\ntorchrun $SIZES $(dirname "$0")/train.py --config=$1 ${@:2}\n',
     "eval and a here-document": 'cat > inner.sh <<END\ntorchrun --nproc_per_node=2 train.py \\$1 "$1"\nEND\n'
     "eval bash inner.sh x\n",
-    "all words of a function": 'go() { PYTHONPATH="$(pwd)":$PYTHONPATH torchrun --nproc_per_node=$N "$@"; }\nN=2\ngo train.py "a b"\n',
+    "all words of a function": 'go() { PYTHONPATH="$(pwd)":$PYTHONPATH torchrun --nproc_per_node=$N "$@"; }\n'
+    'N=2\ngo train.py "a b"\n',
     "a function in a loop": 'go() { torchrun --nproc_per_node=1 "$@"; }\nfor i in 1 2; do go train.py --i $i; done\n',
 }
 
