@@ -184,6 +184,8 @@ gpu-not-found: `--gpus` names a GPU that does not exist
     the GPUs.
 gpus-invalid: `--gpus` takes indices, UUIDs or `free:N`
     Remedy: `--gpus 0,1`, `--gpus GPU-8f…`, or `--gpus free:2`.
+gpus-too-few: More free GPUs are asked for than there are
+    CUDA_VISIBLE_DEVICES may hide some. Remedy: fewer, or a machine that has them.
 gpus-not-free: Fewer GPUs are free than `--gpus free:N` asks for
     A GPU is free when no process holds memory on it and no other launch has locked it. Remedy: wait, ask for fewer,
     or name GPUs that you want to share.
@@ -231,6 +233,9 @@ rank-left-early: A rank ended with status 0 while others still waited for it
 unknown: What the run left behind does not say why it failed
     The rank that failed printed no exception and no reason, or only ranks that lost another one speak. Remedy: its last
     lines, which are named with it, and the logs of all nodes together.
+queue-is-run: Another process works the queue off
+    It holds a lock as long as it lives. Remedy: `ddplaunch queue ls` shows what it does, `ddplaunch queue stop` ends
+    it.
 run-not-found: No run of that name is recorded here
     Records are in `.ddplaunch/runs` below the working directory, unless `--run-dir` or DDPLAUNCH_DIR says otherwise.
     Remedy: `ddplaunch ps --all`.

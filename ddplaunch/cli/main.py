@@ -65,6 +65,8 @@ def _report(words: list[str], problem: DdplaunchError) -> ExitStatus:
     tell_findings(problem.findings)
     if words[:1] == ["run"]:
         tell("nothing was launched\n")
+    if words[:2] == ["queue", "add"]:
+        tell("nothing was queued\n")
     if words[:1] == ["submit"]:
         tell("nothing was submitted\n")
     return problem.status
@@ -90,6 +92,10 @@ def dispatch(words: list[str]) -> int:
     command = ours[0] if ours else ""
     if (status := _of_itself(ours, script)) is not None:
         return status
+    if ours[:2] == ["queue", "add"]:
+        from ddplaunch.cli.commands.queue import add
+
+        return add(as_spelled_here("run", ours[2:]), script)  # its words are those of `run`
     if command in HELP and command not in (*LAUNCHING, "convert"):
         ours += script or []  # there it ends the options, as everywhere else
     if command in HELP:

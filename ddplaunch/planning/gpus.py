@@ -337,6 +337,16 @@ def _free(entries: tuple[VisibleGpu, ...], wanted: int | None, locked: frozenset
     busy = {position: busy_reason(entry, locked) for position, entry in enumerate(entries)}
     idle = [position for position, reason in busy.items() if reason is None]
     most = len(idle) if wanted is None else wanted
+    if len(entries) < most:
+        few = count(len(entries), "GPU")
+        raise RefusedError(
+            error(
+                "gpus-too-few",
+                f"{count(most, 'free GPU')} asked for, and there {_are(len(entries))} {few}",
+                why="waiting gives no more",
+                fix=f"`--gpus free:{len(entries)}` or fewer" if entries else "`--device cpu`, or a machine with GPUs",
+            )
+        )
     if len(idle) < max(most, 1):
         raise _not_free(entries, {p: reason for p, reason in busy.items() if reason}, len(idle), max(most, 1))
     chosen = sorted(idle, key=lambda position: (_memory_step(entries[position].gpu), position))[:most]

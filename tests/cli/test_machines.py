@@ -53,7 +53,7 @@ def test_gpus_count_within_what_is_visible_and_the_plan_says_so(folder: Path, fa
         (["9"], 4, "more-processes-than-gpus"),
         (["4", "--gpus", "0,1"], 4, "more-processes-than-gpus"),
         (["2", "--gpus", "7,8"], 4, "gpu-not-found"),
-        (["9", "--gpus", "free:9"], 4, "gpus-not-free"),
+        (["9", "--gpus", "free:9"], 4, "gpus-too-few"),
         (["2", "--gpus", "0,0"], 2, "gpus-invalid"),
         (["2", "--gpus", "free:0"], 2, "gpus-invalid"),
         (["2", "--gpus", ""], 2, "gpus-invalid"),
