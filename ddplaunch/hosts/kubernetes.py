@@ -24,7 +24,8 @@ from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.frozen import dataclass
 
 _FOLDER = "kubernetes"
-_ASK_S = 10
+_ASK_S = 5
+_MAKE_S = 30  # a cluster's webhooks may look at an object first
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 _PLURALS = {"TrainJob": "trainjobs", "PyTorchJob": "pytorchjobs", "JobSet": "jobsets"}
 #: The label by which a job's pods are found; a TrainJob becomes a JobSet of its name.
@@ -133,7 +134,7 @@ def create(manifest: Mapping[str, Any], place: ClusterPlace, environ: Mapping[st
     """Make the object; the server takes it as a whole or not at all. Raises RefusedError with what it said."""
     kind = str(manifest["kind"])
     uri = _collection(str(manifest["apiVersion"]), kind, place.namespace) + "?fieldValidation=Strict"
-    done = _kubectl([*_of(place.context), "create", "--raw", uri, "-f", "-"], environ, json.dumps(manifest))
+    done = _kubectl([*_of(place.context), "create", "--raw", uri, "-f", "-"], environ, json.dumps(manifest), _MAKE_S)
     if done.returncode:
         raise RefusedError(_refusal(done.stderr, kind, str(manifest["metadata"]["name"]), place))
 
@@ -204,7 +205,9 @@ def job_called(base: Path, name: str | None) -> ClusterJob | None:
 
 
 def state_of(job: ClusterJob, environ: Mapping[str, str]) -> ClusterState:
-    """Ask the cluster for a job and its pods; at most 20 seconds."""
+    """Ask the cluster for a job and its pods; at most 20 seconds, and not at all for one that was deleted from here."""
+    if job.stopped_s is not None:
+        return ClusterState("gone", "it is no longer in the cluster")
     answered = _get(job, job.uri, environ)
     if isinstance(answered, str):
         if "NotFound" in answered:
@@ -357,7 +360,7 @@ def delete(job: ClusterJob, environ: Mapping[str, str], deadline_s: float) -> Cl
 
     Raises RefusedError where the cluster does not take it.
     """
-    done = _kubectl([*_of(job.context), "delete", "--raw", job.uri], environ)
+    done = _kubectl([*_of(job.context), "delete", "--raw", job.uri], environ, "", _MAKE_S)
     if done.returncode and "NotFound" not in done.stderr:
         raise RefusedError(_refusal(done.stderr, job.kind, job.name, ClusterPlace(job.context, job.namespace)))
     until_s = time.monotonic() + deadline_s
@@ -384,14 +387,16 @@ def _get(job: ClusterJob, uri: str, environ: Mapping[str, str]) -> dict[str, Any
     return lines[-1] if lines else "kubectl said nothing"
 
 
-def _kubectl(words: Sequence[str], environ: Mapping[str, str], text: str = "") -> subprocess.CompletedProcess[str]:
-    command = ["kubectl", f"--request-timeout={_ASK_S}s", *words]
+def _kubectl(
+    words: Sequence[str], environ: Mapping[str, str], text: str = "", wait_s: int = _ASK_S
+) -> subprocess.CompletedProcess[str]:
+    command = ["kubectl", f"--request-timeout={wait_s}s", *words]
     try:
         return subprocess.run(
             command, env=dict(environ), input=text, capture_output=True, text=True, errors="replace",
-            timeout=2 * _ASK_S, check=False,
+            timeout=2 * wait_s, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer within {2 * _ASK_S} s")
+        return subprocess.CompletedProcess(command, 1, "", f"no answer within {2 * wait_s} s")
     except OSError as problem:
         return subprocess.CompletedProcess(command, 1, "", f"kubectl cannot be run: {problem.strerror}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState
-from ddplaunch.records.queue_jobs import QueuedJob
+from ddplaunch.records.own.queue_jobs import QueuedJob
 from ddplaunch.records.run_states import RunSummary
 from ddplaunch.ui.table import column_table
 from ddplaunch.ui.terminal import Emphasis, Terminal, cells, visible, wrap

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddplaunch.records.queue_jobs import QueuedJob, queue_folder, read_jobs, running_queue, write_job
+from ddplaunch.records.own.queue_jobs import QueuedJob, queue_folder, read_jobs, running_queue, write_job
 from ddplaunch.ui.ps_view import queue_text
 from ddplaunch.ui.terminal import Terminal
 from tests.agent.guarded import runs, until

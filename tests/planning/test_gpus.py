@@ -306,4 +306,4 @@ def test_too_few_free_gpus_say_who_is_on_the_others() -> None:
 def test_free_on_a_machine_without_gpus() -> None:
     with pytest.raises(RefusedError) as caught:
         select("free:1", machine(), None, NOBODY, None)
-    assert caught.value.findings[0].what == "1 free GPU asked for, 0 of 0 are free"
+    assert caught.value.findings[0].what == "1 free GPU asked for, and there are 0 GPUs"

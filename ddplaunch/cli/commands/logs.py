@@ -223,7 +223,11 @@ def job_logs(
     last = None if lines in (None, "all") else whole_number("--lines", lines or "", "lines", "it is a number", "`100`")
     since_s = None if since is None else max(1, round(time.time() - moment_s(since, time.time())))
     readers: dict[str, subprocess.Popen[bytes]] = {}
-    show = Lines(lambda file: f"[{file.path.name}] ".encode(), _parse_pattern(grep), sys.stdout.isatty())
+    show = Lines(
+        lambda file: f"[{file.path.name}] ".encode(),
+        _parse_pattern(grep),
+        sys.stdout is not None and sys.stdout.isatty(),
+    )
     told = ""
     try:
         while True:

@@ -21,7 +21,7 @@ from ddplaunch.cli.target import parse_target, required
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import read_record
 from ddplaunch.records.own.own_files import open_to_write
-from ddplaunch.records.queue_jobs import (
+from ddplaunch.records.own.queue_jobs import (
     QueuedJob,
     changing,
     log_path,
