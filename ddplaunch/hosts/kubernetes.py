@@ -391,11 +391,9 @@ def _kubectl(
     words: Sequence[str], environ: Mapping[str, str], text: str = "", wait_s: int = _ASK_S
 ) -> subprocess.CompletedProcess[str]:
     command = ["kubectl", f"--request-timeout={wait_s}s", *words]
+    as_text: dict[str, Any] = {"capture_output": True, "text": True, "errors": "replace", "check": False}
     try:
-        return subprocess.run(
-            command, env=dict(environ), input=text, capture_output=True, text=True, errors="replace",
-            timeout=2 * wait_s, check=False,
-        )  # fmt: skip
+        return subprocess.run(command, env=dict(environ), input=text, timeout=2 * wait_s, **as_text)
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 1, "", f"no answer within {2 * wait_s} s")
     except OSError as problem:
