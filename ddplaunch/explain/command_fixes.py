@@ -12,9 +12,12 @@ from ddplaunch.scaling.batch import resolve_batch
 from ddplaunch.scaling.numbers import NumbersRequest
 from ddplaunch.values.finding import UsageError
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.words import signal_name
 
 CORE_DUMP = "a core dump has the native stack: `coredumpctl gdb`, or `ulimit -c unlimited` and run it again"
+_SOMEBODY = "a person, a scheduler that takes the node back, or a supervisor asked the run to end"
 _COMPUTED = Source("computed", "")
+_NPROC, _EXAMPLE = re.compile(r"auto|\d+(?:x\d+)?"), re.compile(r"\bddplaunch run 4 --")
 _TYPED = re.compile(r"`(-[^`]+)` behind `--`")
 _NO_HALF = (
     "a batch of 1 cannot be halved: smaller inputs or a smaller model, activation checkpointing, or FSDP, which shards "
@@ -54,7 +57,7 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
     Where that stack is known already, the native one is the next measurement.
     """
     left = []
-    for fix in fixes:
+    for fix in _own_number(fixes, facts):
         if "--no-forward" in fix:  # said only of a launch that filled something in
             left += _filled_in(facts)
             continue
@@ -64,6 +67,12 @@ def still_to_do(fixes: Sequence[str], facts: RunFacts | None, dumped: bool) -> t
         elif not followed:
             left.append(fix)
     return tuple(dict.fromkeys(left))
+
+
+def _own_number(fixes: Sequence[str], facts: RunFacts | None) -> list[str]:
+    """Return ``fixes`` with the number of processes that was typed, in the place of the 4 of examples."""
+    typed = facts.argv[2] if facts is not None and facts.argv and len(facts.argv) > 2 and facts.argv[1] == "run" else ""
+    return [_EXAMPLE.sub(f"ddplaunch run {typed} --", fix) if _NPROC.fullmatch(typed) else fix for fix in fixes]
 
 
 def _already_followed(fix: str, facts: RunFacts | None) -> bool:
@@ -89,6 +98,25 @@ def stopped_by(user: str) -> tuple[str, str, tuple[str, ...]]:
     """Return what, why and the fixes of a run that ``user`` ended by `ddplaunch stop`."""
     why = f"{user} typed it, and it sends torchrun SIGTERM, which ends the ranks"
     return "the run was ended by `ddplaunch stop`", why, ("nothing is wrong if that was meant",)
+
+
+def signal_to_launcher(code: str, facts: RunFacts | None, was_it_memory: str) -> tuple[str, str, tuple[str, ...]]:
+    """Return what, why and the fixes of a run whose launcher was ended by a signal."""
+    if code == "killed":
+        return (
+            "torchrun was killed (SIGKILL); its ranks were then stopped",
+            "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
+            (was_it_memory, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
+        )
+    if facts is not None and facts.stopped_by:
+        return stopped_by(facts.stopped_by)
+    reasons = {
+        "SIGHUP": ("usually the terminal or ssh session was closed", "run it in tmux or screen, or as a batch job"),
+        "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
+    }
+    name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
+    why, fix = reasons.get(name, (_SOMEBODY, who_asked(facts)))
+    return f"the run was ended from outside by {name}", why, (fix,)
 
 
 def who_asked(facts: RunFacts | None) -> str:

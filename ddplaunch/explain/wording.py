@@ -8,16 +8,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from ddplaunch.explain.command_fixes import CORE_DUMP, another_port, command_fixes, still_to_do, stopped_by, who_asked
+from ddplaunch.explain.command_fixes import (
+    CORE_DUMP,
+    another_port,
+    command_fixes,
+    signal_to_launcher,
+    still_to_do,
+    who_asked,
+)
 from ddplaunch.explain.decide.candidates import NOISE
 from ddplaunch.explain.decide.collectives import Left, Stuck, uneven
 from ddplaunch.explain.decide.decide import RootCause
 from ddplaunch.explain.decide.endings import BareExit, notes_below, status_text, words_above
-from ddplaunch.explain.decide.outside_logs import aborted_when_through
+from ddplaunch.explain.decide.outside_logs import aborted_when_through, bus_error
 from ddplaunch.explain.diagnosis import Certainty, Diagnosis, Evidence, Raised, RankEnd, RunFacts
 from ddplaunch.explain.read.lines import Line
 from ddplaunch.explain.read.scan import Scanned, matcher
 from ddplaunch.explain.signatures import all_signatures
+from ddplaunch.explain.signatures.ending import ENDED_BY
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
 from ddplaunch.values.words import duration_text, ranks_text, signal_name
@@ -27,7 +35,6 @@ _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@
 _DMESG = "`dmesg -T | grep -i -E 'killed process|oom'` on the node tells whether it was the kernel, for lack of memory"
 _NATIVE = "run again with `--env PYTHONFAULTHANDLER=1`: the rank then prints where in Python it was"
 _RAY = "Ray keeps what each process prints: `grep -l Error /tmp/ray/session_latest/logs/worker-*.err` on its node"
-_SOMEBODY = "a person, a scheduler that takes the node back, or a supervisor asked the run to end"
 _STACKS = "`py-spy dump --pid PID` on every rank while it hangs shows where each one is"
 _TOGETHER = "let all ranks stop at the same step: `all_reduce` the flag that ends the loop, and test it on every rank"
 _P2P = "run again with `--env NCCL_P2P_DISABLE=1`: if that works, look for ACS or IOMMU, or a broken NVLink"
@@ -85,6 +92,9 @@ def worded(cause: RootCause, facts: RunFacts | None, scanned: Scanned) -> Diagno
             who = f"rank {cause.rank}" if cause.rank is not None else "the script"
             above = f"above the traceback stands: {said[0].text.strip()[:_QUOTED]}"
             words = words._replace(why=f"{who} started a program that failed; {above}")
+    elif line.startswith("Fatal Python error: Aborted") and cause.candidate is not None:
+        said = words_above(cause.candidate.line, scanned)
+        words = words._replace(what=_aborted_after(cause, said[0])) if said else words
     return Diagnosis(
         cause.code,
         _certainty(cause),
@@ -122,7 +132,7 @@ def _certainty(cause: RootCause) -> Certainty:
 def _words(cause: RootCause, facts: RunFacts | None) -> _Words:
     candidate = cause.candidate
     if cause.told:
-        return _signal_to_launcher(cause, facts)
+        return _Words(*signal_to_launcher(cause.code, facts, _DMESG))
     if cause.left is not None:
         return _left_early(cause.left, cause.stuck)
     if cause.outside is not None:
@@ -162,7 +172,8 @@ def _exception(cause: RootCause, raised: Raised) -> _Words:
         return _Words(what, f"{who} {_ENDED_WORKER[0]}", (_ENDED_WORKER[1],))
     where = "look at the traceback above this line: the script's own frames are not in it"
     if raised.frame:
-        where = f"look at `{raised.frame.split(' ')[0]}`: the exception is raised there or in what it calls"
+        below = "in what it calls" if cause.calls and cause.calls[-1].folded else "there"
+        where = f"look at `{raised.frame.split(' ')[0]}`: the exception is raised {below}"
     elif cause.candidate is not None and cause.candidate.bare:
         where = "look in the whole output of that rank for the traceback, which is not in this log"
     why = f"{who} ended by an uncaught exception; errors on other ranks are consequences"
@@ -202,12 +213,10 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
         record = (_NATIVE, _RECORD) if not ended.exit.seen else (_read_words(ended), CORE_DUMP)
         return _Words(f"{who} ended by {how}{said or ' without a message'}{at}", reason if said else silent, record)
     if ended.exit.code == -signal.SIGBUS:
-        shm = "`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`"
-        return _Words(
-            f"{who} ended by {how}{at or ', and no line says why'}",
-            "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while read",
-            (shm, *again),
-        )
+        return _Words(f"{who} ended by {how}{at or ', and no line says why'}", *bus_error(facts, cause.frame))
+    if ended.exit.code < 0 and (meaning := ENDED_BY.get(signal_name(-ended.exit.code))) is not None:
+        said = "" if said.startswith(": Fatal Python error") else said
+        return _Words(f"{who} ended by {how}{said}{at}", meaning[0], (meaning[1],))
     if ended.code == "terminated":
         return _Words(
             f"{who} was ended from outside by {how}",
@@ -229,6 +238,13 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
     return _plain_exit(cause, ended, who, how)
 
 
+def _aborted_after(cause: RootCause, said: Line) -> str:
+    """Return what native code said before it aborted a rank, and where in the script that was."""
+    who = f"rank {cause.rank}" if cause.rank is not None else "a process"
+    at = f", at {cause.frame}" if cause.frame else ""
+    return f"{who} aborted in native code, which said: {said.text.strip()[:_QUOTED]}{at}"
+
+
 def _at_exit(cause: RootCause, end: RankEnd) -> _Words:
     """Return the words for a rank whose libraries aborted after its program was through."""
     who = "the ranks" if cause.rank is None else f"rank {cause.rank}"
@@ -238,7 +254,7 @@ def _at_exit(cause: RootCause, end: RankEnd) -> _Words:
     still = "; its process group still existed" if end.through == "group" else ""
     return _Words(
         f"{who} aborted after the program was through, while its libraries were taken down",
-        f"no exception had ended the program, and all of its code had run{still}; a native thread was at work then",
+        f"no exception ended the program: it came to its last line or `sys.exit`{still}; a native thread was at work",
         (*(group if still else ()), close, last),
     )
 
@@ -293,24 +309,6 @@ def _outside(cause: RootCause, line: Line) -> _Words:
     shown = [hit.signature for hit in matcher().hits(line)] or list(all_signatures())  # what the kernel says, else any
     fixes = next((each.fixes for each in shown if each.code == cause.code and each.fixes), (_DMESG,))
     return _Words(what, why, tuple(fix for fix in fixes if not _FIELD.search(fix))[:3])
-
-
-def _signal_to_launcher(cause: RootCause, facts: RunFacts | None) -> _Words:
-    if cause.code == "killed":
-        return _Words(
-            "torchrun was killed (SIGKILL); its ranks were then stopped",
-            "SIGKILL reaches only the process it is sent to: a person, a supervisor, or the kernel for lack of memory",
-            (_DMESG, "start it again; to stop a run, `ddplaunch stop` ends all of it in order"),
-        )
-    if facts is not None and facts.stopped_by:
-        return _Words(*stopped_by(facts.stopped_by))
-    reasons = {
-        "SIGHUP": ("usually the terminal or ssh session was closed", "run it in tmux or screen, or as a batch job"),
-        "SIGINT": ("Ctrl-C in the terminal, or somebody's `kill -INT`", "nothing is wrong if that was you"),
-    }
-    name = signal_name(facts.signal) if facts is not None and facts.signal else "a signal"
-    why, fix = reasons.get(name, (_SOMEBODY, who_asked(facts)))
-    return _Words(f"the run was ended from outside by {name}", why, (fix,))
 
 
 def _unknown(cause: RootCause) -> _Words:
@@ -384,7 +382,10 @@ def _mismatch(cause: RootCause, found: Stuck) -> _Words | None:
     why = "ranks pair up their collectives by order: if one calls another one, or one more, all wait for ever"
     if cause.mismatched is not None:
         first, other = cause.mismatched
-        what = f"rank {first.rank} waited in {first.described}, rank {other.rank} in {other.described}"
+        own, others = (
+            f"{each.described} (from {each.frame})" if each.frame else each.described for each in (first, other)
+        )
+        what = f"rank {first.rank} waited in {own}, rank {other.rank} in {others}"
         detail = "`--env TORCH_DISTRIBUTED_DEBUG=DETAIL` names the first difference (some versions crash with it)"
         return _Words(what, why, (SAME_ORDER, detail, EQUAL_BATCHES))
     if found.left and cause.rank is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.explain.command_fixes import still_to_do
 from ddplaunch.explain.diagnosis import RunFacts
 from tests.explain.logs import diagnosed, raised
 
@@ -120,3 +121,11 @@ def test_other_whole_commands() -> None:
     assert files == "`ulimit -n 65535 && ddplaunch run 2 -- t.py`"
     taken = "RuntimeError: The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use)."
     assert "`ddplaunch run 2 -- t.py`" in first_fix("ddplaunch run 2 --master-port 29500 -- t.py", taken)
+
+
+@pytest.mark.parametrize("typed", ["2", "auto", "2x8"])
+def test_an_example_takes_the_number_of_processes_that_was_typed(typed: str) -> None:
+    fix = "correct the arguments after `--`: `ddplaunch run 4 -- train.py …`"
+    facts = RunFacts(argv=("ddplaunch", "run", typed, "--", "train.py"))
+    assert still_to_do([fix], facts, False) == (fix.replace("run 4", f"run {typed}"),)
+    assert still_to_do([fix], RunFacts(argv=("ddplaunch", "run", "--nproc", "2")), False) == (fix,)

@@ -371,7 +371,10 @@ def test_an_exception_without_its_traceback_is_not_said_to_be_raised_there() -> 
     bare = diagnosed("ValueError: 3 classes expected, 4 found\n" + failed(1, 0, 10))
     assert bare.code == "script-exception" and "not in this log" in bare.fixes[0]
     assert not any("in what it calls" in fix for fix in bare.fixes)
-    assert "in what it calls" in diagnosed(raised(0, "KeyError: 'a'")).fixes[0]
+    assert diagnosed(raised(0, "KeyError: 'a'")).fixes == ("look at `train.py:31`: the exception is raised there",)
+    below = '    step()\n[rank0]:   File "/opt/lib/python3.11/json/__init__.py", line 3, in load\n'
+    deeper = diagnosed(raised(0, "KeyError: 'a'").replace("    step()\n", below))
+    assert "raised in what it calls" in deeper.fixes[0]
 
 
 def test_the_stack_of_python_is_not_asked_for_where_it_is_in_the_log() -> None:

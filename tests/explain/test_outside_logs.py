@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ddplaunch.explain.diagnosis import LogSource, RankEnd, RunFacts
 from ddplaunch.explain.explain_logs import explain_texts
-from tests.explain.logs import TORCH, diagnosed, ended, explained, lost, raised, recorded, told
+from tests.explain.logs import TORCH, diagnosed, ended, explained, failed, lost, raised, recorded, told
 
 KILLED = (RankEnd(0, "a", exit_code=1, ended_by="launcher"), RankEnd(1, "a", signal="SIGKILL", ended_by="itself"))
 
@@ -335,3 +336,50 @@ def test_a_last_line_is_the_reason_where_it_reads_like_one(said: str, reason: bo
 def test_status_255_is_known_as_minus_one() -> None:
     assert "sys.exit(-1)" in recorded(("", told(0)), ("done with it\n", ended(1, 255))).why
     assert "sys.exit(-1)" not in recorded(("", told(0)), ("done with it\n", ended(1, 3))).why
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "fix"),
+    [
+        ("SIGUSR1", "terminated", "signal.SIGUSR1"),
+        ("SIGALRM", "unknown", "signal.alarm"),
+        ("SIGXCPU", "time-limit", "ulimit -t"),
+        ("SIGFPE", "unknown", "divisor"),
+        ("SIGQUIT", "terminated", "if it was not you"),
+    ],
+)
+def test_a_signal_that_ended_a_rank_is_explained(name: str, code: str, fix: str) -> None:
+    found = recorded(("", told(0)), ("", ended(1, name)))
+    assert (found.code, found.rank) == (code, 1)
+    assert name in found.what and fix in found.fixes[0]
+    assert "sys.exit" not in f"{found.why} {found.fixes}"
+
+
+@pytest.mark.parametrize("status", [131, 138, 140, 152])
+def test_a_script_may_leave_with_the_number_of_a_rare_signal(status: int) -> None:
+    assert diagnosed(failed(status, 0, 10)).code == "unknown"
+
+
+def test_sigbus_with_room_in_shared_memory_is_of_another_file() -> None:
+    ranks = (RankEnd(0, "a", signal="SIGBUS", ended_by="itself"),)
+    roomy = diagnosed("", RunFacts(ranks=ranks, state="failed", shm_free_bytes=60 << 20, shm_size_bytes=64 << 20))
+    assert "mmap" in roomy.fixes[0] and "docker" not in f"{roomy.fixes}"
+    assert "docker" in diagnosed("", RunFacts(ranks=ranks, state="failed")).fixes[0]
+
+
+def test_what_native_code_said_before_it_aborted_is_the_reason() -> None:
+    found = recorded(("", told(0)), ("panic: slice out of range\nFatal Python error: Aborted\n", ended(1, "SIGABRT")))
+    assert found.code == "aborted" and "panic: slice out of range" in found.what
+
+
+@pytest.mark.parametrize("just_ended", [True, False])
+def test_the_source_of_a_crash_is_read_while_the_script_is_what_ran(tmp_path: Path, just_ended: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import reader\n\nreader.seek(8)\n")
+    text = (
+        f'Fatal Python error: Segmentation fault\n\nCurrent thread 0x1 (most recent call first):\n  File "{script}", '
+    )
+    source = LogSource("rank-1.err", io.BytesIO(f"{text}line 3 in <module>\n".encode()), 1, "a")
+    ranks = (RankEnd(1, "a", signal="SIGSEGV", ended_by="itself"),)
+    found = explain_texts([source], RunFacts(ranks=ranks, state="failed", just_ended=just_ended)).diagnosis
+    assert found is not None and found.calls[0].source == ("reader.seek(8)" if just_ended else "")

@@ -100,6 +100,7 @@ def _facts(settings: Settings, attempt: EndedAttempt | None, ended: EndedRun | N
         shm_free_bytes=None if isinstance(shm, Unavailable) else shm.free_bytes,
         shm_size_bytes=None if isinstance(shm, Unavailable) else shm.size_bytes,
         stopped_by=_stopped_by(settings, ended),
+        just_ended=True,
     )
 
 

@@ -47,7 +47,10 @@ _HUGE = 1 << 40  # some versions print -1 as an unsigned number
 
 @dataclass(frozen=True)
 class Waited:
-    """The collective that a rank timed out in. ``call`` is the Python function, if its traceback tells."""
+    """The collective that a rank timed out in.
+
+    ``call`` is the Python function, ``frame`` the line of the script, where the traceback tells them.
+    """
 
     rank: int
     line: Line
@@ -56,6 +59,7 @@ class Waited:
     numel: int | None = None
     group: str = ""
     call: str = ""
+    frame: str = ""
 
     @property
     def described(self) -> str:
@@ -156,7 +160,8 @@ def _gloo(scanned: Scanned) -> Iterable[Waited]:
         calls = [
             function for file, _, function in part.frames if "distributed_c10d" in file and _CALLS.fullmatch(function)
         ]
-        yield Waited(rank, part.line, call=calls[-1] if calls else "")
+        outer = next((call.place for call in traceback.calls), "")
+        yield Waited(rank, part.line, call=calls[-1] if calls else "", frame=outer)
 
 
 def world_size(scanned: Scanned) -> int | None:

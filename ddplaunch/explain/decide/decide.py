@@ -341,7 +341,8 @@ def _of_candidate(found: Sequence[Candidate], echoes: Sequence[Hit], scanned: Sc
         rank = None  # two ranks called different things, and either may be wrong
     else:
         rank = rank_of(best, found, echoes, scanned, waits)
-    dumped = dumped_calls(scanned.lines[best.line.at - scanned.lines[0].at :]) if code in _DUMPS else ()
+    below = scanned.lines[best.line.at - scanned.lines[0].at :]
+    dumped = dumped_calls(below, scanned.just_ended) if code in _DUMPS else ()
     return RootCause(
         code, rank, best.speaker.host, best, None, pair, waits, tuple(echoes), tuple(found[1:]), dumped=dumped
     )
@@ -356,7 +357,7 @@ def _of_exit(
         alike -= complaining  # those ended because of this one
     rank = exit_rank(ended.exit, scanned) if len(alike) <= 1 or _says_alone(ended, scanned) else None
     first = scanned.lines[0].at if scanned.lines else 0
-    own = (dumped_calls(scanned.lines[line.at - first :]) for line in ended.said)
+    own = (dumped_calls(scanned.lines[line.at - first :], scanned.just_ended) for line in ended.said)
     listed = [each for each in scanned.exits if each.table]
     code = "unknown" if own_abort_echo(ended, rank, echoes) is not None else code_with_words(ended)
     return RootCause(

@@ -19,7 +19,9 @@ from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.words import signal_name
 
 _SIGNALS = {9: "killed", 11: "segmentation-fault", 6: "aborted", 15: "terminated", 2: "terminated", 1: "terminated"}
-_ORDER = ("segmentation-fault", "killed", "terminated", "unknown", "aborted")
+#: Of a negative status alone: programs leave with 128 + these numbers for reasons of their own.
+_RARE_SIGNALS = {3: "terminated", 10: "terminated", 12: "terminated", 24: "time-limit"}
+_ORDER = ("segmentation-fault", "killed", "time-limit", "terminated", "unknown", "aborted")
 _DONE = re.compile(
     r"\b(?<!last )(?:finished|completed?|done|DONE|Done|succeeded|success|Finished|Completed?|FINISHED|COMPLETED?|saved"
     r"|Saved|[Tt]otal time|total (?:time )?[\d.:]+ ?s?|[Tt]ime consumed|End of training|Training time|Results in"
@@ -57,11 +59,12 @@ _REASON = re.compile(
     r"(?i)\b(?:error|fatal|fail(?:s|ed|ure)?|cannot|can't|could not|unable|unknown|invalid|unsupported|missing|must"
     r"|below|not (?:found|a)|no \w+|nothing|denied|refus\w+|abort\w*|panick?ed|exception|expect\w*"
     r"|wrong|bad|corrupt(?:ed)?|illegal|broken|too (?:small|large|big|few|many|long|short)|do(?:es)?(?: not|n't)"
-    r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^[EF]\d{4} "
+    r"|giv(?:e|es|ing) up|gave up|exceed\w*|mismatch|stop(?:ped)?)\b|^panic: |^[EF]\d{4} "
 )
 _LEVEL = re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:[Ee]rror|fatal):")
 _GOES_ON = re.compile(  # what follows an exception and is no part of it
-    r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called|--"
+    r"^(?:Traceback|During handling|The above exception|Exception ignored|Error in|Fatal Python|terminate called"
+    r"|--|\s*\+-"
     r"|(?:\d{4}-\S+ \S+ )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b|Process finished|\[|[IWEF]\d{4} )|\(exitcode|^\s*$"
 )
 _NOTES = 6  # lines below an exception; as many as follow more are no part of it
@@ -105,7 +108,8 @@ def _exit_code(known: RankExit) -> str:
 
 def exit_code(status: int) -> str:
     """Return the diagnosis code of an exit status alone, as a log tells it."""
-    return _SIGNALS.get(signal_number(status), "unknown")
+    rare = _RARE_SIGNALS.get(-status, "unknown")
+    return _SIGNALS.get(signal_number(status), rare)
 
 
 def signal_number(status: int) -> int:

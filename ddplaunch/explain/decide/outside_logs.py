@@ -24,7 +24,7 @@ def with_facts(scanned: Scanned, facts: RunFacts | None) -> Scanned:
     ranks, hosts = {end.rank for end in facts.ranks}, {end.host for end in facts.ranks}
     others = [each for each in scanned.exits if each.rank is not None and each.rank not in ranks]
     exits = [each for each in exits if each.code] + [each for each in others if each.host not in hosts]
-    return replace(scanned, exits=tuple(exits))
+    return replace(scanned, exits=tuple(exits), just_ended=facts.just_ended)
 
 
 def _exit(end: RankEnd, at: int) -> RankExit:
@@ -105,3 +105,21 @@ def on_cpu(facts: RunFacts | None) -> bool:
     """Return whether the run was launched on the CPU, where no GPU can fail."""
     device = ((facts.plan if facts is not None else None) or {}).get("device")
     return isinstance(device, dict) and device.get("value") == "cpu"
+
+
+def bus_error(facts: RunFacts | None, frame: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return why a page of a mapped file could not be loaded, and fixes; ``frame`` is the user's line that needed it.
+
+    Where /dev/shm is known, it has room: its files outlive the rank that ended, and a full one is named before.
+    """
+    if facts is None or facts.shm_free_bytes is None:
+        return (
+            "a page of a mapped file could not be loaded: usually /dev/shm was full, else a file was cut while read",
+            ("`df -h /dev/shm` on the node while it runs; a larger one: `docker run --shm-size=16g` or `--ipc=host`",),
+        )
+    mapped = f"the file that `{frame.split(' ')[0]}` reads" if frame else "the files that the rank maps"
+    return (
+        f"a page of a mapped file could not be loaded; {size_text(facts.shm_free_bytes)} of /dev/shm are free, so a "
+        "file was cut while it was mapped, or its disk or server failed",
+        (f"look at {mapped} by mmap: what writes, copies or deletes it meanwhile? `dmesg | tail` tells of disks",),
+    )

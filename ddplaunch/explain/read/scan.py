@@ -178,6 +178,7 @@ class Scanned:
     """All lines that were read, and what they hold.
 
     ``summary`` is the first line of torchrun's; ``cut`` the first lines of tracebacks whose exception is not there.
+    ``just_ended``: the files that stacks name are as the ranks saw them.
     """
 
     lines: tuple[Line, ...]
@@ -186,6 +187,7 @@ class Scanned:
     exits: tuple[RankExit, ...]
     summary: Line | None
     cut: tuple[Line, ...] = ()
+    just_ended: bool = False
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -352,11 +353,12 @@ def user_calls(frames: Sequence[tuple[str, int, str]], sources: Sequence[str]) -
     return tuple(calls[-_MOST_CALLS:])
 
 
-def dumped_calls(lines: Sequence[Line]) -> tuple[UserCall, ...]:
+def dumped_calls(lines: Sequence[Line], read_files: bool = False) -> tuple[UserCall, ...]:
     """Return the user's calls in the stacks that faulthandler prints below the first of ``lines``, none if it did not.
 
     Of several threads it is the current one, else the last: faulthandler prints the main thread at the end. Other words
-    of the crash may stand between the first line and the stacks.
+    of the crash may stand between the first line and the stacks. A dump has no source lines: ``read_files`` takes them
+    from the files that it names.
     """
     who = lines[0].speaker
     near = [line for line in lines[:_NEAR] if line.speaker == who]
@@ -376,4 +378,5 @@ def dumped_calls(lines: Sequence[Line]) -> tuple[UserCall, ...]:
         elif line.text:
             break
     chosen = current if current is not None else threads[-1] if threads else []
-    return user_calls(chosen[::-1], ())
+    frames = chosen[::-1]
+    return user_calls(frames, [linecache.getline(file, line).strip() for file, line, _ in frames] if read_files else ())

@@ -106,6 +106,18 @@ SIGNATURES: tuple[Signature, ...] = (
         near_misses=("RuntimeError: PytorchStreamWriter failed writing file data/211: file write failed",),
         source="https://github.com/pytorch/pytorch/blob/main/caffe2/serialize/inline_container.cc",
     ),
+    Signature(  # seeking to before the start of a file that is too short for the end of its archive
+        code="checkpoint-corrupt",
+        tier=Tier.CAUSE,
+        patterns=(r"^OSError: (?P<problem>\[Errno 22\] Invalid argument)$",),
+        log_with=(r"torch[\\/]serialization\.py\", line \d+, in (?:load|_open_file_like|_is_zipfile|__init__)$",),
+        what="a checkpoint cannot be read: torch.load met {problem}",
+        why=_READ_WHY,
+        fixes=("`ls -l` shows whether the file is empty or shorter than others of the run.", *_READ_FIXES),
+        examples=("OSError: [Errno 22] Invalid argument",),
+        near_misses=("OSError: [Errno 22] Invalid argument: '/data/a:b.txt'",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/serialization.py",
+    ),
     Signature(
         code="checkpoint-corrupt",
         tier=Tier.CAUSE,

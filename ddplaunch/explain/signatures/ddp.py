@@ -243,6 +243,21 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="not-a-number",
         tier=Tier.CAUSE,
+        patterns=(r"Error: Function '(?P<function>\w+)' returned nan values in its \d+th output",),
+        what="training met a value that is not a number: the gradient of `{function}` is NaN",
+        why="anomaly detection looks at the gradients of each function, and ends the run at the first NaN",
+        fixes=(
+            "look for `Error detected in {function}` above the traceback: the forward call printed there made it",
+            "keep the function off the edge of its domain: a square root, logarithm or division of 0 needs an epsilon",
+            *_FIXES[:1],
+        ),
+        examples=("RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.",),
+        near_misses=("UserWarning: Error detected in SqrtBackward0. Traceback of forward call that caused the error:",),
+        source="https://github.com/pytorch/pytorch/blob/main/torch/csrc/autograd/engine.cpp",
+    ),
+    Signature(
+        code="not-a-number",
+        tier=Tier.CAUSE,
         patterns=(
             rf"{_RAISED}(?P<message>.*{_QUANTITY}.*?{_BAD}.*)",
             rf"{_RAISED}(?P<message>.*{_BAD}.*?{_QUANTITY}.*)",

@@ -18,6 +18,58 @@ SIGNATURES: tuple[Signature, ...] = (
         code="module-not-found",
         tier=Tier.CAUSE,
         patterns=(
+            r"^ImportError: (?P<line>attempted relative import (?:with no known parent package|beyond top-level \w+))",
+        ),
+        what="an import failed: {line}",
+        why="a file that is started by its path belongs to no package, and `from .name import …` means its own package",
+        fixes=(
+            "start it as a module, from the folder that holds the package: `ddplaunch run 4 -- -m package.module`",
+            "import without the dot: what lies beside the script is found by its name",
+        ),
+        examples=("ImportError: attempted relative import with no known parent package",),
+        near_misses=("SystemError: Parent module '' not loaded, cannot perform relative import",),
+        source="https://docs.python.org/3/reference/import.html#package-relative-imports",
+    ),
+    Signature(
+        code="module-not-found",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"^ImportError: cannot import name '(?P<name>\w+)' from partially initialized module '(?P<module>[\w.]+)'"
+            r" \(most likely due to a circular import\)",
+        ),
+        what="`{module}` has no `{name}` yet: two modules import each other",
+        why="a module that is being imported has only the names above the import that it is waiting for",
+        fixes=(
+            "move the import in one of the two modules into the function that needs it, or `{name}` to a third one",
+        ),
+        examples=(
+            "ImportError: cannot import name 'Data' from partially initialized module 'data' (most likely due to a "
+            "circular import) (/home/ana/data.py)",
+        ),
+        near_misses=("ImportError: cannot import name 'Data' from 'data' (/home/ana/data.py)",),
+        source="https://docs.python.org/3/faq/programming.html#what-are-the-best-practices-for-using-import-in-a-module",
+    ),
+    Signature(
+        code="module-not-found",
+        tier=Tier.CAUSE,
+        patterns=(
+            r"^ImportError: cannot import name '(?P<name>\w+)' from '(?P<module>[\w.]+)' "
+            r"\((?P<file>(?!.*(?:site|dist)-packages|.*/lib/python3)/[^)]+\.py)\)",
+        ),
+        what="`{module}` has no `{name}`: Python found `{file}`",
+        why="the file has no such name: it is spelled otherwise, or the file hides a library of the same name",
+        fixes=("look into `{file}`: correct the name, or rename the file if a library was meant",),
+        examples=("ImportError: cannot import name 'Resnet' from 'model' (/home/ana/work/model.py)",),
+        near_misses=(
+            "ImportError: cannot import name 'x' from 'transformers' (/opt/venv/lib/python3.11/site-packages/"
+            "transformers/__init__.py)",
+        ),
+        source="https://docs.python.org/3/library/exceptions.html#ImportError",
+    ),
+    Signature(
+        code="module-not-found",
+        tier=Tier.CAUSE,
+        patterns=(
             r"ModuleNotFoundError: No module named '(?P<module>[^']+)'",
             r"ImportError: No module named '?(?P<module>[\w.]+)'?",
         ),

@@ -125,6 +125,20 @@ SIGNATURES: tuple[Signature, ...] = (
     Signature(
         code="disk-full",
         tier=Tier.CAUSE,
+        patterns=(r"Error: \[Errno 27\] File too large",),
+        what="a write failed, because the file may not grow larger",
+        why="a process has a largest size of file (`ulimit -f`), and so have some file systems: 4 GiB on FAT",
+        fixes=(
+            "`ulimit -f` in the shell of the launch shows the limit in KiB; `ulimit -f unlimited` in front of it",
+            "`df -T .` names the file system; write smaller files (shards), or to another one",
+        ),
+        examples=("OSError: [Errno 27] File too large",),
+        near_misses=("ValueError: File too large to be read at once",),
+        source="https://man7.org/linux/man-pages/man2/getrlimit.2.html",
+    ),
+    Signature(
+        code="disk-full",
+        tier=Tier.CAUSE,
         patterns=(
             r"(?<!\")No space left on device",
             r"(?<!\")Disk quota exceeded",

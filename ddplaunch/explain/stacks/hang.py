@@ -139,6 +139,8 @@ def _waiting_for_late(
     at = " and ".join(_at(group) for group in late[:2])
     what = f"{ranks_text(ranks)} {'are' if len(ranks) > 1 else 'is'} {at}, and {_where(waiting)} {since}"
     why = f"{reason}; {_COLLECTIVE_WHY}" if reason else _COLLECTIVE_WHY
+    if not fix and late[0].place.kind == "own" and late[0].place.path:
+        fix = f"look at what `{late[0].place.path}:{late[0].place.line}` waits for: a lock, a queue, another thread"
     fixes = (fix,) if fix else (EQUAL_BATCHES, SAME_ORDER)
     return Diagnosis("collective-timeout", "likely", what, why, fixes, _only(ranks))
 

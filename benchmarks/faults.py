@@ -1,0 +1,148 @@
+"""How often a real failure is named rightly: ``python -m benchmarks.faults [NAME ...] [--held-out]``.
+
+Each fault of benchmarks/fault_list.py is launched with two ranks and gloo. Looked at are the code, the rank, the exit
+status, and whether the last screen (24 lines of 80 columns) holds the words that somebody needs to mend it. A third
+(crc32 of the name) is held out: it runs only with ``--held-out``, after the rules have been mended on the others. The
+figures go to benchmarks/results/faults.json and faults.md; ``--show`` prints the last screens.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import zlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from benchmarks.fault_list import ALL, ANY, Fault
+from benchmarks.publishing import RESULTS, parser, publish
+from tests.faults.catalogue import INIT
+from tests.hosts.launching import clean_environment, ddplaunch
+
+DEADLINE_S, AT_ONCE, LINES, COLUMNS = 240, 2, 24, 80
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was said of one fault; ``screen`` are the lines from the diagnosis on."""
+
+    name: str
+    code: str | None
+    right: bool
+    rank: bool
+    status: bool
+    helps: bool
+    fits: bool
+    screen: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """Whether a code was named with confidence, and is not the right one."""
+        return not self.right and self.code not in (None, "unknown")
+
+
+def main() -> int:
+    """Launch, print, write; return the exit status."""
+    options = parser(__doc__)
+    options.add_argument("names", nargs="*", metavar="NAME", help="only these faults; nothing is written")
+    options.add_argument("--held-out", action="store_true", help="the third that rules are not mended on")
+    options.add_argument("--show", action="store_true", help="print the last screen of each")
+    arguments = options.parse_args()
+    faults = [each for each in ALL if each.name in arguments.names] or [
+        each for each in ALL if held_out(each) == arguments.held_out
+    ]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        answers = list(pool.map(answer, faults))
+    for each in answers:
+        marks = [name for name in ("right", "rank", "status", "helps", "fits") if not getattr(each, name)]
+        print(f"{each.name}: {each.code}" + (f"; not {', '.join(marks)}" if marks else ""))
+        if arguments.show:
+            print(each.screen)
+    half = "held out" if arguments.held_out else "mended on"
+    path = RESULTS / "faults.json"
+    values = json.loads(path.read_text()) if path.exists() else {}
+    values[half] = [asdict(replace(each, screen="")) for each in answers]
+    publish("faults", report(values), values, write=not arguments.no_write and not arguments.names)
+    return int(arguments.check and not all(each.right for each in answers))
+
+
+def held_out(fault: Fault) -> bool:
+    """Return whether no rule may be mended on this fault."""
+    return zlib.crc32(fault.name.encode()) % 3 == 0
+
+
+def answer(fault: Fault) -> Answer:
+    """Launch it in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in {**fault.files, "train.py": INIT + fault.body}.items():
+            Path(folder, name).write_text(text)
+        words = ddplaunch("run", "2", "--device", "cpu", "--no-checks", *fault.options, "--", "train.py", *fault.args)
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=clean_environment(COLUMNS=str(COLUMNS), PG_TIMEOUT=str(fault.timeout_s)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="backslashreplace",
+            start_new_session=True,
+        )
+        try:
+            said, _ = process.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            said = process.communicate()[0] + f"\nended after {DEADLINE_S} s"
+        return judged(fault, Path(folder), process.returncode, said)
+
+
+def judged(fault: Fault, folder: Path, status: int, said: str) -> Answer:
+    """Return what is right in what was said."""
+    found = None
+    for path in (folder / ".ddplaunch" / "latest").glob("**/outcome.json"):
+        found = json.loads(path.read_text())["diagnosis"]
+    code, rank = (found["code"], found["rank"]) if found else (None, None)
+    begin = said.rfind("ddplaunch: ")
+    screen = said[begin:].rstrip().splitlines()
+    text = re.sub(r"\s+", " ", " ".join(screen[-LINES:]))
+    words = [each.split("|") for each in fault.helps]
+    return Answer(
+        fault.name,
+        code,
+        code in fault.codes,
+        fault.rank in (rank, ANY),
+        fault.status in (status, ANY) or (fault.status == 1 and status == 134),  # gloo aborts an interpreter's end
+        all(any(re.sub(r"\s+", " ", one) in text for one in some) for some in words),
+        len(screen) <= LINES and max(map(len, screen), default=0) <= COLUMNS,
+        "\n".join(screen),
+    )
+
+
+def report(values: dict[str, Sequence[dict[str, object]]]) -> str:
+    """Return the figures as a table in Markdown."""
+    head = (
+        "| faults | number | right code | confidently wrong | unknown or none | rank | status | useful | fits 24x80 |"
+    )
+    lines = [head, "|---" * 9 + "|"]
+    for half, found in values.items():
+        answers = [Answer(**each) for each in found]  # type: ignore[arg-type]
+        sums = [
+            len(answers),
+            sum(each.right for each in answers),
+            sum(each.wrong for each in answers),
+            sum(not each.right and not each.wrong for each in answers),
+            *(sum(getattr(each, name) for each in answers) for name in ("rank", "status", "helps", "fits")),
+        ]
+        lines.append(f"| {half} | {' | '.join(map(str, sums))} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
