@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import signal
+import _signal  # type: ignore[import-not-found] # what `signal` wraps, there already
+
+if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
 def main() -> None:
     """Run the command line and exit with its status; Ctrl-C ends it without a traceback from its first line on."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from ddplaunch.cli.main import main as command
 
     command()

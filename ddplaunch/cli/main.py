@@ -37,15 +37,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # until here there was nothing to tidy up
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        status = dispatch(words)
+        status = _dispatch_and_report(words)
     except KeyboardInterrupt:
-        status = ExitStatus.INTERRUPTED
+        status = int(ExitStatus.INTERRUPTED)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # nor is there from here on
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    sys.exit(status)
+
+
+def _dispatch_and_report(words: list[str]) -> int:
+    try:
+        return dispatch(words)
     except DdplaunchError as problem:
-        status = _report(words, problem)
+        return _report(words, problem)
     except Exception as exception:
         unwritable = _unwritable(exception)
-        status = _bug(exception) if unwritable is None else _report(words, unwritable)
-    sys.exit(int(status))
+        return _bug(exception) if unwritable is None else _report(words, unwritable)
 
 
 def occupy_standard_descriptors() -> None:

@@ -21,6 +21,7 @@ from tests.agent.guarded import Guarded, at_rest, runs, until
 from tests.agent.plugin_runs import RUN_ID, Run, of_folder, on_terminal, within
 from tests.hosts.launching import clean_environment, ddplaunch
 
+ROOT = Path(__file__).parent.parent.parent
 WAITING = "ddplaunch: waiting up to 30 s for 2 ranks to save; Ctrl-C again kills them"
 WAIT = "import time\nprint('up')\ntime.sleep(300)"
 
@@ -191,6 +192,28 @@ def test_an_early_interrupt_prints_no_traceback(after_s: float, tmp_path: Path) 
     assert launch.returncode in (130, -signal.SIGINT), err
     assert b"Traceback" not in err and b"KeyboardInterrupt" not in err
     within(lambda: not of_folder(tmp_path))
+
+
+@pytest.mark.parametrize("how", ["command", "module"])
+def test_nothing_is_imported_while_an_interrupt_prints_a_traceback(how: str, tmp_path: Path) -> None:
+    """SIGINT comes as the first module of ddplaunch's is imported; before it nothing is that Python's start had not."""
+    (tmp_path / "ddplaunch").mkdir()
+    begins = "import os, time\nif not os.environ.get('IMPORTS'):\n    os.kill(os.getpid(), 2)\n    time.sleep(60)\n"
+    (tmp_path / "ddplaunch" / "__init__.py").write_text(begins if how == "command" else "")
+    (tmp_path / "ddplaunch" / "cli").mkdir()
+    (tmp_path / "ddplaunch" / "cli" / "__init__.py").write_text("")
+    (tmp_path / "ddplaunch" / "cli" / "main.py").write_text(f"{begins}def main():\n    pass\n")
+    (tmp_path / "ddplaunch" / "__main__.py").write_text((ROOT / "ddplaunch" / "__main__.py").read_text())
+    words = [str(ROOT / "bin" / "ddplaunch")] if how == "command" else ["-m", "ddplaunch"]
+    given = {**clean_environment(), "PYTHONPATH": str(tmp_path)}
+    ends: dict[str, Any] = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 60, "check": False}
+    done = subprocess.run([sys.executable, *words], env=given, **ends)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "")
+    if how == "module":  # where Python itself imports what it runs modules with
+        return
+    listed = subprocess.run([sys.executable, "-X", "importtime", *words], env={**given, "IMPORTS": "1"}, **ends)
+    names = [line.rpartition("|")[2].strip() for line in listed.stderr.splitlines()]
+    assert names[names.index("site") + 1] == "ddplaunch"
 
 
 def test_torchrun_reads_what_makes_it_interruptible_and_nothing_of_it_stays(tmp_path: Path) -> None:

@@ -9,19 +9,24 @@ import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import ddplaunch
 from ddplaunch.agent.guard.record_file import RecordFile
 from ddplaunch.agent.plugin.session import Session
+from ddplaunch.cli.commands.scale import _Trials
+from ddplaunch.cli.trials.trial_machines import Size
+from ddplaunch.cli.trials.trial_orders import Measuring
 from ddplaunch.planning.settings import Settings
 from ddplaunch.records.json_files import read_object, replace_file
 from ddplaunch.records.outcome import RunOutcome, write_outcome
 from ddplaunch.records.own import own_files
-from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
+from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write, write_named
 from ddplaunch.records.own.run_lock import refuse_taken
 from ddplaunch.records.run_states import host_name
+from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.values.finding import RefusedError
 from ddplaunch.watch.recording import metrics_file
 from tests.cli.cli_calls import Call, call, folder, spawn
@@ -185,6 +190,78 @@ def test_a_file_system_that_gives_all_files_to_one_user(tmp_path: Path, monkeypa
     own_files._renamed.clear()
 
 
+def test_what_scale_resumes_by_holds_no_secret_and_tells_secrets_apart(tmp_path: Path) -> None:
+    def key(token: str) -> str:
+        trials = _Trials.__new__(_Trials)
+        words = ("train.py", "--hf-token", token)
+        trials._series = SimpleNamespace(words=(), script=words, measuring=Measuring())  # type: ignore[assignment]
+        trials._machines = SimpleNamespace(words=lambda _: ())  # type: ignore[assignment]
+        trials._said, trials._whole = {}, None
+        cpu = SimpleNamespace(launch=SimpleNamespace(device=SimpleNamespace(value="cpu")))
+        trials.first = cpu  # type: ignore[assignment]
+        trials._prints = Fingerprints({"HOME": str(tmp_path)})
+        return trials._key(Size(1, 2))
+
+    one, other = "hf_" + "a" * 34, "hf_" + "b" * 34
+    assert key(one) == key(one) != key(other)
+    assert one not in key(one) and "train.py" in key(one)
+
+
+def test_a_file_that_a_flag_names_is_written_through_links_of_its_user_alone(tmp_path: Path) -> None:
+    victim, named = tmp_path / ".bashrc", tmp_path / "report.html"
+    victim.write_text(MINE)
+    named.symlink_to(".bashrc")
+    write_named(named, "page\n")
+    assert victim.read_text() == "page\n" and named.is_symlink()
+    named.unlink()
+    named.symlink_to(named.name)
+    with pytest.raises(OSError, match="symbolic links"):
+        write_named(named, "")
+    named.unlink()
+    os.mkfifo(named)
+    with pytest.raises(OSError, match="No such device"):  # nobody reads
+        write_named(named, "")
+    with open(os.open(named, os.O_RDONLY | os.O_NONBLOCK), "rb") as reader:
+        write_named(named, "to a reader\n")
+        assert reader.read() == b"to a reader\n"
+    write_named("/dev/null", "nothing")
+    with open(tmp_path / "out", "wb") as out:
+        write_named(f"/proc/self/fd/{out.fileno()}", "shown\n")
+    assert (tmp_path / "out").read_text() == "shown\n"
+
+
+@pytest.mark.root
+def test_nothing_is_written_into_files_and_through_links_of_others(tmp_path: Path) -> None:
+    """What is named after a run can be there before it: in a shared directory, by whoever may write there."""
+    victim, theirs, link = tmp_path / ".bashrc", tmp_path / "theirs.html", tmp_path / "link.html"
+    victim.write_text(MINE)
+    theirs.write_text("theirs\n")
+    link.symlink_to(victim)
+    for path in (theirs, link):
+        os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    with pytest.raises(NotOursError, match="is a link that"):
+        write_named(link, "page\n")
+    with pytest.raises(NotOursError, match="belongs to"):
+        write_named(theirs, "page\n")
+    assert (victim.read_text(), theirs.read_text()) == (MINE, "theirs\n")
+
+
+@pytest.mark.parametrize("command", ["scale", "fit"])
+def test_a_trial_s_folder_that_is_a_link_is_refused(command: str, call: Call, folder: Path) -> None:
+    victim = folder.parent / "victim"
+    victim.mkdir()
+    (folder / ".ddplaunch").mkdir()
+    (folder / ".ddplaunch" / "trials").symlink_to(victim)
+    (folder / "train.py").write_text(
+        "import argparse, torch.distributed\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--batch-size', type=int, default=4)\na = p.parse_args()\nprint(a.batch_size)\n"
+        "torch.distributed.init_process_group('gloo')\n"
+    )
+    said = call(command, "1", "--device", "cpu", "--no-checks", "--", "train.py")
+    assert said.status == 4 and "error[record-not-yours]" in said.err and "is a symbolic link" in said.err
+    assert list(victim.iterdir()) == []
+
+
 @pytest.mark.slow
 def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
@@ -205,22 +282,17 @@ def test_a_whole_record_is_for_its_owner_alone_whatever_the_umask(tmp_path: Path
     assert wrong == {}
 
 
-#: What may write without ``own_files``, because it is no record: files that a flag names, /proc, /dev.
+#: What may write without ``own_files``, because it is no record: /proc, /dev, folders of its own.
 ELSEWHERE = {
     "cli/commands/convert.py",  # the user's own script and its copy, by new files that must not exist
     "agent/comm_host.py",  # /dev/null
     "api/child.py",  # in a temporary folder of its own
     "api/rank_call.py",  # as the one before
     "agent/guard/guard.py",  # /proc/self/comm
-    "agent/plugin/trace.py",  # --trace FILE
     "agent/rank_site/ddplaunch_marks.py",  # in the rank, which has no ddplaunch; the folder is ours
     "agent/rank_site/ddplaunch_observer.py",  # as the one before
     "agent/rank_site/ddplaunch_timeline.py",  # as the ones before
     "agent/warm/template_process.py",  # /dev/null
-    "cli/commands/doctor.py",  # --report FILE
-    "cli/commands/report.py",  # --output FILE
-    "cli/commands/scale.py",  # --plot FILE
-    "cli/commands/top.py",  # --plot FILE
     "cli/main.py",  # /dev/null
     "cli/streams.py",  # the file that api/child.py has made
     "hosts/remote.py",  # /dev/null

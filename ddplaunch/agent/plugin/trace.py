@@ -14,6 +14,7 @@ from typing import Any
 from ddplaunch.machine.files import read_plain
 from ddplaunch.machine.processes.process_table import read_stat
 from ddplaunch.planning.settings import Settings
+from ddplaunch.records.own.own_files import write_named
 from ddplaunch.values.variable_names import EXECUTED
 
 Phase = tuple[str, float, float]  # name, seconds since 1970 at its begin and at its end
@@ -60,7 +61,7 @@ class Trace:
         about = {"run_id": self._settings.run_id, "start": self._settings.start, "node": node}
         text = as_svg(about, phases) if path.suffix == ".svg" else as_json(about, phases)
         with contextlib.suppress(OSError):
-            path.write_text(text, encoding="utf-8", errors="replace")
+            write_named(path, text)
 
     def _attempts(self) -> list[list[Marks]]:
         node = self._settings.node_directory

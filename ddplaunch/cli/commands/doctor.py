@@ -29,6 +29,7 @@ from ddplaunch.machine.gather import gather
 from ddplaunch.planning.hosts_plan import Meeting
 from ddplaunch.planning.options import Options, Said
 from ddplaunch.records.directory import new_run_id
+from ddplaunch.records.own.own_files import write_named
 from ddplaunch.ui.doctor_view import doctor_json, doctor_text, hosts_json, hosts_text, list_json, list_text, report_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus, usage
@@ -158,7 +159,7 @@ def _write_report(path: Path, text: str) -> None:
         answer(text)
         return
     try:
-        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_named(path, text)
     except OSError as exception:
         raise usage(
             f"the report cannot be written to `{path}`: {exception.strerror}",

@@ -14,6 +14,7 @@ from ddplaunch.records.directory import path_text, runs_directory
 from ddplaunch.records.explain_sources import recorded_run
 from ddplaunch.records.find import RunRecord, last_metrics, numbered, read_record
 from ddplaunch.records.log_files import LogPart, blocks, log_files, part_of
+from ddplaunch.records.own.own_files import write_named
 from ddplaunch.records.run_states import locate_run
 from ddplaunch.ui.report_view import LogLine, PhasesRow, Report, report_html
 from ddplaunch.values.finding import ExitStatus, usage
@@ -36,7 +37,7 @@ def report(run: str | None, output: str | None, run_dir: str | None) -> int:
         return ExitStatus.DONE
     path = Path(output or f"ddplaunch-{record.run_id}.html")
     try:
-        path.write_text(text, encoding="utf-8")
+        write_named(path, text)
     except OSError as error:
         raise usage(
             f"`{path}` cannot be written: {error.strerror}",

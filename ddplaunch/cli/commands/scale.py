@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,11 +24,14 @@ from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.planning.options import Said
 from ddplaunch.records.find import run_directories
 from ddplaunch.records.json_files import read_object, replace_file
+from ddplaunch.records.own.own_files import write_named
+from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.scaling.numbers import Numbers, format_lr
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import plain
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.resolved import Resolved, Source, Unavailable, value_of
+from ddplaunch.values.secrets import hide_words
 from ddplaunch.values.words import count
 from ddplaunch.watch.phases import RankPhases
 from ddplaunch.watch.scale_view import progress_text, scale_json, scale_svg, scale_text
@@ -88,6 +92,7 @@ class _Trials:
 
     def __init__(self, series: TrialSeries, machines: TrialMachines, said: Said, strong: bool) -> None:
         self._series, self._machines, self._said, self._options = series, machines, said, series.options
+        self._prints = Fingerprints(os.environ)
         self.first = machines.first
         self.strong = strong or self._options.global_batch_size is not None
         self._whole = self._effective() if self.strong else None
@@ -201,17 +206,12 @@ class _Trials:
 
     def _key(self, size: Size) -> str:
         """Return what two trials have in common of which one can stand for the other."""
+        secrets: list[str] = []
         said = launch_words(self.said_for(size), ("run_id", "run_dir", "timeout"))
-        return json_text.dumps(
-            [
-                str(size),
-                said,
-                self._series.words,
-                self._machines.words(size),
-                self._series.script,
-                list(plain(self._series.measuring).values())[:3],
-            ]
-        )
+        every = (said, self._series.words, self._machines.words(size), self._series.script)
+        words = [hide_words(each, secrets.append) for each in every]
+        prints = [self._prints.of(secret) for secret in secrets]
+        return json_text.dumps([str(size), *words, list(plain(self._series.measuring).values())[:3], prints])
 
 
 def _sizes(text: str | None, machines: TrialMachines) -> list[Size]:
@@ -300,7 +300,7 @@ def _write(path: str, text: str) -> None:
         answer(text)
         return
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_named(path, text)
     except OSError as exception:
         raise usage(
             f"`{path}` cannot be written: {exception.strerror}",

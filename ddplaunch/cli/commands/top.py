@@ -20,6 +20,7 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.find import RunRecord, find_run, numbered, read_record, run_directories
+from ddplaunch.records.own.own_files import write_named
 from ddplaunch.ui.terminal import Terminal, write
 from ddplaunch.values.finding import ExitStatus, usage
 from ddplaunch.values.words import age_text
@@ -239,7 +240,7 @@ def _plot(record: RunRecord, samples: Mapping[int, Sequence[Sample]], path: str)
         answer(text)
         return
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_named(path, text)
     except OSError as error:
         raise usage(
             f"`{path}` cannot be written: {error.strerror}",

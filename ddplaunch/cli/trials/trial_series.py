@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,8 @@ from ddplaunch.cli.target import parse_target
 from ddplaunch.cli.trials.trial_orders import TRIAL_DIR, Measuring, TrialOrder, new_group
 from ddplaunch.cli.trials.trial_runs import TrialResult, run_trial
 from ddplaunch.planning.options import Options, Said
+from ddplaunch.records.directory import not_yours, path_text
+from ddplaunch.records.own.own_files import NotOursError
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import Finding, RefusedError, error
 from ddplaunch.values.resolved import value_of
@@ -73,6 +76,7 @@ class TrialSeries:
         """Run one trial, ``shown`` while it runs; ``first`` is a launch of the script that was decided before.
 
         ``words`` are further flags of it. ``elsewhere`` says that its ranks run on other machines.
+        Raises RefusedError where its folder cannot be made, or is not this user's.
         """
         report = script_report(self.options, self.target, Path.cwd(), first.facts)
         order = TrialOrder(
@@ -86,7 +90,21 @@ class TrialSeries:
             keep=self._keep,
             elsewhere=elsewhere,
         )
-        return run_trial(order, report, TrialProgress(shown))
+        try:
+            return run_trial(order, report, TrialProgress(shown))
+        except NotOursError as problem:
+            place = shlex.quote(path_text(Path(problem.filename)))
+            fix = f"`--run-dir` names a directory of yours; `ls -ld {place}` shows whose that is"
+            raise RefusedError(not_yours(problem, fix)) from problem
+        except OSError as problem:
+            raise RefusedError(
+                error(
+                    "trial-refused",
+                    f"{problem.filename}: {problem.strerror}",
+                    why="what a trial's script writes goes into a folder beside its record",
+                    fix="`--run-dir` names a directory on a disk with space left",
+                )
+            ) from problem
 
 
 def measuring_of(
