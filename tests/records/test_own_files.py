@@ -258,7 +258,7 @@ def test_a_trial_s_folder_that_is_a_link_is_refused(command: str, call: Call, fo
         "torch.distributed.init_process_group('gloo')\n"
     )
     said = call(command, "1", "--device", "cpu", "--no-checks", "--", "train.py")
-    assert said.status == 4 and "error[record-not-yours]" in said.err and "is a symbolic link" in said.err
+    assert said.status == 4 and "error[record-not-yours]: .ddplaunch/trials is a symbolic link" in said.err
     assert list(victim.iterdir()) == []
 
 

@@ -173,10 +173,12 @@ def make_folders(words: Sequence[str], places: TrialPlaces) -> None:
     inside = [Path(word.rpartition("=")[2]) for word in words if str(places.output) in word]
     wanted = [each for each in inside if each.is_relative_to(places.output) and not each.suffix]
     for path in (places.output, places.trackers, *wanted):
-        descriptor = open_base(places.folder.parents[1], create=True)
-        for name in path.relative_to(places.folder.parents[1]).parts:
+        reached = places.folder.parents[1]
+        descriptor = open_base(reached, create=True)
+        for name in path.relative_to(reached).parts:
+            reached = reached / name
             with closing(descriptor):
-                descriptor = open_folder(descriptor, name, str(path), create=True)
+                descriptor = open_folder(descriptor, name, str(reached), create=True)
         os.close(descriptor)
 
 
