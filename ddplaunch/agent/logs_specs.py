@@ -31,10 +31,11 @@ from ddplaunch.agent.torch_patches import (
     notice_failures,
     notice_start,
     skip_the_spread,
+    tolerate_exit_aborts,
     wait_for_ranks,
 )
 from ddplaunch.planning.settings import Settings
-from ddplaunch.records.directory import metrics_path, note_path, through_path
+from ddplaunch.records.directory import ended_well, metrics_path, note_path, through_path
 from ddplaunch.records.own.run_lock import end_with_this_program, set_aside
 from ddplaunch.values.variable_names import METRICS, SETTINGS, TYPED
 
@@ -149,6 +150,8 @@ class CapturedLogs(api.LogsSpecs):
         notice_start(self._all_started)
         notice_failures(self._have_failed)
         wait_for_ranks(settings.grace_s)
+        if settings.tolerate_exit_aborts and not tolerate_exit_aborts(ended_well):
+            self._say("`--tolerate-exit-aborts` without effect: this torch starts ranks in a way unknown to ddplaunch")
         self._session, self._signals = session, signals
         self._trace.begins("rendezvous")
 
@@ -178,6 +181,7 @@ class CapturedLogs(api.LogsSpecs):
                 phases=phases,
                 memory_bytes=settings.memory_bytes,
                 ended=str(through_path(directory, rank)) if directory else None,
+                tolerated=settings.tolerate_exit_aborts,
             )
             envs[local_rank].update(inside)
             if directory is not None and rank == 0:

@@ -147,7 +147,7 @@ POPEN = TorchName(
     "starts one rank. There is no official place for a warm start: entry points choose logs and events, `--run-path "
     "--start-method fork` forks from a process with threads and hides the script's `sys.path`, `atexit` and signals. "
     "Here the command line, the environment and the opened outputs (`_stdout`, `_stderr`) are final",
-    "ranks start cold",
+    "ranks start cold, and one that was aborted at its end has failed",
     ("self", "args", "env"),
 )
 PARSE_ARGS = TorchName(

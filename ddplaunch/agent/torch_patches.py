@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from ddplaunch.agent.rank_site.sitecustomize import ENDED
 from ddplaunch.agent.torch_names import AGENT_CLOCK, CLOSE, JOIN, METHOD_NAME, PARSE_ARGS, POPEN, SPREAD, START, WAIT
 from ddplaunch.values.words import numbers_of
 
@@ -150,12 +152,37 @@ def start_ranks_by(
     handlers = POPEN.owner()
     popen = handlers._popen
 
-    def start_one(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
-        if not (hasattr(handler, "_stdout") and hasattr(handler, "_stderr")):
-            return popen(handler, args, env)
-        return start(args, env, (handler._stdout, handler._stderr), lambda: popen(handler, args, env))
+    def start_one(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
+        if not (hasattr(self, "_stdout") and hasattr(self, "_stderr")):
+            return popen(self, args, env)
+        return start(args, env, (self._stdout, self._stderr), lambda: popen(self, args, env))
 
     handlers._popen = start_one
+
+
+def tolerate_exit_aborts(ended_well: Callable[[str], bool]) -> bool:
+    """Have torchrun take a rank for one that ended with 0 if it was aborted when its program had ended well.
+
+    ``ended_well`` is asked with the path of the rank's note. Returns whether this torch starts ranks as is known.
+    """
+    if not POPEN.is_known():
+        return False
+    handlers = POPEN.owner()
+    popen = handlers._popen
+
+    def start_one(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
+        process, note = popen(self, args, env), env.get(ENDED)
+        look = process.poll
+
+        def poll() -> Any:
+            status = look()
+            return 0 if status == -signal.SIGABRT and note is not None and ended_well(note) else status
+
+        process.poll = poll
+        return process
+
+    handlers._popen = start_one
+    return True
 
 
 class RankCpus:
@@ -189,11 +216,11 @@ class RankCpus:
         handlers = POPEN.owner()
         popen = handlers._popen
 
-        def start_one(handler: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
+        def start_one(self: Any, args: Sequence[str], env: Mapping[str, str]) -> Any:
             before = os.sched_getaffinity(0)
             os.sched_setaffinity(0, self.of(env) or before)
             try:
-                return popen(handler, args, env)
+                return popen(self, args, env)
             finally:
                 os.sched_setaffinity(0, before)
 

@@ -140,6 +140,10 @@ slurm-unanswered: Slurm did not answer
 """
 
 _LAUNCH = """
+not-on-linux: The command needs Linux, and this is another system
+    Starting, watching and ending ranks rests on what Linux has: /proc, pidfds, process groups that outlive their
+    parent. `plan`, `convert`, `explain`, `report`, `ps` and `logs` work on macOS and Windows, also for records and
+    logs that were copied. Remedy: the machine that trains; on Windows WSL2, which is Linux.
 line-not-converted: `ddplaunch convert` cannot say this line
     The line asks for something that has no equivalent, or its size stands in something that only a running shell knows.
     It stays as it is, and the rest is converted. Remedy: say it by hand, `ddplaunch run 4 -- train.py`.
@@ -268,6 +272,10 @@ record-not-written: What ranks print is not recorded any more
     of each stream stay in memory, explain a failure, and are written as soon as there is room. Remedy: make room.
 record-not-removed: A record could not be deleted
     It belongs to another user, or its file system is read-only.
+aborts-tolerated: Ranks were aborted when their program had ended well
+    With `--tolerate-exit-aborts` a rank ends with status 0 where its program had ended so, and a native thread then
+    aborted the process while libraries were taken down. Without it the run fails as `aborted-at-exit`. Remedy: close
+    DataLoaders, writers and whatever else runs threads before the script ends.
 stacks-unavailable: No rank can show its stack
     py-spy is missing or not permitted, and the run was not started with `--stacks`. Remedy: one of the two.
 """

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from ddplaunch.planning.gpus import SHELL, said_by, set_by
 from ddplaunch.planning.launch import Launch
+from ddplaunch.planning.ranks.environment import FLIGHT_RECORDER_BEFORE, FLIGHT_RECORDER_SINCE
 from ddplaunch.values.frozen import dataclass
 
 # Read by NCCL 2.8 to 2.29: the names in its documentation, in NCCL_PARAM and in getenv calls of its releases.
@@ -110,9 +111,8 @@ RENAMED: dict[str, tuple[str, tuple[int, int]]] = {
     "NCCL_DESYNC_DEBUG": ("TORCH_NCCL_DESYNC_DEBUG", (2, 2)),
     "NCCL_ENABLE_TIMING": ("TORCH_NCCL_ENABLE_TIMING", (2, 2)),
     "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": ("TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK", (2, 2)),
-    "TORCH_NCCL_TRACE_BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE", (2, 9)),
     "TORCH_NCCL_TRACE_CPP_STACK": ("TORCH_FR_CPP_STACK", (2, 9)),
-    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", (2, 9)),
+    **{old: (new, FLIGHT_RECORDER_SINCE) for new, old in FLIGHT_RECORDER_BEFORE.items()},
     "PYTORCH_CUDA_ALLOC_CONF": ("PYTORCH_ALLOC_CONF", (2, 9)),
 }
 

@@ -18,7 +18,8 @@ from ddplaunch.cli.other_spellings import as_spelled_here, unknown_command
 from ddplaunch.cli.streams import answer, end_with_starter, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.finding import DdplaunchError, ExitStatus, UsageError, usage
+from ddplaunch.values.finding import DdplaunchError, ExitStatus, RefusedError, UsageError, usage
+from ddplaunch.values.platforms import needs_linux
 
 _ASKED_BY_SHELL = "_DDPLAUNCH_COMPLETE"
 
@@ -118,6 +119,8 @@ def dispatch(words: list[str]) -> int:
         from ddplaunch.cli.typer_app import parse  # takes longer than deciding a launch
 
         values = parse(ours, script)
+    if (missing := needs_linux(command)) is not None:
+        raise RefusedError(missing)
     function = getattr(import_module(f"ddplaunch.cli.commands.{command}"), command)
     return int(function(**_behind(command, values, script), **own_values(command, values)))
 

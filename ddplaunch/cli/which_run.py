@@ -23,8 +23,9 @@ from ddplaunch.records.json_files import replace_file
 from ddplaunch.records.launchers import Launched, launcher_of, read_launched, read_processes, residents_in
 from ddplaunch.records.log_files import log_files
 from ddplaunch.records.own.own_files import foreign
-from ddplaunch.records.run_states import host_name, recorded_at
+from ddplaunch.records.run_states import recorded_at
 from ddplaunch.values.finding import UsageError, usage
+from ddplaunch.values.platforms import host_name, own_id
 from ddplaunch.values.words import listed
 
 _Run = TypeVar("_Run", RunProcesses, Launched)
@@ -53,7 +54,7 @@ def of_directory(alive: Sequence[RunProcesses], base: Path) -> list[RunProcesses
         record = recorded_at(run)
         return base in record.parents if record else _started_here(run)
 
-    return [run for run in alive if run.uid == os.geteuid() and here(run)]
+    return [run for run in alive if run.uid == own_id() and here(run)]
 
 
 def _started_here(run: RunProcesses) -> bool:
@@ -65,7 +66,7 @@ def _started_here(run: RunProcesses) -> bool:
 
 def none_here(alive: Sequence[RunProcesses], command: str) -> str:
     """Return that no run of this directory is running, and how to name this user's that run elsewhere."""
-    others = [run.run_id for run in alive if run.uid == os.geteuid()]
+    others = [run.run_id for run in alive if run.uid == own_id()]
     if not others:
         return "no run of yours is running here"
     named = f"`ddplaunch {command} {others[0]}` means one of another directory"
@@ -95,7 +96,7 @@ def launched_from_here(alive: Sequence[RunProcesses], run: str | None, run_dir: 
     ``alive`` are the runs of this host. Without a name one of this directory is meant, and a run of this host alone
     comes first.
     """
-    mine = [launched for launched, process in residents_in(process_table(), host_name()) if process.uid == os.geteuid()]
+    mine = [launched for launched, process in residents_in(process_table(), host_name()) if process.uid == own_id()]
     base = runs_directory(os.environ, run_dir, Path.cwd())
     if run is None:
         near = [each for each in mine if base.resolve() in each.directory.resolve().parents]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
+from ddplaunch.values.platforms import SIGNALS
 from ddplaunch.values.words import duration_text, ranks_text, signal_name
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
@@ -63,7 +63,7 @@ _OF_EXCEPTIONS = {
 _FIELD = re.compile(r"\{(\w+)\}")
 #: Fixes of signatures that a whole command replaces.
 _GENERAL = re.compile(r"`--batch-size` N/2|`ulimit -n 65535`|PYTHONFAULTHANDLER=1|`--master-port")
-_CRASHES = (signal.SIGABRT, signal.SIGBUS, signal.SIGKILL, signal.SIGSEGV)
+_CRASHES = (SIGNALS["SIGABRT"], SIGNALS["SIGBUS"], SIGNALS["SIGKILL"], SIGNALS["SIGSEGV"])
 _QUOTED = 160  # characters of a rank's last words in one line
 _WIDEST = 300  # characters of a line that is evidence
 
@@ -212,7 +212,7 @@ def _bare_exit(cause: RootCause, ended: BareExit, facts: RunFacts | None) -> _Wo
         silent = "native code called abort(); usually C++ prints the reason in a line above, but here is none"
         record = (_NATIVE, _RECORD) if not ended.exit.seen else (_read_words(ended), CORE_DUMP)
         return _Words(f"{who} ended by {how}{said or ' without a message'}{at}", reason if said else silent, record)
-    if ended.exit.code == -signal.SIGBUS:
+    if ended.exit.code == -SIGNALS["SIGBUS"]:
         return _Words(f"{who} ended by {how}{at or ', and no line says why'}", *bus_error(facts, cause.frame))
     if ended.exit.code < 0 and (meaning := ENDED_BY.get(signal_name(-ended.exit.code))) is not None:
         said = "" if said.startswith(": Fatal Python error") else said
@@ -255,7 +255,7 @@ def _at_exit(cause: RootCause, end: RankEnd) -> _Words:
     return _Words(
         f"{who} aborted after the program was through, while its libraries were taken down",
         f"no exception ended the program: it came to its last line or `sys.exit`{still}; a native thread was at work",
-        (*(group if still else ()), close, last),
+        (*(group if still else ()), close, last, "`--tolerate-exit-aborts`: the run goes on, and this rank ended well"),
     )
 
 

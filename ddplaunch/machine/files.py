@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import re
 import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ddplaunch.values.platforms import open_flags, own_id
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,22 +63,24 @@ def user_name(uid: int, root: str = "/", environ: Mapping[str, str] | None = Non
         fields = line.split(":")
         if len(fields) > 2 and fields[2] == str(uid):
             return fields[0]
-    own = (environ or {}).get("USER") if uid == os.geteuid() else None
+    own = (environ or {}).get("USER") if uid == own_id() else None
     return own or str(uid)
 
 
 def owner_name(uid: int) -> str:
     """Return the user's name as the name service tells it, which may take a while; ``uid 1234`` if it has none."""
     try:
+        import pwd
+
         return pwd.getpwuid(uid).pw_name
-    except KeyError:  # a container without this user in its /etc/passwd
+    except (ImportError, KeyError):  # Windows; a container without this user in its /etc/passwd
         return f"uid {uid}"
 
 
 def read_bytes(path: str) -> bytes | None:
     """Return the whole file, None if it is gone or may not be read; half the time that a file object takes."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, open_flags("RDONLY", "CLOEXEC", "BINARY"))
     except OSError:
         return None
     try:
@@ -93,7 +96,7 @@ def read_bytes(path: str) -> bytes | None:
 
 def open_plain(path: str | Path) -> int:
     """Open a plain file to read; a pipe or a device is not waited for. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    descriptor = os.open(path, open_flags("RDONLY", "NONBLOCK", "NOCTTY", "CLOEXEC", "BINARY"))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is no plain file", os.fspath(path))

@@ -21,6 +21,7 @@ from ddplaunch.machine.facts import (
     Route,
     TorchImport,
 )
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import Unavailable
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ def gather(request: ProbeRequest, environ: Mapping[str, str] | None = None) -> F
     env = dict(os.environ if environ is None else environ)
     ran = cpu_layout.running()  # first: the children that look up names compute too
     torch_import = _begin(lambda: _import(request))
-    own_name = _begin(lambda: network.look_up(os.uname().nodename, _OWN_NAME_DEADLINE_S))
+    own_name = _begin(lambda: network.look_up(host_name(), _OWN_NAME_DEADLINE_S))
     master = request.master_addr
     master_name = _begin(lambda: network.look_up(master, _MASTER_NAME_DEADLINE_S)) if master else lambda: NO_MASTER
     wanted: list[tuple[str, paths.Role]] = [(path, "data") for path in request.data_paths]

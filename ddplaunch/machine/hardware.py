@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-import resource
 import time
 from pathlib import Path
 
@@ -142,6 +141,8 @@ def probe_shm(root: Path = Path("/")) -> ShmFacts | Unavailable:
 def probe_limits(root: Path = Path("/")) -> LimitFacts:
     """Return soft and hard limits (None is unlimited); ranks inherit them through torchrun."""
     pids = [files.number(f"{folder}/pids.max") for folder in levels("pids", root).folders]  # None is "max"
+    import resource  # not on Windows
+
     files_soft, files_hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return LimitFacts(
         open_files_soft=_finite(files_soft),
@@ -152,8 +153,11 @@ def probe_limits(root: Path = Path("/")) -> LimitFacts:
     )
 
 
+_INFINITY = -1  # RLIM_INFINITY of Linux, as Python has it
+
+
 def _finite(limit: int) -> int | None:
-    return None if limit == resource.RLIM_INFINITY else limit
+    return None if limit == _INFINITY else limit
 
 
 def busy_cpus(interval_s: float = 0.3) -> float:

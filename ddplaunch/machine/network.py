@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import array
 import errno
-import fcntl
 import os
 import socket
 import struct
@@ -54,6 +53,8 @@ def probe_interfaces(root: Path = Path("/")) -> tuple[Interface, ...]:
 
 def _interface_flags(name: str) -> int:
     """Return the IFF_ flags of an interface (netdevice(7)), 0 if it is gone."""
+    import fcntl
+
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         try:
             answer = fcntl.ioctl(handle, _SIOCGIFFLAGS, struct.pack("16s24x", name.encode()))
@@ -64,6 +65,8 @@ def _interface_flags(name: str) -> int:
 
 def ipv4_addresses() -> list[tuple[str, str]]:
     """Return (interface, address) for every IPv4 address; a label such as ``eth0:1`` counts for ``eth0``."""
+    import fcntl
+
     room = array.array("B", bytes(_IFREQ_BYTES * 256))
     start, length = room.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import glob
 import os
-import pwd
 import stat
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -165,10 +164,8 @@ def _empty(folder: str) -> bool:
 
 
 def _owner(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name  # may ask LDAP; this is the child with the deadline
-    except KeyError:
-        return str(uid)
+    name = files.owner_name(uid)  # may ask LDAP; this is the child with the deadline
+    return name.removeprefix("uid ")
 
 
 _NEWEST_DEADLINE_S = 5.0

@@ -17,6 +17,7 @@ from pathlib import Path
 from ddplaunch import __version__
 from ddplaunch.machine import files
 from ddplaunch.machine.facts import HostFacts, PackageFacts, PythonFacts, TorchFacts
+from ddplaunch.values.platforms import own_id
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.secrets import hide_value
 
@@ -247,7 +248,7 @@ def probe_host(
         name_addresses=addresses,
         kernel=system.release,
         container=container(environ, root),
-        user=files.user_name(os.geteuid(), str(root), environ),
+        user=files.user_name(own_id(), str(root), environ),
     )
 
 

@@ -201,6 +201,11 @@ class Options:
     max_restarts: Resolved[int] | None = _integer(
         ENVIRONMENT, "Restarts of the ranks after a failure [0].", read_count, "3"
     )
+    tolerate_exit_aborts: Resolved[bool] | None = _switch(
+        ENVIRONMENT,
+        "A rank that its libraries abort behind the end of its program has ended well [no].",
+        "switch",
+    )
     relaunch: Resolved[int] | None = _integer(
         ENVIRONMENT, "Start a failed run again if it made progress, up to N times [0].", read_count, "3"
     )

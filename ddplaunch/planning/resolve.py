@@ -285,7 +285,7 @@ def _others(options: Options, topology: Topology) -> str:
 #: Settings of the plug-in that are options of the same name.
 _AS_SAID = (
     *("verbose", "grace_s", "max_restarts", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "record_metrics"),
-    *("trace", "observe", "phases", "log_max_bytes", "memory_bytes", "quiet"),
+    *("trace", "observe", "phases", "log_max_bytes", "memory_bytes", "quiet", "tolerate_exit_aborts"),
 )
 
 
@@ -306,7 +306,7 @@ def plugin_settings(options: Options, about: Settings) -> Settings:
 #: Flags that only the guard beside torchrun heeds.
 _OF_THE_GUARD = (
     *("show", "verbose", "record_metrics", "timeout_s", "hang_timeout_s", "on_hang", "stacks", "log_max_bytes"),
-    *("phases", "memory_bytes"),
+    *("phases", "memory_bytes", "tolerate_exit_aborts"),
 )
 _OF_WARM_RANKS = ("start", "preload")  # of a cold start ``decide_start`` has said it
 
@@ -330,7 +330,11 @@ def _variables(
         of_the_device = [
             *environment.shown_gpus(gpus, options.gpus),
             *environment.nccl(options.nccl_debug, options.nccl_ib, facts.network),
-            *environment.flight_recorder(situation.record),
+            *environment.flight_recorder(
+                situation.record,
+                None if isinstance(facts.torch, Unavailable) else facts.torch.version,
+                {*situation.environ, *(name for name, _, _ in situation.pairs)},
+            ),
         ]
     return [
         *of_the_device,

@@ -39,6 +39,25 @@ def through_path(attempt: Path, rank: int) -> Path:
     return attempt / f"rank-{rank}.through"
 
 
+def read_through(path: str | Path) -> str | None:
+    """Return what a rank noted there when its program was through, None if it did not: "through", or "group" where
+    its process group still existed; with "well" behind it where the program had certainly ended with status 0.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            return os.read(descriptor, 16).decode("ascii", "replace") or None
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return None
+
+
+def ended_well(path: str | Path) -> bool:
+    """Whether the rank whose note is ``path`` had ended with status 0 before its libraries were taken down."""
+    return (read_through(path) or "").endswith(" well")
+
+
 def path_text(path: Path) -> str:
     """Return ``path`` as it is best named: from the working directory if it lies below."""
     try:

@@ -16,11 +16,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from signal import SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM, Signals
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from ddplaunch.values.platforms import SIGNALS
 
 if TYPE_CHECKING:
     from ddplaunch.records.outcome import RankOutcome, RunOutcome, RunState
+
+SIGHUP, SIGINT, SIGQUIT = SIGNALS["SIGHUP"], SIGNALS["SIGINT"], SIGNALS["SIGQUIT"]
+SIGKILL, SIGTERM = SIGNALS["SIGKILL"], SIGNALS["SIGTERM"]
 
 #: "itself": before anybody asked it to. "launcher": after torchrun or the guard began to end the ranks.
 EndedBy = Literal["itself", "launcher"]
@@ -163,7 +167,7 @@ def own_status(end: RankOutcome) -> int:
         return end.exit_code
     name = end.signal or ""
     number = name.removeprefix("signal ")  # where it has no name
-    return 128 + (int(number) if number.isdecimal() else getattr(Signals, name, 0))
+    return 128 + (int(number) if number.isdecimal() else SIGNALS.get(name, 0))
 
 
 # 3. A run on several nodes

@@ -7,7 +7,6 @@ https://man7.org/linux/man-pages/man2/flock.2.html
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import stat
@@ -19,7 +18,7 @@ from pathlib import Path
 
 from ddplaunch.machine.facts import NvmlFacts
 from ddplaunch.planning.gpus import Exported, Selection, VisibleGpu, select
-from ddplaunch.records.own.own_files import try_lock
+from ddplaunch.records.own.own_files import LOCK_ALONE, LOCK_SHARED, try_lock
 
 _DIRECTORY_VARIABLE = "DDPLAUNCH_LOCK_DIR"
 _DEFAULT_DIRECTORY = Path("/tmp/ddplaunch-gpus")  # not TMPDIR, which may differ between the users of one machine
@@ -59,7 +58,7 @@ class GpuLocks:
             self._give_up(Path(_file_name(uuid)), error)
             return True
         try:
-            taken = try_lock(descriptor, fcntl.LOCK_EX)
+            taken = try_lock(descriptor, LOCK_ALONE)
         except OSError as error:  # a file system without locks
             os.close(descriptor)
             self._give_up(Path(_file_name(uuid)), error)
@@ -100,13 +99,13 @@ class GpuLocks:
                     descriptor = _open_file(self._directory, "choosing")
                     held.callback(os.close, descriptor)
                     deadline = time.monotonic() + _CHOOSING_DEADLINE_S
-                    while not try_lock(descriptor, fcntl.LOCK_EX) and time.monotonic() < deadline:
+                    while not try_lock(descriptor, LOCK_ALONE) and time.monotonic() < deadline:
                         time.sleep(_PAUSE_S)
             yield
 
     def _is_locked(self, uuid: str) -> bool:
         with suppress(OSError), self._reading(uuid) as descriptor:
-            return not try_lock(descriptor, fcntl.LOCK_SH)
+            return not try_lock(descriptor, LOCK_SHARED)
         return False
 
     @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,7 @@ from ddplaunch.records.outcome import read_findings
 from ddplaunch.records.own.own_files import foreign
 from ddplaunch.values.finding import Finding, UsageError
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.platforms import own_id
 from ddplaunch.values.variable_names import SETTINGS, TRIAL
 
 #: "running": its launcher lives here. "orphaned": ranks live here, their launcher does not. "elsewhere": no outcome,
@@ -179,7 +179,7 @@ def summary(directory: Path | None, run: RunProcesses | None, host: str) -> RunS
 
 def _no_record(run: RunProcesses | None) -> str | None:
     """Return why a run that lives has no record here; another user's is not looked at."""
-    return "its record is missing" if run is None or run.uid == os.geteuid() else None
+    return "its record is missing" if run is None or run.uid == own_id() else None
 
 
 def _recorded(record: RunRecord) -> dict[str, Any]:
@@ -222,11 +222,6 @@ def _script_of(command: Sequence[str]) -> str | None:
         if not word.startswith("-"):
             return word
     return command[0] if command else None
-
-
-def host_name() -> str:
-    """Return this machine's name, as records have it."""
-    return os.uname().nodename
 
 
 def locate_run(base: Path, wanted: str | None, anywhere: bool = True) -> Path:

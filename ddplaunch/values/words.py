@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from signal import Signals
+
+from ddplaunch.values.platforms import SIGNAL_NAMES
 
 _AGES = ((2 * 86400, 86400, "d"), (2 * 3600, 3600, "h"), (2 * 60, 60, "min"))
 _DURATIONS = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
@@ -18,10 +19,7 @@ LENGTH = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d|)")
 
 def signal_name(number: int) -> str:
     """Return ``SIGKILL`` for 9, and the number where it has no name."""
-    try:
-        return Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return SIGNAL_NAMES.get(number, f"signal {number}")
 
 
 def age_text(seconds: float | None) -> str:

@@ -14,9 +14,10 @@ from ddplaunch.hosts.session.frames import unpack
 from ddplaunch.machine.processes.process_table import Process, process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, runs_in
 from ddplaunch.records.launchers import Launched, read_processes
-from ddplaunch.records.run_states import RunSummary, host_name, recorded_at, summary
+from ddplaunch.records.run_states import RunSummary, recorded_at, summary
 from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.words import age_text, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.phases import FollowedPhases

@@ -24,8 +24,8 @@ from ddplaunch.planning.options import Options, parse_options
 from ddplaunch.planning.relaunch import RelaunchPolicy, RunProgress
 from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
 from ddplaunch.records.outcome import AttemptOutcome, RunOutcome
-from ddplaunch.records.run_states import host_name
 from ddplaunch.values.finding import RefusedError, Severity, error
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import DEFAULT, Resolved
 from tests.checks.healthy import healthy_facts
 

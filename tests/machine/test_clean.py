@@ -22,7 +22,6 @@ from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.orphans import Orphans, Segment, held_segments
 from ddplaunch.machine.processes.process_table import Process, process_table, read_process
 from ddplaunch.records.old_records import old_records, remove_record
-from ddplaunch.records.run_states import host_name
 from ddplaunch.ui.clean_view import (
     Work,
     clean_findings,
@@ -33,6 +32,7 @@ from ddplaunch.ui.clean_view import (
     work_text,
 )
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import Unavailable
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.conftest import Golden

@@ -10,6 +10,7 @@ from ddplaunch.machine.facts import CpuFacts, Facts, InfinibandPort, Route
 from ddplaunch.planning.gpus import select
 from ddplaunch.planning.launch import Variable
 from ddplaunch.planning.options import Options
+from ddplaunch.planning.ranks.environment import flight_recorder
 from ddplaunch.values.resolved import Source, Unavailable
 from tests.checks.healthy import healthy_facts, healthy_network, healthy_nvml
 from tests.planning.test_resolve import decide as resolved
@@ -33,9 +34,27 @@ def test_a_gpu_launch_gets_what_debugging_needs() -> None:
     assert found["CUDA_DEVICE_ORDER"].value == "PCI_BUS_ID"
     assert found["PYTHONFAULTHANDLER"].value == "1"
     assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"].value == "1"
-    assert found["TORCH_FR_DUMP_TEMP_FILE"].value == "/runs/run-1/flight-recorder-rank-"
+    assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"].value == "/runs/run-1/flight-recorder-rank-", "its torch is 2.8"
     assert "NCCL_IB_DISABLE" not in found, "an InfiniBand port is up"
     assert "CUDA_VISIBLE_DEVICES" not in found, "nobody asked for particular GPUs"
+
+
+@pytest.mark.parametrize(
+    ("torch", "buffer", "dumps"),
+    [
+        ("2.8.0+cu126", "TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+        ("2.9.0", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        ("our-own", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+        (None, "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
+    ],
+)
+def test_the_flight_recorder_is_set_by_the_names_of_this_torch(torch: str | None, buffer: str, dumps: str) -> None:
+    """Of both names every rank says that one is deprecated."""
+    found = {each.name: each.value for each in flight_recorder("/run", torch, ())}
+    assert found == {buffer: "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", dumps: "/run/flight-recorder-rank-"}
+    for old in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"):
+        theirs = [each.name for each in flight_recorder("/run", torch, {old})]
+        assert (buffer in theirs) == (old == buffer), "the user's other name keeps its value"
 
 
 def test_more_processes_than_cpus_leave_one_thread_each() -> None:

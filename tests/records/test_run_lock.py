@@ -24,9 +24,9 @@ from ddplaunch.records.find import read_record
 from ddplaunch.records.old_records import old_records
 from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.run_lock import Holder, end_with_this_program, hold_run, is_held, refuse_taken
-from ddplaunch.records.run_states import host_name
 from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import RefusedError
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import Resolved, Source
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.hosts.launching import clean_environment, ddplaunch

@@ -14,9 +14,10 @@ from ddplaunch.machine.processes.process_table import Process
 from ddplaunch.machine.processes.run_processes import RunProcesses
 from ddplaunch.records.find import find_run, read_record
 from ddplaunch.records.launchers import NodeProcesses
-from ddplaunch.records.run_states import RunSummary, host_name, state_of
+from ddplaunch.records.run_states import RunSummary, state_of
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.variable_names import SETTINGS
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden

@@ -23,7 +23,7 @@ from ddplaunch.agent.protocol import Failure, Rank
 from ddplaunch.machine.files import boot_id
 from ddplaunch.machine.processes.process_table import own_processes, read_stat
 from ddplaunch.machine.processes.stop_processes import status_of_reaped
-from ddplaunch.records.directory import through_path
+from ddplaunch.records.directory import ended_well, read_through, through_path
 from ddplaunch.records.first_failure import SeenEnd, ended_by, first_to_fail
 from ddplaunch.records.json_files import replace_file
 from ddplaunch.values.words import signal_name
@@ -49,6 +49,7 @@ class RankLife:
         self.ended_s: float | None = None
         self.status: int | None = None
         self.told_to_end = False
+        self.excused = False  # aborted by its libraries, which counts as status 0
 
     def end(self) -> SeenEnd:
         """Return what is known of its end."""
@@ -156,8 +157,12 @@ class Attempt:
         if one.pid is not None and (seen := read_stat(one.pid)) and seen.start_ticks == one.start_time:
             one.status = None if seen.alive else seen.exit_status
 
-    def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
-        """Fill in what only torchrun saw, and decide who was first."""
+    def complete(self, failures: Sequence[Failure], *, succeeded: bool, excused_in: str | None = None) -> None:
+        """Fill in what only torchrun saw, and decide who was first.
+
+        ``excused_in`` is the node's directory where ranks may be aborted by their libraries when their programs have
+        ended well, None where that is a failure.
+        """
         by_rank = {failure["rank"]: failure for failure in failures}
         for one in self.ranks.values():
             failure = by_rank.get(one.rank)
@@ -167,6 +172,10 @@ class Attempt:
                     one.ended_s = one.ended_s or float(failure.get("timestamp_s", 0)) or time.time()
             elif succeeded and one.status is None and one.pid is not None:
                 one.status = 0
+        for one in self.ranks.values():
+            if excused_in is not None and one.end().signal == signal.SIGABRT:
+                one.excused = ended_well(_note_of_end(excused_in, self.number, one.rank))
+                one.status = 0 if one.excused else one.status
         others = [one.end() for one in self.ranks.values() if one not in self.order]
         self.first = first_to_fail([one.end() for one in self.order], others)
 
@@ -192,7 +201,11 @@ class Attempt:
                 ended_by=ended_by(end, self.first),
                 out=f"{folder}/rank-{one.rank}.out",
                 err=f"{folder}/rank-{one.rank}.err" if "err" in one.streams else None,
-                through=_through(directory, self.number, one.rank) if end.signal == signal.SIGABRT else None,
+                through="excused"
+                if one.excused
+                else read_through(_note_of_end(directory or "", self.number, one.rank))
+                if end.signal == signal.SIGABRT
+                else None,
             )
             for one in sorted(self.ranks.values(), key=lambda each: each.rank)
             for end in [one.end()]
@@ -301,17 +314,8 @@ class NumbersWatch:
             self.looking = False
 
 
-def _through(directory: str | None, attempt: int, rank: int) -> str | None:
-    """Return what the rank noted when its program was through, None if it did not."""
-    path = through_path(Path(directory or "", f"attempt-{attempt}"), rank)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        try:
-            return os.read(descriptor, 16).decode("ascii", "replace") or None
-        finally:
-            os.close(descriptor)
-    except OSError:
-        return None
+def _note_of_end(directory: str, attempt: int, rank: int) -> Path:
+    return through_path(Path(directory, f"attempt-{attempt}"), rank)
 
 
 def note_processes(path: str, table: dict[str, Any]) -> None:

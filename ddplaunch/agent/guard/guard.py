@@ -106,7 +106,8 @@ class GuardedRun:
             last = self._attempts[-1]
             last.look()
             last.ended_s = time.time()
-            last.complete(self._end.get("failures") or (), succeeded=self._end.get("state") == "succeeded")
+            succeeded = self._end.get("state") == "succeeded"
+            last.complete(self._end.get("failures") or (), succeeded=succeeded, excused_in=self._settings.excused_in)
         self._streams.end_attempt()
         self._streams.check()
         self._streams.settle(_RECORD_PATIENCE_S)
@@ -297,7 +298,7 @@ class GuardedRun:
         if not self._end:
             self._loop.watch(self._channel.fileno(), self._told)
         attempt.ended_s = time.time()
-        attempt.complete(failures, succeeded=False)
+        attempt.complete(failures, succeeded=False, excused_in=self._settings.excused_in)
         self._streams.end_attempt()
         self._sweep(attempt, followed=True)
         self._speaking += 1

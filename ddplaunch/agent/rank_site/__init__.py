@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
-from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, MARK, PARENT, STACKS
+from ddplaunch.agent.rank_site.sitecustomize import ENDED, LIMIT, MARK, PARENT, STACKS, TOLERATED
 
 VARIABLE = "PYTHONBREAKPOINT"
 _told: set[str] = set()
@@ -31,12 +31,14 @@ def taking_part(
     phases: str | None = None,
     memory_bytes: int = 0,
     ended: str | None = None,
+    tolerated: bool = False,
 ) -> dict[str, str]:
     """Return the variables with which a child that would start in ``environ`` ends when this process does.
 
     It shows its ``stacks``, notes in ``marks`` when it had Python, torch and its first collective, in ``note`` with
     which numbers it trains, and in ``phases`` what its steps take, if that is wanted. It gets
-    ``memory_bytes`` of memory at most, unless that is 0, and notes in ``ended`` that its program was through.
+    ``memory_bytes`` of memory at most, unless that is 0, and notes in ``ended`` that its program was through, and
+    whether it had ended well if it may be aborted then (``tolerated``).
     """
     wanted = {
         STACKS: "1" if stacks else None,
@@ -44,6 +46,7 @@ def taking_part(
         ddplaunch_observer.PATH: note,
         ddplaunch_phases.PATH: phases,
         ENDED: ended,
+        TOLERATED: "1" if tolerated else None,
         LIMIT: str(memory_bytes) if memory_bytes else None,
     }
     found = {PARENT: str(os.getpid()), **{name: value for name, value in wanted.items() if value is not None}}

@@ -44,7 +44,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ddplaunch.agent.rank_site import ddplaunch_marks, ddplaunch_observer, ddplaunch_phases
-from ddplaunch.agent.rank_site.sitecustomize import ENDED, MARK, limit_memory, register, restore, when_through
+from ddplaunch.agent.rank_site.sitecustomize import (
+    ENDED,
+    MARK,
+    TOLERATED,
+    limit_memory,
+    register,
+    restore,
+    when_through,
+)
 from ddplaunch.agent.torch_names import DELETE_LIBRARY
 from ddplaunch.agent.warm.requests import Request
 from ddplaunch.values.frozen import dataclass
@@ -131,7 +139,7 @@ def become(request: Request, origin: Origin) -> Program:
     os.environ.clear()
     os.environ.update(request.environ)
     if MARK in os.environ:
-        atexit.register(when_through(os.environ.pop(ENDED, None)))
+        atexit.register(when_through(os.environ.pop(ENDED, None), os.environ.pop(TOLERATED, None)))
     shows_stacks = restore(os.environ)
     limit_memory(os.environ)
     noted = (ddplaunch_marks, ddplaunch_observer, ddplaunch_phases)

@@ -17,7 +17,7 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import runs_in
 from ddplaunch.records.directory import runs_directory
 from ddplaunch.records.old_records import OldRecords, old_records, remove_record
-from ddplaunch.records.run_states import host_name, recorded_at
+from ddplaunch.records.run_states import recorded_at
 from ddplaunch.ui.clean_view import (
     Work,
     clean_findings,
@@ -29,6 +29,7 @@ from ddplaunch.ui.clean_view import (
 )
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.platforms import host_name
 
 _KEEP = 50
 _GRACE_S = 5.0

@@ -31,10 +31,11 @@ from ddplaunch.records.launchers import Launched, Place, read_processes
 from ddplaunch.records.log_files import LogFile, LogPart, blocks, has_stamps, log_file, log_files, log_parts, part_of
 from ddplaunch.records.log_files import follow as follow_files
 from ddplaunch.records.own.own_files import open_to_write
-from ddplaunch.records.run_states import host_name, locate_run, recorded_at
+from ddplaunch.records.run_states import locate_run, recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.words import LENGTH, duration_s
 
 _ASK_AGAIN_S = 2.0

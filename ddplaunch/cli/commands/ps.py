@@ -12,10 +12,11 @@ from ddplaunch.hosts.kubernetes import ClusterJob, ClusterState, noted_jobs, sta
 from ddplaunch.machine.files import owner_name
 from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.records.directory import runs_directory
-from ddplaunch.records.run_states import host_name, summaries
+from ddplaunch.records.run_states import summaries
 from ddplaunch.ui.ps_view import jobs_json, jobs_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.platforms import host_name, own_id
 
 _RECENT = 10
 _AT_ONCE = 8
@@ -29,7 +30,7 @@ def ps(all: bool | None, json: bool | None, run_dir: str | None) -> int:
     if json:
         answer_json({**ps_json(runs, more, host, now_s), "kubernetes": jobs_json(jobs)})
         return ExitStatus.DONE
-    me, out = owner_name(os.geteuid()), sys.stdout
+    me, out = owner_name(own_id()), sys.stdout
     if runs or not jobs:
         answer(ps_text(runs, more, now_s, me, Terminal.of(out), base.resolve()))
     if jobs:

@@ -18,7 +18,7 @@ from ddplaunch.machine.processes.process_table import process_table
 from ddplaunch.machine.processes.run_processes import RunProcesses, rank_of, runs_in
 from ddplaunch.records.launchers import Launched
 from ddplaunch.records.log_files import log_parts
-from ddplaunch.records.run_states import host_name, recorded_at
+from ddplaunch.records.run_states import recorded_at
 from ddplaunch.ui.outcome_view import as_finding
 from ddplaunch.ui.stacks_view import flight_text, full_text, stacks_json, stacks_text
 from ddplaunch.ui.terminal import Terminal

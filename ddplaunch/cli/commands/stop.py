@@ -34,7 +34,7 @@ from ddplaunch.records.launchers import (
 )
 from ddplaunch.records.outcome import RankOutcome
 from ddplaunch.records.own.own_files import foreign
-from ddplaunch.records.run_states import host_name, recorded_at
+from ddplaunch.records.run_states import recorded_at
 from ddplaunch.ui.stop_view import (
     begin_asking_hosts,
     begin_on_hosts,
@@ -49,6 +49,7 @@ from ddplaunch.ui.stop_view import (
     stopped_text,
 )
 from ddplaunch.values.finding import ExitStatus, usage
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.variable_names import SETTINGS
 
 _PODS_S = 120.0  # in which the pods of a job on Kubernetes end; many give their ranks a minute

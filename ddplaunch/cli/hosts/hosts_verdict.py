@@ -21,8 +21,9 @@ from ddplaunch.records.first_failure import NodeFailure, first_node_to_fail, nod
 from ddplaunch.records.hosts_record import merged_attempts
 from ddplaunch.records.launchers import Launched, read_launched
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
-from ddplaunch.records.run_states import host_name, summary
+from ddplaunch.records.run_states import summary
 from ddplaunch.values.finding import ExitStatus
+from ddplaunch.values.platforms import host_name
 from ddplaunch.values.words import duration_text, listed
 
 _TOGETHER_S = 5.0

@@ -7,7 +7,6 @@ end from outside and other failures are ordered by time; a rank that died of a s
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -50,6 +49,7 @@ from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import dumped_calls
 from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.values.frozen import dataclass
+from ddplaunch.values.platforms import SIGNALS
 
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 _OUTSIDE = frozenset(("terminated", "time-limit"))
@@ -390,7 +390,7 @@ def _says_alone(ended: BareExit, scanned: Scanned) -> bool:
 
 def _with_memory_facts(cause: RootCause, facts: RunFacts | None) -> RootCause:
     """Name memory as the cause of SIGKILL and SIGBUS where the kernel, the cgroup or /dev/shm says that it ran out."""
-    shell_says_killed = cause.ended is not None and cause.ended.exit.code == 128 + signal.SIGKILL
+    shell_says_killed = cause.ended is not None and cause.ended.exit.code == 128 + SIGNALS["SIGKILL"]
     if (cause.code == "killed" or shell_says_killed) and (line := out_of_memory(facts)) is not None:
         return replace(cause, code="host-out-of-memory", outside=line)
     if cause.ended is not None and cause.ended.exit.code == -7 and (line := shared_memory_full(facts)) is not None:

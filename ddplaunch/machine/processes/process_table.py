@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from ddplaunch.machine.files import read_bytes
+from ddplaunch.values.platforms import own_id
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
 
 #: Variables that torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to their processes.
@@ -26,11 +27,11 @@ _MARKS = frozenset(
 )
 _HINTS = (b"LOCAL_RANK=", b"TORCHELASTIC_RUN_ID=", b"DDPLAUNCH_RUN_ID=")
 _KERNEL_THREADS = 2  # the parent of all of them
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _EXITING = 0x4
 _ENV_END = 51  # field of proc_pid_stat(5), 0 until execve(2) is through, and for whom this user may not look into
 _EXEC_PATIENCE_S = 0.25
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class ProcessStat:
@@ -191,7 +192,7 @@ def is_stopped(pid: int) -> bool:
 
 def own_processes() -> list[ProcessStat]:
     """Return all processes of this user that still run."""
-    uid = os.geteuid()
+    uid = own_id()
     found = []
     for pid in pids():
         try:

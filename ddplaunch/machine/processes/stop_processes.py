@@ -7,7 +7,6 @@ may be given out again between its look and its `os.kill`.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import struct
@@ -151,6 +150,8 @@ def status_of_reaped(handle: int) -> int | None:
     info = bytearray(_PIDFD_INFO.size)
     _PIDFD_INFO.pack_into(info, 0, _PIDFD_INFO_EXIT, 0)
     try:
+        import fcntl
+
         fcntl.ioctl(handle, _PIDFD_GET_INFO, info)
     except OSError:
         return None

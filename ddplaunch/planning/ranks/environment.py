@@ -5,7 +5,8 @@ Each function names the variables of one subject; ``with_the_users`` lets the us
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 
 from ddplaunch.machine.facts import NetworkFacts, NvmlFacts
 from ddplaunch.planning.flag import DeviceWord
@@ -15,6 +16,12 @@ from ddplaunch.values.variable_names import SETTINGS
 
 _DETECTED = Source("detected")
 OF_THIS_LAUNCH = "the GPUs of this launch"
+#: The names of the flight recorder's settings, each with that of the releases before the first, (major, minor).
+FLIGHT_RECORDER_BEFORE = {
+    "TORCH_FR_BUFFER_SIZE": "TORCH_NCCL_TRACE_BUFFER_SIZE",
+    "TORCH_FR_DUMP_TEMP_FILE": "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+}
+FLIGHT_RECORDER_SINCE = (2, 9)
 
 
 def with_the_users(
@@ -92,18 +99,24 @@ def nccl(
     return [debug, Variable("NCCL_IB_DISABLE", "1", _DETECTED, reason)]
 
 
-def flight_recorder(record: str) -> list[Variable]:
-    """Return what makes NCCL write its last collectives into ``record``, the run's directory, at a timeout."""
-    dump = f"{record}/flight-recorder-rank-"
+def flight_recorder(record: str, torch: str | None, theirs: Collection[str]) -> list[Variable]:
+    """Return what makes NCCL write its last collectives into ``record``, the run's directory, at a timeout.
+
+    Each has the name that ``torch`` ("2.8.0+cu126"; None where it is not known) reads without a word: of an old name
+    each rank of a newer one warns. A setting of which either name is among ``theirs`` stays the user's.
+    """
+    found = re.match(r"(\d+)\.(\d+)", torch or "")
+    new = found is None or (int(found[1]), int(found[2])) >= FLIGHT_RECORDER_SINCE
     reason = "records which ranks were missing at a collective timeout"
-    values = {
-        "TORCH_FR_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
-        "TORCH_FR_DUMP_TEMP_FILE": dump,
-        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": dump,
-    }
-    return [Variable(name, value, DEFAULT, reason) for name, value in values.items()]
+    dumps = f"{record}/flight-recorder-rank-"
+    values = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1", "TORCH_FR_DUMP_TEMP_FILE": dumps}
+    variables = []
+    for name, value in values.items():
+        old = FLIGHT_RECORDER_BEFORE.get(name, name)
+        chosen, other = (name, old) if new else (old, name)
+        if chosen == other or chosen in theirs or other not in theirs:
+            variables.append(Variable(chosen, value, DEFAULT, reason))
+    return variables
 
 
 def interfaces(

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Iterator
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC  # which may be a folder that cannot be listed
+from ddplaunch.values.platforms import open_flags, own_id
+
+_FOLDER = open_flags("RDONLY", "DIRECTORY", "CLOEXEC")
+_FILE = open_flags("NOFOLLOW", "NONBLOCK", "NOCTTY", "CLOEXEC", "BINARY")
+_PLACE = open_flags("PATH", "DIRECTORY", "CLOEXEC")  # which may be a folder that cannot be listed
 _ROOT = 0
 _MOST_LINKS = 40  # as the kernel follows
+#: Operations of ``try_lock``, as flock(2) counts them.
+LOCK_SHARED, LOCK_ALONE = 1, 2
+#: Whether files can be opened below a descriptor; they are by their paths elsewhere, on Windows.
+_BELOW = os.open in os.supports_dir_fd
 
 
 class NotOursError(PermissionError):
@@ -95,7 +100,7 @@ def open_base(path: str | os.PathLike[str], *, create: bool = False, roots: bool
             raise
         if not links:
             raise NotOursError("is a symbolic link", os.fspath(path)) from None
-        if seen.st_uid not in (os.geteuid(), _ROOT):
+        if seen.st_uid not in (own_id(), _ROOT):
             raise NotOursError(f"is a link that {_user(seen.st_uid)} made", os.fspath(path), seen.st_uid) from None
         descriptor = os.open(path, _FOLDER)
     return _checked(descriptor, os.fspath(path), roots=roots)
@@ -199,6 +204,10 @@ def closing(descriptor: int) -> Iterator[int]:
 def try_lock(descriptor: int, operation: int) -> bool:
     """Return whether an flock(2) of an open file could be taken at once. Raises OSError where there are no locks."""
     try:
+        import fcntl
+    except ImportError:  # Windows
+        raise OSError(errno.ENOLCK, "this system has no such locks") from None
+    try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
@@ -210,6 +219,8 @@ def read_file(path: str | os.PathLike[str], most_bytes: int, *, anyones: bool = 
 
     Raises NotOursError, OSError, and ValueError where it holds more.
     """
+    if not _BELOW:
+        return _read_there(path, most_bytes)
     folder, name = os.path.split(os.fspath(path))
     with closing(os.open(folder or ".", _PLACE)) as parent, closing(open_file(parent, name, os.O_RDONLY)) as file:
         if not anyones and not _is_ours(os.fstat(file), parent):
@@ -224,15 +235,29 @@ def read_file(path: str | os.PathLike[str], most_bytes: int, *, anyones: bool = 
     return b"".join(parts)
 
 
+def _read_there(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    with open(path, "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise ValueError(f"{os.path.basename(path)} has more than {most_bytes >> 20} MiB")
+    return data
+
+
 def other_owner(path: str | os.PathLike[str]) -> str | None:
     """Return the name of the user that a file belongs to if that is neither this one nor root. Raises OSError."""
     seen = os.stat(path)
+    if not _BELOW:
+        return None
     with closing(os.open(os.path.dirname(os.path.abspath(path)), _PLACE)) as folder:
         return None if seen.st_uid == _ROOT or _is_ours(seen, folder) else _user(seen.st_uid)
 
 
 def own_folders(folder: int | str | os.PathLike[str]) -> list[str]:
     """Return the names of this user's folders in ``folder``, a descriptor or a path; none where it cannot be read."""
+    if not (_BELOW or isinstance(folder, int)):
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+        return []
     found = []
     with contextlib.suppress(OSError), contextlib.ExitStack() as held:
         where = folder if isinstance(folder, int) else held.enter_context(closing(os.open(folder, _FOLDER)))
@@ -296,7 +321,7 @@ def _is_ours(seen: os.stat_result, folder: int) -> bool:
 
     NFS makes root somebody else (root_squash), SMB and FUSE give all files to one. So in doubt a file is made.
     """
-    if seen.st_uid == os.geteuid():
+    if seen.st_uid == own_id():
         return True
     if seen.st_dev not in _renamed:
         _renamed[seen.st_dev] = _owner_here(folder)
@@ -309,7 +334,7 @@ def _owner_here(folder: int) -> int:
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=folder)
     except OSError:
-        return os.geteuid()
+        return own_id()
     with closing(descriptor):
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=folder)

@@ -8,7 +8,6 @@ https://man7.org/linux/man-pages/man2/flock.2.html
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shlex
@@ -21,6 +20,8 @@ from ddplaunch.machine.files import boot_id, owner_name
 from ddplaunch.planning.launch import Launch
 from ddplaunch.records.directory import not_yours, path_text, run_directory
 from ddplaunch.records.own.own_files import (
+    LOCK_ALONE,
+    LOCK_SHARED,
     NotOursError,
     closing,
     open_file,
@@ -131,9 +132,9 @@ def _wanted(node: int | None, holder: Holder) -> list[tuple[str, int]]:
     """Return the names of the locks that ``holder`` takes, each alone or together with others."""
     wanted: list[tuple[str, int]] = []
     if holder != "host":
-        wanted.append((".lock", fcntl.LOCK_EX if holder == "launcher" else fcntl.LOCK_SH))
+        wanted.append((".lock", LOCK_ALONE if holder == "launcher" else LOCK_SHARED))
     if holder != "launcher":
-        wanted.append((f".lock-{node or 0}", fcntl.LOCK_SH if node is None else fcntl.LOCK_EX))
+        wanted.append((f".lock-{node or 0}", LOCK_SHARED if node is None else LOCK_ALONE))
     return wanted
 
 
@@ -196,7 +197,7 @@ def is_held(directory: Path) -> bool:
         for name in os.listdir(folder):  # noqa: PTH208 - by descriptor
             if name.startswith(".lock"):
                 with suppress(OSError), closing(open_file(folder, name, os.O_RDWR)) as lock:
-                    if not try_lock(lock, fcntl.LOCK_EX):
+                    if not try_lock(lock, LOCK_ALONE):
                         return True
     return False
 

@@ -1,0 +1,87 @@
+"""macOS and Windows: what needs no Linux works on an interpreter that lacks what they lack, the rest says so."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.values.platforms import needs_linux
+from tests.hosts.launching import clean_environment
+from tests.records.fake_runs import outcome, record
+
+OTHER = Path(__file__).with_name("other_system.py")
+LOG = """rank 0
+Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    raise ValueError("no such pet")
+ValueError: no such pet
+"""
+SYSTEMS = ("darwin", "win32")
+
+
+def on(system: str, folder: Path, *words: str, status: int = 0) -> str:
+    """Return all that ddplaunch says there; it ends with ``status``."""
+    ran = subprocess.run(
+        [sys.executable, str(OTHER), system, *words],
+        cwd=folder,
+        env=clean_environment(COLUMNS="100"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == status and "this is a bug" not in ran.stderr, ran.stdout + ran.stderr
+    return ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().add_argument('--batch-size')\n")
+    (tmp_path / "log.txt").write_text(LOG)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_what_needs_no_linux_works(folder: Path, system: str) -> None:
+    assert "ValueError: no such pet" in on(system, folder, "explain", "log.txt", status=1)
+    assert "shm-size" in on(system, folder, "explain", "shm-too-small")
+    plan = on(system, folder, "plan", "2", "--batch-size", "8", "--", "train.py")
+    assert "train.py --batch-size 8" in plan and "probe failed" not in plan
+    converted = on(system, folder, "convert", "--", "torchrun", "--nproc-per-node", "2", "train.py")
+    assert converted == "ddplaunch run 2 -- train.py\n"
+    assert "ddplaunch run" in on(system, folder, "help", "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_records_are_read(folder: Path, system: str) -> None:
+    attempt = record(folder / ".ddplaunch", "failed") / "node-0" / "attempt-0"
+    attempt.mkdir(parents=True)
+    (attempt / "rank-0.out").write_text(LOG)
+    outcome(attempt.parents[1], "failed", exit_status=1)
+    assert "no such pet" in on(system, folder, "explain", "failed", status=1)
+    assert "failed" in on(system, folder, "ps")
+    assert json.loads(on(system, folder, "ps", "--json"))["runs"][0]["run_id"] == "failed"
+    assert "no such pet" in on(system, folder, "logs", "failed")
+    assert "is described in" in on(system, folder, "report", "failed")
+    assert "failed" in (folder / "ddplaunch-failed.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("system", "name"), [("darwin", "macOS"), ("win32", "Windows")])
+def test_what_starts_ranks_says_what_is_missing(folder: Path, system: str, name: str) -> None:
+    said = on(system, folder, "run", "2", "--", "train.py", status=4)
+    assert f"error[not-on-linux]: this is {name}, and `run` works on Linux alone" in said
+    assert "nothing was launched" in said and not (folder / ".ddplaunch").exists()
+    assert ("wsl --install" in said) == (system == "win32")
+    assert "not-on-linux" in on(system, folder, "doctor", status=4)
+
+
+def test_linux_lacks_nothing() -> None:
+    assert needs_linux("run") is None
