@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from ddplaunch.checks.check import Findings, checks_in
 from ddplaunch.checks.known_variables import Setting, as_ranks_get_it
 from ddplaunch.machine.facts import Gpu, NvidiaFacts, NvmlFacts, TorchFacts
-from ddplaunch.planning.gpus import SHELL, VisibleGpu, VisibleGpus, visible
+from ddplaunch.planning.gpus import HIP_VISIBLE, SHELL, VisibleGpu, VisibleGpus, exported, shown, visible
 from ddplaunch.planning.launch import Launch
 from ddplaunch.values.finding import error, warning
 from ddplaunch.values.resolved import Unavailable
@@ -38,6 +38,8 @@ def seen_by_ranks(nvml: NvmlFacts, environment: Mapping[str, str], launch: Launc
     # A launch on the CPU hides all GPUs, so only the user's own variables count there.
     if launch is not None and launch.device.value == "cuda":
         values |= {variable.name: variable.value for variable in launch.environment}
+    if nvml.vendor == "amd":
+        return shown(nvml, exported({name: value for name, value in values.items() if value is not None}, (), nvml))
     return visible(nvml, values.get("CUDA_VISIBLE_DEVICES"), values.get("CUDA_DEVICE_ORDER"))
 
 
@@ -81,9 +83,13 @@ def choice(entries: Iterable[VisibleGpu]) -> str:
 
 
 def showing(environment: Mapping[str, str], launch: Launch | None) -> Setting:
-    """Return CUDA_VISIBLE_DEVICES as the ranks get it; without a CUDA launch, as ``environment`` has it."""
+    """Return CUDA_VISIBLE_DEVICES as the ranks get it; without a CUDA launch, as ``environment`` has it.
+
+    On AMD's GPUs it is HIP_VISIBLE_DEVICES where that is set.
+    """
     on_gpus = launch if launch is not None and launch.device.value == "cuda" else None
-    return as_ranks_get_it(_NAME, environment, on_gpus) or Setting(_NAME, "", SHELL)
+    found = as_ranks_get_it(HIP_VISIBLE, environment, on_gpus) or as_ranks_get_it(_NAME, environment, on_gpus)
+    return found or Setting(_NAME, "", SHELL)
 
 
 def _hides(setting: Setting, launch: Launch) -> str:
@@ -102,7 +108,7 @@ def _more(setting: Setting, processes: int = 0) -> str:
     if setting.where.startswith("`--gpus"):
         return f"name {number} with `--gpus`"
     if setting.where == SHELL:
-        return f"`unset {_NAME}` for all GPUs"
+        return f"`unset {setting.name}` for all GPUs"
     return setting.removal
 
 
@@ -191,13 +197,13 @@ def visible_devices_unknown(nvml: NvmlFacts, environment: Mapping[str, str], lau
     unread = f" and does not read `{','.join(seen.unread)}` behind it" if seen.unread else ""
     existing = f"0 to {len(nvml.gpus) - 1}" if nvml.gpus else "none"
     setting = showing(environment, launch)
-    word = f"export {_NAME}=" if setting.where == SHELL else "--gpus "
+    word = f"export {setting.name}=" if setting.where == SHELL else "--gpus "
     narrowed = f", `{word}{left}` to keep what works" if left else ""
     yield error(
         "visible-devices-unknown",
-        f"CUDA_VISIBLE_DEVICES names `{bad[0]}`, which does not exist (GPUs here: {existing}); {remaining}",
+        f"{setting.name} names `{bad[0]}`, which does not exist (GPUs here: {existing}); {remaining}",
         why=f"CUDA stops at the first entry that names no device{unread}",
-        fix=f"{_more(setting)}{narrowed}; `nvidia-smi -L` lists names",
+        fix=f"{_more(setting)}{narrowed}; `{'rocminfo' if nvml.vendor == 'amd' else 'nvidia-smi -L'}` lists names",
         where=f"{setting.typed} from {setting.where}",
     )
 

@@ -90,7 +90,7 @@ def prepare(
         script=script,
         environ=environ,
         pairs=pairs,
-        selection=choose_gpus(options, facts, exported(environ, pairs), locks, run_id),
+        selection=choose_gpus(options, facts, exported(environ, pairs, facts.nvml), locks, run_id),
         python=interpreter(),
         run_id=run_id,
         record=str(record_directory(base, run_id)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import field
+from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -124,11 +125,15 @@ class Gpu:
 
 @dataclass(frozen=True)
 class NvmlFacts:
-    """GPUs and driver by NVML. ``cuda_driver_version`` is the newest CUDA that the driver supports, e.g. (12, 8)."""
+    """GPUs and driver by NVML. ``cuda_driver_version`` is the newest CUDA that the driver supports, e.g. (12, 8).
+
+    AMD's GPUs, which amdsmi describes, are told in the same way, in HIP's order: they have no CUDA, which is (0, 0).
+    """
 
     driver_version: str
     cuda_driver_version: tuple[int, int]
     gpus: tuple[Gpu, ...]
+    vendor: Literal["nvidia", "amd"] = "nvidia"
 
 
 @dataclass(frozen=True)

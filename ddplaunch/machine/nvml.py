@@ -1,4 +1,4 @@
-"""GPUs as NVML describes them, through nvidia-ml-py, the owners of processes on them, and the kernel's own view."""
+"""GPUs as NVML or amdsmi describes them, the owners of processes on them, and the kernel's own view of NVIDIA's."""
 
 from __future__ import annotations
 
@@ -251,6 +251,82 @@ def text_of(api: Any, error: Any) -> str:
     """Return NVML's error as people search for it."""
     # pynvml words this one differently from `nvidia-smi` and from what people search for.
     return "Driver/library version mismatch" if error.value == _VERSION_MISMATCH else str(error)
+
+
+AMD_DRIVER = "/dev/kfd"
+
+
+def probe_amd(details: bool = True) -> NvmlFacts | Unavailable:
+    """Return what amdsmi knows of AMD's GPUs, as ``probe_nvml`` does of NVIDIA's; in the order in which HIP counts.
+
+    https://rocm.docs.amd.com/projects/amdsmi/en/latest/reference/amdsmi-py-api.html
+    """
+    try:
+        import amdsmi as api  # type: ignore[import-not-found]  # comes with ROCm
+    except Exception as error:  # it loads libamd_smi.so, and raises what it likes where that is not there
+        return Unavailable(f"the package amdsmi does not import: {error}")
+    try:
+        api.amdsmi_init()
+    except api.AmdSmiException as error:
+        return Unavailable(f"amdsmi does not start: {_amd_error(error)}")
+    try:
+        found = [_amd_gpu(api, handle, details) for handle in api.amdsmi_get_processor_handles()]
+        drivers = {driver for _, driver in found}
+        gpus = tuple(sorted((gpu for gpu, _ in found), key=lambda gpu: gpu.index))
+        return NvmlFacts(" and ".join(sorted(drivers)), (0, 0), gpus, "amd")
+    except api.AmdSmiException as error:
+        return Unavailable(f"amdsmi does not answer: {_amd_error(error)}")
+    finally:
+        with suppress(api.AmdSmiException):
+            api.amdsmi_shut_down()
+
+
+def _amd_gpu(api: Any, handle: Any, details: bool) -> tuple[Gpu, str]:
+    """Return a GPU and the version of its driver."""
+
+    def told(question: Callable[[], T]) -> T | Unavailable:
+        try:
+            answer = question()
+        except api.AmdSmiException as error:
+            return Unavailable(f"amdsmi: {_amd_error(error)}")
+        except (AttributeError, KeyError, TypeError, ValueError):  # "N/A" stands for what is not told
+            return Unavailable("the installed amdsmi or the driver does not tell")
+        return answer
+
+    place = api.amdsmi_get_gpu_enumeration_info(handle)
+
+    def memory(what: str) -> int:
+        return int(api.amdsmi_get_gpu_vram_usage(handle)[what]) << 20  # told in MiB
+
+    gpu = Gpu(
+        index=int(place["hip_id"]),
+        uuid=str(place["hip_uuid"]),
+        name=str(known(told(lambda: api.amdsmi_get_gpu_asic_info(handle)["market_name"]), "AMD GPU")),
+        pci_bus_id=str(known(told(lambda: api.amdsmi_get_gpu_device_bdf(handle)), "")),
+        memory_total_bytes=told(lambda: memory("vram_total")),
+        memory_used_bytes=told(lambda: memory("vram_used")),
+        mig_enabled=False,
+    )
+    driver = str(known(told(lambda: api.amdsmi_get_gpu_driver_info(handle)["driver_version"]), "unknown"))
+    if not details:
+        return gpu, driver
+    hot, now = api.AmdSmiTemperatureType.HOTSPOT, api.AmdSmiTemperatureMetric.CURRENT
+    return replace(
+        gpu,
+        utilization_percent=told(lambda: int(api.amdsmi_get_gpu_activity(handle)["gfx_activity"])),
+        processes=told(lambda: _amd_processes(api, handle)),
+        ecc_uncorrected=told(lambda: int(api.amdsmi_get_gpu_total_ecc_count(handle)["uncorrectable_count"])),
+        temperature_c=told(lambda: int(api.amdsmi_get_temp_metric(handle, hot, now))),
+    ), driver
+
+
+def _amd_processes(api: Any, handle: Any) -> tuple[GpuProcess, ...]:
+    running = api.amdsmi_get_gpu_process_list(handle)
+    return tuple(gpu_process(int(each["pid"]), int(each["memory_usage"]["vram_mem"])) for each in running)
+
+
+def _amd_error(error: Any) -> str:
+    return str(getattr(error, "err_info", None) or error).strip()
 
 
 _NVIDIA = "0x10de"

@@ -25,6 +25,7 @@ IDLE_UTILIZATION_PERCENT = 10
 _SAME_MEMORY_BYTES = 256 * 2**20
 
 SHELL = "the shell's environment"
+CUDA_VISIBLE, HIP_VISIBLE = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
 _DUPLICATE = "CUDA shows no GPU at all if one is named twice"
 _EXAMPLES = "`--gpus 0,1,3`, `--gpus free:4` or a list of UUIDs from `nvidia-smi -L`"
 
@@ -102,6 +103,18 @@ def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str
     return VisibleGpus(tuple(named))
 
 
+def shown(nvml: NvmlFacts, within: Exported) -> VisibleGpus:
+    """Return what the ranks see of a machine's GPUs.
+
+    ROCR_VISIBLE_DEVICES hides AMD's from HIP, which counts what is left from 0:
+    https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
+    """
+    if within.below is not None:
+        left = visible(nvml, within.below, "PCI_BUS_ID").entries
+        nvml = replace(nvml, gpus=tuple(entry.gpu for entry in left))
+    return visible(nvml, within.devices, within.order)
+
+
 def _in_cuda_order(gpus: tuple[Gpu, ...], device_order: str | None) -> tuple[Gpu, ...]:
     """Return the fastest first where models differ, as far as their speed can be guessed: CUDA does not tell it."""
     if device_order == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) < 2:
@@ -134,27 +147,41 @@ def _by_uuid(gpus: tuple[Gpu, ...], text: str) -> VisibleGpu | None:
 class Exported:
     """What the ranks would see without ``--gpus``: ``devices`` is CUDA_VISIBLE_DEVICES (None: not set), and who set it.
 
-    ``order`` is the CUDA_DEVICE_ORDER of the ranks, which ddplaunch sets where nobody has.
+    ``order`` is the CUDA_DEVICE_ORDER of the ranks, which ddplaunch sets where nobody has. HIP reads the variable
+    ``name``, among what ``below``, ROCR_VISIBLE_DEVICES, leaves of AMD's GPUs.
     """
 
     devices: str | None = None
     by: str = SHELL
     order: str = "PCI_BUS_ID"
+    name: str = CUDA_VISIBLE
+    below: str | None = None
 
     def __str__(self) -> str:
-        return f"CUDA_VISIBLE_DEVICES={self.devices} from {self.by}"
+        return f"{self.name}={self.devices} from {self.by}"
 
 
 _NOTHING = Exported()
 
 
-def exported(environ: Mapping[str, str], pairs: Sequence[tuple[str, str, Source]]) -> Exported:
-    """Return what ``environ`` and ``pairs``, the variables of ``--env-file`` and ``--env``, say of GPUs."""
+def exported(
+    environ: Mapping[str, str],
+    pairs: Sequence[tuple[str, str, Source]],
+    nvml: NvmlFacts | Unavailable | None = None,
+) -> Exported:
+    """Return what ``environ`` and ``pairs``, the variables of ``--env-file`` and ``--env``, say of the GPUs there are.
+
+    HIP takes HIP_VISIBLE_DEVICES, else CUDA_VISIBLE_DEVICES, as torch does (torch/cuda/__init__.py).
+    """
     named = {name: (value, said_by(source)) for name, value, source in pairs}
-    value = environ.get("CUDA_VISIBLE_DEVICES")
-    devices, by = named.get("CUDA_VISIBLE_DEVICES", (value, set_by("CUDA_VISIBLE_DEVICES", environ)))
-    order, _ = named.get("CUDA_DEVICE_ORDER", (environ.get("CUDA_DEVICE_ORDER"), ""))
-    return Exported(devices, by, order or "PCI_BUS_ID")
+
+    def said(name: str) -> tuple[str | None, str]:
+        return named.get(name, (environ.get(name), set_by(name, environ)))
+
+    if isinstance(nvml, NvmlFacts) and nvml.vendor == "amd":
+        name = HIP_VISIBLE if said(HIP_VISIBLE)[0] is not None else CUDA_VISIBLE
+        return Exported(*said(name), "PCI_BUS_ID", name, said("ROCR_VISIBLE_DEVICES")[0])
+    return Exported(*said(CUDA_VISIBLE), said("CUDA_DEVICE_ORDER")[0] or "PCI_BUS_ID")
 
 
 def set_by(name: str, environ: Mapping[str, str]) -> str:
@@ -196,20 +223,20 @@ def select(
     that other launches hold. Raises UsageError ``gpus-invalid``, RefusedError ``gpu-not-found`` or ``gpus-not-free``.
     """
     within = within or _NOTHING
-    shown = visible(nvml, within.devices, within.order)
+    seen = shown(nvml, within)
     text = requested.strip()
     if text == "free" or text.startswith("free:"):
-        whole = tuple(entry for entry in shown.named if entry.mig is None and not entry.split)
-        found = _free(whole or shown.devices, _wanted(text, requested, need), locked)
+        whole = tuple(entry for entry in seen.named if entry.mig is None and not entry.split)
+        found = _free(whole or seen.devices, _wanted(text, requested, need), locked)
         note = "" if within.devices is None else f"`--gpus` chooses within {within}"
     else:
         parts = _parts(text)
-        numbered, note = _numbered([int(part) for part in parts if part.isdigit()], shown.named, within)
-        found = tuple(_named(part, requested, shown.named, numbered, within) for part in parts)
+        numbered, note = _numbered([int(part) for part in parts if part.isdigit()], seen.named, within)
+        found = tuple(_named(part, requested, seen.named, numbered, within) for part in parts)
     if len({entry.uuid or entry.text for entry in found}) < len(found):
         raise _invalid(requested, "a GPU is named twice", _DUPLICATE)
     # CUDA reads a list as indices or as UUIDs, never both; and indices count otherwise where the user changed the order
-    if within.order != "PCI_BUS_ID" or len({entry.text.isdigit() for entry in found}) > 1:
+    if within.order != "PCI_BUS_ID" or within.below is not None or len({entry.text.isdigit() for entry in found}) > 1:
         found = tuple(replace(entry, text=entry.uuid or entry.text) for entry in found)
     return Selection(found, (note,) if note else ())
 

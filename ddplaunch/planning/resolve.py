@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields, replace
 
-from ddplaunch.machine.facts import Facts
+from ddplaunch.machine.facts import Facts, NvmlFacts, TorchFacts
 from ddplaunch.planning import capture
 from ddplaunch.planning.flag import DeviceWord, Processes
-from ddplaunch.planning.gpus import Selection, VisibleGpu, visible
+from ddplaunch.planning.gpus import Selection, VisibleGpu, exported, shown, visible
 from ddplaunch.planning.launch import Device, Launch, Placement, Target, Topology, Variable
 from ddplaunch.planning.options import Options, flags_of_options
 from ddplaunch.planning.ranks import environment
@@ -172,8 +172,11 @@ def _seen(situation: Situation) -> tuple[VisibleGpu, ...] | Unavailable:
     nvml = situation.facts.nvml
     if isinstance(nvml, Unavailable):
         return nvml
-    environ = {**situation.environ, **{name: value for name, value, _ in situation.pairs}}
-    return visible(nvml, environ.get("CUDA_VISIBLE_DEVICES"), environ.get("CUDA_DEVICE_ORDER")).entries
+    within = exported(situation.environ, situation.pairs, nvml)
+    if nvml.vendor == "nvidia":  # the ranks of a launch without `--gpus` count in the order that the user has set
+        environ = {**situation.environ, **{name: value for name, value, _ in situation.pairs}}
+        return visible(nvml, within.devices, environ.get("CUDA_DEVICE_ORDER")).entries
+    return shown(nvml, within).entries
 
 
 def _place(
@@ -328,7 +331,7 @@ def _variables(
         of_the_device = environment.hidden_gpus(facts.nvml, options.device)
     else:
         of_the_device = [
-            *environment.shown_gpus(gpus, options.gpus),
+            *environment.shown_gpus(gpus, options.gpus, amd=_amd(facts)),
             *environment.nccl(options.nccl_debug, options.nccl_ib, facts.network),
             *environment.flight_recorder(
                 situation.record,
@@ -341,6 +344,11 @@ def _variables(
         *environment.interfaces(options.socket_ifname, nnodes, facts.network, device),
         *environment.restarts(value_of(options.max_restarts, 0)),
     ]
+
+
+def _amd(facts: Facts) -> bool:
+    nvml, torch = facts.nvml, facts.torch
+    return isinstance(nvml, NvmlFacts) and nvml.vendor == "amd" and not (isinstance(torch, TorchFacts) and torch.cuda)
 
 
 def _rendezvous(

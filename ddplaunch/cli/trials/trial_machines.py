@@ -17,7 +17,7 @@ from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.machine.facts import Facts, NvmlFacts
 from ddplaunch.planning.flag import NodeRange
-from ddplaunch.planning.gpus import exported, visible
+from ddplaunch.planning.gpus import exported
 from ddplaunch.planning.hosts_plan import sized
 from ddplaunch.planning.inside.slurm import Slurm, read_slurm, repeated_counts
 from ddplaunch.planning.options import Options

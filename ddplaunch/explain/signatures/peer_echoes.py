@@ -35,7 +35,7 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"(?P<line>ncclRemoteError|ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclInvalidUsage)\b",
             r"NCCL error.*(?P<line>remote process exited or there was a network error)",
-            r"NCCL error.*(?P<line>unhandled system error|internal error(?= - please report)|unhandled cuda error)",
+            r"[NR]CCL error.*(?P<line>unhandled system error|internal error(?= - please report)|unhandled cuda error)",
             r"NCCL communicator was aborted",
         ),
         what="NCCL gave up: {line}",
@@ -47,6 +47,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "ncclSystemError: System call (socket, malloc, munmap, etc) failed.",
             "ncclInternalError: Internal check failed.",
             "RuntimeError: NCCL error in: /opt/ProcessGroupNCCL.cpp:784, unhandled system error, NCCL version 2.7.8",
+            "RuntimeError: RCCL error in: /opt/ProcessGroupNCCL.cpp:825, unhandled system error, RCCL version 2.7.8",
             "RuntimeError: NCCL error in: /opt/ProcessGroupNCCL.cpp:784, unhandled cuda error, NCCL version 2.7.8",
             "ncclUnhandledCudaError: Call to CUDA function failed.",
             "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.",

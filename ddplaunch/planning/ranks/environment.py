@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ddplaunch.machine.facts import NetworkFacts, NvmlFacts
 from ddplaunch.planning.flag import DeviceWord
+from ddplaunch.planning.gpus import CUDA_VISIBLE, HIP_VISIBLE
 from ddplaunch.planning.launch import Device, Placement, Variable
 from ddplaunch.values.resolved import DEFAULT, Resolved, Source, Unavailable
 from ddplaunch.values.variable_names import SETTINGS
@@ -71,16 +72,23 @@ def hidden_gpus(nvml: NvmlFacts | Unavailable, asked: Resolved[DeviceWord] | Non
     if isinstance(nvml, Unavailable) or not nvml.gpus:
         return []
     source = asked.source if asked else _DETECTED
-    return [Variable("CUDA_VISIBLE_DEVICES", "", source, "hides the GPUs: this launch runs on the CPU")]
+    name, nothing = (HIP_VISIBLE, "-1") if nvml.vendor == "amd" else (CUDA_VISIBLE, "")
+    return [Variable(name, nothing, source, "hides the GPUs: this launch runs on the CPU")]
 
 
-def shown_gpus(gpus: tuple[str, ...] | None, asked: Resolved[str] | None) -> list[Variable]:
-    """Return which GPUs the ranks see and how they count: ``gpus`` are the entries, None where nobody chose."""
+def shown_gpus(gpus: tuple[str, ...] | None, asked: Resolved[str] | None, *, amd: bool = False) -> list[Variable]:
+    """Return which GPUs the ranks see and how they count: ``gpus`` are the entries, None where nobody chose.
+
+    HIP (``amd``) knows one order.
+    """
+    if amd:
+        source = asked.source if asked else _DETECTED
+        return [] if gpus is None else [Variable(HIP_VISIBLE, ",".join(gpus), source, OF_THIS_LAUNCH)]
     order = Variable("CUDA_DEVICE_ORDER", "PCI_BUS_ID", DEFAULT, "GPU numbers mean what `nvidia-smi` shows")
     if gpus is None:
         return [order]
     source = asked.source if asked else _DETECTED
-    return [Variable("CUDA_VISIBLE_DEVICES", ",".join(gpus), source, OF_THIS_LAUNCH), order]
+    return [Variable(CUDA_VISIBLE, ",".join(gpus), source, OF_THIS_LAUNCH), order]
 
 
 def nccl(

@@ -74,6 +74,8 @@ SIGNATURES: tuple[Signature, ...] = (
         patterns=(
             r"no kernel image is available for execution on the device",
             r"(?:CUDA error|cuda runtime error \(\d+\)|Cuda failure)\S* ?:? ?\d* ?'?(?P<line>invalid device function)",
+            r"HIP (?:error: |failure (?:\d+ )?')(?P<line>invalid device function)",
+            r"(?P<line>hipErrorNoBinaryForGpu)\b",
             r"(?:CUDA(?: driver)? error|Cuda failure)\S* ?\d* ?'?(?P<line>named symbol not found)",
             r"CUDA(?: driver)? error: (?P<line>device kernel image is invalid)",
             r"ptxas fatal +: (?P<line>Value 'sm_\w+' is not defined for option 'gpu-name')",
@@ -96,6 +98,8 @@ SIGNATURES: tuple[Signature, ...] = (
             "NCCL WARN Cuda failure 98 'invalid device function'",
             "RuntimeError: CUDA error: device kernel image is invalid",
             "ptxas fatal   : Value 'sm_120' is not defined for option 'gpu-name'",
+            "RuntimeError: HIP error: invalid device function",
+            '"hipErrorNoBinaryForGpu: Unable to find code object for all current devices!"',
         ),
         near_misses=("undefined symbol: ncclCommRegister",),
     ),

@@ -36,7 +36,7 @@ SIGNATURES: tuple[Signature, ...] = (
         tier=Tier.CAUSE,
         patterns=(
             r"No (?:CUDA|HIP) GPUs are available",
-            r"no CUDA-capable device is detected",
+            r"no (?:CUDA|ROCm)-capable device is detected",
             r"(?:all CUDA-capable devices are|CUDA-capable device\(s\) is/are) busy or unavailable",
             r"^(?:\w+Error: )+(?P<line>(?:CUDA|Cuda) is not available)",
             r"CUDA unknown error - this may be due to an incorrectly set up environment",
@@ -60,6 +60,7 @@ SIGNATURES: tuple[Signature, ...] = (
             "RuntimeError: No CUDA GPUs are available",
             "RuntimeError: No HIP GPUs are available",
             "RuntimeError: CUDA error: no CUDA-capable device is detected",
+            "RuntimeError: HIP error: no ROCm-capable device is detected",
             "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
             "RuntimeError: CUDA error: initialization error",
             "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing "
