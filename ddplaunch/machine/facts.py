@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import field
-from typing import Literal
 
 from ddplaunch.values.frozen import dataclass
 from ddplaunch.values.resolved import Unavailable
@@ -133,7 +132,7 @@ class NvmlFacts:
     driver_version: str
     cuda_driver_version: tuple[int, int]
     gpus: tuple[Gpu, ...]
-    vendor: Literal["nvidia", "amd"] = "nvidia"
+    vendor: str = "nvidia"  # or "amd"
 
 
 @dataclass(frozen=True)
