@@ -68,9 +68,13 @@ class RankLife:
 class Attempt:
     """One start of this node's ranks."""
 
-    def __init__(self, number: int, ranks: Sequence[Rank]) -> None:
-        """The ranks as announced, before any runs."""
-        self.number = number
+    def __init__(self, number: int, ranks: Sequence[Rank], excused_in: str | None = None) -> None:
+        """The ranks as announced, before any runs.
+
+        ``excused_in`` is the node's directory where ranks may be aborted by their libraries when their programs have
+        ended well, None where that is a failure.
+        """
+        self.number, self._excused_in = number, excused_in
         self.started_s = time.time()
         self.ended_s: float | None = None
         self.ranks = {rank["rank"]: RankLife(rank) for rank in ranks}
@@ -157,12 +161,8 @@ class Attempt:
         if one.pid is not None and (seen := read_stat(one.pid)) and seen.start_ticks == one.start_time:
             one.status = None if seen.alive else seen.exit_status
 
-    def complete(self, failures: Sequence[Failure], *, succeeded: bool, excused_in: str | None = None) -> None:
-        """Fill in what only torchrun saw, and decide who was first.
-
-        ``excused_in`` is the node's directory where ranks may be aborted by their libraries when their programs have
-        ended well, None where that is a failure.
-        """
+    def complete(self, failures: Sequence[Failure], *, succeeded: bool) -> None:
+        """Fill in what only torchrun saw, and decide who was first."""
         by_rank = {failure["rank"]: failure for failure in failures}
         for one in self.ranks.values():
             failure = by_rank.get(one.rank)
@@ -173,8 +173,8 @@ class Attempt:
             elif succeeded and one.status is None and one.pid is not None:
                 one.status = 0
         for one in self.ranks.values():
-            if excused_in is not None and one.end().signal == signal.SIGABRT:
-                one.excused = ended_well(_note_of_end(excused_in, self.number, one.rank))
+            if self._excused_in is not None and one.end().signal == signal.SIGABRT:
+                one.excused = ended_well(_note_of_end(self._excused_in, self.number, one.rank))
                 one.status = 0 if one.excused else one.status
         others = [one.end() for one in self.ranks.values() if one not in self.order]
         self.first = first_to_fail([one.end() for one in self.order], others)

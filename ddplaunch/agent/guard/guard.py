@@ -106,8 +106,7 @@ class GuardedRun:
             last = self._attempts[-1]
             last.look()
             last.ended_s = time.time()
-            succeeded = self._end.get("state") == "succeeded"
-            last.complete(self._end.get("failures") or (), succeeded=succeeded, excused_in=self._settings.excused_in)
+            last.complete(self._end.get("failures") or (), succeeded=self._end.get("state") == "succeeded")
         self._streams.end_attempt()
         self._streams.check()
         self._streams.settle(_RECORD_PATIENCE_S)
@@ -252,7 +251,7 @@ class GuardedRun:
     def _begin_attempt(self, message: dict[str, Any], descriptors: list[int]) -> None:
         if self._attempts:
             self._attempt_over(self._attempts[-1], message.get("failures_before", ()))
-        attempt = Attempt(message["attempt"], message["ranks"])
+        attempt = Attempt(message["attempt"], message["ranks"], self._settings.excused_in)
         self._attempts.append(attempt)
         position = 0
         for rank in message["ranks"]:
@@ -298,7 +297,7 @@ class GuardedRun:
         if not self._end:
             self._loop.watch(self._channel.fileno(), self._told)
         attempt.ended_s = time.time()
-        attempt.complete(failures, succeeded=False, excused_in=self._settings.excused_in)
+        attempt.complete(failures, succeeded=False)
         self._streams.end_attempt()
         self._sweep(attempt, followed=True)
         self._speaking += 1

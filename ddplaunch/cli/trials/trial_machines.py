@@ -17,7 +17,7 @@ from ddplaunch.hosts.hostlist import Host
 from ddplaunch.hosts.session.links import Links, allow_many
 from ddplaunch.machine.facts import Facts, NvmlFacts
 from ddplaunch.planning.flag import NodeRange
-from ddplaunch.planning.gpus import exported
+from ddplaunch.planning.gpus import exported, shown
 from ddplaunch.planning.hosts_plan import sized
 from ddplaunch.planning.inside.slurm import Slurm, read_slurm, repeated_counts
 from ddplaunch.planning.options import Options
@@ -102,8 +102,7 @@ class TrialMachines:
             return len(listed.split(","))
         if not isinstance(facts.nvml, NvmlFacts):
             return 1
-        seen = exported(environ, ())
-        return len(visible(facts.nvml, seen.devices, seen.order).entries)
+        return len(shown(facts.nvml, exported(environ, (), facts.nvml)).entries)
 
     @property
     def here(self) -> bool:
