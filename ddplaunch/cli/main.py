@@ -19,7 +19,7 @@ from ddplaunch.cli.streams import answer, end_with_starter, tell, tell_findings
 from ddplaunch.cli.target import misplaced_script, split_arguments
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import DdplaunchError, ExitStatus, RefusedError, UsageError, usage
-from ddplaunch.values.platforms import needs_linux
+from ddplaunch.values.words import needs_linux
 
 _ASKED_BY_SHELL = "_DDPLAUNCH_COMPLETE"
 

@@ -25,8 +25,7 @@ from ddplaunch.records.log_files import log_files
 from ddplaunch.records.own.own_files import foreign
 from ddplaunch.records.run_states import recorded_at
 from ddplaunch.values.finding import UsageError, usage
-from ddplaunch.values.platforms import host_name, own_id
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import host_name, listed, own_id
 
 _Run = TypeVar("_Run", RunProcesses, Launched)
 

@@ -27,8 +27,7 @@ from ddplaunch.explain.signatures import all_signatures
 from ddplaunch.explain.signatures.ending import ENDED_BY
 from ddplaunch.explain.signatures.signature import Signature
 from ddplaunch.explain.stacks.hang import EQUAL_BATCHES, SAME_ORDER
-from ddplaunch.values.platforms import SIGNALS
-from ddplaunch.values.words import duration_text, ranks_text, signal_name
+from ddplaunch.values.words import SIGNALS, duration_text, ranks_text, signal_name
 
 _RECORD = "run it again by `ddplaunch run … -- SCRIPT …`: it keeps what every rank prints, and how each one ended"
 _TEE = "with torchrun: `--tee 3 --log-dir logs` keeps what every rank prints; `@record` on `main()` keeps its traceback"

@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddplaunch.values.platforms import open_flags, own_id
+from ddplaunch.values.words import open_flags, own_id
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -21,8 +21,8 @@ from ddplaunch.machine.facts import (
     Route,
     TorchImport,
 )
-from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import host_name
 
 T = TypeVar("T")
 

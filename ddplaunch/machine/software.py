@@ -17,9 +17,9 @@ from pathlib import Path
 from ddplaunch import __version__
 from ddplaunch.machine import files
 from ddplaunch.machine.facts import HostFacts, PackageFacts, PythonFacts, TorchFacts
-from ddplaunch.values.platforms import own_id
 from ddplaunch.values.resolved import Unavailable
 from ddplaunch.values.secrets import hide_value
+from ddplaunch.values.words import own_id
 
 _VARIABLE_PREFIXES = (
     *("LOCAL_", "GROUP_", "ROLE_", "MASTER_", "PET_", "TORCH", "PYTORCH_", "DDPLAUNCH_", "ACCELERATE_", "DEEPSPEED_"),

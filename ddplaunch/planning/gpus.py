@@ -106,12 +106,11 @@ def visible(nvml: NvmlFacts, cuda_visible_devices: str | None, device_order: str
 def shown(nvml: NvmlFacts, within: Exported) -> VisibleGpus:
     """Return what the ranks see of a machine's GPUs.
 
-    ROCR_VISIBLE_DEVICES hides AMD's from HIP, which counts what is left from 0:
+    ROCR_VISIBLE_DEVICES hides AMD's from HIP, which counts the rest:
     https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html
     """
     if within.below is not None:
-        left = visible(nvml, within.below, "PCI_BUS_ID").entries
-        nvml = replace(nvml, gpus=tuple(entry.gpu for entry in left))
+        nvml = replace(nvml, gpus=tuple(each.gpu for each in visible(nvml, within.below, "PCI_BUS_ID").entries))
     return visible(nvml, within.devices, within.order)
 
 

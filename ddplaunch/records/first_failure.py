@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from ddplaunch.values.platforms import SIGNALS
+from ddplaunch.values.words import SIGNALS
 
 if TYPE_CHECKING:
     from ddplaunch.records.outcome import RankOutcome, RunOutcome, RunState

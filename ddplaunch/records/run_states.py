@@ -25,8 +25,8 @@ from ddplaunch.records.outcome import read_findings
 from ddplaunch.records.own.own_files import foreign
 from ddplaunch.values.finding import Finding, UsageError
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.platforms import own_id
 from ddplaunch.values.variable_names import SETTINGS, TRIAL
+from ddplaunch.values.words import own_id
 
 #: "running": its launcher lives here. "orphaned": ranks live here, their launcher does not. "elsewhere": no outcome,
 #: and it was started on another host. "ended": nothing of it runs here, and nobody wrote how it ended. "unreadable":

@@ -17,8 +17,7 @@ from ddplaunch.records.launchers import Launched, read_processes
 from ddplaunch.records.run_states import RunSummary, recorded_at, summary
 from ddplaunch.ui.ps_view import size_of
 from ddplaunch.values.finding import Finding
-from ddplaunch.values.platforms import host_name
-from ddplaunch.values.words import age_text, listed
+from ddplaunch.values.words import age_text, host_name, listed
 from ddplaunch.watch.gpu_usage import GpuUsage
 from ddplaunch.watch.phases import FollowedPhases
 from ddplaunch.watch.recording import sample_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.values.platforms import needs_linux
+from ddplaunch.values.words import needs_linux
 from tests.hosts.launching import clean_environment
 from tests.records.fake_runs import outcome, record
 

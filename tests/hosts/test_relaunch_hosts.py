@@ -25,8 +25,8 @@ from ddplaunch.planning.relaunch import RelaunchPolicy, RunProgress
 from ddplaunch.records.launchers import Place, holding, launcher_of, read_launched
 from ddplaunch.records.outcome import AttemptOutcome, RunOutcome
 from ddplaunch.values.finding import RefusedError, Severity, error
-from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import DEFAULT, Resolved
+from ddplaunch.values.words import host_name
 from tests.checks.healthy import healthy_facts
 
 LIVED, SHORT = (RunProgress(90.0),), (RunProgress(3.0),)

@@ -32,8 +32,8 @@ from ddplaunch.ui.clean_view import (
     work_text,
 )
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import Unavailable
+from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.conftest import Golden
 from tests.machine.fake_nvml import FakeNvml, fake_nvml, fake_nvml_library

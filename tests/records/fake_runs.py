@@ -19,7 +19,7 @@ import pytest
 
 from ddplaunch.machine.processes.process_table import read_process
 from ddplaunch.records.write import write_record
-from ddplaunch.values.platforms import host_name
+from ddplaunch.values.words import host_name
 from tests.planning.sample_launch import facts, launch
 
 DEADLINE_S = 60.0

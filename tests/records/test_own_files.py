@@ -27,7 +27,7 @@ from ddplaunch.records.own.own_files import NotOursError, foreign, open_to_write
 from ddplaunch.records.own.run_lock import refuse_taken
 from ddplaunch.records.user_key import Fingerprints
 from ddplaunch.values.finding import RefusedError
-from ddplaunch.values.platforms import host_name
+from ddplaunch.values.words import host_name
 from ddplaunch.watch.recording import metrics_file
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.planning.sample_launch import launch

@@ -26,8 +26,8 @@ from ddplaunch.records.own import run_lock
 from ddplaunch.records.own.run_lock import Holder, end_with_this_program, hold_run, is_held, refuse_taken
 from ddplaunch.records.write import write_record
 from ddplaunch.values.finding import RefusedError
-from ddplaunch.values.platforms import host_name
 from ddplaunch.values.resolved import Resolved, Source
+from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call, call, folder, spawn
 from tests.hosts.launching import clean_environment, ddplaunch
 from tests.planning.sample_launch import facts, launch, two_nodes

@@ -17,8 +17,8 @@ from ddplaunch.records.launchers import NodeProcesses
 from ddplaunch.records.run_states import RunSummary, state_of
 from ddplaunch.ui.ps_view import gpus_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
-from ddplaunch.values.platforms import host_name
 from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.words import host_name
 from tests.cli.cli_calls import Call, call, folder
 from tests.conftest import Golden
 from tests.records.fake_runs import StartRun, outcome, record, start_run

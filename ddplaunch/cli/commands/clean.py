@@ -29,7 +29,7 @@ from ddplaunch.ui.clean_view import (
 )
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.platforms import host_name
+from ddplaunch.values.words import host_name
 
 _KEEP = 50
 _GRACE_S = 5.0

@@ -211,7 +211,7 @@ def _running(record: RunRecord) -> bool:
     from ddplaunch.machine.processes.process_table import process_table
     from ddplaunch.machine.processes.run_processes import runs_in
     from ddplaunch.records.launchers import residents_in, with_residents
-    from ddplaunch.values.platforms import host_name
+    from ddplaunch.values.words import host_name
 
     table = process_table()
     alive = with_residents(runs_in(table), residents_in(table, host_name()))

@@ -35,8 +35,7 @@ from ddplaunch.records.run_states import locate_run, recorded_at
 from ddplaunch.ui.logs_view import Lines, cut_text, prefix_of
 from ddplaunch.ui.terminal import Terminal, write_bytes
 from ddplaunch.values.finding import ExitStatus, Finding, RefusedError, UsageError, error, usage
-from ddplaunch.values.platforms import host_name
-from ddplaunch.values.words import LENGTH, duration_s
+from ddplaunch.values.words import LENGTH, duration_s, host_name
 
 _ASK_AGAIN_S = 2.0
 _MOST_PODS = 64

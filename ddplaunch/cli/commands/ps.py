@@ -16,7 +16,7 @@ from ddplaunch.records.run_states import summaries
 from ddplaunch.ui.ps_view import jobs_json, jobs_text, ps_json, ps_text
 from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.platforms import host_name, own_id
+from ddplaunch.values.words import host_name, own_id
 
 _RECENT = 10
 _AT_ONCE = 8

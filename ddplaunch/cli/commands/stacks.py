@@ -25,8 +25,7 @@ from ddplaunch.ui.terminal import Terminal
 from ddplaunch.values.codec import from_plain
 from ddplaunch.values.finding import ExitStatus, Finding, Severity, warning
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.platforms import host_name
-from ddplaunch.values.words import listed
+from ddplaunch.values.words import host_name, listed
 from ddplaunch.watch.sampler import RankUsage
 from ddplaunch.watch.samples import RankIdentity
 

@@ -49,8 +49,8 @@ from ddplaunch.ui.stop_view import (
     stopped_text,
 )
 from ddplaunch.values.finding import ExitStatus, usage
-from ddplaunch.values.platforms import host_name
 from ddplaunch.values.variable_names import SETTINGS
+from ddplaunch.values.words import host_name
 
 _PODS_S = 120.0  # in which the pods of a job on Kubernetes end; many give their ranks a minute
 _LONGER_S = 5.0  # so that torchrun, and not this command, is the one that insists

@@ -195,7 +195,7 @@ def _runs() -> list[Offered]:
     from ddplaunch.machine.processes.process_table import process_table
     from ddplaunch.records.directory import runs_directory
     from ddplaunch.records.run_states import summaries
-    from ddplaunch.values.platforms import host_name
+    from ddplaunch.values.words import host_name
 
     base = runs_directory(os.environ, None, Path.cwd())
     found, _ = summaries(base, process_table(), host_name(), _MOST_RUNS)

@@ -23,8 +23,7 @@ from ddplaunch.records.launchers import Launched, read_launched
 from ddplaunch.records.outcome import RunOutcome, RunState, rank_end
 from ddplaunch.records.run_states import summary
 from ddplaunch.values.finding import ExitStatus
-from ddplaunch.values.platforms import host_name
-from ddplaunch.values.words import duration_text, listed
+from ddplaunch.values.words import duration_text, host_name, listed
 
 _TOGETHER_S = 5.0
 _AWAKE = (

@@ -49,7 +49,7 @@ from ddplaunch.explain.read.scan import Hit, Scanned
 from ddplaunch.explain.read.traceback import dumped_calls
 from ddplaunch.explain.signatures.signature import Tier
 from ddplaunch.values.frozen import dataclass
-from ddplaunch.values.platforms import SIGNALS
+from ddplaunch.values.words import SIGNALS
 
 #: Codes of an end from outside. It may interrupt anything, and what is printed after it follows from it.
 _OUTSIDE = frozenset(("terminated", "time-limit"))

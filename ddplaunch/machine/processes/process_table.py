@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Literal, NamedTuple
 
 from ddplaunch.machine.files import read_bytes
-from ddplaunch.values.platforms import own_id
 from ddplaunch.values.variable_names import LAUNCH, RUN_ID, SETTINGS
+from ddplaunch.values.words import own_id
 
 #: Variables that torchelastic, deepspeed (CROSS_RANK, CROSS_SIZE, LOCAL_SIZE) and ddplaunch give to their processes.
 #: https://github.com/pytorch/pytorch/blob/main/torch/distributed/elastic/agent/server/local_elastic_agent.py

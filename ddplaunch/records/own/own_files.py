@@ -13,7 +13,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from ddplaunch.values.platforms import open_flags, own_id
+from ddplaunch.values.words import open_flags, own_id
 
 _FOLDER = open_flags("RDONLY", "DIRECTORY", "CLOEXEC")
 _FILE = open_flags("NOFOLLOW", "NONBLOCK", "NOCTTY", "CLOEXEC", "BINARY")
